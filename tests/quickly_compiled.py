@@ -13,12 +13,14 @@ os.environ["TORCHINDUCTOR_CACHE_DIR"] = sys.argv[1]
 # Without the C++ compiler's optimizations, which take most of the time.
 os.environ["TORCHINDUCTOR_DEBUG_COMPILE"] = "1"
 
-from torch._inductor import config, cpu_vec_isa
+from torch._inductor import config, cpp_builder, cpu_vec_isa
 
 # Processes that compile in parallel would each import torch.
 config.compile_threads = 1
 # To learn whether vector instructions work, torch would compile a program for each kind of them.
 cpu_vec_isa.valid_vec_isa_list = list
+# Symbols for a debugger, which come with the variable above, would double the compiler's time.
+cpp_builder._get_inductor_debug_symbol_cflags = lambda: ([], [])
 
 if __name__ == "__main__":
     sys.argv = sys.argv[2:]

@@ -94,6 +94,7 @@ def test_table_is_for_people(runs: dict[str, Finished], capsys: pytest.CaptureFi
         assert "(of the measured fp32 peak)" in output
 
 
+@pytest.mark.usefixtures("forking_python")
 def test_offline_folder_of_wandb_says_the_same(runs: dict[str, Finished]) -> None:
     """W&B's offline file has the same rows, facts and summary as the run's directory."""
     run = runs["fp32"]
@@ -114,6 +115,7 @@ def test_offline_folder_of_wandb_says_the_same(runs: dict[str, Finished]) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forking_python")
 def test_offline_folder_that_was_cut_short(runs: dict[str, Finished], tmp_path: Path) -> None:
     """A file that a kill cut short gives the rows it holds, or an error that names its folder."""
     (file,) = runs["fp32"].wandb_folder.glob("wandb/offline-run-*/*.wandb")

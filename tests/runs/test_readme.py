@@ -140,6 +140,8 @@ def missing_flags(flags: list[str]) -> Iterator[str]:
         return
     if "--resume" in flags:
         yield from ("--target", "0")  # see `leave_unfinished`
+    if "--profile" in flags and "--max-steps" in flags:
+        yield from ("--max-steps", "14")  # enough for a profile, and far fewer than the default
     tiny = {"--max-steps": "2", "--epochs": "1", "--tracker": "none", "--log-every": "1"}
     for flag, value in (tiny | {"--batch-size": "16"}).items():
         if flag not in flags and not (flag == "--batch-size" and "--resume" in flags):

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -151,11 +150,8 @@ def test_time_limit_saves_and_queues_again_until_done(cluster: Cluster, whole: F
 
 @pytest.mark.slow
 def test_two_nodes_are_one_run_and_save_together(runner: Runner, tmp_path: Path) -> None:
-    """All ranks of both nodes save when srun gets SIGUSR1 from Slurm and passes it on.
-
-    This test uses real launchers.
-    """
-    cluster = Cluster(runner, tmp_path, Path(sys.executable), nodes=2)
+    """All ranks of both nodes save when srun gets SIGUSR1 from Slurm and passes it on."""
+    cluster = Cluster(runner, tmp_path, runner.python, nodes=2)
     cluster.start(*FLAGS, "--epochs", 2000)
     cluster.train_until_saved()
     os.kill(int((tmp_path / "srun.pid").read_text()), signal.SIGUSR1)
