@@ -80,8 +80,8 @@ class Result:
     @property
     def is_exact(self) -> bool:
         """Whether the kill left no trace in samples, weights and rows, and needed no help."""
-        faults = (self.repeated, self.lost, self.other_batches, self.repeated_orders)
-        faults += (self.rows_lost, self.rows_doubled, self.removed)
+        faults = [self.repeated, self.lost, self.other_batches, self.repeated_orders]
+        faults += [self.rows_lost, self.rows_doubled, self.removed]
         return self.is_finished and self.same_bits and not any(faults)
 
 
