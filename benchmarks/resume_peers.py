@@ -27,9 +27,9 @@ import os
 import sys
 import tempfile
 from dataclasses import dataclass
-from importlib import util
+from importlib import metadata, util
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if __package__ in (None, ""):  # started as a file: make the package importable
     sys.path[0] = str(Path(__file__).resolve().parents[1])
@@ -83,9 +83,7 @@ def main(options: Options) -> None:
     contestants = chosen_contestants(options)
     kills = {processes: chosen_kills(options, processes) for processes in options.processes}
 
-    from benchmarks.harness.results import describe_machine
-
-    results = Results(options.output, describe_machine({}), {})
+    results = Results(options.output, described_machine(), {})
     if earlier is not None:
         earlier.require_versions(results.machine)
         results.results = earlier.results
@@ -93,6 +91,16 @@ def main(options: Options) -> None:
         for processes in options.processes:
             measure(contestant, processes, kills[processes], options, results)
     show(results)
+
+
+def described_machine() -> dict[str, Any]:
+    """Return the machine's facts, with the version of torchdata where it is installed."""
+    from benchmarks.harness.results import describe_machine
+
+    facts = describe_machine({})
+    if util.find_spec("torchdata") is not None:
+        facts["versions"]["torchdata"] = metadata.version("torchdata")
+    return facts
 
 
 def chosen_contestants(options: Options) -> list[Contestant]:

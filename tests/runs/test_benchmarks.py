@@ -25,7 +25,6 @@ from benchmarks.gpu_session import step as gpu_step
 from benchmarks.gpu_session.steps import STEPS, Plan
 from benchmarks.harness import guarded
 from benchmarks.harness import materials as harness_materials
-from benchmarks.harness import results as harness_results
 from benchmarks.harness.bare_environment import make_bare_environment
 from benchmarks.harness.isolation import isolated
 from benchmarks.harness.options import Options
@@ -421,7 +420,7 @@ def test_kills_of_the_recipe_and_of_a_peer(
 ) -> None:
     """Killed twice, the recipe leaves no trace; Accelerate's example repeats and loses samples."""
     machine = {"hardware": {"processor": "a CPU"}, "versions": {"torch": "2"}}
-    monkeypatch.setattr(harness_results, "describe_machine", lambda rates: machine)
+    monkeypatch.setattr(resume_peers, "described_machine", lambda: machine)
     options = resume_peers.Options(
         contestants=("recipe", "Accelerate, checkpointing.py"),
         kills=("24@0.50", "29"),

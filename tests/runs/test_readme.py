@@ -37,7 +37,7 @@ BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PAGES = sorted((REPOSITORY / "docs").glob("*.md"))
 BLOCKS = [block for page in (README, *PAGES) for block in BLOCK.findall(page.read_text())]
 SHELL = [block for language, block in BLOCKS if language in ("bash", "sh", "console")]
-SHELL += [block for _, block in BLOCK.findall(MEASURED) if "peers.py" in block]
+SHELL += [block for _, block in BLOCK.findall(MEASURED) if "/peers.py" in block]
 PYTHON = [block for language, block in BLOCKS if language == "python"]
 LINES = [
     line
