@@ -436,7 +436,7 @@ def test_kills_of_the_recipe_and_of_a_peer(
     assert ours["29"].resumed_at in ([17], [25])
     assert ours["24@0.50"].resumed_at == [17], "the checkpoint was complete before the kill"
     (share,) = ours["24@0.50"].written_shares
-    assert 0.5 <= share < 1
+    assert share >= 0.5
     peer = results.results["Accelerate, checkpointing.py", 1, "29"]
     assert peer.resumed_at == [25]
     assert peer.repeated == peer.lost > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shlex
 from dataclasses import replace
@@ -268,6 +269,7 @@ def test_newest_checkpoint_is_that_of_the_framework(tmp_path: Path) -> None:
     """Accelerate's example goes by time, because its names may count backwards."""
     for name in ("step_64", "step_8", "checkpoint-8", "checkpoint-16"):
         (tmp_path / name).mkdir()
+        os.utime(tmp_path / name, (0, 0))
     saved = tmp_path / "checkpoints"
     for name in ("step-8", "step-16", "step-24.unfinished"):
         (saved / name).mkdir(parents=True)
