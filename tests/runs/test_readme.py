@@ -409,7 +409,9 @@ def test_two_commands_install_run_and_test() -> None:
     assert "pip install -r requirements-dev.txt && pytest" in LINES
     assert 'pytest -m ""' in TEXT
     script = REPOSITORY / ".ci" / "run"
-    assert re.search(r"\bpytest -m ['\"]{2}( --durations=\d+)?$", script.read_text(), re.MULTILINE)
+    assert re.search(
+        r"\bpytest -m ['\"]{2}( --durations=\d+)?( \|\||$)", script.read_text(), re.MULTILINE
+    )
 
 
 def test_requirements_are_pinned_within_the_ranges() -> None:
