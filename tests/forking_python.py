@@ -28,7 +28,7 @@ import sys
 
 # Variables that no library reads while it is imported, so they may differ between the fork and the
 # template.
-READ_LATE = ("WANDB_", "COLUMNS", "LINES", "TQDM_", "PYTEST_", "TMPDIR")
+READ_LATE = ("WANDB_", "COLUMNS", "LINES", "TQDM_", "PYTEST_", "TMPDIR", "TORCH_COMPILE_DISABLE")
 # Variables of shells, launchers and Slurm. Forks of two ranks get those of `multi_cpu.yaml`, too.
 SET_BY_LAUNCHERS = (
     *("PATH", "PWD", "OLDPWD", "SHLVL", "_", "XDG_CACHE_HOME", "RECIPE_TESTS_FOLDER"),

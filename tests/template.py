@@ -214,6 +214,8 @@ def become(request: Request, standard_files: list[int], network: list[int]) -> N
         forget_shared_code()
     os.environ.clear()
     os.environ.update(environment)
+    # Torch reads this variable when it is imported.
+    sys.modules["torch._dynamo.config"].disable = environment.get("TORCH_COMPILE_DISABLE") == "1"
     tempfile.tempdir = None  # so that it is read from the new environment
     os.chdir(request["folder"])
     os.sched_setaffinity(0, request["cores"])

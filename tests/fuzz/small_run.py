@@ -65,6 +65,8 @@ def prepared() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("common.checkpoints.store.threading.Thread", Inline)
         patch.setattr(Meters, "find_flops", lambda *_: None)
+        patch.setattr("common.measure.memory_plan.optimizer_state_bytes", lambda *_: None)
+        patch.setattr("common.measure.machine_load.own_seconds", float)
         patch.setattr(facts, "git_commit", lambda: None)
         patch.setattr(ProvenanceWriter, "begin", lambda *_: None)
         patch.setattr(os, "fsync", lambda descriptor: None)

@@ -85,14 +85,25 @@ def numbers() -> Iterator[int]:
         yield position
 
 
-def look(kept: dict[str, object] | None = None, **variables: Any) -> Reached:
+class ReachOfExample(Reach):
+    """The search, without the global variables of all modules of these tests."""
+
+    def own_modules(self) -> dict[str, ModuleType]:
+        return {"example": sys.modules["example"]}
+
+
+def look(
+    kept: dict[str, object] | None = None,
+    reach_class: type[Reach] = ReachOfExample,
+    **variables: Any,
+) -> Reached:
     """Search from a function of a user's module that has some local variables."""
     module = ModuleType("example")
     module.__file__ = "example.py"
     lines = [f"    {name} = given[{name!r}]" for name in variables]
     code = "\n".join(["def loop(given, look):", *lines, "    del given", "    return look()"])
     exec(code, vars(module))
-    reach = Reach(kept or {}, None)
+    reach = reach_class(kept or {}, None)
     sys.modules["example"] = module
     try:
         return module.loop(variables, lambda: reach.look(sys._getframe(1)))
@@ -148,7 +159,11 @@ def test_a_change_shows(case: str) -> None:
 
 def test_a_plain_variable_shows() -> None:
     assert look(count=1).digests["count"] != look(count=2).digests["count"]
-    assert "local variable of loop()" in look(count=1).described["count"]
+    reached = look(count=1, reach_class=Reach)
+    assert "local variable of loop()" in reached.described["count"]
+    assert "global variable of tests.unit.tools.prove.test_reach.py" in {
+        description.rpartition(", ")[2] for description in reached.described.values()
+    }
 
 
 @pytest.mark.parametrize("reads_by_line", [False, True])
