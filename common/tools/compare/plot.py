@@ -5,9 +5,8 @@ line at their mean and a band of one standard deviation to each side.
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any
 
 from matplotlib.artist import Artist
@@ -21,9 +20,9 @@ from common.errors import UserError
 from common.files import writing
 from common.objective import PREFIXES
 from common.tools.compare.comparison import Comparison
+from common.tools.compare.curves import X_AXES, Curve, curve_of, mean_curve
 from common.tools.compare.group_table import group_labels, has_repetitions, sample_text
 from common.tools.compare.groups import RunGroup
-from common.tools.compare.readers import RunRecord
 from common.tools.compare.repetitions import Values, sample_of_runs
 from common.tools.statistics.samples import Sample
 from common.track.names import PEAK, STEP, THROUGHPUT, describe
@@ -40,11 +39,8 @@ TRAINING: Style = {"linewidth": 1.0, "alpha": 0.5}
 EVALUATION: Style = {"linewidth": 1.8, "marker": "o", "markersize": 3.5}
 SINGLE_SEED: Style = {"linewidth": 0.7, "alpha": 0.35}  # of a group that has others
 BAND: Style = {"alpha": 0.15, "linewidth": 0}
-X_AXES = {STEP: "updates", "progress/samples": "samples", "time/train_seconds": "training time"}
 BARS = (THROUGHPUT, PEAK)
 LONGEST_NAME = 36  # characters of a name in the legend
-
-Curve = Mapping[float, tuple[float, float]]  # a point (x, y) of each step
 
 
 def plot_comparison(comparison: Comparison, file: Path) -> None:
@@ -112,13 +108,6 @@ def draw_curves(
         axes.xaxis.set_major_formatter(EngFormatter(unit, sep=" " if unit else ""))
 
 
-def curve_of(run: RunRecord, name: str, x_name: str) -> Curve:
-    """Return the points of a metric, by step; rows that lack one of the values are left out."""
-    return {
-        row[STEP]: (row[x_name], row[name]) for row in run.rows if x_name in row and name in row
-    }
-
-
 def draw_group(axes: Axes, all_curves: Sequence[Curve], style: Style, stage_style: Style) -> None:
     """Draw the curves of a group; several get their mean and a band of a standard deviation.
 
@@ -131,14 +120,11 @@ def draw_group(axes: Axes, all_curves: Sequence[Curve], style: Style, stage_styl
         return
     for curve in curves:
         axes.plot(*zip(*curve.values(), strict=True), **{**style, **SINGLE_SEED})
-    steps = sorted(set.intersection(*(set(curve) for curve in curves)))
-    # A run with other times reaches a step at another place, so the places have a mean as well.
-    x_values = [fmean(curve[step][0] for curve in curves) for step in steps]
-    means = [fmean(curve[step][1] for curve in curves) for step in steps]
-    deviations = [stdev(curve[step][1] for curve in curves) for step in steps]
-    lows = [mean - deviation for mean, deviation in zip(means, deviations, strict=True)]
-    highs = [mean + deviation for mean, deviation in zip(means, deviations, strict=True)]
-    axes.plot(x_values, means, **style, **stage_style)
+    points = mean_curve(curves)
+    x_values = [point.x for point in points]
+    lows = [point.mean - point.deviation for point in points]
+    highs = [point.mean + point.deviation for point in points]
+    axes.plot(x_values, [point.mean for point in points], **style, **stage_style)
     axes.fill_between(x_values, lows, highs, color=style["color"], **BAND)
 
 

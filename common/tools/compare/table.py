@@ -1,5 +1,8 @@
 """Show a comparison as text: warnings, tables of runs and of groups, verdicts and notes."""
 
+from dataclasses import dataclass
+from typing import NamedTuple
+
 from rich.markup import escape
 
 from common.console import CONSOLE
@@ -149,26 +152,62 @@ def time_to_target(figures: RunFigures) -> str:
     return f"{seconds} (step {figures['steps_to_target']:,.0f})"
 
 
+class LabelledWarning(NamedTuple):
+    """A reason not to trust a comparison."""
+
+    label: str  # such as "not comparable"
+    text: str
+
+
+class TitledTable(NamedTuple):
+    """A table with a heading of its own."""
+
+    title: str  # empty for the table of runs
+    rows: list[list[str]]  # the heading first
+
+
+@dataclass(frozen=True)
+class Report:
+    """All text of a comparison, in the order in which it is shown.
+
+    The terminal, Markdown and the web page each show these texts in their own form. They make them
+    safe to show: the texts have names and notes of runs, with any characters.
+    """
+
+    warnings: list[LabelledWarning]
+    tables: list[TitledTable]
+    lines: list[str]  # verdicts, with those of a group indented below its heading, and notes
+
+
+def report_of(comparison: Comparison) -> Report:
+    """Return the text of a comparison: warnings, tables of runs and groups, verdicts and notes."""
+    all_warnings = [LabelledWarning("not comparable", text) for text in warnings(comparison)]
+    all_warnings += [LabelledWarning("busy machine", text) for text in load_warnings(comparison)]
+    tables = [TitledTable("", table_cells(comparison))]
+    if has_repetitions(comparison):
+        tables.append(TitledTable(GROUPS_TITLE, arranged(group_cells(comparison))))
+    lines = [*verdict_lines(judge(comparison)), *notes(comparison)]
+    return Report(all_warnings, tables, lines)
+
+
 def show(comparison: Comparison) -> None:
     """Print the comparison: warnings first, then tables of runs and groups, verdicts and notes."""
-    for warning in warnings(comparison):
-        CONSOLE.print(f"[yellow]not comparable[/yellow] {escape(printable(warning))}")
-    for warning in load_warnings(comparison):
-        CONSOLE.print(f"[yellow]busy machine[/yellow] {escape(printable(warning))}")
-    print_table(table_cells(comparison))
-    if has_repetitions(comparison):
-        print_table(arranged(group_cells(comparison)), title=GROUPS_TITLE)
-    for line in [*verdict_lines(judge(comparison)), *notes(comparison)]:
+    report = report_of(comparison)
+    for warning in report.warnings:
+        CONSOLE.print(f"[yellow]{warning.label}[/yellow] {escape(printable(warning.text))}")
+    for table in report.tables:
+        print_table(table.rows, title=table.title)
+    for line in report.lines:
         CONSOLE.print(printable(line), markup=False)
 
 
 def as_markdown(comparison: Comparison) -> str:
     """Return the same as `show` prints, in Markdown."""
-    lines = [f"> **not comparable** {printable(warning)}\n" for warning in warnings(comparison)]
-    lines += [f"> **busy machine** {printable(text)}\n" for text in load_warnings(comparison)]
-    lines += markdown_table(table_cells(comparison))
-    if has_repetitions(comparison):
-        lines += [f"\n{GROUPS_TITLE}:\n", *markdown_table(arranged(group_cells(comparison)))]
-    lines += [f"\n{printable(line.strip())}" for line in verdict_lines(judge(comparison))]
-    lines += [f"\n{printable(note)}" for note in notes(comparison)]
+    report = report_of(comparison)
+    lines = [f"> **{label}** {printable(text)}\n" for label, text in report.warnings]
+    for table in report.tables:
+        if table.title:
+            lines.append(f"\n{table.title}:\n")
+        lines += markdown_table(table.rows)
+    lines += [f"\n{printable(line.strip())}" for line in report.lines]
     return "\n".join(lines)

@@ -92,39 +92,32 @@ def judge_objective(
     second_run = comparison.runs[group.places[0]]
     split_place = 0 if by_validation else 1
     split = first_run.splits[split_place]
-    if first_run.objective != second_run.objective or second_run.splits[split_place] != split:
+    objective = first_run.objective
+    if second_run.objective != objective or second_run.splits[split_place] != split:
         return None
     values = objective_values(comparison, by_validation)
     first = sample_of_seeds(comparison, baseline, values)
     second = sample_of_seeds(comparison, group, values)
     if first.mean is None or second.mean is None:
         return None
-    objective = first_run.objective
     interval = welch_interval(first, second, confidence)
     needed = runs_needed(first, second, confidence)
-    is_repeated = min(first.count, second.count) >= FEWEST_RUNS
-    if is_repeated:
+    if are_repeated(first, second):
         text = sentences.difference(objective, first, second, interval, needed)
     else:
-        name = "best_standard_error" if by_validation else "final_standard_error"
-        errors = [
-            comparison.figures[baseline.places[0]][name],
-            comparison.figures[group.places[0]][name],
-        ]
+        errors = standard_errors(comparison, (baseline, group), by_validation)
         text = sentences.difference_of_single_seeds(objective, first, second, errors)
     stage = "best" if by_validation else "final"
-    return Verdict(
-        group=group.label,
-        baseline=baseline.label,
-        figure=f"{stage} {describe(objective.metric).label}, {split}",
-        text=text,
-        count=second.count,
-        baseline_count=first.count,
-        difference=second.mean - first.mean,
-        interval=interval,
-        runs_needed=needed,
-        is_repeated=is_repeated,
-    )
+    figure = f"{stage} {describe(objective.metric).label}, {split}"
+    return make_verdict(baseline, group, figure, text, first, second, interval, needed)
+
+
+def standard_errors(
+    comparison: Comparison, groups: Sequence[RunGroup], by_validation: bool
+) -> list[float | None]:
+    """Return the standard error of the objective of each group's first run; None if unknown."""
+    name = "best_standard_error" if by_validation else "final_standard_error"
+    return [comparison.figures[group.places[0]][name] for group in groups]
 
 
 def objective_values(comparison: Comparison, by_validation: bool) -> Values:
@@ -150,9 +143,8 @@ def judge_throughput(
     second = sample_of_runs(comparison, group, logarithms)
     if first.mean is None or second.mean is None:
         return None
-    is_repeated = min(first.count, second.count) >= FEWEST_RUNS
     needed = None
-    if is_repeated:
+    if are_repeated(first, second):
         interval = welch_interval(first, second, confidence)
         needed = runs_needed(first, second, confidence)
         text = sentences.ratio(first, second, interval, needed)
@@ -161,17 +153,46 @@ def judge_throughput(
         group_lines = log_lines(first_counted_run(comparison, group))
         interval = welch_interval(baseline_lines, group_lines, confidence)
         text = sentences.ratio_of_single_runs(first, second, interval)
+    figure = describe(THROUGHPUT).label
+    return make_verdict(baseline, group, figure, text, first, second, interval, needed)
+
+
+def are_repeated(first: Sample, second: Sample) -> bool:
+    """Return whether both samples have enough values to show how much they vary by chance."""
+    return min(first.count, second.count) >= FEWEST_RUNS
+
+
+def make_verdict(
+    baseline: RunGroup,
+    group: RunGroup,
+    figure: str,
+    text: str,
+    first: Sample,
+    second: Sample,
+    interval: Interval | None,
+    needed: int | None,
+) -> Verdict:
+    """Return the verdict on one figure of two groups.
+
+    Args:
+        first: the baseline's values, at least one.
+        second: the group's values, at least one.
+        interval: of the difference; None if there is too little to go by.
+        needed: the runs per group that could tell such a difference; see `runs_needed`.
+    """
+    assert first.mean is not None
+    assert second.mean is not None
     return Verdict(
         group=group.label,
         baseline=baseline.label,
-        figure=describe(THROUGHPUT).label,
+        figure=figure,
         text=text,
         count=second.count,
         baseline_count=first.count,
         difference=second.mean - first.mean,
         interval=interval,
         runs_needed=needed,
-        is_repeated=is_repeated,
+        is_repeated=are_repeated(first, second),
     )
 
 

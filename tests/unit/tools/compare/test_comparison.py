@@ -18,8 +18,9 @@ from common.config import TrainingConfig
 from common.errors import UserError
 from common.flags import flag
 from common.run_directory.records import RunConfig
-from common.tools.compare.command import as_json, main
+from common.tools.compare.command import main
 from common.tools.compare.comparison import compare
+from common.tools.compare.output import as_json
 from common.tools.compare.readers import read_runs, record_of
 from common.tools.compare.table import as_markdown, notes, show, table_cells, warnings
 from common.track.facts import compared_otherwise

@@ -1,0 +1,65 @@
+"""Curves of runs: the points of a metric, and the mean over the runs of a group."""
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import NamedTuple
+
+from common.tools.compare.readers import RunRecord
+from common.track.names import STEP
+
+# Measures of progress that curves are drawn over, with the heading of their axis.
+X_AXES = {STEP: "updates", "progress/samples": "samples", "time/train_seconds": "training time"}
+
+Curve = Mapping[float, tuple[float, float]]  # a point (x, y) of each step
+
+
+class MeanPoint(NamedTuple):
+    """The mean of several curves at one step."""
+
+    step: float
+    x: float
+    mean: float
+    deviation: float  # the standard deviation, with count - 1 in its denominator
+
+
+def curve_of(run: RunRecord, name: str, x_name: str) -> Curve:
+    """Return the points of a metric, by step.
+
+    Rows that lack one of the values are left out, and so are values that are NaN or infinite.
+    """
+    return {
+        row[STEP]: (row[x_name], row[name])
+        for row in run.rows
+        if is_finite(row.get(x_name)) and is_finite(row.get(name))
+    }
+
+
+def is_finite(value: float | None) -> bool:
+    """Return whether a value is there, and neither NaN nor infinite."""
+    return value is not None and math.isfinite(value)
+
+
+def mean_curve(curves: Sequence[Curve]) -> list[MeanPoint]:
+    """Return the mean and the standard deviation of curves, at the steps that all of them have.
+
+    Args:
+        curves: at least two.
+    """
+    steps = sorted(set.intersection(*(set(curve) for curve in curves)))
+    points = []
+    for step in steps:
+        values = [curve[step][1] for curve in curves]
+        mean = fmean(values)
+        # A run with other times reaches a step at another place, so the places have a mean as well.
+        x = fmean(curve[step][0] for curve in curves)
+        points.append(MeanPoint(step, x, mean, deviation_from(mean, values)))
+    return points
+
+
+def deviation_from(mean: float, values: Sequence[float]) -> float:
+    """Return the standard deviation of at least two values.
+
+    `statistics.stdev` computes with fractions. That takes too long for each point of a curve.
+    """
+    return math.dist(values, [mean] * len(values)) / math.sqrt(len(values) - 1)

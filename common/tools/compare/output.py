@@ -1,0 +1,99 @@
+"""Write a comparison in the forms that the command line asks for: text, JSON, a picture, a page."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from common.console import CONSOLE
+from common.files import json_safe
+from common.tools.compare.comparison import Comparison, compare
+from common.tools.compare.readers import read_runs
+from common.tools.compare.table import as_markdown, load_warnings, notes, show
+from common.tools.compare.verdicts import Verdict, judge
+
+
+@dataclass(frozen=True)
+class Options:
+    """The command line of `recipes compare`."""
+
+    runs: Sequence[str]
+    target: float | None
+    output_format: Literal["text", "markdown", "json"]
+    plot: Path | None  # the file of a picture
+    html: Path | None  # the file of a web page
+
+
+def write_comparison(options: Options) -> None:
+    """Compare runs, print the comparison, and write the picture and the page.
+
+    Raises:
+        UserError: a run can't be read, or a file can't be written.
+    """
+    comparison = compare(read_runs(options.runs), options.target)
+    if options.output_format == "json":
+        print(json.dumps(json_safe(as_json(comparison)), indent=2))
+    elif options.output_format == "markdown":
+        print(as_markdown(comparison))
+    else:
+        show(comparison)
+    # Programs read the output of --json, so it has nothing but the JSON.
+    has_paths = options.output_format != "json"
+    if options.plot is not None:
+        from common.tools.compare.plot import plot_comparison  # it imports matplotlib
+
+        plot_comparison(comparison, options.plot)
+        if has_paths:
+            CONSOLE.print(f"picture: {options.plot}", markup=False)
+    if options.html is not None:
+        from common.tools.compare.page import write_page
+
+        write_page(comparison, options.html)
+        if has_paths:
+            CONSOLE.print(f"page: {options.html}", markup=False)
+
+
+def as_json(comparison: Comparison) -> dict[str, object]:
+    """Return the object that ``--json`` prints; `figures_of` explains the names of the figures.
+
+    Each run has its own values of the settings in which any of the runs differ (``differs``).
+    Runs of one group differ in the seed alone. A verdict is on a group's difference from the first.
+    """
+    runs = []
+    for index, run in enumerate(comparison.runs):
+        differs = {label: values[index] for label, values in comparison.differences.items()}
+        entry = {"name": run.name, "source": run.source, "reason": run.reason}
+        runs.append(entry | comparison.figures[index] | {"differs": differs})
+    return {
+        "baseline": comparison.runs[0].name,
+        "target": comparison.target,
+        "runs": runs,
+        "unfair": comparison.unfair,
+        "busy": load_warnings(comparison),
+        "groups": [
+            {"name": group.label, "runs": [comparison.runs[place].name for place in group.places]}
+            for group in comparison.groups
+        ],
+        "verdicts": [verdict_as_json(verdict) for verdict in judge(comparison)],
+        "notes": notes(comparison),
+    }
+
+
+def verdict_as_json(verdict: Verdict) -> dict[str, object]:
+    """Return a verdict with its interval; a throughput's numbers are logarithms of ratios."""
+    interval = verdict.interval
+    return {
+        "group": verdict.group,
+        "baseline": verdict.baseline,
+        "figure": verdict.figure,
+        "text": verdict.text,
+        "count": verdict.count,
+        "baseline_count": verdict.baseline_count,
+        "difference": verdict.difference,
+        "low": None if interval is None else interval.low,
+        "high": None if interval is None else interval.high,
+        "confidence": None if interval is None else interval.confidence,
+        "distinguishable": verdict.is_distinguishable,
+        "runs_needed": verdict.runs_needed,
+    }

@@ -1,0 +1,264 @@
+"""The curves of a comparison as JSON, for the script of the web page.
+
+The texts are safe to show as text, but they are not escaped for HTML: the script never parses them.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from statistics import fmean
+from typing import TypedDict
+
+from common.system.printable import printable
+from common.tools.compare.comparison import Comparison
+from common.tools.compare.curves import X_AXES, curve_of, is_finite, mean_curve
+from common.tools.compare.group_table import group_labels
+from common.tools.compare.groups import RunGroup
+from common.tools.compare.readers import RunRecord
+from common.tools.compare.thinning import kept_places, points_per_curve
+from common.track.names import SPLITS, STEP, describe
+
+MOST_POINTS = 2000  # of a curve; a chart has fewer pixels than this
+FEWEST_POINTS = 40  # of a curve that has more, however many curves there are
+MOST_POINTS_IN_ALL = 60_000  # with 15 to 35 characters each, they keep the page below 2 MB
+DIGITS = 6  # significant ones of a value
+SECOND_DECIMALS = 3  # of a time
+STAGES = {"train": "training", "val": "validation", "test": "test"}
+NO_CURVE = ("progress/", "time/")  # measures of progress, which curves are drawn over
+
+Column = list[float | None]
+
+
+class Series(TypedDict):
+    """A metric as runs log it; a part of a chart."""
+
+    name: str  # such as "val/loss"
+    stage: str  # "training", "validation" or "test"; empty for a metric without a split
+
+
+class Chart(TypedDict):
+    """Metrics that share a y-axis, such as the loss in training and in evaluation."""
+
+    heading: str  # with the unit
+    is_percent: bool
+    is_shown: bool  # from the start
+    series: list[Series]
+
+
+class ThinCurve(TypedDict):
+    """A metric of one run."""
+
+    places: list[int] | None  # in the columns of `RunCurves.x`; None for all of them
+    y: list[float]
+
+
+class RunCurves(TypedDict):
+    """The curves of one run."""
+
+    name: str
+    x: dict[str, Column]  # for each of `X_AXES`; None where a row does not have it
+    curves: dict[str, ThinCurve]  # by the metric's name
+
+
+class MeanCurve(TypedDict):
+    """The mean of a metric over the runs of a group, at the updates that all of them logged."""
+
+    count: int  # of runs
+    x: dict[str, Column]
+    y: list[float]
+    deviation: list[float]
+
+
+class GroupCurves(TypedDict):
+    """A group of runs that differ in the seed alone."""
+
+    label: str
+    runs: list[int]  # places in `PageData.runs`
+    means: dict[str, MeanCurve]  # by the metric's name; empty for a single run
+
+
+class PageData(TypedDict):
+    """Everything that the script of the page reads."""
+
+    axes: list[dict[str, str]]  # key and heading of each of `X_AXES`
+    charts: list[Chart]
+    groups: list[GroupCurves]
+    runs: list[RunCurves]
+
+
+def page_data(comparison: Comparison) -> PageData:
+    """Return the curves of all metrics of all runs.
+
+    Long curves are thinned. Values are rounded to `DIGITS` significant digits, and times to
+    milliseconds. Updates and samples are exact.
+    """
+    runs = comparison.runs
+    metrics_of_runs = [metric_names(run) for run in runs]
+    all_metrics = list(dict.fromkeys(name for names in metrics_of_runs for name in names))
+    limit = limit_of_points(comparison, metrics_of_runs)
+    labels = group_labels(comparison)
+    return {
+        "axes": [{"key": name, "heading": heading} for name, heading in X_AXES.items()],
+        "charts": charts_of(comparison, all_metrics),
+        "groups": [
+            {
+                "label": printable(label),
+                "runs": list(group.places),
+                "means": means_of(comparison, group, all_metrics, limit),
+            }
+            for label, group in zip(labels, comparison.groups, strict=True)
+        ],
+        "runs": [
+            curves_of(run, names, limit) for run, names in zip(runs, metrics_of_runs, strict=True)
+        ],
+    }
+
+
+def metric_names(run: RunRecord) -> list[str]:
+    """Return the names of the metrics that have a curve, in the order in which they appear."""
+    names = dict.fromkeys(name for row in run.rows for name in row)
+    return [
+        name
+        for name in names
+        if not name.startswith(NO_CURVE) and any(is_finite(row.get(name)) for row in run.rows)
+    ]
+
+
+def limit_of_points(comparison: Comparison, metrics_of_runs: Sequence[Sequence[str]]) -> int:
+    """Return the most points that a curve may have, so that the page does not become too large."""
+    lengths = []
+    for run, names in zip(comparison.runs, metrics_of_runs, strict=True):
+        counts = Counter(name for row in run.rows for name in row)
+        lengths += [counts[name] for name in names]
+    for group in comparison.groups:
+        if len(group.places) > 1:
+            # A point of a mean takes as much as two of a run.
+            first = group.places[0]
+            lengths += [2 * len(comparison.runs[first].rows)] * len(metrics_of_runs[first])
+    return points_per_curve(lengths, MOST_POINTS, FEWEST_POINTS, MOST_POINTS_IN_ALL)
+
+
+# --------------------------------------------------------------------------------------- Charts
+
+
+def charts_of(comparison: Comparison, metrics: Sequence[str]) -> list[Chart]:
+    """Return the charts: the loss and each objective first, which are shown from the start."""
+    series_of_charts: dict[str, list[Series]] = {}
+    for name in metrics:
+        key, stage = chart_and_stage(name)
+        series_of_charts.setdefault(key, []).append(
+            {"name": printable(name), "stage": STAGES.get(stage, "")}
+        )
+    first = dict.fromkeys(["loss", *(run.objective.metric for run in comparison.runs)])
+    first_keys = [key for key in first if key in series_of_charts]
+    keys = [*first_keys, *(key for key in series_of_charts if key not in first_keys)]
+    metric_of_key = {chart_and_stage(name)[0]: describe(name) for name in metrics}
+    uses = Counter(metric_of_key[key].heading for key in keys)
+    charts: list[Chart] = []
+    for key in keys:
+        heading = metric_of_key[key].heading
+        if uses[heading] > 1:  # other metrics look the same without their full name
+            heading += f" ({key})"
+        charts.append(
+            {
+                "heading": printable(heading),
+                "is_percent": metric_of_key[key].form.endswith("%"),
+                "is_shown": key in first_keys,
+                "series": series_of_charts[key],
+            }
+        )
+    if charts and not first_keys:
+        charts[0]["is_shown"] = True
+    return charts
+
+
+def chart_and_stage(name: str) -> tuple[str, str]:
+    """Return the key of a metric's chart, and its split if it has one."""
+    prefix, _, bare = name.partition("/")
+    return (bare, prefix) if prefix in SPLITS and bare else (name, "")
+
+
+# --------------------------------------------------------------------------------------- Curves
+
+
+def curves_of(run: RunRecord, names: Sequence[str], limit: int) -> RunCurves:
+    """Return the curves of a run; curves with the same points share their places on the x-axes."""
+    places_of_names = {name: places_of_curve(run, name, limit) for name in names}
+    kept_rows = sorted({place for places in places_of_names.values() for place in places})
+    new_places = {place: new_place for new_place, place in enumerate(kept_rows)}
+    curves: dict[str, ThinCurve] = {}
+    for name, places in places_of_names.items():
+        curves[printable(name)] = {
+            "places": None
+            if len(places) == len(kept_rows)
+            else [new_places[place] for place in places],
+            "y": [rounded(run.rows[place][name]) for place in places],
+        }
+    x = {
+        x_name: [position(run.rows[place].get(x_name), x_name) for place in kept_rows]
+        for x_name in X_AXES
+    }
+    return {"name": printable(run.name), "x": x, "curves": curves}
+
+
+def places_of_curve(run: RunRecord, name: str, limit: int) -> list[int]:
+    """Return the places of the rows that a metric's curve consists of."""
+    places = [place for place, row in enumerate(run.rows) if is_finite(row.get(name))]
+    values = [run.rows[place][name] for place in places]
+    return [places[kept] for kept in kept_places([values], limit)]
+
+
+def means_of(
+    comparison: Comparison, group: RunGroup, names: Sequence[str], limit: int
+) -> dict[str, MeanCurve]:
+    """Return the mean of each metric that several runs of a group logged at the same updates."""
+    means: dict[str, MeanCurve] = {}
+    if len(group.places) < 2:
+        return means
+    for name in names:
+        runs = [comparison.runs[place] for place in group.places]
+        curves = [curve_of(run, name, STEP) for run in runs]
+        logged_runs = [run for run, curve in zip(runs, curves, strict=True) if curve]
+        points = mean_curve([curve for curve in curves if curve]) if len(logged_runs) > 1 else []
+        if not points:
+            continue
+        lows = [point.mean - point.deviation for point in points]
+        highs = [point.mean + point.deviation for point in points]
+        kept = [points[place] for place in kept_places([lows, highs], limit)]
+        steps = [point.step for point in kept]
+        means[printable(name)] = {
+            "count": len(logged_runs),
+            "x": {x_name: mean_positions(logged_runs, x_name, steps) for x_name in X_AXES},
+            "y": [rounded(point.mean) for point in kept],
+            "deviation": [rounded(point.deviation) for point in kept],
+        }
+    return means
+
+
+def mean_positions(runs: Sequence[RunRecord], x_name: str, steps: Sequence[float]) -> Column:
+    """Return the mean place of runs on an x-axis at each step; None where one of them has none."""
+    places_of_runs = [{row[STEP]: row.get(x_name) for row in run.rows} for run in runs]
+    column: Column = []
+    for step in steps:
+        places = [places_of_run[step] for places_of_run in places_of_runs]
+        known = [place for place in places if place is not None and is_finite(place)]
+        mean = fmean(known) if len(known) == len(runs) else None
+        column.append(position(mean, x_name))
+    return column
+
+
+def rounded(value: float) -> float:
+    """Return a finite value with `DIGITS` significant digits."""
+    return without_point(float(f"{value:.{DIGITS}g}"))
+
+
+def position(value: float | None, x_name: str) -> float | None:
+    """Return a place on an x-axis; None if it is unknown or not finite."""
+    if value is None or not is_finite(value):
+        return None
+    is_time = X_AXES[x_name] == "training time"
+    return without_point(round(value, SECOND_DECIMALS) if is_time else value)
+
+
+def without_point(value: float) -> float:
+    """Return an integer for a whole number, because JSON writes it in fewer characters."""
+    return int(value) if value == int(value) and abs(value) < 2**53 else value

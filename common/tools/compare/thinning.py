@@ -1,0 +1,45 @@
+"""Fewer points for long curves, without hiding their extremes."""
+
+from collections.abc import Sequence
+
+
+def kept_places(columns: Sequence[Sequence[float]], limit: int) -> list[int]:
+    """Return the places of the points that a drawing of a curve needs, in order.
+
+    A curve of at most `limit` points keeps all of them. A longer one is divided into stretches of
+    equal length, and each stretch keeps the least and the greatest value of each column. The first
+    and the last point of the curve stay as well.
+
+    Args:
+        columns: values at each point: those of a curve, or the edges of a band.
+        limit: the most places to return, at least four for one column and two more for each other.
+    """
+    count = len(columns[0])
+    if count <= limit:
+        return [*range(count)]
+    kept = {0, count - 1}
+    stretch_count = (limit - len(kept)) // (2 * len(columns))
+    for number in range(stretch_count):
+        stretch = range(
+            number * count // stretch_count,
+            (number + 1) * count // stretch_count,
+        )
+        for column in columns:
+            kept.add(min(stretch, key=column.__getitem__))
+            kept.add(max(stretch, key=column.__getitem__))
+    return sorted(kept)
+
+
+def points_per_curve(lengths: Sequence[int], most: int, fewest: int, most_in_all: int) -> int:
+    """Return the limit on the points of a curve, so that all curves together are not too many.
+
+    Args:
+        lengths: the number of points of each curve.
+        most: the largest limit.
+        fewest: the smallest limit, even if there are too many points in all then.
+        most_in_all: points of all curves.
+    """
+    limit = most
+    while limit > fewest and sum(min(length, limit) for length in lengths) > most_in_all:
+        limit = max(fewest, limit * 3 // 4)
+    return limit
