@@ -89,7 +89,7 @@ class TrainingConfig:
     evaluate_only: bool = flag(False, role="kind")
 
     # Where metrics go, besides the files of the run.
-    tracker: Literal["wandb", "tensorboard", "none"] = record("wandb")
+    tracker: Literal["wandb", "tensorboard", "trackio", "none"] = record("wandb")
     project: str = record("accelerate-recipes")  # Project of the run at the tracker.
     run_name: str | None = once(None)  # Name of the run (default: that of its directory).
     # Group of the run at the tracker, such as runs that differ only in their seed.

@@ -355,7 +355,7 @@ class Run:
 
     @property
     def tracker(self) -> Any:
-        """The tracker's own object on rank 0: W&B's run, TensorBoard's writer; None without one."""
+        """The tracker's own object on rank 0: W&B's or trackio's run, or TensorBoard's writer."""
         return None if self.context.logs.tracker is None else self.context.logs.tracker.native
 
     @property

@@ -18,9 +18,10 @@ from common.objective import PREFIXES, Objective
 from common.run_directory.records import RunConfig
 from common.system.platforms import quoted
 from common.track import report
+from common.track.dashboard import Trackio
 from common.track.names import STEP, Facts
 from common.track.recorded_media import RecordedMedia
-from common.track.trackers import Command, TensorBoard, TrackerSettingsError, WandB
+from common.track.trackers import Command, TensorBoard, TrackerUnavailableError, WandB
 
 
 class LogState(TypedDict):
@@ -50,7 +51,7 @@ class Log:
         self.accelerator = accelerator
         self.directory = directory
         self.objective = objective
-        self.tracker: WandB | TensorBoard | None = None
+        self.tracker: WandB | TensorBoard | Trackio | None = None
         self.media = RecordedMedia(directory, accelerator.is_main_process)
         self.file: TextIO | None = None
         self.output: TextIO | None = None
@@ -88,6 +89,10 @@ class Log:
                     self.tracker = WandB(self.accelerator, config, run_config, self.directory, rows)
                 elif config.tracker == "tensorboard":
                     self.tracker = TensorBoard(self.accelerator, self.directory)
+                elif config.tracker == "trackio":
+                    self.tracker = Trackio(
+                        self.accelerator, config, run_config, self.directory, rows, step
+                    )
         shown = self.tracker.shown if self.tracker is not None else "metrics.jsonl only"
         report.show_plan(run_config, f"{self.directory}; {shown}")
         DISPLAY.start(run_config.plan.total_steps, self.place)
@@ -97,7 +102,7 @@ class Log:
         """Run a block that uses the tracker, and go on without the tracker if it fails."""
         try:
             yield
-        except TrackerSettingsError as problem:
+        except TrackerUnavailableError as problem:
             self.tracker = None
             warn(f"the run is not tracked, only metrics.jsonl is written, because {problem}")
         except Exception as problem:

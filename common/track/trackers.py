@@ -41,8 +41,8 @@ class Command(NamedTuple):
     text: str  # a line for the shell, or a URL
 
 
-class TrackerSettingsError(ValueError):
-    """An environment variable has a value that the tracker does not accept.
+class TrackerUnavailableError(ValueError):
+    """The tracker can't be used, for a reason that the user can mend.
 
     Training goes on without the tracker. A tool that needs the tracker raises a `UserError` with
     this problem and this advice.
@@ -52,6 +52,14 @@ class TrackerSettingsError(ValueError):
         super().__init__(f"{problem}: {advice}")
         self.problem = problem
         self.advice = advice
+
+
+class TrackerSettingsError(TrackerUnavailableError):
+    """An environment variable has a value that the tracker does not accept."""
+
+
+class TrackerMissingError(TrackerUnavailableError):
+    """The tracker's package is not installed."""
 
 
 class TensorBoard:
@@ -65,7 +73,7 @@ class TensorBoard:
         accelerator.log_with = filter_trackers(["tensorboard"], directory)
         accelerator.init_trackers("tensorboard")
         if not accelerator.trackers:
-            raise ModuleNotFoundError("pip install tensorboard")
+            raise TrackerMissingError("TensorBoard is not installed", "run pip install tensorboard")
         self.accelerator = accelerator
         self.commands = [Command("view", f"tensorboard --logdir {quoted(shown_path(directory))}")]
 
@@ -231,17 +239,9 @@ def init_arguments(
     config: TrainingConfig, run_config: RunConfig, directory: Path
 ) -> dict[str, object]:
     """Return the arguments of `wandb.init`; flags take precedence over `WANDB_*` variables."""
-    environment = run_config.environment
     variable = os.environ.get
     default_job_type = "evaluate" if config.evaluate_only else "train"
-    tags: list[str] = [
-        run_config.recipe,
-        run_config.data.name,
-        precision_name(environment.mixed_precision),
-        "cpu" if environment.device_type == "cpu" else environment.device,
-        *config.tags,
-        *variable("WANDB_TAGS", "").split(","),
-    ]
+    tags = [*tags_of_run(config, run_config), *variable("WANDB_TAGS", "").split(",")]
     return {
         "id": run_config.wandb_run_id,
         "resume": "allow",
@@ -252,6 +252,18 @@ def init_arguments(
         "notes": config.notes or variable("WANDB_NOTES"),
         "tags": short_tags(tags),
     }
+
+
+def tags_of_run(config: TrainingConfig, run_config: RunConfig) -> list[str]:
+    """Return the recipe, data set, precision and device of a run, and the user's own tags."""
+    environment = run_config.environment
+    return [
+        run_config.recipe,
+        run_config.data.name,
+        precision_name(environment.mixed_precision),
+        "cpu" if environment.device_type == "cpu" else environment.device,
+        *config.tags,
+    ]
 
 
 def settings_of_run() -> "wandb.Settings":

@@ -61,7 +61,8 @@ TRAINING = ("accelerate", "torchrun")
 LAUNCH = re.compile(r"((?:accelerate launch|torchrun|python(?! -m)).*) ?\b\S+\.py")
 EXECUTED = {"echo", "cp", "mkdir", "cd", "do", "done", "grep", "break", "export"}
 # Not run here: they install, upload, show, or need a cluster; these lines' files are looked at.
-LOOKED_AT = {"pip", "pytest", "git", "wandb", "tensorboard", "sbatch", "hf", "ruff", "mypy", "make"}
+LOOKED_AT = {"pip", "pytest", "git", "wandb", "tensorboard", "trackio", "sbatch", "hf", "ruff"}
+LOOKED_AT |= {"mypy", "make"}
 
 pytestmark = pytest.mark.skipif(not README.exists(), reason="there is no README.md yet")
 

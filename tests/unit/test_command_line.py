@@ -63,7 +63,7 @@ def test_unknown_flag_is_refused_with_the_nearest_one(
     [
         (("--batch-size", "many"), ["--batch-size", "many"]),
         (("--mixed-precision", "fp8"), ["fp8", "bf16"]),
-        (("--tracker", "paper"), ["paper", "tensorboard"]),
+        (("--tracker", "paper"), ["paper", "tensorboard", "trackio"]),
         (("--epochs",), ["--epochs"]),
         (("--epochs", "2.5"), ["--epochs", "2.5"]),
         (("--config",), ["--config"]),
