@@ -76,9 +76,9 @@ def milliseconds_of(work: Callable[[], object]) -> float:
 
 def state_tensors(run: Run) -> list[torch.Tensor]:
     """Return the weights, buffers and optimizer state of a run."""
-    model = run.kept_parts.bare_model
+    model = run.kept.bare_model
     tensors = [*model.parameters(), *model.buffers()]
-    for values in run.kept_parts.optimizer.state.values():
+    for values in run.kept.optimizer.state.values():
         tensors += [value for value in values.values() if isinstance(value, torch.Tensor)]
     return tensors
 

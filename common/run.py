@@ -28,7 +28,7 @@ from common.lifecycle.closing import close_after
 from common.lifecycle.evaluations import Evaluations
 from common.lifecycle.recording import log_interval, refuse_unread_flags
 from common.lifecycle.setup import set_up
-from common.lifecycle.stages import KeptParts, LoadedData, StartedRun, reached
+from common.lifecycle.stages import KeptParts, LoadedData, Stages, StartedRun, reached
 from common.measure.flops import ComputeLoss
 from common.measure.memory import lift_limit
 from common.measure.values import Metrics
@@ -92,32 +92,40 @@ class Run:
         self.gather_rows = Gatherer(context.accelerator)
         self.evaluations = Evaluations(context, rehearse)
         self.are_flags_checked = False  # becomes true after the first update
-        # The stages that later calls reach.
-        self.loaded: LoadedData | None = None
-        self.settled_plan: Plan | None = None
+        self.stages = Stages()  # filled in by the calls below
         self.early_stopping: EarlyStopping | None = None
         # The work of the present batch, and the seconds for which the loop waited for it.
         self.present_work: tuple[Work, float] | None = None
-        self.kept: KeptParts | None = None
-        self.started: StartedRun | None = None
         DISPLAY.doing = "reading the data"
 
-    # What later stages add
+    # What later stages add. Each property raises a `UserError` before its stage is reached.
+
+    @property
+    def loaded(self) -> LoadedData:
+        return reached(self.stages.loaded, "run.loaders(data)")
 
     @property
     def data(self) -> Any:
         """The data set that `loaders` was given, of the type that the recipe made."""
-        return reached(self.loaded, "run.loaders(data)").data
+        return self.loaded.data
 
     @property
     def all_loaders(self) -> Mapping[str, Loader]:
         """The loaders by split."""
-        return reached(self.loaded, "run.loaders(data)").loaders
+        return self.loaded.loaders
 
     @property
     def plan(self) -> Plan:
         """The length of the run, and its intervals."""
-        return reached(self.settled_plan, "run.make_plan(train_loader, DEFAULT_EPOCHS)")
+        return reached(self.stages.plan, "run.make_plan(train_loader, DEFAULT_EPOCHS)")
+
+    @property
+    def kept(self) -> KeptParts:
+        return reached(self.stages.kept, "run.keep(model=model, optimizer=optimizer, ...)")
+
+    @property
+    def started(self) -> StartedRun:
+        return reached(self.stages.started, "run.start(description, compute_loss)")
 
     # Before the loop
 
@@ -135,7 +143,7 @@ class Run:
         test_split = names[-1]
         self.early_stopping = EarlyStopping(self.config, self.context.best, validation_split)
         loaders = make_loaders(self.config, self.accelerator, data.splits)
-        self.loaded = LoadedData(data, loaders, validation_split, test_split)
+        self.stages.loaded = LoadedData(data, loaders, validation_split, test_split)
         for loader in loaders.values():
             loader.is_cut_short = self.context.agreement.is_announced
             loader.is_rehearsed = lambda: self.evaluations.rehearsal.is_reading
@@ -157,7 +165,7 @@ class Run:
         assert isinstance(order, TrainingOrder)
         plan = Plan(self.config, order, self.data.name, default_epochs)
         self.context.resolution.resolve(epochs=plan.epochs)
-        self.settled_plan = plan
+        self.stages.plan = plan
         DISPLAY.doing = "building the model"
 
     def keep(
@@ -195,7 +203,7 @@ class Run:
                 ),
                 advice="add it to the call, as in run.keep(..., name=part)",
             )
-        self.kept = KeptParts(
+        self.stages.kept = KeptParts(
             model=model,
             optimizer=optimizer,
             bare_model=self.accelerator.unwrap_model(model),
@@ -221,20 +229,14 @@ class Run:
                 in contrastive learning. Then `--auto-batch-size` is refused.
         """
         context = self.context
-        loaded = reached(self.loaded, "run.loaders(data)")
-        kept = self.kept_parts
+        loaded = self.loaded
+        kept = self.kept
         context.agreement.request.obey_at_once(False)  # from here on, a stop saves first
         if compute_loss is not None and not self.config.evaluate_only:
             starting.try_loss(context, loaded, kept, compute_loss, couples_samples)
-        self.started = starting.start(context, loaded, self.plan, kept, description, self.position)
-
-    @property
-    def kept_parts(self) -> KeptParts:
-        return reached(self.kept, "run.keep(model=model, optimizer=optimizer, ...)")
-
-    @property
-    def started_run(self) -> StartedRun:
-        return reached(self.started, "run.start(description, compute_loss)")
+        self.stages.started = starting.start(
+            context, loaded, self.plan, kept, description, self.position
+        )
 
     def position(self) -> dict[str, float]:
         """Return the figures of the present position: update, epoch, samples, training time."""
@@ -247,7 +249,7 @@ class Run:
         """Yield training batches from the present update to the end of the run."""
         if self.config.evaluate_only:
             return
-        started = self.started_run
+        started = self.started
         progress = self.progress
         rehearsal = self.evaluations.rehearsal
         total_steps = started.plan.total_steps
@@ -310,7 +312,7 @@ class Run:
 
     def end_update(self) -> None:
         """Count an update, and do what is due after it."""
-        started = self.started_run
+        started = self.started
         agreement = self.context.agreement
         # The row of the previous update: an evaluation after it has added its figures by now.
         self.context.logs.write_row()
@@ -328,7 +330,7 @@ class Run:
 
     def log_training(self) -> None:
         """Add the figures of the interval that ends here to the row of the present step."""
-        log_interval(self.context, self.kept_parts)
+        log_interval(self.context, self.kept)
 
     def log_images(
         self, name: str, images: torch.Tensor | Sequence[Any], captions: Sequence[str] | None = None
@@ -388,7 +390,7 @@ class Run:
     @property
     def should_evaluate(self) -> bool:
         """Whether an evaluation is due at the present step and has not been made yet."""
-        return self.evaluations.is_due(self.plan, reached(self.loaded, "run.loaders(data)"))
+        return self.evaluations.is_due(self.plan, self.loaded)
 
     @property
     def should_stop(self) -> bool:
@@ -407,7 +409,7 @@ class Run:
 
     def save(self) -> None:
         """Save a checkpoint: copy the state now, and write it in the background."""
-        saving.save(self.started_run)
+        saving.save(self.started)
 
     @contextmanager
     def evaluating(self, model: nn.Module) -> Iterator[nn.Module]:
@@ -423,8 +425,7 @@ class Run:
 
     def log(self, evaluation: Facts) -> None:
         """Log an evaluation that was due. If it is the best, save its model in the background."""
-        loaded = reached(self.loaded, "run.loaders(data)")
-        self.evaluations.log(evaluation, loaded.validation_split, self.kept_parts)
+        self.evaluations.log(evaluation, self.loaded.validation_split, self.kept)
 
     # After the loop
 
@@ -443,7 +444,7 @@ class Run:
             TrainingError: the final evaluation misses `--target`. The model is exported all the
                 same.
         """
-        ending.finish(self.started_run, self.evaluations, evaluation, self.log_training)
+        ending.finish(self.started, self.evaluations, evaluation, self.log_training)
 
     def __enter__(self) -> Self:
         try:
@@ -462,9 +463,10 @@ class Run:
         """Note in `status.json` and at the tracker how the run ended; leave the process group."""
         DISPLAY.close()
         request = self.context.agreement.request
-        loaders = [] if self.loaded is None else [*self.loaded.loaders.values()]
-        if self.started is not None:
-            self.started.profiler.stop()
+        stages = self.stages
+        loaders = [] if stages.loaded is None else [*stages.loaded.loaders.values()]
+        if stages.started is not None:
+            stages.started.profiler.stop()
         if error is not None:
             self.evaluations.rehearsal.explain(error)
             close_after(error, self.context, loaders)

@@ -54,7 +54,7 @@ class WatchedRun(Run):
         from benchmarks.accuracy.operations import cost_of_recipe
 
         cost = cost_of_recipe(
-            self.kept_parts.bare_model, self.compute_loss, self.data.splits["train"]
+            self.kept.bare_model, self.compute_loss, self.data.splits["train"]
         )
         Facts(cost).write(self.folder)
 

@@ -106,6 +106,16 @@ class StartedRun:
     saved_config: RunConfig  # the contents of `config.json`
 
 
+@dataclass
+class Stages:
+    """The stages after `Context` that a run has reached; None: not yet."""
+
+    loaded: LoadedData | None = None
+    plan: Plan | None = None
+    kept: KeptParts | None = None
+    started: StartedRun | None = None
+
+
 def reached(stage: Stage | None, call: str) -> Stage:
     """Return a stage that a run has reached.
 

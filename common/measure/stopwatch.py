@@ -11,7 +11,6 @@ import torch
 
 from common.data.batch import Work
 from common.measure.flops import TrainingFlops
-from common.system.devices import synchronize_stream
 
 # Throughput leaves out the first updates, which also compile, tune kernels and allocate memory.
 FIRST_UPDATES = 3
@@ -227,8 +226,3 @@ def throughput(
     if total.joules and total.samples:
         metrics["perf/joules_per_sample"] = total.joules / total.samples
     return metrics
-
-
-def synchronize(device: torch.device) -> None:
-    """Wait for training's work on a device, but not for a checkpoint that is still being copied."""
-    synchronize_stream(device)

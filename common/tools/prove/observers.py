@@ -260,7 +260,7 @@ class Observers:
             samples = micro_batches[first + number].tolist()
             if epoch is not None:
                 session.samples = samples
-            elif session.run is not None and session.run.started is not None:
+            elif session.run is not None and session.run.stages.started is not None:
                 self.before_evaluation_batch(loader, samples, made[0], number, count)
             yield made
 

@@ -12,13 +12,14 @@ from common.run import Run
 
 # Attributes of a run, and the call that must come before each.
 CALLS_BEFORE = {
+    "loaded": "run.loaders(data)",
     "data": "run.loaders(data)",
     "all_loaders": "run.loaders(data)",
     "plan": "run.make_plan(train_loader, DEFAULT_EPOCHS)",
     "should_evaluate": "run.make_plan(train_loader, DEFAULT_EPOCHS)",
     "should_stop": "run.loaders(data)",
-    "kept_parts": "run.keep(model=model",
-    "started_run": "run.start(description, compute_loss)",
+    "kept": "run.keep(model=model",
+    "started": "run.start(description, compute_loss)",
 }
 
 

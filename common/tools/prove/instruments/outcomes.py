@@ -77,7 +77,7 @@ class Outcomes:
     @property
     def is_started(self) -> bool:
         run = self.session.run
-        return run is not None and run.started is not None
+        return run is not None and run.stages.started is not None
 
     @property
     def phase(self) -> str:

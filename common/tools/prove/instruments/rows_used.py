@@ -40,7 +40,7 @@ class Rows:
     ) -> None:
         """Watch the model that the recipe trains, from its first batch on."""
         original(run, *positional, **named)
-        model = run.kept_parts.bare_model
+        model = run.kept.bare_model
         model.register_forward_pre_hook(self.entering, with_kwargs=True)
         model.register_forward_hook(self.leaving)
 
