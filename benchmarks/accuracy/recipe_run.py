@@ -53,9 +53,7 @@ class WatchedRun(Run):
         # Counting imports a lot. Every time has been noted by now.
         from benchmarks.accuracy.operations import cost_of_recipe
 
-        cost = cost_of_recipe(
-            self.kept.bare_model, self.compute_loss, self.data.splits["train"]
-        )
+        cost = cost_of_recipe(self.kept.bare_model, self.compute_loss, self.data.splits["train"])
         Facts(cost).write(self.folder)
 
     def note(self, evaluation: Mapping[str, Any]) -> None:

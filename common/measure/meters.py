@@ -32,12 +32,11 @@ from common.measure.stopwatch import (
     RunClock,
     Stopwatch,
     StopwatchState,
-    synchronize,
     throughput,
 )
 from common.measure.training_sums import TrainingSums, TrainingSumsState
 from common.measure.values import Metrics
-from common.system.devices import has_own_memory_figures
+from common.system.devices import has_own_memory_figures, synchronize_stream
 from common.system.machine import local_world_size, usable_cores
 from common.system.platforms import load_average
 
@@ -72,7 +71,9 @@ class Meters:
         self.device = accelerator.device
         self.sums = TrainingSums(self.device, accumulation)
         self.power = PowerMeter(self.device)
-        self.stopwatch = Stopwatch(partial(synchronize, self.device), energy=self.power.joules)
+        self.stopwatch = Stopwatch(
+            partial(synchronize_stream, self.device), energy=self.power.joules
+        )
         self.clock = RunClock()
         self.load = MachineLoad()
         self.flops: TrainingFlops | None = None

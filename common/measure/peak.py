@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 
-from common.measure.stopwatch import synchronize
-from common.system.devices import device_name, is_accelerator
+from common.system.devices import device_name, is_accelerator, synchronize_stream
 
 # TFLOP/s of dense matrix products in three precisions: fp16 or bf16 with fp32 sums, TF32 (or fp32
 # if the GPU has no TF32), and fp32. The figures are from NVIDIA's data sheets and white papers.
@@ -94,7 +93,7 @@ def product_seconds(size: int, device: torch.device, dtype: torch.dtype) -> floa
 
     def multiply() -> None:
         left @ right
-        synchronize(device)
+        synchronize_stream(device)
 
     # The first product also chooses its kernel, so it takes longer.
     return min(timeit.repeat(multiply, number=1, repeat=6))

@@ -17,11 +17,11 @@ from common.data.batch import Batch, Work
 from common.data.loader import Loader
 from common.files import write_json
 from common.measure.memory import memory_now
-from common.measure.stopwatch import FIRST_UPDATES, Stopwatch, synchronize
+from common.measure.stopwatch import FIRST_UPDATES, Stopwatch
 from common.profile import verdict
 from common.profile.files import write_profile
 from common.profile.phases import Phases
-from common.system.devices import is_accelerator, profiler_activity
+from common.system.devices import is_accelerator, profiler_activity, synchronize_stream
 from common.track import media
 from common.training.plan import Plan
 
@@ -232,7 +232,7 @@ class Profiler:
                 yield
                 profile.step()
             yield from updates  # waits for the last update, whose time ends with the device's work
-            synchronize(device)
+            synchronize_stream(device)
             # Profiled updates are slower, unless other programs slowed the timed updates down.
             profiled_seconds = (time.perf_counter() - start) / recorded_updates
             profile.step()

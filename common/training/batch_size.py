@@ -26,9 +26,8 @@ from common.errors import TrainingError, UserError, is_out_of_memory
 from common.flags import spelled, stated
 from common.measure import memory
 from common.measure.flops import ComputeLoss
-from common.measure.stopwatch import synchronize
 from common.models.compile import as_written, is_compiled
-from common.system.devices import empty_cache, is_accelerator
+from common.system.devices import empty_cache, is_accelerator, synchronize_stream
 from common.system.machine import is_main_rank
 from common.system.platforms import command_line
 from common.tables import print_table
@@ -363,7 +362,7 @@ def time_passes(
         start = time.perf_counter()
         loss, _ = compute_loss(model, batch)
         loss.backward()
-        synchronize(loader.device)
+        synchronize_stream(loader.device)
         seconds.append(time.perf_counter() - start)
     return seconds
 

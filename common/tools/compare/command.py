@@ -11,6 +11,7 @@ A RUN is one of these:
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 from common.tools.parser import tool_parser
 
@@ -40,7 +41,11 @@ def main(words: Sequence[str] | None = None) -> None:
     # Imported here, because --help should not wait for pydantic.
     from common.tools.compare.output import Options, write_comparison
 
-    chosen_format = "json" if arguments.json else "markdown" if arguments.markdown else "text"
+    chosen_format: Literal["text", "markdown", "json"] = "text"
+    if arguments.json:
+        chosen_format = "json"
+    elif arguments.markdown:
+        chosen_format = "markdown"
     write_comparison(
         Options(
             runs=arguments.runs,

@@ -15,7 +15,6 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
 from common.checkpoints.kinds import OptimizerState, RandomState
 from common.measure import memory
-from common.measure.stopwatch import synchronize
 from common.system import devices
 from common.system.devices import streams, trials
 from common.training.evaluation import seed_generators
@@ -233,7 +232,7 @@ def test_device_without_streams_is_awaited_as_a_whole(module: SimpleNamespace) -
     """Waiting for a stream would fail there."""
     waits: list[str] = []
     module.synchronize = lambda: waits.append("device")
-    synchronize(OTHER)
+    devices.synchronize_stream(OTHER)
     assert waits == ["device"]
 
 
@@ -246,7 +245,7 @@ def test_device_with_streams_is_awaited_by_its_stream(
     stream = SimpleNamespace(synchronize=lambda: waits.append("stream"))
     monkeypatch.setattr(torch.accelerator, "current_stream", lambda device=None: stream)
     trials.ANSWERS["has_streams", OTHER] = True
-    synchronize(OTHER)
+    devices.synchronize_stream(OTHER)
     assert waits == ["stream"]
 
 
