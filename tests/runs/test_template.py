@@ -139,7 +139,8 @@ def test_command_forks_unless_imports_would_differ(runner: Runner, tmp_path: Pat
     for variables, is_fork in (
         ({}, True),
         ({"OMP_NUM_THREADS": "1", "LOCAL_RANK": "1", "TMPDIR": "/tmp"}, True),
-        ({"TORCH_COMPILE_DISABLE": "1"}, False),
+        ({"TORCH_COMPILE_DISABLE": "1"}, True),
+        ({"TORCH_LOGS": "dynamo"}, False),
         ({"HF_HUB_OFFLINE": "0"}, False),
         ({"PYTHONPATH": "/tmp"}, False),
     ):
