@@ -1,0 +1,70 @@
+"""The table of the proofs of all recipes and examples."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import proofs
+from benchmarks.proofs import markdown, provable_files, receipt_path
+from common.tools.prove.receipt import CheckResult, ProofReceipt, read_receipt, write_receipt
+from tests.launch import REPOSITORY, Runner
+from tests.unit.tools.prove.test_proof import receipt
+
+
+def test_each_recipe_and_example_is_proven() -> None:
+    files = provable_files()
+    assert files[0].startswith("recipes/")
+    for folder in ("recipes", "examples"):
+        names = {path.name for path in (REPOSITORY / folder).glob("*.py")} - {"__init__.py"}
+        assert {Path(file).name for file in files if file.startswith(f"{folder}/")} == names
+    paths = {receipt_path(Path("receipts"), file) for file in files}
+    assert len(paths) == len(files), "each file has a receipt of its own"
+
+
+def with_checks(recipe: str, answers: dict[str, bool | None]) -> ProofReceipt:
+    """Return a receipt of a recipe with one result for each check."""
+    made_up = receipt(*answers.values())
+    results: list[CheckResult] = [
+        result.model_copy(update={"name": name})
+        for name, result in zip(answers, made_up.checks, strict=True)
+    ]
+    return made_up.model_copy(update={"recipe": recipe, "checks": results})
+
+
+def test_table_has_a_column_for_each_check_that_was_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = with_checks("recipes/first.py", {"learns": True, "resumes": False})
+    second = with_checks("recipes/second.py", {"learns": True, "memory": None})
+    expected = [
+        "| | `learns` | `resumes` | `memory` | seconds |",
+        "|---|:-:|:-:|:-:|--:|",
+        "| `recipes/first.py` | ✓ | **✗** |  | 3 |",
+        "| `recipes/second.py` | ✓ |  | – | 3 |",
+    ]
+    assert markdown([first, second]).splitlines() == expected
+    for shown in (first, second):
+        write_receipt(receipt_path(tmp_path, shown.recipe), shown)
+    files = [first.recipe, second.recipe, "recipes/not_proven_yet.py"]
+    words = ["proofs.py", "--show", "--receipts", str(tmp_path), *files]
+    monkeypatch.setattr(sys, "argv", words)
+    proofs.main()
+    assert capsys.readouterr().out.splitlines() == expected
+
+
+@pytest.mark.slow
+def test_proofs_leave_receipts_and_fail_with_the_first_that_fails(
+    runner: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second file can't be proven, because it does not exist."""
+    monkeypatch.setattr(sys, "executable", str(runner.python))
+    files = ["examples/freezing.py", "examples/missing.py"]
+    words = ["proofs.py", *files, "--checks", "learns", "--receipts", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit, match=r"not proven: examples/missing\.py;"):
+        proofs.main()
+    assert read_receipt(tmp_path / "freezing.json").passed
+    assert not (tmp_path / "missing.json").exists()
