@@ -77,22 +77,14 @@ def run_seed(
 
 
 def measured_matrix_gflops() -> float:
-    """Return the rate of bf16 matrix products, measured in a process of its own.
+    """Return the rate of bf16 matrix products, measured in a process of its own."""
+    from benchmarks.harness.fresh_code import printed_by
 
-    A process of its own leaves no threads behind that would disturb the run.
-    """
     code = (
         "import torch; from benchmarks.harness.roofs import matrix_rate; "
         "print(matrix_rate(torch.bfloat16) / 1e9)"
     )
-    answer = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=REPOSITORY,
-        capture_output=True,
-        encoding="utf-8",
-        check=True,
-    )
-    return float(answer.stdout)
+    return float(printed_by(code))
 
 
 def show(entries: list[Entry]) -> None:

@@ -25,7 +25,6 @@ the runs that are missing.
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +33,7 @@ from typing import TYPE_CHECKING, Any, Literal
 if __package__ in (None, ""):  # started as a file: make the package importable
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
+from benchmarks.harness.fresh_code import printed_by
 from benchmarks.harness.materials import use_own_cache
 
 if TYPE_CHECKING:
@@ -197,22 +197,12 @@ def outcome(workload: Workload, run: FinishedRun, results: Results) -> str:
 
 
 def described_machine() -> dict[str, Any]:
-    """Return the machine's facts and rates, measured in a process of its own.
-
-    A process of its own leaves no threads behind that would disturb the runs.
-    """
+    """Return the machine's facts and rates, measured in a process of its own."""
     code = (
         "import json; from benchmarks.harness import results, roofs; "
         "print(json.dumps(results.describe_machine(roofs.measure_machine())))"
     )
-    answer = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=REPOSITORY,
-        capture_output=True,
-        encoding="utf-8",
-        check=True,
-    )
-    facts: dict[str, Any] = json.loads(answer.stdout.splitlines()[-1])
+    facts: dict[str, Any] = json.loads(printed_by(code).splitlines()[-1])
     return facts
 
 

@@ -74,7 +74,7 @@ class Result:
 
     @property
     def key(self) -> Key:
-        """What no two results of a file have in common."""
+        """The key that identifies a result within a file."""
         return self.contestant, self.processes, self.kill
 
     @property

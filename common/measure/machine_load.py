@@ -123,8 +123,8 @@ def other_cpu_fraction(times_of_ranks: Tensor, ranks_per_machine: int) -> float 
     for times_of_machine in times_of_ranks.split(ranks_per_machine):
         # The ranks of a machine read the same counters, at slightly different times.
         elapsed, total, busy, _ = times_of_machine.mean(0).tolist()
-        own = float(times_of_machine[:, 3].sum())
+        job_seconds = float(times_of_machine[:, 3].sum())
         if elapsed < LEAST_SECONDS or total < LEAST_SHARE * elapsed:
             return None
-        shares.append(min(max((busy - own) / total, 0.0), 1.0))
+        shares.append(min(max((busy - job_seconds) / total, 0.0), 1.0))
     return max(shares)

@@ -52,7 +52,7 @@ PATIENCE = 60.0
 MOST_LOSSES = 10  # updates with a lost process that `status.json` remembers
 
 
-class Taken(NamedTuple):
+class TakenDirectory(NamedTuple):
     """What rank 0 tells the other ranks after it has taken a run's directory."""
 
     path: Path
@@ -98,20 +98,20 @@ class RunDirectory:
         self.seen_at = -math.inf  # clock time of the last check that the directory is this run's
         patience = min(patience, PATIENCE)
         try:
-            taken = ask_rank_zero(
+            taken_directory = ask_rank_zero(
                 lambda: self.take(output_dir, recipe, resume, patience, is_finished)
             )
-            if several_machines() and not taken.is_finished:
-                insist_on_sight(taken.mark, patience)
+            if several_machines() and not taken_directory.is_finished:
+                insist_on_sight(taken_directory.mark, patience)
         except UserError:
             self.remove_if_unused()
             self.release()
             time.sleep(LETTING_GO)  # or gloo may abort this process when it exits
             let_main_rank_exit_first()
             raise
-        self.path = taken.path
-        self.run_id = taken.run_id
-        if taken.is_finished:
+        self.path = taken_directory.path
+        self.run_id = taken_directory.run_id
+        if taken_directory.is_finished:
             # An exception, because no caller may use a directory that is not locked.
             self.release()
             time.sleep(LETTING_GO)
@@ -124,7 +124,7 @@ class RunDirectory:
         resume: bool,
         patience: float,
         is_finished: Callable[[], bool],
-    ) -> Taken:
+    ) -> TakenDirectory:
         """Create and lock the directory on rank 0; see `__init__` for arguments and errors.
 
         All ranks get the returned value, through `ask_rank_zero`.
@@ -137,7 +137,7 @@ class RunDirectory:
             refuse_to_write_over(self.path)
         elif is_finished():
             # All ranks exit then, so they need neither the run's id nor a mark.
-            return Taken(self.path, "", self.path, True)
+            return TakenDirectory(self.path, "", self.path, True)
         earlier_run_id = saved_run_id(self.path) if resume else None
         self.run_id = earlier_run_id or secrets.token_hex(8)
         # Replace the status of an earlier attempt at once: it says nothing about this one.
@@ -148,7 +148,7 @@ class RunDirectory:
         mark = self.path / f".seen-{secrets.token_hex(4)}"
         if several_machines():
             mark.touch()
-        return Taken(self.path, self.run_id, mark, False)
+        return TakenDirectory(self.path, self.run_id, mark, False)
 
     def write(self, name: str, value: Mapping[str, object]) -> None:
         """Write a JSON file of the run, on rank 0.

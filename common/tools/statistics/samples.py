@@ -108,7 +108,7 @@ def runs_needed(
     variance = first.deviation**2 + second.deviation**2
     if variance == 0.0:
         return None
-    # The square of a tiny difference is 0, by which nothing can be divided.
+    # The square of a tiny difference would underflow to 0, so the quotient is squared instead.
     relative_deviation = math.sqrt(variance) / (second.mean - first.mean)
     ratio = relative_deviation * relative_deviation
     first_share = first.deviation**2 / variance
@@ -131,7 +131,7 @@ def sum_of_quantiles(probability: float, power: float, degrees: float) -> float:
 
 
 def simultaneous_confidence(comparisons: int, confidence: float = CONFIDENCE) -> float:
-    """Return the confidence of each of several intervals, so that all hold together with another.
+    """Return the confidence that each interval needs, so that all hold at once with `confidence`.
 
     This is Bonferroni's correction. It makes each interval wider. Holm's procedure would find
     slightly more differences, but it corrects only the verdicts: the printed intervals would

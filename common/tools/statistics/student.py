@@ -80,7 +80,7 @@ def incomplete_beta(t: float, degrees: float) -> float:
     x = degrees / (degrees + t²).
     """
     square = t * t / degrees
-    if square == 0.0:  # so is the square of a very small t
+    if square == 0.0:  # also for a very small t, whose square underflows
         return 1.0
     if math.isinf(square):
         return 0.0

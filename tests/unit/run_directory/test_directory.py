@@ -123,7 +123,7 @@ def test_other_ranks_fail_with_rank_0(monkeypatch: pytest.MonkeyPatch, tmp_path:
         RunDirectory("asked", "mnist_mlp", False)
     assert refused.value.message == "no such place"
     assert 5 in waited
-    answer = [module.Taken(Path("asked"), "0123", Path("asked", ".seen-0"), False)]
+    answer = [module.TakenDirectory(Path("asked"), "0123", Path("asked", ".seen-0"), False)]
     other = RunDirectory("asked", "mnist_mlp", False)
     assert (other.path, other.run_id) == (Path("asked"), "0123")
     other.write_status("running", 0)

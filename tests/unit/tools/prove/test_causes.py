@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -87,20 +88,28 @@ def test_a_value_that_the_loop_sets_anew_is_no_cause() -> None:
     assert [cause.sentence.partition(" ")[0] for cause in causes] == ["noise"]
 
 
-def test_a_part_that_is_restored_wrongly_is_named() -> None:
+@pytest.mark.parametrize(
+    ("changes", "beginning"),
+    [
+        (
+            {"parts": {"model": "model-3", "optimizer": "other"}},
+            "the part optimizer was restored with another state",
+        ),
+        (
+            {"generators": {"torch": "torch-3", "numpy": "drawn"}},
+            "the random generator numpy had another state before update 4",
+        ),
+    ],
+)
+def test_a_state_that_differs_right_after_a_resume_is_named(
+    changes: dict[str, dict[str, str]], beginning: str
+) -> None:
+    """A part was restored wrongly, or a generator was drawn from after the start."""
     reference = run(launch(0))
-    other, _ = changed(launch(1, 3), 1, parts={"model": "model-3", "optimizer": "other"})
+    other, _ = changed(launch(1, 3), 1, **changes)
     resumed = run(launch(0, 0, 3), other)
     (cause,) = causes_of_resume(reference, resumed, first_difference(reference, resumed))
-    assert cause.sentence.startswith("the part optimizer was restored with another state")
-
-
-def test_a_generator_that_is_drawn_from_after_the_start_is_named() -> None:
-    reference = run(launch(0))
-    other, _ = changed(launch(1, 3), 1, generators={"torch": "torch-3", "numpy": "drawn"})
-    resumed = run(launch(0, 0, 3), other)
-    (cause,) = causes_of_resume(reference, resumed, first_difference(reference, resumed))
-    assert cause.sentence.startswith("the random generator numpy had another state before update 4")
+    assert cause.sentence.startswith(beginning)
 
 
 def test_two_runs_of_a_command_differ_first_in_an_own_generator() -> None:
