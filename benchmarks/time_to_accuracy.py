@@ -159,8 +159,12 @@ def chosen_contestants(options: Options) -> list[tuple[Workload, Recipe | Peer]]
         raise SystemExit(
             f"error: --contestants {unknown[0]!r}: pass one of {', '.join(dict.fromkeys(names))}"
         )
-    wanted = options.contestants or names
-    return [entry for entry in everyone if entry[1].name in wanted]
+    chosen_names = options.contestants or names
+    return [
+        (workload, contestant)
+        for workload, contestant in everyone
+        if contestant.name in chosen_names
+    ]
 
 
 def checkpoint_of(options: Options) -> Path | None:

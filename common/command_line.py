@@ -13,6 +13,7 @@ import os
 import sys
 import textwrap
 import tokenize
+from collections.abc import Set
 from dataclasses import fields, make_dataclass
 from pathlib import Path
 from types import NoneType
@@ -288,25 +289,38 @@ def read_config(config_class: type[ConfigType], path: Path) -> ConfigType:
             f"{path} is not the config.json of a run",
             advice="pass the config.json of a run directory, such as runs/NAME/config.json",
         )
-    names = {field.name for field in fields(config_class)}
-    unknown_flags = ", ".join(sorted(values.keys() - names))
+    flag_names = {field.name for field in fields(config_class)}
+    refuse_another_recipe(path, saved.recipe, values.keys(), flag_names)
+    repeated = {
+        name: value for name, value in values.items() if role_of(config_class, name).repeated
+    }
+    return config_class(**from_json(config_class, repeated, str(path)))
+
+
+def refuse_another_recipe(
+    path: Path, recipe: str | None, saved_flags: Set[str], known_flags: Set[str]
+) -> None:
+    """Raise a UserError if a `config.json` belongs to another recipe than the one that reads it.
+
+    Args:
+        recipe: the recipe that the file names; None if it names none.
+        saved_flags: the flags in the file.
+        known_flags: the flags of the recipe that reads it.
+    """
+    advice = "pass the config.json of a run of this recipe"
+    unknown_flags = ", ".join(sorted(saved_flags - known_flags))
     if unknown_flags:
         raise UserError(
             (
                 f"{path} has {unknown_flags}, which this recipe lacks, so it belongs to another "
                 "recipe or version"
             ),
-            advice="pass the config.json of a run of this recipe",
+            advice=advice,
         )
-    recipe = saved.recipe
-    missing_flags = sorted(names - values.keys())
+    missing_flags = sorted(known_flags - saved_flags)
     # A file of an older version of this recipe may lack flags, which get their defaults.
     if missing_flags and recipe not in (None, Path(sys.argv[0]).stem):
         raise UserError(
             f"{path} belongs to another recipe, {recipe}, and lacks {missing_flags[0]}",
-            advice="pass the config.json of a run of this recipe",
+            advice=advice,
         )
-    repeated = {
-        name: value for name, value in values.items() if role_of(config_class, name).repeated
-    }
-    return config_class(**from_json(config_class, repeated, str(path)))

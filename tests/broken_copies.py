@@ -14,7 +14,9 @@ PREPARE = "        model, optimizer, scheduler = accelerator.prepare(model, opti
 KEEP = "        run.keep(model=model, optimizer=optimizer, scheduler=scheduler)  # in checkpoints\n"
 STEP = "                optimizer.step()\n"
 EVALUATION = "        for batch in loader:\n"
+OBJECTIVE = "OBJECTIVE = "
 TORCH = "import torch\nfrom torch import nn\n"
+IMPORT_TIME = (TORCH, f"import time\n\n{TORCH}")  # an edit
 # The body of an evaluation, from its sums to its result.
 SUMS = """\
     sums = ClassificationSums(run.accelerator, run.data.class_names)
@@ -25,6 +27,7 @@ SUMS = """\
     return sums.result()
 """
 SMALL = ("--dataset", "digits", "--hidden-sizes", "32")
+SMALL_WITHOUT_WORKERS = ("--widths", "8", "--num-workers", "0")  # of OWN_DATASET
 DROPOUT = (*SMALL, "--dropout", "0.3")
 
 
@@ -58,6 +61,7 @@ class Broken:
 
 
 MLP = "recipes/mnist_mlp"
+OWN_DATASET = "examples/own_dataset"
 BROKEN: tuple[Broken, ...] = (
     Broken(
         "EMA not kept",
@@ -128,7 +132,7 @@ BROKEN: tuple[Broken, ...] = (
     ),
     Broken(
         "Python's random in a worker",
-        "examples/own_dataset",
+        OWN_DATASET,
         (
             (
                 "        self.noise = noise\n",
@@ -144,7 +148,7 @@ BROKEN: tuple[Broken, ...] = (
         "global counter that changes the loss",
         MLP,
         (
-            ("OBJECTIVE = ", "COUNT = [0]\nOBJECTIVE = "),
+            (OBJECTIVE, f"COUNT = [0]\n{OBJECTIVE}"),
             (
                 FORWARD,
                 f"                COUNT[0] += 1\n{FORWARD}"
@@ -193,7 +197,7 @@ BROKEN: tuple[Broken, ...] = (
         "a file opened once and read on",
         MLP,
         (
-            ("OBJECTIVE = ", 'LINES = open(__file__, encoding="utf-8")\nOBJECTIVE = '),
+            (OBJECTIVE, f'LINES = open(__file__, encoding="utf-8")\n{OBJECTIVE}'),
             (
                 FORWARD,
                 f"{FORWARD}                loss = loss * (1 + len(LINES.readline()) / 100)\n",
@@ -213,7 +217,7 @@ BROKEN: tuple[Broken, ...] = (
         "dropout seeded by time",
         MLP,
         (
-            (TORCH, f"import time\n\n{TORCH}"),
+            IMPORT_TIME,
             (FORWARD, f"                torch.manual_seed(time.time_ns() % 2**31)\n{FORWARD}"),
         ),
         check="repeatable",
@@ -229,7 +233,7 @@ BROKEN: tuple[Broken, ...] = (
     ),
     Broken(
         "shuffling by time",
-        "examples/own_dataset",
+        OWN_DATASET,
         (
             (
                 "        self.labels = labels[chosen]\n",
@@ -240,13 +244,13 @@ BROKEN: tuple[Broken, ...] = (
         ),
         check="repeatable",
         words=("differs between two runs of the same command", "contents of a"),
-        flags=("--widths", "8", "--num-workers", "0"),
+        flags=SMALL_WITHOUT_WORKERS,
     ),
     Broken(
         "learning rate by the clock",
         MLP,
         (
-            (TORCH, f"import time\n\n{TORCH}"),
+            IMPORT_TIME,
             (
                 STEP,
                 "                for group in optimizer.param_groups:\n"
@@ -299,7 +303,7 @@ BROKEN: tuple[Broken, ...] = (
         "generator object not kept",
         MLP,
         (
-            ("OBJECTIVE = ", "NOISE = torch.Generator().manual_seed(0)\nOBJECTIVE = "),
+            (OBJECTIVE, f"NOISE = torch.Generator().manual_seed(0)\n{OBJECTIVE}"),
             (
                 FORWARD,
                 f"{FORWARD}                loss = loss * (1 + torch.rand((), generator=NOISE))\n",
@@ -311,14 +315,14 @@ BROKEN: tuple[Broken, ...] = (
     ),
     Broken(
         "NumPy's generator for augmentation",
-        "examples/own_dataset",
+        OWN_DATASET,
         (
-            ("OBJECTIVE = ", "AUGMENT = np.random.RandomState(0)\nOBJECTIVE = "),
+            (OBJECTIVE, f"AUGMENT = np.random.RandomState(0)\n{OBJECTIVE}"),
             ("np.random.normal(0,", "AUGMENT.normal(0,"),
         ),
         check="resumes",
         words=("AUGMENT", "random generator", "no checkpoint"),
-        flags=("--widths", "8", "--num-workers", "0"),
+        flags=SMALL_WITHOUT_WORKERS,
     ),
     Broken(
         "last sample of each batch dropped",

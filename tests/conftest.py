@@ -100,7 +100,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         names = {*item.fixturenames} & SHARED_RUNS  # type: ignore[attr-defined]
         is_slow = item.get_closest_marker("slow") is not None
-        (shared if names - known else slow if is_slow else rest).append(item)
+        if names - known:
+            shared.append(item)
+        elif is_slow:
+            slow.append(item)
+        else:
+            rest.append(item)
         known.update(names)
     long = [*shared, *slow]
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))

@@ -26,7 +26,11 @@ def assert_scale_follows_overflows(run: Finished) -> None:
         was_skipped = skipped_updates[step] > previous_skipped
         updates_since_change = 0 if was_skipped else updates_since_change + 1
         grows = updates_since_change == WILD[1]
-        factor = 0.5 if was_skipped else 2 if grows else 1
+        factor = 1.0
+        if was_skipped:
+            factor = 0.5
+        elif grows:
+            factor = 2.0
         assert scale == previous_scale * factor, step
         previous_scale = scale
         previous_skipped = skipped_updates[step]

@@ -350,8 +350,8 @@ def forget_shared_code_unless_found() -> None:
     """Forget the shared code if this process would import that of another repository."""
     imported = getattr(sys.modules.get("common"), "__file__", None)
     specs = (finder.find_spec("common", None) for finder in sys.meta_path)
-    found = next((spec.origin for spec in specs if spec is not None), None)
-    if imported is None or found is None or not os.path.samefile(found, imported):
+    shared_code = next((spec.origin for spec in specs if spec is not None), None)
+    if imported is None or shared_code is None or not os.path.samefile(shared_code, imported):
         forget_shared_code()
 
 

@@ -42,7 +42,7 @@ class Conditions:
 def settings_of(workload: Workload, contestant: Recipe | Peer, conditions: Conditions) -> Settings:
     """Return all that a contestant's figures depend on, besides its seed and the machine."""
     settings: Settings = {"updates": conditions.most_updates}
-    if workload.kind == "text" and conditions.checkpoint is not None:
+    if workload.data_type == "text" and conditions.checkpoint is not None:
         settings["checkpoint"] = conditions.checkpoint.name
     if isinstance(contestant, Recipe):
         return settings | {
@@ -111,7 +111,7 @@ def run_recipe(
     """Run a recipe; the directory of its run is `folder`/run."""
     recipe = REPOSITORY / "recipes" / f"{contestant.recipe}.py"
     flags = ["--dataset", materials.dataset, "--seed", str(seed), *contestant.flags]
-    if workload.kind == "text":
+    if workload.data_type == "text":
         flags += ["--model", str(conditions.checkpoint)]
     if conditions.most_updates is not None:
         flags += ["--max-steps", str(conditions.most_updates)]
@@ -178,7 +178,7 @@ def repeating_commands(workload: Workload, contestant: Recipe | Peer, seed: int)
         words += ["--data", "path/to/data"]
         dataset = f"path/to/data/{workload.name}"
     model = []
-    if workload.kind == "text":
+    if workload.data_type == "text":
         words += ["--bert-checkpoint", "path/to/checkpoint"]
         model = ["--model", "path/to/checkpoint"]
     commands = [shlex.join(words)]

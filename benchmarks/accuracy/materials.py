@@ -35,7 +35,7 @@ def make_materials(workload: Workload, data: Path | None) -> Materials:
     if workload.name in BUILT_IN:
         return Materials(workload.name, arrays=str(peer_arrays(workload, workload.name)))
     folder = dataset_folder(workload, data)
-    if workload.kind == "images":
+    if workload.data_type == "images":
         return Materials(str(folder), arrays=str(peer_arrays(workload, str(folder))))
     return Materials(
         str(folder),

@@ -82,11 +82,15 @@ def deviation_of(values: Sequence[float]) -> float | None:
 def duration(seconds: Sequence[float]) -> str:
     """Return the mean of some times and their deviation, in s, min or h."""
     average = mean(seconds)
-    unit, divisor = "s", 1.0
     if average >= 2 * 3600:
-        unit, divisor = "h", 3600.0
+        unit = "h"
+        divisor = 3600.0
     elif average >= 120:
-        unit, divisor = "min", 60.0
+        unit = "min"
+        divisor = 60.0
+    else:
+        unit = "s"
+        divisor = 1.0
     deviation = deviation_of(seconds)
     spread = "" if deviation is None else f" ± {deviation / divisor:.1f}"
     return f"{average / divisor:.1f}{spread} {unit}"

@@ -71,7 +71,7 @@ class Workload:
     """A data set with its goals and contestants."""
 
     name: str  # of the data set's folder
-    kind: Literal["images", "text"]
+    data_type: Literal["images", "text"]
     evaluated: Literal["validation", "test"]  # the split, after each epoch, the same for both sides
     goals: tuple[Goal, ...]
     recipes: tuple[Recipe, ...]
@@ -128,7 +128,7 @@ MNIST_PEERS = (
 )
 MNIST = Workload(
     name="mnist",
-    kind="images",
+    data_type="images",
     evaluated="test",
     goals=(
         Goal("MNIST 98 %", {"accuracy": 0.98}),
@@ -183,7 +183,7 @@ RESNET9_PUBLISHED = Published(
 WITH_VIEWS = "CIFAR-10 94 %, with TTA"
 CIFAR10 = Workload(
     name="cifar10",
-    kind="images",
+    data_type="images",
     evaluated="test",
     goals=(
         Goal(WITH_VIEWS, {"accuracy": 0.94}, allows_views=True),
@@ -252,7 +252,7 @@ def trainer_peers(epochs: int) -> tuple[Peer, Peer]:
 
 SST2 = Workload(
     name="sst2",
-    kind="text",
+    data_type="text",
     evaluated="validation",
     goals=(Goal("SST-2 91 %", {"accuracy": 0.91}),),
     recipes=(Recipe("recipe bert", "bert"),),
@@ -260,7 +260,7 @@ SST2 = Workload(
 )
 MRPC = Workload(
     name="mrpc",
-    kind="text",
+    data_type="text",
     evaluated="test",
     goals=(Goal("MRPC 80 %, F1 86 %", {"accuracy": 0.80, "f1": 0.86}),),
     recipes=(Recipe("recipe bert", "bert"),),
@@ -278,7 +278,7 @@ MRPC = Workload(
 
 DIGITS = Workload(
     name="digits",
-    kind="images",
+    data_type="images",
     evaluated="test",
     goals=(Goal("digits 95 %", {"accuracy": 0.95}),),
     recipes=(Recipe("recipe mnist_mlp", "mnist_mlp"),),

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -77,6 +77,34 @@ class LoopTimer:
         self.seconds = ended - began - (compiled_after - compiled_before)
 
 
+@contextmanager
+def timed_by(recipe: ModuleType, timer: LoopTimer, models: list[nn.Module]) -> Iterator[None]:
+    """Replace a recipe's `Run` and `evaluate`: the loop is only timed, and the model kept.
+
+    Args:
+        models: `evaluate` appends the bare model to this list.
+    """
+
+    class TimedRun(recipe.Run):  # type: ignore[misc, name-defined]
+        should_evaluate = False
+        should_save = False
+
+        def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
+            return timer.timed(super().batches(loader))
+
+    def evaluate(run: Run, model: nn.Module, loader: object) -> dict[str, float]:
+        models.append(run.accelerator.unwrap_model(model))
+        return {"loss": 0.0, "accuracy": 0.0, "count": 1}
+
+    with (
+        patch.object(recipe, "Run", TimedRun),
+        patch.object(recipe, "evaluate", evaluate),
+        # The process group belongs to the benchmark, and the next round needs it too.
+        patch("torch.distributed.destroy_process_group"),
+    ):
+        yield
+
+
 def train_recipe(
     recipe: ModuleType,
     steps: int,
@@ -97,25 +125,10 @@ def train_recipe(
     timer = LoopTimer(skipped, observer)
     models: list[nn.Module] = []
 
-    class TimedRun(recipe.Run):  # type: ignore[misc, name-defined]
-        should_evaluate = False
-        should_save = False
-
-        def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
-            return timer.timed(super().batches(loader))
-
-    def evaluate(run: Run, model: nn.Module, loader: object) -> dict[str, float]:
-        models.append(run.accelerator.unwrap_model(model))
-        return {"loss": 0.0, "accuracy": 0.0, "count": 1}
-
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+    with tempfile.TemporaryDirectory() as folder, timed_by(recipe, timer, models):
         output = Path(folder, "run")
         limits = {"epochs": NO_LIMIT, "max_steps": steps, "output_dir": str(output)}
         config = recipe.Config(**{"tracker": "none", **limits, **settings})
-        stack.enter_context(patch.object(recipe, "Run", TimedRun))
-        stack.enter_context(patch.object(recipe, "evaluate", evaluate))
-        # The process group belongs to the benchmark, and the next round needs it too.
-        stack.enter_context(patch("torch.distributed.destroy_process_group"))
         recipe.main(config)
         loss = mean_training_loss(output / "metrics.jsonl")
         summary = read_summary(output / "summary.json")

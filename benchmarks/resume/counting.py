@@ -134,7 +134,7 @@ def count_rows(steps: Iterable[int], expected: Iterable[int]) -> tuple[int, int]
         expected step. Rows at other steps count as doubled.
     """
     rows: Mapping[int, int] = Counter(steps)
-    wanted = set(expected)
-    lost = sum(step not in rows for step in wanted)
-    doubled = sum(count - (step in wanted) for step, count in rows.items())
+    expected_steps = set(expected)
+    lost = sum(step not in rows for step in expected_steps)
+    doubled = sum(count - (step in expected_steps) for step, count in rows.items())
     return lost, doubled

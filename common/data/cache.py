@@ -97,16 +97,7 @@ def cached(
     # caches would be made again.
     folder = cache_folder(source, kind=version, **settings)
     with writing(f"the cache {folder}", DISK_ADVICE):
-        if not is_unchanged(folder):
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            with locked(Path(f"{folder}.lock")):
-                # Another process may have prepared the data while this one waited for the lock. A
-                # folder that does not exist counts as damaged.
-                problem = None if is_unchanged(folder) else find_damage(folder)
-                if problem is not None:
-                    if folder.exists():
-                        print(f"the cache {folder} is made again: {problem}", flush=True)
-                    make_cache(folder, partial(prepare, source, **settings))
+        ensure_cache(folder, partial(prepare, source, **settings))
         contents = read_json(folder / FACTS)
         arrays = {
             split: [np.load(folder / f"{split}_{name}.npy", mmap_mode="r") for name in names]
@@ -119,6 +110,26 @@ def cached(
     # The rest is what `prepare` returned. `cast` is safe: the signature shows that no one has
     # edited the file.
     return Prepared(folder, cast(FactsType, contents), arrays)
+
+
+def ensure_cache(folder: Path, fill: Callable[[Path], PreparedFacts]) -> None:
+    """Make a cache if its folder is missing or damaged; one process does, and others wait.
+
+    Args:
+        fill: writes the data to a folder, and returns the facts about them.
+    """
+    if is_unchanged(folder):
+        return
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with locked(Path(f"{folder}.lock")):
+        # Another process may have prepared the data while this one waited for the lock. A folder
+        # that does not exist counts as damaged.
+        problem = None if is_unchanged(folder) else find_damage(folder)
+        if problem is None:
+            return
+        if folder.exists():
+            print(f"the cache {folder} is made again: {problem}", flush=True)
+        make_cache(folder, fill)
 
 
 def cache_folder(source: DataSource, **settings: object) -> Path:

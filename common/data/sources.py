@@ -15,6 +15,7 @@ from common.agreement import ask_rank_zero
 from common.config import TrainingConfig
 from common.data.evaluated import (
     Evaluated,
+    TrainedOn,
     is_same_place,
     own_configuration,
     read_evaluated,
@@ -126,26 +127,35 @@ def for_evaluation(source: DataSource, model: str) -> DataSource:
         )
         if not is_same_place(resolved, source.location, source.configuration):
             continue
-        # None: the user has not set the flag, and the share of that run is used.
-        if source.validation_share not in (None, trained.validation_share):
-            if trained.validation_share is None:
-                trained_share = "the default share"
-            else:
-                trained_share = f"--validation-share {trained.validation_share:g}"
-            raise UserError(
-                (
-                    f"--validation-share {source.validation_share:g}: {trained.run} trained on "
-                    f"this data set with {trained_share}, and its training samples would be "
-                    "evaluated"
-                ),
-                advice="leave --validation-share out",
-            )
+        insist_on_trained_share(source.validation_share, trained)
         return replace(
             source,
             validation_share=trained.validation_share,
             evaluated=replace(evaluated, trained_on=(trained,)),
         )
     return replace(source, is_whole=True, validation_share=None, evaluated=evaluated)
+
+
+def insist_on_trained_share(share: float | None, trained: TrainedOn) -> None:
+    """Raise a UserError if another share than the trained run's would be held out.
+
+    Args:
+        share: the value of `--validation-share`. If it is None, the share of that run is used.
+        trained: the data on which the run trained.
+    """
+    if share is None or share == trained.validation_share:
+        return
+    if trained.validation_share is None:
+        trained_share = "the default share"
+    else:
+        trained_share = f"--validation-share {trained.validation_share:g}"
+    raise UserError(
+        (
+            f"--validation-share {share:g}: {trained.run} trained on this data set with "
+            f"{trained_share}, and its training samples would be evaluated"
+        ),
+        advice="leave --validation-share out",
+    )
 
 
 def built_in_source(name: str, reason: str) -> DataSource:

@@ -13,12 +13,20 @@ import numpy as np
 import torch
 
 from common.data.batch import Batch, Data, TensorSamples, Work
+from common.data.cache import Prepared
 from common.data.fingerprint import fingerprint_of_tokenizer
 from common.data.labels import LABELLED_DATA_FLAGS
 from common.data.parquet import ParquetRows
 from common.data.prepared import prepared
 from common.data.sources import DataSource
-from common.data.tokens import ARRAYS, SCRATCH_VOCABULARY, encode, load_tokenizer, prepare_text
+from common.data.tokens import (
+    ARRAYS,
+    SCRATCH_VOCABULARY,
+    TextFacts,
+    encode,
+    load_tokenizer,
+    prepare_text,
+)
 from common.errors import UserError
 from common.initial import weights_file
 from common.system.devices import to_device
@@ -241,14 +249,7 @@ def load_text(
     )
     facts = data.facts
     tokenizer_folder = data.folder / "tokenizer"
-    splits: dict[str, TextSamples] = {}
-    for name, arrays in data.arrays.items():
-        if "index" in facts:
-            (groups,) = arrays
-            rows = ParquetRows(groups, **facts["index"])
-            splits[name] = StreamedText(rows, tokenizer_folder, max_length, token_positions)
-        else:
-            splits[name] = TextSamples(*arrays, token_positions=token_positions)
+    splits = text_splits(data, tokenizer_folder, max_length, token_positions)
     if token_positions is not None:
         facts["notes"].append("padding is not computed (--padding-free)")
     return TextData(
@@ -265,6 +266,25 @@ def load_text(
         max_length=max_length,
         is_evaluated_only="train" not in splits,
     )
+
+
+def text_splits(
+    data: Prepared[TextFacts],
+    tokenizer_folder: Path,
+    max_length: int,
+    token_positions: TokenPositions | None,
+) -> dict[str, TextSamples]:
+    """Return the samples of each split: streamed if the data have an index, else from the cache."""
+    index = data.facts.get("index")
+    splits: dict[str, TextSamples] = {}
+    for name, arrays in data.arrays.items():
+        if index is None:
+            splits[name] = TextSamples(*arrays, token_positions=token_positions)
+        else:
+            (groups,) = arrays
+            rows = ParquetRows(groups, **index)
+            splits[name] = StreamedText(rows, tokenizer_folder, max_length, token_positions)
+    return splits
 
 
 def tokenizer_of_evaluated(source: DataSource, checkpoint: str) -> dict[str, str]:

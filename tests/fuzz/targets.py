@@ -133,17 +133,23 @@ def space(data: st.DataObject, folder: Path) -> None:
 
 def directories(data: st.DataObject, folder: Path) -> None:
     """The directory is made, or a sentence says why it can't be."""
-    asked = data.draw(st.one_of(st.sampled_from([*inputs.PATHS, *inputs.ODD_TEXT]), st.text()))
-    asked = asked.replace("\0", "")  # which no command line can hold
-    if asked.startswith("~") or "runs" in asked or (asked.startswith("/") and "/dev" not in asked):
+    odd_names = st.sampled_from([*inputs.PATHS, *inputs.ODD_TEXT])
+    drawn_name = data.draw(st.one_of(odd_names, st.text()))
+    output_dir = drawn_name.replace("\0", "")  # which no command line can hold
+    is_outside = output_dir.startswith("/") and "/dev" not in output_dir
+    if output_dir.startswith("~") or "runs" in output_dir or is_outside:
         return
     place = work(folder)
-    with command_line(place, asked):
-        made: list[RunDirectory] = []
+    with command_line(place, output_dir):
+        directories_made: list[RunDirectory] = []
         resume = data.draw(st.booleans())
-        sentence = sentence_of(lambda: made.append(RunDirectory(asked, "mnist_mlp", resume)))
-        if made:
-            made[0].release()
+
+        def make() -> None:
+            directories_made.append(RunDirectory(output_dir, "mnist_mlp", resume))
+
+        sentence = sentence_of(make)
+        if directories_made:
+            directories_made[0].release()
         else:
             assert sentence
 
@@ -264,21 +270,24 @@ def save_checkpoints(folder: Path) -> None:
 def resume(data: st.DataObject, folder: Path) -> None:
     """A damaged run resumes from a whole checkpoint, or is refused; no whole file is lost."""
     run = inputs.copied(whole_run(folder), folder / "damaged")
-    before, damaged = inputs.contents(run), []
+    before = inputs.contents(run)
+    damaged: list[str] = []
     for _ in range(data.draw(st.integers(1, 3))):
         sign = data.draw(st.sampled_from([None, signed]))
         damaged.append(os.path.relpath(inputs.damage(data, run, sign), run))
-    asked = data.draw(st.sampled_from(["auto", run, run / "checkpoints" / "step-00000006"]))
+    checkpoint = run / "checkpoints" / "step-00000006"
+    resumed_from = data.draw(st.sampled_from(["auto", run, checkpoint]))
     training = Training()
-    with command_line(folder, "--resume", asked, "--output-dir", run, "--tracker", "none"):
+    with command_line(folder, "--resume", resumed_from, "--output-dir", run, "--tracker", "none"):
         sentence = sentence_of(lambda: go_on(training))
     if sentence is None and not any(name.endswith("manifest.json") for name in damaged):
         assert training.state() in STATES, "what was restored is nothing that was saved"
-    after, lawful = inputs.contents(run), {"status.json", "metrics.jsonl", *damaged}
+    after = inputs.contents(run)
+    may_change = {"status.json", "metrics.jsonl", *damaged}
     for name, content in before.items():
         places = (name, superseded(name), put_aside(name))
-        kept = any(after.get(place) == content for place in places)
-        assert kept or name in lawful, f"{name} was lost"
+        is_kept = any(after.get(place) == content for place in places)
+        assert is_kept or name in may_change, f"{name} was lost"
 
 
 def go_on(training: Training) -> None:
@@ -289,9 +298,10 @@ def go_on(training: Training) -> None:
     directory = RunDirectory(config.output_dir, "mnist_mlp", resume=True)
     try:
         single: Any = SimpleNamespace(is_main_process=True, num_processes=1)
-        checkpoints, asked = checkpoints_in(directory.path / "checkpoints"), Path(config.resume)
-        named = asked.name if asked.name.startswith("step-") else None
-        restore_newest(checkpoints, named, training.parts, identity_at(0))
+        checkpoints = checkpoints_in(directory.path / "checkpoints")
+        resumed_name = Path(config.resume).name
+        checkpoint_name = resumed_name if resumed_name.startswith("step-") else None
+        restore_newest(checkpoints, checkpoint_name, training.parts, identity_at(0))
         log = Log(single, directory.path, Objective("accuracy", "max"))
         log.start(
             config, RunConfig(**SHOWN), lambda: {STEP: training.progress.values["global_step"]}
@@ -317,7 +327,8 @@ def put_aside(name: str) -> str:
 def config_files(data: st.DataObject, folder: Path) -> None:
     """A damaged `config.json` is repeated by `--config`, or refused."""
     run = inputs.copied(whole_run(folder), folder / "repeated")
-    path, recipe = run / "config.json", data.draw(st.sampled_from(RECIPES))
+    path = run / "config.json"
+    recipe = data.draw(st.sampled_from(RECIPES))
     if data.draw(st.booleans()):
         path.write_text(json.dumps(inputs.damaged_json(data, json.loads(path.read_text()))))
     else:
@@ -361,9 +372,9 @@ def tables(data: st.DataObject, folder: Path) -> None:
     inputs.write_tables(data, inputs.emptied(folder / "texts"))
     columns = data.draw(st.sampled_from([(), (), ("text",), ("x",), ("text", "idx")]))
     label = data.draw(st.sampled_from([None, None, "label", "text", "x"]))
-    said = [sentence_of(lambda: load_folder_of_text(folder / "texts", columns, label))]
-    said += [sentence_of(lambda: load_folder_of_text(folder / "texts", columns, label))]
-    assert said[0] == said[1]
+    first = sentence_of(lambda: load_folder_of_text(folder / "texts", columns, label))
+    second = sentence_of(lambda: load_folder_of_text(folder / "texts", columns, label))
+    assert first == second
 
 
 def damaged_tables(data: st.DataObject, folder: Path) -> None:

@@ -144,9 +144,9 @@ def test_tf32_is_a_precision_of_its_own(tmp_path: Path, monkeypatch: pytest.Monk
     error, _ = run(*again, "--mixed-precision", "no")
     assert isinstance(error, UserError)
     assert "--mixed-precision no (the run has tf32)" in error.message
-    error, said = run(*again)
+    error, output = run(*again)
     assert error is None
-    assert "; tf32\n" in said
+    assert "; tf32\n" in output
     assert run(*FLAGS, "--output-dir", tmp_path / "other")[0] is None
     assert torch.get_float32_matmul_precision() == "highest"
     compared = compare(read_runs([str(tmp_path / "other"), str(directory)]))
@@ -264,9 +264,9 @@ def test_status_of_another_run_finishes_nothing(tmp_path: Path) -> None:
     other = tmp_path / "other"
     assert run(*FLAGS, "--output-dir", other)[0] is None
     shutil.copy(other / "status.json", directory / "status.json")
-    error, said = run("--resume", directory)
+    error, output = run("--resume", directory)
     assert error is None
-    assert "resuming" in said
+    assert "resuming" in output
     assert (directory / "summary.json").exists()
 
 
@@ -330,10 +330,10 @@ def test_lost_best_model_costs_nothing_else(tmp_path: Path) -> None:
     content = bytearray(best.read_bytes())
     content[-1] ^= 1
     best.write_bytes(content)
-    error, said = run("--resume", directory)
+    error, output = run("--resume", directory)
     assert error is None
-    assert f"resuming {newest}" in said
-    assert "the best model so far is lost" in said
+    assert f"resuming {newest}" in output
+    assert "the best model so far is lost" in output
     summary = json.loads((directory / "summary.json").read_text())
     assert summary["progress/kept_step"] == 4
     assert summary.get("val/best_rmse") == summary["val/rmse"]
@@ -352,9 +352,9 @@ def test_changed_recipe_is_told_recorded_and_compared(
     edited.write_text(source.replace("nn.ReLU()", "nn.Tanh()"))
     with monkeypatch.context() as patch:
         patch.setattr(regression, "__file__", str(edited))
-        error, said = run("--resume", directory)
+        error, output = run("--resume", directory)
     assert error is None
-    assert "nn.Tanh()" in said
+    assert "nn.Tanh()" in output
     changes = json.loads((directory / "config.json").read_text())["source"]["changes"]
     assert [change["global_step"] for change in changes] == [3]
     compared = compare(read_runs([str(other), str(directory)]))

@@ -159,8 +159,8 @@ def test_each_call_fails_once(
         flags = (*FLAGS, "--output-dir", directory, "--resume", "auto")
         if begins == "with a model":
             flags = (*flags, "--init-from", whole)
-        disk, error, said = failing(directory.parent, fails_at, number, *flags)
-        where = f"call {fails_at}, {disk.calls[fails_at : fails_at + 1]}: {error!r}\n{said}"
+        disk, error, output = failing(directory.parent, fails_at, number, *flags)
+        where = f"call {fails_at}, {disk.calls[fails_at : fails_at + 1]}: {error!r}\n{output}"
         step, digests = learned(directory)
         assert step >= least, where
         assert reference.setdefault(step, digests) == digests, where
@@ -171,8 +171,8 @@ def test_each_call_fails_once(
             if error is not None and number != errno.EACCES and status.exists():
                 assert json.loads(status.read_text())["resumable"], where
             if error is not None:
-                error, said = run(*flags)
-        assert error is None, f"{where}\nthen {error!r}\n{said}"
+                error, output = run(*flags)
+        assert error is None, f"{where}\nthen {error!r}\n{output}"
         final = final or digest(directory / model)
         assert digest(directory / model) == final, where
         assert learned(directory)[0] == STEPS[-1], where

@@ -244,7 +244,8 @@ class Runs(RuleBasedStateMachine):
 
     def check_restored(self, attempt: Attempt, before: Whole) -> None:
         """A run resumes with its own weights: the newest whole ones that `--resume` allows."""
-        run_id, config = attempt.directory.run_id, attempt.config
+        run_id = attempt.directory.run_id
+        config = attempt.config
         if config.resume is None:
             assert run_id not in self.seeds
             self.seeds[run_id] = config.seed
@@ -311,8 +312,8 @@ class Runs(RuleBasedStateMachine):
     def resume(self, name: str, updates: int, moment: int | None, step: int | None) -> None:
         """Resume from the newest checkpoint, or from one that is named."""
         directory = self.root / name
-        asked = directory if step is None else directory / "checkpoints" / f"step-{step:08d}"
-        self.launch(directory, lambda: command(directory, str(asked), None), updates, moment)
+        resumed_from = directory if step is None else directory / "checkpoints" / f"step-{step:08d}"
+        self.launch(directory, lambda: command(directory, str(resumed_from), None), updates, moment)
 
     @rule(name=st.sampled_from(NAMES), updates=st.integers(0, LAST))
     def resume_auto(self, name: str, updates: int) -> None:

@@ -25,7 +25,7 @@ from common.tools.compare.readers import read_runs
 from tests.unit.tools.compare.run_folders import rows, write_run
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
-BROWSER = next((found for found in map(shutil.which, NAMES) if found), "")
+BROWSER = next((path for path in map(shutil.which, NAMES) if path), "")
 ATTACK = "</script><img src=http://attack.invalid/x onerror=\"document.title='attacked'\">"
 # Records what goes wrong from the first line of the page's script on.
 WATCH = "<script>window.errors = []; onerror = (text) => { errors.push(text); };</script>"

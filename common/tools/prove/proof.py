@@ -43,9 +43,12 @@ def prove(request: Request) -> bool:
     """
     checks = chosen_checks(request.checks)
     recipe = load_recipe(request.recipe)
-    given = flags_of(request.flags)
+    stated_flags = flags_of(request.flags)
     flags = proof_flags(
-        with_determinism(given), recipe.config_class, built_in_dataset(recipe.path), request.updates
+        with_determinism(stated_flags),
+        recipe.config_class,
+        built_in_dataset(recipe.path),
+        request.updates,
     )
     with writing(f"--output {request.output}"):
         request.output.resolve().parent.mkdir(parents=True, exist_ok=True)
@@ -88,14 +91,15 @@ def chosen_checks(names: str | None) -> list[Check]:
     """
     if names is None:
         return [check for check in CHECKS if not check.is_optional]
-    wanted = [name.strip() for name in names.split(",")]
-    unknown = [name for name in wanted if name not in {check.name for check in CHECKS}]
+    chosen_names = [name.strip() for name in names.split(",")]
+    known_names = {check.name for check in CHECKS}
+    unknown = [name for name in chosen_names if name not in known_names]
     if unknown:
         raise UserError(
             f"there is no check {unknown[0] or '(empty)'}",
             advice=f"choose from {', '.join(check.name for check in CHECKS)}",
         )
-    return [check for check in CHECKS if check.name in wanted]
+    return [check for check in CHECKS if check.name in chosen_names]
 
 
 def new_folder(path: Path | None) -> Path:

@@ -81,24 +81,9 @@ def run_variants(
     """
     # No flag needs to vary: several seeds of a single variant are useful, too.
     space, shared = parse_space(flags, load_recipe(Path(recipe)), least=0)
-    for name, distribution in space.items():
-        if not isinstance(distribution, CategoricalDistribution):
-            raise UserError(
-                f"--{name} has a range, which only `recipes tune` takes",
-                advice="pass choices with commas, such as 0.1,0.01",
-            )
-    if seeds > 1 and ("seed" in space or "--seed" in shared):
-        raise UserError(
-            f"--seeds {seeds} sets --seed to 0 to {seeds - 1}", advice="leave --seed out"
-        )
-    process_counts = list(dict.fromkeys(num_processes.split(",")))
-    are_numbers = all(re.fullmatch("[1-9][0-9]{0,3}", count) for count in process_counts)
-    if seeds < 1:
-        raise UserError(f"--seeds {seeds} can't work", advice="give 1 or more")
-    if not are_numbers:
-        raise UserError(
-            f"--num-processes {num_processes:.99} can't work", advice="give numbers such as 1,2"
-        )
+    refuse_ranges(space)
+    refuse_seeds(seeds, sets_seed="seed" in space or "--seed" in shared)
+    process_counts = read_process_counts(num_processes)
     variants = list_variants(space, process_counts)
     command = [recipe, *flags, "--num-processes", num_processes]
     directory = Path(output_dir or default_directory(command)).resolve()
@@ -119,6 +104,40 @@ def run_variants(
             f"{failed_count} runs failed, for the reasons printed above",
             advice="correct what made them fail, and repeat the command to try them again",
         )
+
+
+def refuse_ranges(space: Space) -> None:
+    """Raise a UserError if a flag has a range instead of choices."""
+    for name, distribution in space.items():
+        if not isinstance(distribution, CategoricalDistribution):
+            raise UserError(
+                f"--{name} has a range, which only `recipes tune` takes",
+                advice="pass choices with commas, such as 0.1,0.01",
+            )
+
+
+def refuse_seeds(seeds: int, *, sets_seed: bool) -> None:
+    """Raise a UserError if there can't be so many seeds.
+
+    Args:
+        sets_seed: whether the recipe's flags have a --seed of their own.
+    """
+    if seeds > 1 and sets_seed:
+        raise UserError(
+            f"--seeds {seeds} sets --seed to 0 to {seeds - 1}", advice="leave --seed out"
+        )
+    if seeds < 1:
+        raise UserError(f"--seeds {seeds} can't work", advice="give 1 or more")
+
+
+def read_process_counts(num_processes: str) -> list[str]:
+    """Return each number of `--num-processes` once; raise a UserError if one is no number."""
+    process_counts = list(dict.fromkeys(num_processes.split(",")))
+    if not all(re.fullmatch("[1-9][0-9]{0,3}", count) for count in process_counts):
+        raise UserError(
+            f"--num-processes {num_processes:.99} can't work", advice="give numbers such as 1,2"
+        )
+    return process_counts
 
 
 def list_variants(space: Space, process_counts: Sequence[str]) -> list[Variant]:

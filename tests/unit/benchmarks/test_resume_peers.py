@@ -345,10 +345,10 @@ def test_summary_has_the_largest_counts_of_the_kills() -> None:
         result_of(name, kill="28", removed=1),
         result_of(name, kill="29", processes=2, is_finished=False),
     )
-    one, two = report.summary_rows(results)
-    assert one == (*(name, "3", "≤ 5 (in 2)", "0", "0", "2 of 3", "0", "≤ 2 (in 1)", "2 of 3"),)
-    assert two[0] == f"{name}, 2 processes"
-    assert two[-1] == "0 of 1"
+    alone, together = report.summary_rows(results)
+    assert alone == (*(name, "3", "≤ 5 (in 2)", "0", "0", "2 of 3", "0", "≤ 2 (in 1)", "2 of 3"),)
+    assert together[0] == f"{name}, 2 processes"
+    assert together[-1] == "0 of 1"
     details = {row[1]: row for row in report.detail_rows(results) if row[0] == name}
     assert details["29"][6] == "5.0e-01"
     assert details["28"][-1] == "no, 1 removed by hand"

@@ -158,7 +158,9 @@ def test_augmentation_makes_all_shifts_and_mirrors() -> None:
 def test_mirroring_alternates_between_epochs(seed: int) -> None:
     """Any two epochs in a row show an image from both sides; chance decides which comes first."""
     split = samples(count=1000, size=2, channels=1)
-    split.flip, split.crop_padding, split.seed = True, 0, seed
+    split.flip = True
+    split.crop_padding = 0
+    split.seed = seed
     split.place(CPU)
     everyone = torch.arange(1000)
     plain = split.gather(everyone, None)["images"]

@@ -43,12 +43,12 @@ def test_windows_are_those_of_numpy(
     ]
     before = images.copy()
     for cut in (copied_windows, gathered_pixels):
-        made = cut(
+        windows_cut = cut(
             torch.from_numpy(images),
             torch.from_numpy(tops),
             torch.from_numpy(lefts),
             torch.from_numpy(is_mirrored) if flips else None,
             padding,
         )
-        assert np.array_equal(made, np.stack(windows)), cut.__name__
+        assert np.array_equal(windows_cut, np.stack(windows)), cut.__name__
     assert np.array_equal(images, before)

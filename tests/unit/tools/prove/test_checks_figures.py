@@ -93,7 +93,8 @@ def test_f1_is_that_of_scikit_learn(seed: int, ranks: int, batches: int, classes
         for _ in range(batches):
             batch = []
             for _ in range(draws.randint(1, 4)):
-                predicted, label = draws.randrange(classes), draws.randrange(classes)
+                predicted = draws.randrange(classes)
+                label = draws.randrange(classes)
                 hit = float(predicted == label)
                 batch.append(
                     Row(sample, hit=hit, predicted=predicted, label=label, classes=classes)

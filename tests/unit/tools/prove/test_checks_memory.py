@@ -25,15 +25,15 @@ def notes(growth: dict[str, Callable[[int], float]], count: int = 12) -> list[No
     Args:
         growth: functions of the update, in bytes, besides a constant size.
     """
-    made = []
+    measured_notes = []
     for number in range(count):
         step = 10 + 5 * number
         sizes = {"resident": 5e8, "in_use": 2e8, "tensor_bytes": 1e7, "tensors": 100.0}
         for name, function in growth.items():
             sizes[name] += function(step)
         values = {name: int(size) for name, size in sizes.items()}
-        made.append(note("memory", step, device=None, **values))
-    return made
+        measured_notes.append(note("memory", step, device=None, **values))
+    return measured_notes
 
 
 def test_constant_memory_passes() -> None:
@@ -71,10 +71,10 @@ def test_noise_passes() -> None:
 
 
 def test_resident_memory_counts_where_the_allocator_does_not_tell() -> None:
-    made = []
+    measured_notes = []
     for measured in notes({"resident": lambda step: 2 * MOST["resident"] * MEBIBYTE * step}):
-        made.append(note("memory", measured.step, **{**measured.values, "in_use": None}))
-    verdict = verdict_of(run_with(made))
+        measured_notes.append(note("memory", measured.step, **{**measured.values, "in_use": None}))
+    verdict = verdict_of(run_with(measured_notes))
     assert verdict.passed is False
     assert "resident memory" in verdict.causes[0]
 
@@ -82,8 +82,8 @@ def test_resident_memory_counts_where_the_allocator_does_not_tell() -> None:
 def test_growing_tensors_are_named_first() -> None:
     values = {"dtype": "float32", "shape": [16, 10], "count": 60, "more": 50}
     growing = note("growing", 65, holder="the list `history` of main in train.py", **values)
-    made = [*notes({"tensors": lambda step: step}), growing]
-    verdict = verdict_of(run_with(made))
+    measured_notes = [*notes({"tensors": lambda step: step}), growing]
+    verdict = verdict_of(run_with(measured_notes))
     assert verdict.causes[0] == (
         "tensors of float32 [16 × 10] became more by 50, to 60, held by the list `history` of main "
         "in train.py"
@@ -96,8 +96,8 @@ def test_short_run_has_no_answer() -> None:
 
 def test_growth_is_seen_across_a_drop() -> None:
     """Some tensors are freed at the end of an epoch, while others become more."""
-    made = notes({"tensor_bytes": lambda step: 640 * step - 10**5 * (step > 45)})
-    assert verdict_of(run_with(made)).passed is False
+    measured_notes = notes({"tensor_bytes": lambda step: 640 * step - 10**5 * (step > 45)})
+    assert verdict_of(run_with(measured_notes)).passed is False
 
 
 def test_holder_is_a_variable_of_the_recipe() -> None:
@@ -108,8 +108,8 @@ def test_holder_is_a_variable_of_the_recipe() -> None:
         f"the list `history` of {sys._getframe().f_code.co_name} in test_checks_memory.py"
     )
     nested = {"logits": [torch.ones(4) for _ in range(9)], "labels": []}
-    held = [*nested["logits"]]
-    assert "the dict `nested`" in holder_of(held, sys._getframe(), folder)
+    live_tensors = [*nested["logits"]]
+    assert "the dict `nested`" in holder_of(live_tensors, sys._getframe(), folder)
     try:
         KEPT.extend(torch.ones(5) for _ in range(9))
         assert "the list `KEPT` in test_checks_memory.py" in holder_of(
