@@ -139,7 +139,7 @@ def is_satisfied(requirement: Requirement, installed: Installed) -> bool:
 def requirements_of(
     name: str, extras: Iterable[str], python: str, *, only_extras: bool = False
 ) -> Iterator[Requirement]:
-    """Yield the requirements of a package of this environment, as they apply to the other machine.
+    """Yield those requirements of a package here that apply to the other machine.
 
     Args:
         only_extras: leave out requirements that do not depend on an extra.
@@ -212,7 +212,7 @@ def run_without(missing: set[str]) -> None:
 
 
 def launches(folder: Path) -> list[list[str]]:
-    """Return what `gpu.py` starts, as short as possible: Python's arguments of each command."""
+    """Return the shortest commands that `gpu.py` starts, each as the arguments of Python."""
     recipes = REPOSITORY / "recipes"
     small = ["--max-steps", "2", "--batch-size", "4", "--tracker", "none", "--epochs", "1"]
     images = ["--dataset", "synthetic", "--image-size", "8"]

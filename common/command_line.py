@@ -298,12 +298,13 @@ def read_config(config_class: type[ConfigType], path: Path) -> ConfigType:
 
 
 def refuse_another_recipe(
-    path: Path, recipe: str | None, saved_flags: Set[str], known_flags: Set[str]
+    path: Path, recipe: object, saved_flags: Set[str], known_flags: Set[str]
 ) -> None:
     """Raise a UserError if a `config.json` belongs to another recipe than the one that reads it.
 
     Args:
-        recipe: the recipe that the file names; None if it names none.
+        recipe: the recipe that the file names; None if it names none. A hand-written file may have
+            any JSON value here.
         saved_flags: the flags in the file.
         known_flags: the flags of the recipe that reads it.
     """

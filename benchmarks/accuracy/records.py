@@ -66,7 +66,7 @@ class Trial:
     evaluation_seconds: float
 
     def after(self, epochs: float, figures: Mapping[str, float]) -> Evaluation:
-        """Return the evaluation after so many epochs, each followed by one, as computed."""
+        """Return the computed evaluation after so many epochs; an evaluation follows each epoch."""
         epoch_seconds = self.updates_per_epoch * self.update_seconds + self.evaluation_seconds
         return Evaluation(
             seconds=self.start_seconds + epochs * epoch_seconds,

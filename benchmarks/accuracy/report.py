@@ -97,7 +97,7 @@ def duration(seconds: Sequence[float]) -> str:
 
 
 def rows_of(results: Results) -> list[Row]:
-    """Return the rows of all goals for whose data sets there are runs."""
+    """Return the rows of all goals whose data set has runs."""
     rows: list[Row] = []
     for workload in WORKLOADS.values():
         if any(run.workload == workload.name for run in results.runs.values()):

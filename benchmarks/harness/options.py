@@ -24,7 +24,7 @@ class Options:
     suites: tuple[SuiteName, ...] = ("mnist", "resnet", "bert", "loop", "start", "ddp", "memory")
     """Suites to run; flags compares flags of the recipes, quality compares accuracies."""
     rounds: int = 5
-    """Rounds, in each of which all contestants take turns; each ratio is the median over rounds."""
+    """Number of rounds. In each, all contestants take turns; a ratio is the median over rounds."""
     steps: float = 1.0
     """Scale of the updates per round: 0.1 to try the script, more for less noise."""
     data: Path | None = None

@@ -193,6 +193,6 @@ def show(suite: Suite) -> None:
 
 
 def pair(suite: Suite, comparison: Comparison, figure: str, form: str) -> str:
-    """Return the medians of a figure of both sides, as far as they are known, for people."""
+    """Return both sides' medians of a figure in words, without those that are unknown."""
     medians = (suite.median(comparison.ours, figure), suite.median(comparison.theirs, figure))
     return " : ".join(format(median, form) for median in medians if median is not None)

@@ -22,7 +22,7 @@ MOMENTS = {
 }
 WITH_TWO_PROCESSES = (UNINTERRUPTED, "between saves", DURING_A_SAVE, "save at the epoch's end")
 SAVES = range(SAVE_EVERY, UPDATES, SAVE_EVERY)
-# Saves in the middle of an epoch, of which the next update is in the same epoch as well.
+# Saves in the middle of an epoch: the next update belongs to the same epoch.
 MID_EPOCH_SAVES = [save for save in SAVES if save % UPDATES_PER_EPOCH != 0]
 
 

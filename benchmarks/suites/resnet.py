@@ -72,13 +72,10 @@ def resnet(options: Options) -> Suite:
     }
     # Measured once, since no contestant is compared with it.
     fp32_roof = BATCH_SIZE / roofs.seconds_per_call(convolutions["fp32"])
+    recipe = recipe_contestant("resnet", options, RESNET_WARMUP, None, dataset=dataset)
     contestants = {
-        "recipe": recipe_contestant("resnet", options, RESNET_WARMUP, None, dataset=dataset),
-        "Accelerate fp32": contestant(lambda *turn: train_accelerate(task, "fp32", *turn)),
-        f"Accelerate {precision}": contestant(
-            lambda *turn: train_accelerate(task, precision, *turn)
-        ),
-        f"PyTorch {precision}": contestant(lambda *turn: train_pytorch(task, precision, *turn)),
+        "recipe": recipe,
+        **textbook_contestants(task, precision),
         f"convolutions {precision}": roof(convolutions[precision], BATCH_SIZE),
     }
     is_quoted = not options.on_gpu and data.source.name == "cifar10"
@@ -104,6 +101,17 @@ def resnet(options: Options) -> Suite:
         ],
         warmup_steps=1,
     )
+
+
+def textbook_contestants(task: Task, precision: str) -> dict[str, Contestant]:
+    """Return the textbook loops: with Accelerate in two precisions, and in plain PyTorch."""
+    return {
+        "Accelerate fp32": contestant(lambda *turn: train_accelerate(task, "fp32", *turn)),
+        f"Accelerate {precision}": contestant(
+            lambda *turn: train_accelerate(task, precision, *turn)
+        ),
+        f"PyTorch {precision}": contestant(lambda *turn: train_pytorch(task, precision, *turn)),
+    }
 
 
 def resnet_comparisons(options: Options) -> list[Comparison]:

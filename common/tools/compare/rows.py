@@ -8,7 +8,7 @@ from typing import NamedTuple
 from common.tools.compare.comparison import FIGURES, RATIOS, Comparison
 from common.track.names import EFFICIENCY, PEAK, Metric, describe
 
-# The figure that says what a value is of, by the value's own name.
+# Values that need an explanation, such as whose memory it is: the figure that has it, by name.
 KIND_NAMES = {PEAK: "memory_kind", "perf/mfu": "mfu_kind"}
 
 
@@ -57,13 +57,13 @@ def objective_rows(comparison: Comparison) -> Iterator[FigureRow]:
 
 
 def heading_of(row: FigureRow, comparison: Comparison) -> str:
-    """Return a metric's heading; it says what the values are of, if that is the same for all."""
+    """Return a metric's heading, with the split, memory or peak if all values share it."""
     kinds = set(kinds_of(row, comparison).values())
     return row.metric.heading if len(kinds) != 1 else f"{row.metric.heading}, {kinds.pop()}"
 
 
 def kinds_of(row: FigureRow, comparison: Comparison) -> dict[int, str]:
-    """Return what each known value is of (a split, whose memory, which peak), by place."""
+    """Return the split, memory or peak of each known value, by the place of its run."""
     if not row.kind_name:
         return {}
     return {
@@ -74,6 +74,6 @@ def kinds_of(row: FigureRow, comparison: Comparison) -> dict[int, str]:
 
 
 def kind_suffix(row: FigureRow, comparison: Comparison, place: int) -> str:
-    """Return a cell's suffix that says what its value is of; empty if the heading says so."""
+    """Return a cell's suffix with the split, memory or peak; empty if the heading has it."""
     kinds = kinds_of(row, comparison)
     return f" ({kinds[place]})" if place in kinds and len(set(kinds.values())) > 1 else ""

@@ -4,7 +4,7 @@ from common.track.names import UNKNOWN
 
 
 def value_text(value: object) -> str:
-    """Return a setting of a run, as JSON has it, in the form of a table's cell."""
+    """Format a setting of a run, a JSON value, for a table's cell."""
     if value is None:
         return UNKNOWN
     if isinstance(value, bool):

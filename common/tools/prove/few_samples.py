@@ -54,7 +54,7 @@ def limit_order(function: str, few_class: type, most: int) -> None:
 
 
 def few_of(order: Any, few_class: type, most: int) -> Any:
-    """Return an order of at most `most` samples; one that has no more, or has blocks, as it is."""
+    """Cut an order to `most` samples. A shorter order, or one with blocks, stays as it is."""
     if order.num_samples <= most or order.blocks is not None:
         return order
     # Neighbours are equally far apart, from the first sample on.

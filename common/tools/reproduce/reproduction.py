@@ -127,7 +127,7 @@ def new_receipt(request: Request, past: PastRun) -> Reproduction:
 
 
 def run_expected(past: PastRun, code: PlacedCode) -> PastRun:
-    """Return the records that the new run will have, as far as they are known before it starts."""
+    """Return those records of the new run that are known before it starts."""
     environment = past.config.environment
     device = torch.device("cpu")
     if environment.device_type != "cpu":

@@ -94,7 +94,7 @@ def growths_of(notes: Sequence[Note]) -> list[Growth]:
     for kind, values in measured.items():
         slopes = slopes_between(steps, [value / MEBIBYTE for value in values])
         rises = sum(rise > MOST[kind] / 2 for rise in slopes) / len(slopes)
-        # The median, because single jumps and drops, as at the end of an epoch, don't move it.
+        # Single jumps and drops, such as those at the end of an epoch, don't move the median.
         growths.append(Growth(kind, median(slopes), rises))
     return growths
 
