@@ -127,10 +127,10 @@ def check_limits(config: "DataclassInstance") -> None:
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         for item in value if isinstance(value, tuple) else [value]:
-            wanted = outside(type(config), field.name, item)
-            if wanted is not None:
+            expected = outside(type(config), field.name, item)
+            if expected is not None:
                 raise UserError(
-                    f"{spelled(field.name)} {item!r:.99} can't work", advice=f"give {wanted}"
+                    f"{spelled(field.name)} {item!r:.99} can't work", advice=f"give {expected}"
                 )
 
 
@@ -188,10 +188,10 @@ def from_json(config_class: type, values: Mapping[str, object], source: str) -> 
     flags = {}
     for name, value in values.items():
         value = tuple(value) if isinstance(value, list) else value
-        wanted = outside_type(types[name], value) or outside_limits(config_class, name, value)
-        if wanted is not None:
+        expected = outside_type(types[name], value) or outside_limits(config_class, name, value)
+        if expected is not None:
             shown = reprlib.repr(value)
-            raise UserError(f"{source} has {shown} for {spelled(name)}", advice=f"give {wanted}")
+            raise UserError(f"{source} has {shown} for {spelled(name)}", advice=f"give {expected}")
         flags[name] = value
     return flags
 
@@ -214,9 +214,9 @@ def outside_type(expected_type: Any, value: object) -> str | None:
 def outside_limits(config_class: type, name: str, value: object) -> str | None:
     """Return the flag's limits if a value, or an item of a tuple, is outside of them."""
     for item in value if isinstance(value, tuple) else [value]:
-        wanted = outside(config_class, name, item)
-        if wanted is not None:
-            return wanted
+        expected = outside(config_class, name, item)
+        if expected is not None:
+            return expected
     return None
 
 

@@ -84,8 +84,8 @@ def ask_git(folder: Path, *words: str, most_bytes: int = 2**26) -> bytes | None:
 
 def git_environment() -> dict[str, str]:
     """Return the variables for a git command that takes no locks and asks no questions."""
-    own = {name: value for name, value in os.environ.items() if name not in FOREIGN}
-    return {**own, "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
+    kept_variables = {name: value for name, value in os.environ.items() if name not in FOREIGN}
+    return {**kept_variables, "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
 
 
 def line_of_git(folder: Path, *words: str) -> str | None:
@@ -205,10 +205,10 @@ def changes_of(root: Path) -> tuple[list[str], list[str]]:
         return [], [f"all changes, because {len(names):,} files differ from the commit"]
     reasons = {name: reason_to_leave_out(root / name) for name in names}
     not_saved = [f"{name}: {reason}" for name, reason in reasons.items() if reason is not None]
-    wanted = [f":(top,literal){name}" for name, reason in reasons.items() if reason is None]
-    if not wanted:
+    saved_paths = [f":(top,literal){name}" for name, reason in reasons.items() if reason is None]
+    if not saved_paths:
         return [], not_saved
-    output = ask_git(root, *DIFF, "--", *wanted, most_bytes=MOST_BYTES)
+    output = ask_git(root, *DIFF, "--", *saved_paths, most_bytes=MOST_BYTES)
     if output is None:
         not_saved.append(f"all changes, because git can't show them in {MOST_BYTES:,} bytes")
         return [], not_saved

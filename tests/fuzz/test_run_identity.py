@@ -220,10 +220,10 @@ class Runs(RuleBasedStateMachine):
         """Run a command to its end, or until it is killed; see that no run has lost anything."""
         before = whole_checkpoints(self.root)
         attempts: list[Attempt] = []
-        made: list[Directory] = []
+        directories_made: list[Directory] = []
 
         def work() -> None:
-            attempts.append(Attempt(config(), made))
+            attempts.append(Attempt(config(), directories_made))
             self.check_restored(attempts[0], before)
             attempts[0].train(updates)
 
@@ -234,7 +234,7 @@ class Runs(RuleBasedStateMachine):
                 elif killed_at(patch, moment, work):
                     ENDED["killed"] += 1
             finally:
-                for run_directory in made:
+                for run_directory in directories_made:
                     run_directory.release()
         if attempts:
             ENDED["began" if attempts[0].manifest is None else "resumed"] += 1
@@ -273,12 +273,12 @@ class Runs(RuleBasedStateMachine):
     def check_kept(self, directory: Path, before: Whole, attempt: Attempt | None) -> None:
         """No checkpoint of another run is lost, nor the newest whole one of the run itself."""
         after = whole_checkpoints(self.root)
-        own = None if attempt is None else attempt.directory.run_id
+        own_run_id = None if attempt is None else attempt.directory.run_id
         for digest, (owner, _, path) in before.items():
-            assert digest in after or owner == own, f"{path} of another run was lost"
+            assert digest in after or owner == own_run_id, f"{path} of another run was lost"
         named = attempt is not None and "step-" in (attempt.config.resume or "")
-        steps = [step for owner, step, _ in before.values() if owner == own]
-        steps_after = [step for owner, step, _ in after.values() if owner == own]
+        steps = [step for owner, step, _ in before.values() if owner == own_run_id]
+        steps_after = [step for owner, step, _ in after.values() if owner == own_run_id]
         if steps and not named:
             assert steps_after
             assert max(steps_after) >= max(steps), "the newest whole checkpoint was lost"

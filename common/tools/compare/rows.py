@@ -8,7 +8,7 @@ from typing import NamedTuple
 from common.tools.compare.comparison import FIGURES, RATIOS, Comparison
 from common.track.names import EFFICIENCY, PEAK, Metric, describe
 
-# Values that need an explanation, such as whose memory it is: the figure that has it, by name.
+# By metric: the figure that says whose memory was measured, or which peak the MFU is a share of.
 KIND_NAMES = {PEAK: "memory_kind", "perf/mfu": "mfu_kind"}
 
 

@@ -111,9 +111,9 @@ class Interrupter:
     def kill(self, manner: Manner, place: str) -> NoReturn:
         """End all ranks at once by SIGKILL."""
         self.note(manner, place)
-        own = os.getpid()
-        kill_processes([process for process in self.processes() if process != own])
-        kill_processes([own])
+        own_id = os.getpid()
+        kill_processes([process for process in self.processes() if process != own_id])
+        kill_processes([own_id])
         raise SystemExit(1)  # on a system without SIGKILL
 
     def processes(self) -> list[int]:

@@ -1,4 +1,4 @@
-"""Launches a recipe under observation, in processes of its own, as a user launches it."""
+"""Launches a recipe in new processes, as a user would, and observes it."""
 
 import contextlib
 import signal

@@ -256,13 +256,13 @@ class Observers:
         """Yield the batches of a loader, and note the samples of each before it is used."""
         session = self.session
         count = len(micro_batches) - first
-        for number, made in enumerate(original(loader, micro_batches, epoch, first)):
+        for number, made_batch in enumerate(original(loader, micro_batches, epoch, first)):
             samples = micro_batches[first + number].tolist()
             if epoch is not None:
                 session.samples = samples
             elif session.run is not None and session.run.stages.started is not None:
-                self.before_evaluation_batch(loader, samples, made[0], number, count)
-            yield made
+                self.before_evaluation_batch(loader, samples, made_batch[0], number, count)
+            yield made_batch
 
     def before_evaluation_batch(
         self, loader: Any, samples: list[int], batch: Any, number: int, count: int

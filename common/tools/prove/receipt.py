@@ -1,4 +1,4 @@
-"""The receipt of a proof, `proof.json`: what was checked, of which code, where, and the results."""
+"""The receipt of a proof, `proof.json`: the checks, the code, the machine, and the results."""
 
 import hashlib
 import subprocess

@@ -42,7 +42,7 @@ def table(results: Sequence[CheckResult]) -> list[list[str]]:
 
 
 def badge(receipt: ProofReceipt) -> str:
-    """Return one line of Markdown that says what was proved, of which file, when and where."""
+    """Return one line of Markdown with the result, the file, the date and the machine."""
     applicable = [result for result in receipt.checks if result.passed is not None]
     passed_count = sum(result.passed is True for result in applicable)
     facts = [f"`{Path(receipt.recipe).name}` {receipt.recipe_sha256[:DIGITS]}"]

@@ -1,4 +1,4 @@
-"""The facts on which the bits of a run depend, and in which of them two runs differ."""
+"""The facts on which a run's bits depend, and how two runs differ in them."""
 
 import re
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""The command and the environment with which a past run is trained again, as a user would do it."""
+"""Builds the command and the environment that train a past run again, as a user would."""
 
 import os
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Shows what differs from a past run before it is trained again, and the result afterwards."""
+"""Shows how the present differs from a past run before the training, and the result after it."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -61,9 +61,9 @@ def welch_interval(
 ) -> Interval | None:
     """Return Welch's interval of the difference of two means.
 
-    The groups may have different sizes and different spreads. There is no interval, and the result
-    is None, if a group has fewer than two values, or if all values of both groups are equal within
-    their group: then nothing shows how much they vary by chance.
+    The groups may have different sizes and different spreads. The result is None if a group has
+    fewer than two values, or if neither group varies: nothing then shows how much values vary by
+    chance.
     """
     if first.mean is None or second.mean is None:
         return None

@@ -68,9 +68,9 @@ class Outcomes:
         reading = next(self.readings)
         split = self.name_of(loader)
         try:
-            for samples, made in zip(micro_batches, batches, strict=False):
+            for samples, made_batch in zip(micro_batches, batches, strict=False):
                 self.batch = CurrentBatch(split, reading, samples.tolist())
-                yield made
+                yield made_batch
         finally:
             self.batch = None
 
