@@ -12,6 +12,7 @@ from benchmarks.accuracy.results import Results
 from benchmarks.accuracy.workloads import WORKLOADS, Published, Recipe, Workload
 
 COMPUTED = "*"
+COMPUTED_IN_MARKDOWN = "\\*"  # a bare asterisk would begin italics
 AT_MOST = "≤"
 LEGEND = (
     f"{COMPUTED} computed: the speed measured here, times the epochs that are published or that "
@@ -181,11 +182,11 @@ def as_markdown(rows: Sequence[Row]) -> str:
     """Return the rows as a table in Markdown, the recipes in bold."""
     lines = [f"| {' | '.join(HEADINGS)} |", "|---|---|--:|--:|--:|--:|"]
     for row, cells in zip(rows, without_repetitions(rows), strict=True):
-        goal, *others = [cell.replace(COMPUTED, "\\*") for cell in cells]
+        goal, *others = [cell.replace(COMPUTED, COMPUTED_IN_MARKDOWN) for cell in cells]
         if row.is_recipe:
             others = [f"**{cell}**" for cell in others]
         lines.append(f"| {' | '.join([goal, *others])} |")
-    legend = [f"\n{line.replace(COMPUTED, chr(92) + '*')}" for line in legend_for(rows)]
+    legend = ["\n" + line.replace(COMPUTED, COMPUTED_IN_MARKDOWN) for line in legend_for(rows)]
     return "\n".join([*lines, *legend])
 
 

@@ -139,26 +139,33 @@ def relabelled(
     if model_classes is None or model_classes == class_names:
         return labels, None
     model_labels = {class_name: label for label, class_name in enumerate(model_classes)}
-    # The data name their classes as the model does.
+    model_numbers = {str(label) for label in range(len(model_classes))}
+    note: str | None = None
+    # renumbering[i] is the model's label for label i of the data.
     if {*class_names} <= model_labels.keys():
-        # renumbering[i] is the model's label for label i of the data.
         renumbering = np.array([model_labels[each] for each in class_names], dtype=np.int64)
-        note = None
         if len(class_names) < len(model_classes):
             note = (
                 f"of the {len(model_classes)} classes of {evaluated.model}, the data have "
                 f"{len(class_names)}"
             )
-        return renumbering[labels], note
-    # The data name their classes by the model's numbers.
-    if {*class_names} <= {str(label) for label in range(len(model_classes))}:
+    elif {*class_names} <= model_numbers:
         renumbering = np.array([int(each) for each in class_names], dtype=np.int64)
         meanings = ", ".join(f"{label} is {model_classes[label]}" for label in renumbering.tolist())
-        return renumbering[labels], f"classes are named by their numbers: {meanings:.200}"
-    unknown = next(class_name for class_name in class_names if class_name not in model_labels)
-    raise UserError(
+        note = f"classes are named by their numbers: {meanings:.200}"
+    else:
+        raise unknown_class(name, class_names, evaluated.model, model_classes)
+    return renumbering[labels], note
+
+
+def unknown_class(
+    name: str, class_names: list[str], model: str, model_classes: list[str]
+) -> UserError:
+    """Return the error for data with a class that the model does not have."""
+    unknown = next(class_name for class_name in class_names if class_name not in model_classes)
+    return UserError(
         (
-            f"data set {name} has the class {unknown:.60}, and {evaluated.model} has only "
+            f"data set {name} has the class {unknown:.60}, and {model} has only "
             f"{', '.join(model_classes):.200}"
         ),
         advice=(
