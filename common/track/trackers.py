@@ -133,8 +133,7 @@ class WandB:
         # W&B stages its uploads in the run's directory, next to its other files.
         staging_folder = Path(os.environ.get("WANDB_DIR") or directory, "wandb")
         os.environ.setdefault("WANDB_DATA_DIR", str(staging_folder.absolute()))
-        arguments = init_arguments(config, run_config, directory)
-        mode, reason = start_wandb(accelerator, config.project, arguments)
+        mode, reason = start_wandb(accelerator, config, run_config, directory)
         self.objective = Objective.parse(run_config.objective)
         self.best: float | None = None
         # The split that is evaluated during training: validation, or else test.
@@ -224,12 +223,9 @@ class WandB:
 
 
 def start_wandb(
-    accelerator: Accelerator, project: str, arguments: Mapping[str, object]
+    accelerator: Accelerator, config: TrainingConfig, run_config: RunConfig, directory: Path
 ) -> tuple[str, str]:
     """Start a W&B run through Accelerate, offline if the server refuses it.
-
-    Args:
-        arguments: of `wandb.init`, without the mode and the settings.
 
     Returns:
         The mode, "online" or "offline", and the reason for it.
@@ -237,16 +233,17 @@ def start_wandb(
     import wandb
 
     mode, reason = wandb_mode()
-    arguments = {**arguments, "settings": settings_of_run()}
+    arguments = init_arguments(config, run_config, directory)
+    arguments |= {"mode": mode, "settings": settings_of_run()}
     accelerator.log_with = filter_trackers(["wandb"])
     try:
-        accelerator.init_trackers(project, None, {"wandb": {**arguments, "mode": mode}})
+        accelerator.init_trackers(config.project, None, {"wandb": arguments})
     except Exception as problem:
         accelerator.trackers.clear()
         wandb.teardown()  # the failed attempt would keep the run's id in use
         mode = "offline"
         reason = f"the server refused: {type(problem).__name__}"
-        accelerator.init_trackers(project, None, {"wandb": {**arguments, "mode": mode}})
+        accelerator.init_trackers(config.project, None, {"wandb": {**arguments, "mode": mode}})
     return mode, reason
 
 
