@@ -122,6 +122,7 @@ def keyed_records(launch: ObservedLaunch) -> Iterator[tuple[Key, AnyObserved]]:
     Micro-batches have all entries of `parts`.
     """
     batches: Counter[Key] = Counter()  # of each evaluation
+    evaluated_step = -1  # the update after which this launch last evaluated on validation data
     for record in launch.records:
         if isinstance(record, MicroBatch):
             place = record.step, record.micro_batch
@@ -134,7 +135,12 @@ def keyed_records(launch: ObservedLaunch) -> Iterator[tuple[Key, AnyObserved]]:
             batches[evaluation] += 1
         elif isinstance(record, Evaluated):
             yield ("evaluated", record.step, record.phase), record
+            if record.phase == "validation":
+                evaluated_step = record.step
         elif isinstance(record, Saved):
-            yield ("saved", record.step), record
+            # One update may have a save before its evaluation and one after it. The evaluation
+            # changes the state of the best evaluation.
+            is_evaluated = record.step == evaluated_step
+            yield ("saved", record.step, is_evaluated), record
         elif isinstance(record, Finished):
             yield ("finished",), record

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from common.tools.prove.differences import COMPARED, first_difference
-from common.tools.prove.observation import AnyObserved
-from tests.unit.tools.prove.observed import UPDATES, changed, launch, run
+from common.tools.prove.observation import AnyObserved, ObservedLaunch
+from tests.unit.tools.prove.observed import UPDATES, changed, evaluated, launch, run, saved
 
 REFERENCE = run(launch(0))
 OTHERS = {
@@ -55,6 +57,25 @@ def test_any_change_is_found_where_it_is(data: st.DataObject) -> None:
     assert difference.names == expected.get(
         subject, ("accuracy",) if subject in ("metrics", "figures") else ()
     )
+
+
+@pytest.mark.parametrize("first_step", [0, UPDATES])
+def test_saves_before_and_after_an_evaluation_are_told_apart(first_step: int) -> None:
+    """The last update has two saves. A resumed launch may make only the second one."""
+
+    def ending(launch_number: int, first: int, has_first_save: bool) -> ObservedLaunch:
+        start = launch(launch_number, first)
+        before = saved(UPDATES)
+        after = before.model_copy(update={"parts": {**before.parts, "best evaluation": "new"}})
+        evaluation = evaluated(UPDATES, 1.0)
+        # The made-up launch ends with an evaluation and a save of its own.
+        others = [record for record in start.records if record.step < UPDATES]
+        saves = [before] if has_first_save else []
+        return replace(start, records=(*others, *saves, evaluation, after))
+
+    reference = run(ending(0, 0, has_first_save=True))
+    resumed = run(ending(0, first_step, has_first_save=first_step == 0))
+    assert first_difference(reference, resumed) is None
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
