@@ -13,7 +13,11 @@ from typing import Literal
 from safetensors.torch import load_file
 
 from common.tools.prove.bench import Bench, Interruption, RunSpec
-from common.tools.prove.instruments.updates import FIRST_WEIGHTS, LAST_WEIGHTS
+from common.tools.prove.instruments.updates import (
+    COMPARED_UPDATE,
+    FIRST_WEIGHTS,
+    LATER_WEIGHTS,
+)
 from common.tools.prove.observation import (
     Evaluated,
     MicroBatch,
@@ -35,14 +39,14 @@ GRADIENTS = 1e-2
 RATES = 1e-6
 FIGURES = 1e-2  # of an evaluation; a figure may also differ by that of `FLIPPED` samples
 FLIPPED = 2
-WEIGHTS = 2e-2  # of the distance that the weights have moved in the run
+WEIGHTS = 2e-2  # of the distance that the weights have moved up to the update `COMPARED_UPDATE`
 # Absolute differences that are always allowed.
 SMALL_LOSS = 1e-5
 SMALL_NORM = 1e-6
 SMALL_RATE = 1e-12
 STATED = (
     f"tolerance: losses {LOSS:.1%}, gradients {GRADIENTS:.0%}, weights {WEIGHTS:.0%} of the "
-    "distance that they moved"
+    f"distance that they moved up to update {COMPARED_UPDATE}"
 )
 
 
@@ -220,18 +224,18 @@ def differing_quantity(number: int, first: Update, second: Update) -> UpdateDiff
 
 @dataclass(frozen=True)
 class Distance:
-    """How far the last weights of two runs are apart."""
+    """How far the weights of two runs are apart after the update `COMPARED_UPDATE`."""
 
     share: float  # of the distance that the weights have moved in the first run
     name: str  # the parameter that differs most
 
 
 def weight_distance(first: ObservedRun, second: ObservedRun) -> Distance | None:
-    """Return how far the last weights are apart; None if a run has not reached its last update."""
+    """Return how far the weights of two runs are apart; None if a run has not come that far."""
     paths = [
         first.directory / FIRST_WEIGHTS,
-        first.directory / LAST_WEIGHTS,
-        second.directory / LAST_WEIGHTS,
+        first.directory / LATER_WEIGHTS,
+        second.directory / LATER_WEIGHTS,
     ]
     if not all(path.exists() for path in paths):
         return None

@@ -17,6 +17,7 @@ from common.tools.prove.comparison import (
     updates_of,
     weight_distance,
 )
+from common.tools.prove.instruments.updates import COMPARED_UPDATE
 from common.tools.prove.observation import ObservedRun
 
 RATIO = 0.02  # relative; by how much a ratio of gradients may differ from a whole number
@@ -74,13 +75,13 @@ def cause_of_later_loss(pair: Pair, difference: UpdateDifference) -> Cause:
 
 
 def cause_of_weights(pair: Pair) -> Cause | None:
-    """Return why the last weights differ, after equal losses and gradients; None if they agree."""
+    """Return why the weights differ, after equal losses and gradients; None if they agree."""
     distance = weight_distance(pair.first, pair.second)
     if distance is None or distance.share <= WEIGHTS:
         return None
     return Cause(
-        f"the last weights differ by {distance.share:.1%} of the distance that they moved, most in "
-        f"{distance.name}",
+        f"the weights after update {COMPARED_UPDATE} differ by {distance.share:.1%} of the "
+        f"distance that they moved, most in {distance.name}",
         "look for weights that something besides the optimizer changes, such as an average that "
         "is updated for each micro-batch: do that under `if accelerator.sync_gradients:`",
     )

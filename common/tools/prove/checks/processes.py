@@ -10,7 +10,6 @@ from common.tools.prove.bench import (
     skipped,
 )
 from common.tools.prove.comparison import (
-    UPDATES,
     Mixers,
     Way,
     Ways,
@@ -19,6 +18,7 @@ from common.tools.prove.comparison import (
     run_of,
     ways_of,
 )
+from common.tools.prove.instruments.updates import COMPARED_UPDATE
 from common.tools.prove.observation import ObservedRun
 from common.tools.prove.pairs import (
     Pair,
@@ -31,7 +31,7 @@ from common.tools.prove.pairs import (
     values_of,
 )
 
-STOPPED_AFTER = UPDATES // 2
+STOPPED_AFTER = COMPARED_UPDATE - 1  # so that the resumed run makes the update that is compared
 # The launcher's variables for FSDP2, as `accelerate_configs/fsdp2_bf16.yaml` sets them.
 SHARDED = (("ACCELERATE_USE_FSDP", "true"), ("FSDP_VERSION", "2"))
 

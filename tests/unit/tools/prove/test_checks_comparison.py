@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from common.tools.prove.checks import accumulation, processes
 from common.tools.prove.comparison import Way, updates_of
-from common.tools.prove.instruments.updates import FIRST_WEIGHTS, LAST_WEIGHTS
+from common.tools.prove.instruments.updates import FIRST_WEIGHTS, LATER_WEIGHTS
 from common.tools.prove.observation import Note, Observed, ObservedRun
 from common.tools.prove.pairs import Pair
 from tests.unit.tools.prove.made_up import (
@@ -45,7 +45,7 @@ def run_of(
     directory = folder / str(way)
     directory.mkdir()
     save_file({"model.weight": torch.ones(2)}, directory / FIRST_WEIGHTS)
-    save_file({"model.weight": torch.full((2,), weights)}, directory / LAST_WEIGHTS)
+    save_file({"model.weight": torch.full((2,), weights)}, directory / LATER_WEIGHTS)
     ranks = []
     for _ in range(way.processes):
         records: list[Observed] = [started(accumulation=way.accumulation), mixing or mixers()]
@@ -102,7 +102,10 @@ def test_rounding_passes(way: Way, tmp_path: Path) -> None:
         ({"losses": (6.0, 2.0, 1.0)}, "the loss of update 1 is 6 with"),
         ({"losses": (3.0, 2.0, 1.1)}, "the loss of update 3 is 1.1 with"),
         ({"norms": (0.6, 0.4, 0.3)}, "the gradients of update 1 have the norm 0.6 with"),
-        ({"weights": 2.1}, "the last weights differ by 10.0% of the distance that they moved"),
+        (
+            {"weights": 2.1},
+            "the weights after update 3 differ by 10.0% of the distance that they moved",
+        ),
         ({"accuracy": 0.56}, "accuracy of the validation evaluation after update 3 is 0.56"),
     ],
 )
