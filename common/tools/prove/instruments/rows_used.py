@@ -35,6 +35,10 @@ class Rows:
         self.count = 0  # its samples
         self.has_gradient: torch.Tensor | None = None  # bool [count], on the host
 
+    def __deepcopy__(self, memo: object) -> "Rows":
+        """Return the same object: a recipe may copy its model, whose hooks are methods of it."""
+        return self
+
     def started(
         self, original: Callable[..., None], run: Run, *positional: Any, **named: Any
     ) -> None:
