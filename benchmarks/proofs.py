@@ -4,7 +4,8 @@
     python benchmarks/proofs.py recipes/bert.py examples/gan.py     # only these
     python benchmarks/proofs.py --show                              # the table of the receipts
 
-Each proof is a command of its own, with the built-in data. Its receipt goes to
+Each proof is a command of its own, with the built-in data. `examples/lora.py` adapts a pretrained
+model: `recipes/bert.py` trains one for it first, in `runs/for-lora`. The receipts go to
 `benchmarks/results/proofs/`. The exit status is 1 if a proof fails.
 """
 
@@ -22,6 +23,8 @@ from common.tools.prove.receipt import CheckResult, ProofReceipt, read_receipt
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 RECEIPTS = REPOSITORY / "benchmarks" / "results" / "proofs"
+NEED_CHECKPOINT = ("examples/lora.py",)
+CHECKPOINT_RUN = "runs/for-lora"  # relative, so that receipts name no folder of this machine
 SYMBOLS = {True: "✓", False: "**✗**", None: "–"}  # by whether a check passed; None: does not apply
 
 
@@ -74,9 +77,21 @@ def prove_all(files: list[str], folder: Path, checks: str | None) -> list[str]:
         command = [sys.executable, "-m", "common.tools", "prove", file, "--output", str(output)]
         if checks is not None:
             command += ["--checks", checks]
+        if file in NEED_CHECKPOINT:
+            command += ["--model", trained_checkpoint()]
         if subprocess.run(command, cwd=REPOSITORY).returncode != 0:
             failed_files.append(file)
     return failed_files
+
+
+def trained_checkpoint() -> str:
+    """Return the folder of a BERT trained on the built-in data; train it if there is none yet."""
+    folder = f"{CHECKPOINT_RUN}/model"
+    if not (REPOSITORY / folder / "model.safetensors").exists():
+        command = [sys.executable, "recipes/bert.py", "--dataset", "docstrings"]
+        command += ["--tracker", "none", "--output-dir", CHECKPOINT_RUN]
+        subprocess.run(command, cwd=REPOSITORY, check=True)
+    return folder
 
 
 def markdown(receipts: list[ProofReceipt]) -> str:

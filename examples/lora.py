@@ -5,10 +5,10 @@
 A copy of recipes/bert.py. Checkpoints hold the frozen weights only once. The exported model is a
 plain BERT into which the matrices are merged. To continue from it, pass its folder as --model.
 
-Result: 31.9 % test accuracy with a BERT of random weights, the share of the largest class.
-One run with the default flags and --num-threads 1: torch 2.13, bf16, two cores of an AMD EPYC. So
-pass a checkpoint as --model. An earlier version classified 96.8 % of 21 simple sentences, also over
-random weights (5 epochs of batches of 16, mean of three seeds).
+Result: 37.2 % test accuracy with a BERT of random weights, where the largest class has 31.9 %. To
+learn more, pass a checkpoint as --model: from the model that recipes/bert.py had trained on the
+same data (79.4 %), with a new head, 79.4 % after 2 epochs. One run each with the default flags:
+torch 2.13, bf16, two cores of an AMD EPYC.
 """
 
 import copy
@@ -40,7 +40,7 @@ from common.training.optim import decay_groups
 @dataclass(kw_only=True)
 class Config(TrainingConfig):
     batch_size: int = 32  # Samples per process and micro-batch.
-    learning_rate: float = 5e-3  # Peak learning rate.
+    learning_rate: float = 1e-3  # Peak learning rate.
     rank: int = flag(8, least=1, most=10**6)  # Rank of the matrices added to the weights.
     # Hub id or folder of a checkpoint; scratch: a small model that is not pretrained.
     model: str = "auto"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -53,6 +54,30 @@ def test_table_has_a_column_for_each_check_that_was_asked(
     monkeypatch.setattr(sys, "argv", words)
     proofs.main()
     assert capsys.readouterr().out.splitlines() == expected
+
+
+def test_only_lora_gets_a_model_that_is_trained_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands: list[list[str]] = []
+
+    def run(command: list[str], cwd: Path, check: bool = False) -> SimpleNamespace:
+        commands.append(command[1:])
+        if command[1] == "recipes/bert.py":
+            model = tmp_path / proofs.CHECKPOINT_RUN / "model"
+            model.mkdir(parents=True)
+            (model / "model.safetensors").touch()
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(proofs, "REPOSITORY", tmp_path)
+    monkeypatch.setattr(proofs.subprocess, "run", run)
+    files = ["examples/lora.py", "examples/gan.py", "examples/lora.py"]
+    assert proofs.prove_all(files, tmp_path / "receipts", None) == []
+    trainings = [command for command in commands if command[0] == "recipes/bert.py"]
+    assert len(trainings) == 1
+    expected = ["--model", "runs/for-lora/model"]
+    proven = [command for command in commands if command[0] == "-m"]
+    assert [command[-2:] == expected for command in proven] == [True, False, True]
 
 
 @pytest.mark.slow
