@@ -68,7 +68,8 @@ def do_on_each_rank(accelerator: "Accelerator", work: Callable[[], Value]) -> Va
         results.append(work())
     except UserError as error:
         mistake = error
-    # An exception can't be sent: Python would build it again from its exit status.
+    # The ranks exchange the words of the error, not the error itself: pickle would call its class
+    # with the exit status alone, without the words.
     own_words = None if mistake is None else (mistake.problem, mistake.advice, mistake.resumable)
     for words in gather_from_ranks(accelerator, own_words):
         if words is not None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Protocol, TypeVar, get_args, get_type_hints
 
-from common.console import spare_output
+from common.console import protect_output
 from common.errors import Outcome, Preempted, UserError, let_main_rank_exit_first
 from common.files import read_json, reading
 from common.flags import check_limits, from_json, record_reads, role_of, spelled, stated
@@ -62,7 +62,7 @@ def parse_config(config_class: type[ConfigType], description: str | None = None)
         UserError: a value can't work, or contradicts the run to resume.
         SystemExit: tyro's, for an unknown flag (with the nearest match) or a value of another type.
     """
-    spare_output()
+    protect_output()
     refuse_credentials(sys.argv[1:])
     with reading("the current directory", "change to one that is there"):
         os.getcwd()

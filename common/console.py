@@ -74,7 +74,7 @@ class ToolOutput(io.TextIOWrapper):
             raise SystemExit(f"error: {message}: {advice}, or name another file") from None
 
 
-def spare_output() -> None:
+def protect_output() -> None:
     """Prepare standard output so that a run outlives its terminal.
 
     Output that can't be written is dropped, and symbols that the terminal can't show are replaced.
@@ -83,10 +83,10 @@ def spare_output() -> None:
     replace_output(Output, by_line=False)
 
 
-def spare_tool_output() -> None:
+def protect_tool_output() -> None:
     """Prepare standard output so that a tool ends without a traceback if it can't be written.
 
-    A run goes on without its output (`spare_output`). A tool has nothing else to give, so it ends.
+    A run goes on without its output; see `protect_output`. A tool has no other result, so it ends.
     """
     is_closed = sys.stdout is None
     open_closed_streams()

@@ -406,4 +406,7 @@ def insist_on_flags(
             changes.append(f"{spelled(name)} {before!s:.99} and now has {now!s:.99}")
     if changes:
         advice = "put these values back in the run's config.json, or start another run"
-        raise UserError(f"{path} was trained with {', '.join(changes)}", advice=advice)
+        raise UserError(
+            f"{path} can't be resumed with other flags: it was trained with {', '.join(changes)}",
+            advice=advice,
+        )

@@ -115,7 +115,7 @@ class Checkpoints:
     lasting_receipts: dict[str, Receipt] = field(default_factory=dict)
     run_id: str | None = None  # of the run that these checkpoints belong to
     # Raises a `UserError` if the run's directory no longer belongs to this run.
-    insist_on_own: Callable[[], None] = lambda: None
+    insist_on_ownership: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
         self.host_copies = HostCopies(self.device)
@@ -220,7 +220,7 @@ class Checkpoints:
         """Write a save to disk, in the writing thread; note an error for the training thread."""
         try:
             wait_for_copies()
-            self.insist_on_own()
+            self.insist_on_ownership()
             write(contents)
         except LostProcessError as lost:
             self.lost = lost

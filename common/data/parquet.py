@@ -192,7 +192,7 @@ class ParquetTables(LabelledData):
         is_trained_on = not source.is_whole
         if self.first not in self.splits or (len(self.classes) < 2 and is_trained_on):
             raise UserError(
-                f"{self.where}: {self.first} has rows of fewer than two classes",
+                f"{self.where}: all rows of {self.first} have the same class, or none has one",
                 advice="add rows of another class, or check the label column",
             )
         if is_trained_on:

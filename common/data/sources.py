@@ -148,11 +148,11 @@ def insist_on_trained_share(share: float | None, trained: TrainedOn) -> None:
     if trained.validation_share is None:
         trained_share = "the default share"
     else:
-        trained_share = f"--validation-share {trained.validation_share:g}"
+        trained_share = f"{trained.validation_share:g}"
     raise UserError(
         (
-            f"--validation-share {share:g}: {trained.run} trained on this data set with "
-            f"{trained_share}, and its training samples would be evaluated"
+            f"--validation-share {share:g} would evaluate training samples: {trained.run} held out "
+            f"{trained_share} of this data set"
         ),
         advice="leave --validation-share out",
     )

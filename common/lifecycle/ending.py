@@ -70,7 +70,7 @@ def end_training(context: Context, log_training: Callable[[], None]) -> None:
     """
     stopwatch = context.meters.stopwatch
     stopwatch.stop()
-    context.directory.insist_on_own()
+    context.directory.insist_on_ownership()
     context.checkpoints.wait()
     context.agreement.check(context.progress.global_step)
     # The loop ended between two log lines, as with early stopping.

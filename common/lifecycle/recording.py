@@ -18,7 +18,7 @@ def log_interval(context: Context, kept: KeptParts) -> None:
     Raises:
         UserError: the recipe recorded a metric under a name that the run uses itself.
     """
-    context.directory.insist_on_own(max_age=1.0)
+    context.directory.insist_on_ownership(max_age=1.0)
     values = context.meters.interval()
     context.guard.check(context.progress.global_step, values.get("train/loss", 0.0))
     own_values = {**context.guard.figures(), **learning_rates(kept.optimizers)}

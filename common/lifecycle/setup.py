@@ -101,5 +101,5 @@ def make_checkpoints(
         accelerator.device,
     )
     checkpoints.run_id = directory.run_id
-    checkpoints.insist_on_own = directory.insist_on_own
+    checkpoints.insist_on_ownership = directory.insist_on_ownership
     return checkpoints

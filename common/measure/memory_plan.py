@@ -74,8 +74,9 @@ class MemoryPlan:
         model = self.model
         used = memory_now(self.device) / MEBIBYTE - sum(self.planned.values())
         gradients = mebibytes(p for p in model.parameters() if p.requires_grad)
-        # DDP has already allocated the buckets for its gradients. On a GPU they count as used; on a
-        # CPU they do not, because their pages have not been touched.
+        # DDP has already allocated the buckets for its gradients. A GPU counts them as used, so
+        # they are subtracted here, because the plan names gradients on their own. A CPU does not
+        # count them yet: it gives out pages when they are first touched.
         if isinstance(model, DistributedDataParallel) and has_own_memory_figures(self.device):
             used -= gradients
         self.planned |= {"gradients": gradients, "other": max(0.0, used)}

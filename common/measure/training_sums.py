@@ -209,5 +209,5 @@ class TrainingSums:
                     count_before + float(count),
                 )
             losses = [float(loss) for loss in state["last_update"]]
-            # This adds one tensor without dimensions for each loss.
+            # Extending by a 1-D tensor appends its losses one by one, as 0-D tensors.
             self.last_update.extend(torch.tensor(losses, device=self.device))

@@ -149,8 +149,9 @@ class Profiler:
             waited = time.perf_counter() - start
             if self.is_timing:
                 self.waited += waited
-            # If one wait makes many batches, they share all waiting since the first update: the
-            # timed updates alone might contain none of the waits, or a wait for later batches.
+            # If the loader makes many batches at once, only some updates wait. So all waiting since
+            # the first update is divided by all batches that were made: the timed updates alone
+            # might contain no wait, or a wait for batches that are used after them.
             if self.is_timing or batches_at_once > 1:
                 self.making_seconds += waited
                 if position % batches_at_once == 0:

@@ -158,12 +158,12 @@ class RunDirectory:
         Raises:
             UserError: on any rank, if the directory no longer belongs to this run.
         """
-        self.insist_on_own()
+        self.insist_on_ownership()
         if is_main_rank():
             write_json(self.path / name, signed_config(value) if name == CONFIG else value)
         self.has_config = self.has_config or name == CONFIG
 
-    def insist_on_own(self, max_age: float = 0.0) -> None:
+    def insist_on_ownership(self, max_age: float = 0.0) -> None:
         """Raise a `UserError` if the directory was removed, or now contains another run.
 
         Files that this job wrote then would look like a run without being one, or would damage the

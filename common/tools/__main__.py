@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from common.console import spare_tool_output
+from common.console import protect_tool_output
 from common.errors import UserError
 
 
@@ -44,7 +44,7 @@ def main(words: Sequence[str] | None = None) -> None:
     """
     name, *rest = [*(sys.argv[1:] if words is None else words)] or ["--help"]
     if name in ("-h", "--help"):
-        spare_tool_output()  # a tool does this itself, by `tool_parser`
+        protect_tool_output()  # a tool does this itself, by `tool_parser`
         print(overview())
         return
     if name not in TOOLS:

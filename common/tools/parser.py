@@ -2,7 +2,7 @@
 
 import argparse
 
-from common.console import spare_output, spare_tool_output
+from common.console import protect_output, protect_tool_output
 
 
 def tool_parser(
@@ -18,9 +18,9 @@ def tool_parser(
             search of many hours should. Otherwise it ends then, without a traceback.
     """
     if outlives_terminal:
-        spare_output()
+        protect_output()
     else:
-        spare_tool_output()
+        protect_tool_output()
     return argparse.ArgumentParser(
         prog=f"recipes {name}",
         usage=usage,

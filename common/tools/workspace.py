@@ -29,9 +29,10 @@ BARS = ("perf/samples_per_second", "memory/peak_allocated_mib")
 def main(words: Sequence[str] | None = None) -> None:
     """Save the view or the report that the command line asks for; only print it with ``--dry-run``.
 
-    The page gives the objective of the runs a bar and a column. Without ``--objective`` it takes
-    the metrics of this repository that should be high; see `goal_metrics`. The flag is for runs
-    with another objective: a metric of a copied recipe's own, or one that should be low.
+    The page shows the objective of the runs as a bar chart and as a column of the table. Without
+    ``--objective`` it takes the metrics of this repository that should be high; see
+    `goal_metrics`. The flag is for runs with another objective: a metric of a copied recipe's own,
+    or one that should be low.
 
     Raises:
         UserError: the address is malformed, or W&B does not take the page.

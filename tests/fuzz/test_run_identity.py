@@ -109,7 +109,7 @@ class Attempt:
         self.checkpoints = Checkpoints(
             *(self.directory.path / "checkpoints", 0, 1, KEEP, 5.0),
             run_id=self.directory.run_id,
-            insist_on_own=self.directory.insist_on_own,
+            insist_on_ownership=self.directory.insist_on_ownership,
         )
         self.manifest = None
         if self.config.resume is not None:

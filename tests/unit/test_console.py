@@ -65,7 +65,7 @@ def test_output_that_fails_ends_no_run(monkeypatch: pytest.MonkeyPatch, broken: 
         writer = os.open("/dev/full", os.O_WRONLY)
     with monkeypatch.context() as patch:
         patch.setattr("sys.stdout", io.TextIOWrapper(open(writer, "wb"), encoding="utf-8"))  # noqa: SIM115
-        console.spare_output()
+        console.protect_output()
         for _ in range(3):
             console.say("x" * 10_000)
             console.CONSOLE.print("a table")
@@ -89,7 +89,7 @@ def test_letters_that_the_terminal_lacks_are_escaped(monkeypatch: pytest.MonkeyP
     written = io.BytesIO()
     with monkeypatch.context() as patch:
         patch.setattr("sys.stdout", io.TextIOWrapper(written, encoding="ascii"))
-        console.spare_output()
+        console.protect_output()
         console.say("ü")
         console.CONSOLE.print("日")
         assert written.getvalue() == b"\\xfc\n\\u65e5\n"

@@ -238,7 +238,7 @@ class Observers:
 
     def around_log(self, original: Any, run: Any, evaluation: Any) -> None:
         phase: Phase = "rehearsal" if run.evaluations.rehearsal.is_on else "validation"
-        original(run, evaluation)  # first, because it refuses unfit figures in its own words
+        original(run, evaluation)  # first, so that `run.log` reports figures that it can't log
         self.write_evaluated(phase, run.loaded.validation_split, evaluation)
 
     def write_evaluated(self, phase: Phase, split: str, evaluation: Mapping[str, Any]) -> None:

@@ -107,8 +107,8 @@ def claim(request: Request, past: PastRun) -> None:
     claimed = (receipt.original_run_id, receipt.flags)
     if claimed != (past.config.run_id, [*request.flags]):
         raise UserError(
-            f"{output} reproduces {receipt.original} with the flags "
-            f"{' '.join(receipt.flags) or 'of that run'}",
+            f"{output} holds another reproduction: of {receipt.original}, with "
+            f"{' '.join(receipt.flags) or 'the flags of that run'}",
             advice=advice,
         )
 

@@ -49,7 +49,10 @@ def answer(bench: Bench) -> Verdict:
 
 
 def interrupted_runs(bench: Bench) -> Iterator[ObservedRun]:
-    """Yield the run that `resumes` interrupts, unless it fails; then that check says so."""
+    """Yield the run that the check `resumes` interrupts.
+
+    If the run failed, that check reports it, and nothing is yielded here.
+    """
     with contextlib.suppress(RunFailedError):
         yield bench.run(interrupted_spec(bench))
 
@@ -244,7 +247,7 @@ def cause_of_evaluation(evaluation: Evaluation, size: int) -> Cause | None:
     repeated = [sample for sample, count in uses.items() if count > usual]
     repetitions = ""
     if repeated:
-        repetitions = f", and {len(repeated)} of them twice or more ({named(repeated)})"
+        repetitions = f", and {len(repeated)} samples were read twice or more ({named(repeated)})"
     counted = evaluation.figures.get("count")
     if counted is not None and counted != size:
         return Cause(
