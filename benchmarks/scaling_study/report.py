@@ -27,7 +27,7 @@ def report(study: Study) -> str:
     if study.mean_unseen_error is not None:
         mean = f"{study.mean_unseen_error:.1%}"
         largest = f"{study.largest_unseen_error:.1%}"
-        text.append(f"Unseen runs: {mean} off in the mean, {largest} at most.\n")
+        text.append(f"Unseen runs: {mean} off on average, {largest} at most.\n")
     fitted = [f"{name} {value:.3g}" for name, value in asdict(study.model).items()]
     text.append(f"Fitted: {', '.join(fitted)} (seconds, bytes per second, shares).\n")
     text += [f"- {assumption}" for assumption in ASSUMPTIONS]
@@ -94,7 +94,7 @@ def run_rows(study: Study) -> list[Row]:
                 f"{result.samples_per_second:,.0f} {spread}",
                 f"{checked.predicted:,.0f}",
                 f"{checked.error:+.1%}",
-                "fitted" if checked.run.is_fitted else "held against",
+                "fitted" if checked.run.is_fitted else "unseen",
             )
         )
     return rows
@@ -109,7 +109,7 @@ def draw(path: Path, study: Study) -> None:
     fitted = [checked for checked in study.runs if checked.run.is_fitted]
     unseen = [checked for checked in study.runs if not checked.run.is_fitted]
     speeds.scatter(*measured_and_predicted(fitted), marker="o", label="fitted")
-    speeds.scatter(*measured_and_predicted(unseen), marker="x", label="held against")
+    speeds.scatter(*measured_and_predicted(unseen), marker="x", label="unseen")
     lowest = min(checked.result.samples_per_second for checked in study.runs)
     limits = [lowest * 0.8, speeds.get_xlim()[1]]
     speeds.plot(limits, limits, color="0.7", zorder=0)
