@@ -24,6 +24,9 @@ LONG = (
     *("--dataset", "digits", "--tracker", "none", "--epochs", 4, "--batch-size", 32),
     *("--dropout", 0.2, "--log-every", 3, "--checkpoint-every", 25, "--hidden-sizes", 64, 48),
     *("--data-placement", "workers", "--num-workers", 1),
+    # Bits may depend on the number of threads. By default, it is the number of usable cores on
+    # Linux, and of all cores on other systems.
+    *("--num-threads", 1),
 )
 # The signals that stand for Ctrl-Break on Windows and Ctrl-C on macOS.
 REQUESTS: tuple[tuple[Platform, signal.Signals, str], ...] = (
