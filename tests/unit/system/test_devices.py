@@ -38,6 +38,15 @@ NAMES_CUDA = {
     "common/tools/predict/command.py": "an example in --help",
     "common/training/accelerator.py": "the precision that `auto` takes, by what is known of kinds",
 }
+# Those of them that decide something by the name.
+DECIDES_BY_NAME = {
+    "common/measure/peak.py",
+    "common/models/packing.py",
+    "common/profile/phases.py",
+    "common/profile/profiler.py",
+    "common/system/devices/compilation.py",
+    "common/training/accelerator.py",
+}
 
 
 def lines_with_cuda() -> list[str]:
@@ -54,19 +63,19 @@ def test_only_some_files_name_cuda() -> None:
     assert {*NAMES_CUDA} == {line.split(":")[0] for line in lines_with_cuda()}
 
 
-def test_comparisons_with_cuda_are_few() -> None:
-    """They are allowed only for features that no other GPUs have."""
-    comparison = re.compile(r'[!=]= "cuda"')
-    files = {line.split(":")[0] for line in lines_with_cuda() if comparison.search(line)}
-    allowed = {
-        "common/checkpoints/copies.py",
-        "common/system/devices/compilation.py",
-        "common/measure/peak.py",
-        "common/models/packing.py",
-        "common/profile/phases.py",
-        "common/profile/profiler.py",
-    }
-    assert files <= allowed
+def test_decisions_by_the_name_cuda_are_few() -> None:
+    """They are allowed only for features that no other GPUs have; `DECIDES_BY_NAME` lists them."""
+    decision = re.compile(r'[!=]= "cuda"|\{"cuda": ')  # a comparison, or a table by type
+    files = {line.split(":")[0] for line in lines_with_cuda() if decision.search(line)}
+    assert files == DECIDES_BY_NAME
+
+
+def test_page_lists_the_files_that_decide_by_name() -> None:
+    """The table in docs/architecture.md has exactly these files."""
+    page = (REPOSITORY / "docs" / "architecture.md").read_text()
+    section = page.partition("\n## Devices\n")[2].partition("\n## ")[0]
+    files = re.findall(r"^\| `([\w/]+\.py)` \|", section, re.MULTILINE)
+    assert {f"common/{file}" for file in files} == DECIDES_BY_NAME
 
 
 @pytest.fixture
