@@ -7,7 +7,7 @@ the run trains the teacher again in less than a second, with the same result on 
 teacher is neither prepared by the Accelerator nor passed to run.keep(...).
 
 Result: 92.5 % test accuracy.
-One run with the default flags: torch 2.13, bf16, two cores of an AMD EPYC.
+One run with --num-threads 1: torch 2.13, bf16, two cores of an AMD EPYC.
 """
 
 from dataclasses import dataclass

@@ -7,8 +7,8 @@ plain BERT into which the matrices are merged. To continue from it, pass its fol
 
 Result: 37.2 % test accuracy with a BERT of random weights, where the largest class has 31.9 %. To
 learn more, pass a checkpoint as --model: from the model that recipes/bert.py had trained on the
-same data (79.4 %), with a new head, 79.4 % after 2 epochs. One run each with the default flags:
-torch 2.13, bf16, two cores of an AMD EPYC.
+same data (79.4 %), with a new head, 79.4 % after 2 epochs. One run each: torch 2.13, bf16, two
+cores of an AMD EPYC; the number of threads was not noted.
 """
 
 import copy

@@ -5,9 +5,9 @@ One process, on a CPU or one GPU:
 Several GPUs (several machines: see docs/several-processes.md):
     accelerate launch --config_file accelerate_configs/multi_gpu_fp16.yaml recipes/resnet.py
 
-Result: 97.8 % test accuracy on digits after 6 epochs, on two cores of an Intel CPU. On CIFAR-10, a
-run that was stopped after 2 of its 30 epochs had reached 58.6 %, on two cores of an AMD EPYC. torch
-2.13, bf16. Not measured on a GPU yet.
+Result: 98.1 % test accuracy on digits after 6 epochs (1 seed). On CIFAR-10, a run that was stopped
+after 2 of its 30 epochs had reached 58.6 %. torch 2.13, bf16, two cores of an AMD EPYC. Not
+measured on a GPU yet.
 """
 
 from dataclasses import dataclass
