@@ -1,4 +1,4 @@
-"""Measure the recipes on a GPU, the most valuable figures first. It has not run on a GPU yet.
+"""Measure the recipes on a GPU, the most valuable figures first.
 
 python benchmarks/gpu.py --data FOLDER --output FOLDER
 python benchmarks/gpu.py --data FOLDER --output FOLDER --resume     # continue after a cut

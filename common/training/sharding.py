@@ -3,7 +3,7 @@
 Accelerate 1.15 shards on GPUs only, and silently does not on a CPU. So recipes hide the request
 from Accelerate, and torch's `fully_shard` shards the networks that Accelerate prepares. It works
 layer by layer: a device holds the whole weights of one layer at a time, and otherwise only its own
-rows of each weight. This has not run on a GPU yet.
+rows of each weight.
 """
 
 import copy

@@ -1,4 +1,4 @@
-"""Fixtures of the tests that need a GPU; without one they are skipped. None has run on a GPU yet.
+"""Fixtures of the tests that need a GPU; without one they are skipped.
 
 pytest -o addopts= --confcutdir=tests/gpu tests/gpu
 
