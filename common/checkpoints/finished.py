@@ -11,18 +11,12 @@ from pydantic import ValidationError
 
 from common.checkpoints.tensors import read_metadata
 from common.console import say, warn
+from common.digests import is_as_signed, receipt_of
 from common.errors import UserError
-from common.files import (
-    PUT_BACK,
-    SUPERSEDED,
-    UNFINISHED,
-    read_json,
-    receipt_of,
-    remove,
-    signed,
-    writing,
-)
+from common.files import SUPERSEDED, UNFINISHED, remove
+from common.json_files import PUT_BACK, read_json
 from common.run_directory.records import Manifest, Receipt
+from common.sentences import writing
 from common.system.platforms import quoted, rename_path
 
 NAME = re.compile(r"step-(\d{8,})")
@@ -56,7 +50,7 @@ def read_manifest(checkpoint: Path) -> Manifest:
     path = checkpoint / MANIFEST
     contents = read_json(path)
     with contextlib.suppress(RecursionError, ValidationError):  # nested too deeply, or malformed
-        if contents == signed(contents):
+        if is_as_signed(contents):
             return Manifest.model_validate(contents)
     raise UserError(f"{path} is damaged, because it is not as the run wrote it", advice=PUT_BACK)
 

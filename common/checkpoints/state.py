@@ -1,8 +1,8 @@
 """Saves a run's state as named parts in checkpoints, and restores it bit for bit."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict, runtime_checkable
 
@@ -19,9 +19,11 @@ from common.checkpoints.shards import is_sharded, parts_of, read_parts
 from common.checkpoints.store import Checkpoints, Contents
 from common.console import say, warn
 from common.errors import UserError
-from common.files import has_moved, json_safe
 from common.flags import spelled
+from common.json_files import json_safe
 from common.run_directory.records import Manifest
+from common.run_directory.saved_flags import has_moved
+from common.sentences import as_user_error
 
 if TYPE_CHECKING:  # importing it takes a second
     from torch.distributed.device_mesh import DeviceMesh
@@ -215,20 +217,15 @@ class Parts:
             )
 
 
-@contextmanager
-def fitting(path: Path, name: str) -> Iterator[None]:
+def fitting(path: Path, name: str) -> AbstractContextManager[None]:
     """Turn any error while a state is restored into a `UserError`.
 
     The state may be of another model or optimizer, or a user may have edited it. Then the library
-    that takes it may raise any class of error. (`common.files.reading` is for files that can't be
-    read, and has another message.)
+    that takes it may raise any class of error. (`common.sentences.reading` is for files that
+    can't be read, and has another message.)
     """
-    try:
-        yield
-    except Exception as problem:
-        cause = " ".join(f"{type(problem).__name__}: {problem}".split())
-        mistake = f"{path} is of another model: its {name} does not fit ({cause:.150})"
-        raise UserError(mistake, advice=MODEL_ADVICE) from None
+    problem = f"{path} is of another model: its {name} does not fit"
+    return as_user_error(Exception, problem, MODEL_ADVICE, most=150)
 
 
 def load(part: Stateful, state: object, path: Path, name: str) -> None:

@@ -22,7 +22,7 @@ from common.data.local_files import (
 )
 from common.data.sources import DataSource
 from common.errors import UserError
-from common.files import reading
+from common.sentences import reading
 
 if TYPE_CHECKING:
     from datasets import DatasetBuilder, DatasetDict

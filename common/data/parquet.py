@@ -22,7 +22,7 @@ from common.data.labels import LabelledData, LabelValue, choose_splits
 from common.data.order import Blocks
 from common.data.sources import DataSource
 from common.errors import UserError
-from common.files import reading
+from common.sentences import reading
 
 if TYPE_CHECKING:
     import pyarrow

@@ -5,9 +5,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from common.digests import SIGNATURE, is_as_signed, signed
 from common.errors import UserError
-from common.files import SIGNATURE, JsonObject, json_safe, parse, read_json_if_there, signed
 from common.flags import spelled
+from common.json_files import JsonObject, json_safe, parse, read_json_if_there
 from common.run_directory.records import CONFIG, STATUS, Status, excerpt_of
 from common.system.platforms import quoted
 from common.system.printable import listed
@@ -53,7 +54,7 @@ def insist_on_written_config(directory: Path, saved: Mapping[str, object]) -> No
     """
     path = directory / CONFIG
     witnesses = find_witnesses(directory)
-    if SIGNATURE in saved and saved != signed(saved):
+    if SIGNATURE in saved and not is_as_signed(saved):
         raise EditedConfigError(
             f"{path} is not as the run wrote it: {describe_edit(saved, witnesses)}",
             advice=(
@@ -88,7 +89,7 @@ def find_witnesses(directory: Path) -> list[Witness]:
         excerpt = excerpt_of(contents)
         run_id = excerpt.run_id
         # `status.json` has no digest that would show damage.
-        is_whole = path.name == STATUS or contents == signed(contents)
+        is_whole = path.name == STATUS or is_as_signed(contents)
         if is_whole and isinstance(run_id, str) and run_id:
             witnesses.append(Witness(path, run_id, excerpt.flags or {}))
     return witnesses

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from common.errors import UserError
-from common.files import write_json
+from common.json_files import write_json
 from common.run_directory.code_tree import CollectedTree, trees_of_process
 from common.run_directory.records import ATTEMPTS, PROVENANCE, Attempt, Provenance, read_record
 from common.system.devices.libraries import library_versions

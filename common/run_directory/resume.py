@@ -10,8 +10,9 @@ from typing import ClassVar, NamedTuple, Protocol, TypeVar
 
 from common.console import say
 from common.errors import UserError
-from common.files import JsonObject, has_moved, locked, read_json
+from common.files import locked
 from common.flags import from_json, role_of, spelled
+from common.json_files import JsonObject, read_json
 from common.run_directory.directory import INITIAL, LOCK, read_status
 from common.run_directory.identity import EditedConfigError, insist_on_written_config, is_status_of
 from common.run_directory.records import (
@@ -23,6 +24,7 @@ from common.run_directory.records import (
     excerpt_of,
     parse_record,
 )
+from common.run_directory.saved_flags import has_moved
 from common.system.machine import world_size
 from common.system.platforms import quoted
 from common.system.printable import listed
