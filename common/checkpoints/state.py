@@ -19,10 +19,9 @@ from common.checkpoints.shards import is_sharded, parts_of, read_parts
 from common.checkpoints.store import Checkpoints, Contents
 from common.console import say, warn
 from common.errors import UserError
-from common.flags import spelled
 from common.json_files import json_safe
 from common.run_directory.records import Manifest
-from common.run_directory.saved_flags import has_moved
+from common.run_directory.saved_flags import differing_flags, in_words
 from common.sentences import as_user_error
 
 if TYPE_CHECKING:  # importing it takes a second
@@ -393,17 +392,10 @@ def insist_on_flags(
     """
     if not isinstance(saved_flags, dict) or not isinstance(present_flags, dict):
         return  # older versions did not save their flags
-    values = json_safe(present_flags)
-    changes = []
-    for name in sorted(saved_flags.keys() & values.keys()):
-        before = saved_flags[name]
-        now = values[name]
-        is_moved_data = name == "dataset" and has_moved(before, now)
-        if before != now and not is_moved_data:
-            changes.append(f"{spelled(name)} {before!s:.99} and now has {now!s:.99}")
+    changes = differing_flags(saved_flags, json_safe(present_flags), is_moved_data_fine=True)
     if changes:
-        advice = "put these values back in the run's config.json, or start another run"
+        phrases = in_words(changes, "{flag} {saved} and now has {present}")
         raise UserError(
-            f"{path} can't be resumed with other flags: it was trained with {', '.join(changes)}",
-            advice=advice,
+            f"{path} can't be resumed with other flags: it was trained with {', '.join(phrases)}",
+            advice="put these values back in the run's config.json, or start another run",
         )

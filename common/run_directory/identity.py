@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from common.digests import SIGNATURE, is_as_signed, signed
 from common.errors import UserError
-from common.flags import spelled
 from common.json_files import JsonObject, json_safe, parse, read_json_if_there
 from common.run_directory.records import CONFIG, STATUS, Status, excerpt_of
+from common.run_directory.saved_flags import differing_flags, in_words
 from common.system.platforms import quoted
 from common.system.printable import listed
 
@@ -106,12 +106,8 @@ def describe_edit(saved: Mapping[str, object], witnesses: Iterable[Witness]) -> 
     for witness in witnesses:
         if witness.run_id != run_id:
             return f"its run_id is {run_id!s:.50}, and that of {witness.path} is {witness.run_id}"
-        flags = witness.flags
-        changes = [
-            f"{spelled(name)} {flags[name]!s:.99} and now has {config[name]!s:.99}"
-            for name in sorted(flags.keys() & config.keys())
-            if flags[name] != config[name]
-        ]
+        changes = differing_flags(witness.flags, config)
         if changes:
-            return f"it was trained with {listed(changes)}"
+            phrases = in_words(changes, "{flag} {saved} and now has {present}")
+            return f"it was trained with {listed(phrases)}"
     return "its SHA-256 is another one"
