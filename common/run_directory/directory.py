@@ -24,13 +24,12 @@ from common.errors import (
     let_main_rank_exit_first,
 )
 from common.files import locked
-from common.json_files import read_json_if_there, write_json
-from common.run_directory.identity import signed_config
+from common.json_files import write_json
+from common.run_directory.identity import find_witnesses, saved_run_id, signed_config
 from common.run_directory.records import (
     CONFIG,
     STATUS,
     Status,
-    excerpt_of,
     read_record,
 )
 from common.sentences import writing
@@ -168,7 +167,8 @@ class RunDirectory:
             return
         self.seen_at = time.monotonic()
         if is_main_rank():
-            is_own = read_run_id(self.path / CONFIG) == self.run_id
+            witnesses = find_witnesses([self.path / CONFIG])
+            is_own = any(witness.run_id == self.run_id for witness in witnesses)
         else:  # files that another machine wrote to a shared file system may appear later
             is_own = self.path.is_dir()
         if not is_own:
@@ -286,27 +286,6 @@ def refuse_to_write_over(path: Path) -> None:
         mistake = f"--output-dir {path} holds checkpoints of a run, which are kept, but no {CONFIG}"
         advice = "put that file back and add --resume auto, or name another folder"
         raise UserError(mistake, advice=advice)
-
-
-def saved_run_id(path: Path) -> str | None:
-    """Return the id of the run in a directory; None for a run of an older version without ids.
-
-    The id is in `config.json`. If that file lacks it, `status.json` or a checkpoint may have it.
-    """
-    manifests = sorted(path.glob("checkpoints/step-*/manifest.json"), reverse=True)
-    for file in (path / CONFIG, path / STATUS, *manifests):
-        run_id = read_run_id(file)
-        if run_id is not None:
-            return run_id
-    return None
-
-
-def read_run_id(file: Path) -> str | None:
-    """Return the run's id in a JSON file; None if the file has none or can't be read."""
-    with contextlib.suppress(UserError):
-        run_id = excerpt_of(read_json_if_there(file) or {}).run_id
-        return run_id if isinstance(run_id, str) and run_id else None
-    return None
 
 
 def read_status(path: Path) -> Status:

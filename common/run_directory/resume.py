@@ -14,7 +14,7 @@ from common.files import locked
 from common.flags import from_json
 from common.json_files import JsonObject, read_json
 from common.run_directory.directory import INITIAL, LOCK, read_status
-from common.run_directory.identity import EditedConfigError, insist_on_written_config, is_status_of
+from common.run_directory.identity import EditedConfigError, insist_on_written_config, may_be_of_run
 from common.run_directory.records import (
     CONFIG,
     STATUS,
@@ -318,7 +318,7 @@ def known_flags(config_class: type, flags: Flags, path: Path) -> dict[str, objec
 def is_finished(directory: Path, run: SavedRun) -> bool:
     """Whether the `status.json` of a run says that it is finished; another run's says nothing."""
     status = read_status(directory)
-    return status.status == "finished" and is_status_of(run.record.run_id, status)
+    return status.status == "finished" and may_be_of_run(status.run_id, run.record.run_id)
 
 
 def keep_effective_batch(config: Config, defaults: Config, effective_batch: int) -> Config:
