@@ -191,8 +191,8 @@ def no_checkpoint_up_to(
     if newest is None:
         advice = "put a whole copy of a checkpoint back, or train from the start"
     else:
-        advice = f"go on with the newest one, {newest.name},"
-    return UserError(reason, advice=f"{advice} by --resume {quoted(folder.parent)}")
+        advice = f"continue from the newest one, {newest.name},"
+    return UserError(reason, advice=f"{advice} with --resume {quoted(folder.parent)}")
 
 
 def put_newer_aside(folder: Path, chosen: Path) -> None:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # importing it takes a second
 SAME_DATA = "put the data back as they were, or start another run with --init-from"
 KEPT = {
     "recipe": "resume it with its own recipe, or start another run",
-    # The best value so far means nothing for another one.
+    # The best value so far is meaningless under another objective.
     "objective": "put OBJECTIVE back in the recipe, or start another run",
     "mixed_precision": "pass --mixed-precision with the first of these values",
     "effective_batch_size": "put the run's config.json back as it was",

@@ -279,7 +279,7 @@ def opened(encoded: EncodedImage, source: DataSource, split: str) -> Iterator[Im
     path = encoded["path"]
     contents = encoded["bytes"]
     name = path or f"one of split {split} of {source.name}"
-    with reading(f"image {name}", "mend or remove it"):
+    with reading(f"image {name}", "replace or remove it"):
         if contents is not None:
             yield Image.open(io.BytesIO(contents))
         elif path is not None:

@@ -280,7 +280,7 @@ def make_directory(output_dir: str | None, recipe: str, resume: bool) -> Path:
 def refuse_to_write_over(path: Path) -> None:
     """Raise a `UserError` if a directory contains a run, or a run's checkpoints."""
     if os.path.exists(path / CONFIG):
-        advice = "name another directory, or go on with the run by --resume auto"
+        advice = "name another directory, or continue the run with --resume auto"
         raise UserError(f"--output-dir {path} holds a run, which is kept", advice=advice)
     if os.path.isdir(path / "checkpoints") and os.listdir(path / "checkpoints"):
         mistake = f"--output-dir {path} holds checkpoints of a run, which are kept, but no {CONFIG}"

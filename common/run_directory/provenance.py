@@ -138,8 +138,8 @@ def machine_facts() -> Attempt:
 def installed_packages() -> dict[str, str]:
     """Return the versions of all installed packages by name.
 
-    The names of their folders say them. `importlib.metadata` would read a file of each, and hold
-    Python's lock meanwhile.
+    Versions are read from the names of the .dist-info folders. `importlib.metadata` would read a
+    file of each, and hold Python's lock meanwhile.
     """
     packages: dict[str, str] = {}
     for entry in sys.path:

@@ -182,7 +182,7 @@ def was_finished_meanwhile(config: ResumableConfig, recipe: str) -> bool:
 
 
 def run_of(named: Path, output_dir: str | None) -> Path:
-    """Return the directory of a run that is named, or one of whose checkpoints is.
+    """Return the run directory for a path to a run or to one of its checkpoints.
 
     A checkpoint is two levels below its run's directory: runs/NAME/checkpoints/step-00000120.
 
@@ -254,7 +254,7 @@ def newest_unfinished(config: ResumableConfig, recipe: str) -> Path | None:
                     f"{listed(phrases)}"
                 ),
                 advice=(
-                    f"go on with it by --resume {quoted(directory)}, pass the flags that it was "
+                    f"continue it with --resume {quoted(directory)}, pass the flags that it was "
                     "started with, or start another run with --output-dir NEW"
                 ),
             )

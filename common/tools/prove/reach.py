@@ -130,6 +130,7 @@ def is_own_module(name: str) -> bool:
 @cache
 def is_own_file(name: str, file: str | None) -> bool:
     """Whether the module `name` in a file is the user's."""
+    # Wider than `own_modules` of `common.flag_uses`: a module in any folder may hold state.
     if name.partition(".")[0] in ("common", "__mp_main__"):
         return False
     if file is None or not file.endswith(".py") or file.startswith(STANDARD_LIBRARY):
