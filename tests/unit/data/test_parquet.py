@@ -227,8 +227,8 @@ def test_data_that_cannot_be_streamed_are_refused(tmp_path: Path) -> None:
         lambda: images(source_of(tmp_path / "odd"))
     )
     single_class = grey_images(40, 0)
-    single_class["label"] = [1] * 40
-    write_image_parquet(tmp_path / "cats", {"train": single_class})
+    single_class["label"] = [0] * 40
+    write_image_parquet(tmp_path / "cats", {"train": single_class}, names=("cat",))
     assert "all rows of train have the same label" in refusal(
         lambda: images(source_of(tmp_path / "cats"))
     )
