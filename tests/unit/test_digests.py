@@ -44,7 +44,7 @@ def test_unchanged_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     """A file of the same size with other contents is read again."""
     path = tmp_path / "file"
     path.write_bytes(b"abc")
-    readings = []
+    readings: list[Path] = []
     read = digests.sha256_of_file
     monkeypatch.setattr(digests, "sha256_of_file", lambda path: readings.append(path) or read(path))
     assert {remembered_sha256_of_file(path) for _ in range(3)} == {OF_ABC}
