@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Annotated, Protocol, TypeVar, get_args, get_ty
 
 from common.console import protect_output
 from common.errors import Outcome, Preempted, UserError, let_main_rank_exit_first
-from common.files import read_json, reading
 from common.flags import check_limits, from_json, record_reads, role_of, spelled, stated
+from common.json_files import read_json
+from common.sentences import reading
 from common.system.machine import is_main_rank
 from common.system.printable import has_secret
 

@@ -17,7 +17,7 @@ from rich import progress
 from rich.console import Console
 from rich.live import Live
 
-from common.errors import advice_for
+from common.disk_errors import advice_for
 from common.system.machine import is_main_rank, rank
 from common.system.printable import PLAIN, printable
 

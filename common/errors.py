@@ -4,6 +4,7 @@ import errno
 import time
 from typing import NamedTuple
 
+from common.disk_errors import is_of_disk
 from common.system.machine import is_main_rank
 from common.system.platforms import words_for
 from common.system.printable import printable
@@ -22,21 +23,6 @@ NO_MEMORY = (
     *("out of memory", "can't allocate memory", "not enough memory", "_ALLOC_FAILED", "new thread"),
     "CUDNN_STATUS_NOT_SUPPORTED",  # as accelerate.utils.memory.should_reduce_batch_size has it
 )
-# The errors of a disk that is full or fails, which are not the user's mistake.
-OF_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
-FULL_ON_WINDOWS = "not enough space on the disk"  # in the words of its own errors, not of C's
-NO_DISK = (*words_for(*OF_DISK), FULL_ON_WINDOWS)
-
-# What to do about an error of a file system, by its error numbers.
-ADVICE = {
-    (errno.ENOSPC, errno.EDQUOT): "free some space",
-    (errno.EIO,): "free some space, or look for a failing disk",
-    (errno.EACCES, errno.EPERM, errno.EROFS): "give this user the right to write there",
-    (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR): "move away what is in its place",
-    (errno.ENOENT,): "put back the folder that was removed",
-    (errno.ENAMETOOLONG,): "choose a shorter name",
-    (errno.EFBIG,): "raise the limit on the size of files (ulimit -f), or shrink the model",
-}
 # Printed if a process is lost at the same update for the second time, which is no accident.
 LOST_AGAIN = "this is the second time at update {step}, so a restart would not help"
 LOST_AGAIN_ADVICE = (
@@ -134,25 +120,6 @@ def is_loss(error: BaseException) -> bool:
     from torch.distributed import DistError
 
     return isinstance(error, (LostProcessError, DistError)) or says(error, LOST)
-
-
-def advice_for(problem: str) -> str:
-    """Return what to do about an error of a file system.
-
-    Args:
-        problem: the error's text; a library may have raised it without an error number.
-    """
-    for numbers, advice in ADVICE.items():
-        is_full_on_windows = errno.ENOSPC in numbers and FULL_ON_WINDOWS in problem
-        if is_full_on_windows or any(words in problem for words in words_for(*numbers)):
-            return advice
-    return "check this path and its disk"
-
-
-def is_of_disk(error: BaseException) -> bool:
-    """Whether an error of Python's or of a library's says that a disk is full or fails."""
-    is_numbered = isinstance(error, OSError) and error.errno in OF_DISK
-    return is_numbered or any(text in str(error) for text in NO_DISK)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -48,6 +48,8 @@ def find_flag_uses(recipe_file: Path) -> FlagUses:
 
 def own_modules(recipe_file: Path) -> Iterator[Path]:
     """Yield the files of imported modules beside or below the recipe, or the current directory."""
+    # Narrower than `imported_files` of `common.run_directory.code_tree`: `common` reads all flags,
+    # and the attributes of a library elsewhere may have the names of flags by chance.
     folders = {recipe_file.absolute().parent, Path.cwd()}
     packages = {"site-packages", "dist-packages"}
     ours = Path(__file__).parent

@@ -9,9 +9,10 @@ import re
 from pathlib import Path
 
 from common.agreement import ask_rank_zero
-from common.files import read_json_if_there, reading
-from common.run_directory.directory import WEIGHTS, insist_on_written_weights, model_folder
+from common.json_files import read_json_if_there
+from common.run_directory.finished_model import WEIGHTS, insist_on_written_weights, model_folder
 from common.run_directory.records import FACTS, InitialFacts, read_record_if_there
+from common.sentences import reading
 
 PUBLISHED = "config.json"  # beside weights that timm publishes: how they were trained
 MOST_PIXELS = 65536  # along a side of an image; more is a mistake in the file

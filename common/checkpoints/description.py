@@ -14,7 +14,7 @@ from torch import nn
 
 from common.checkpoints.kinds import Network, OptimizerState
 from common.errors import UserError
-from common.files import json_safe
+from common.json_files import json_safe
 
 OWN = "common."  # classes of these modules are not described: they may change with the version
 # Entries of a parameter group that are not compared as options: the parameters, which are described

@@ -16,11 +16,15 @@ from common.checkpoints.shards import Rows, fill, is_sharded, read_rows
 from common.checkpoints.tensors import write_in_turn, write_tensors
 from common.config import TrainingConfig
 from common.console import say
+from common.digests import sha256_of_file
 from common.errors import UserError
-from common.files import receipt_of, replacing, write_json, write_text, writing
+from common.files import replacing, write_text
 from common.initial import initial_facts, weights_file
-from common.run_directory.directory import INITIAL, WEIGHTS, model_folder
+from common.json_files import write_json
+from common.run_directory.directory import INITIAL
+from common.run_directory.finished_model import WEIGHTS, model_folder
 from common.run_directory.records import FACTS, WeightsDigest
+from common.sentences import writing
 from common.system.machine import is_main_rank
 
 # A recipe's description of its model, in JSON; `files` is the path of a folder, or None.
@@ -86,7 +90,7 @@ def write_sharded_model(folder: Path, skeleton: nn.Module, weights: Tensors) -> 
 
 def digest_of_weights(path: Path) -> WeightsDigest:
     """Return the entry of `model.json` for a file of weights; an OSError if it can't be read."""
-    return WeightsDigest(weights_sha256=receipt_of(path)["sha256"])
+    return WeightsDigest(weights_sha256=sha256_of_file(path))
 
 
 def whole_tensors(weights: Tensors) -> Iterator[torch.Tensor]:

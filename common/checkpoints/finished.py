@@ -11,18 +11,13 @@ from pydantic import ValidationError
 
 from common.checkpoints.tensors import read_metadata
 from common.console import say, warn
+from common.digests import is_as_signed, receipt_of
 from common.errors import UserError
-from common.files import (
-    PUT_BACK,
-    SUPERSEDED,
-    UNFINISHED,
-    read_json,
-    receipt_of,
-    remove,
-    signed,
-    writing,
-)
+from common.files import SUPERSEDED, UNFINISHED, remove
+from common.json_files import PUT_BACK, read_json
+from common.run_directory.identity import may_be_of_run
 from common.run_directory.records import Manifest, Receipt
+from common.sentences import writing
 from common.system.platforms import quoted, rename_path
 
 NAME = re.compile(r"step-(\d{8,})")
@@ -56,7 +51,7 @@ def read_manifest(checkpoint: Path) -> Manifest:
     path = checkpoint / MANIFEST
     contents = read_json(path)
     with contextlib.suppress(RecursionError, ValidationError):  # nested too deeply, or malformed
-        if contents == signed(contents):
+        if is_as_signed(contents):
             return Manifest.model_validate(contents)
     raise UserError(f"{path} is damaged, because it is not as the run wrote it", advice=PUT_BACK)
 
@@ -73,7 +68,8 @@ def is_of_another_run(checkpoint: Path, run_id: str | None) -> bool:
 
     Older versions did not name the run. A `run_id` of None means that the question does not matter.
     """
-    return run_id is not None and owner_of(checkpoint) not in (None, run_id)
+    # The manifest is read only if the answer depends on it.
+    return run_id is not None and not may_be_of_run(owner_of(checkpoint), run_id)
 
 
 def damage(checkpoint: Path) -> str | None:
@@ -195,8 +191,8 @@ def no_checkpoint_up_to(
     if newest is None:
         advice = "put a whole copy of a checkpoint back, or train from the start"
     else:
-        advice = f"go on with the newest one, {newest.name},"
-    return UserError(reason, advice=f"{advice} by --resume {quoted(folder.parent)}")
+        advice = f"continue from the newest one, {newest.name},"
+    return UserError(reason, advice=f"{advice} with --resume {quoted(folder.parent)}")
 
 
 def put_newer_aside(folder: Path, chosen: Path) -> None:
@@ -247,7 +243,7 @@ def put_other_runs_aside(folder: Path, run_id: str | None) -> None:
     foreign = [path for path in step_folders(folder) if is_of_another_run(path, run_id)]
     # The files beside the checkpoints: best models and frozen weights.
     for path in folder.glob("*.safetensors"):
-        if run_id is not None and read_metadata(path).get("run_id") not in (None, run_id):
+        if not may_be_of_run(read_metadata(path).get("run_id"), run_id):
             foreign.append(path)
     if not foreign:
         return
@@ -299,5 +295,5 @@ def remove_old_best_models(folder: Path, last_step: int, run_id: str | None) -> 
         # A best model of this update or a later one may be named by the next checkpoint.
         if best is None or path.name in named_files or int(best[1]) >= last_step:
             continue
-        if run_id is None or read_metadata(path).get("run_id") in (None, run_id):
+        if may_be_of_run(read_metadata(path).get("run_id"), run_id):
             remove(path)

@@ -1,8 +1,8 @@
 """Saves a run's state as named parts in checkpoints, and restores it bit for bit."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict, runtime_checkable
 
@@ -19,9 +19,10 @@ from common.checkpoints.shards import is_sharded, parts_of, read_parts
 from common.checkpoints.store import Checkpoints, Contents
 from common.console import say, warn
 from common.errors import UserError
-from common.files import has_moved, json_safe
-from common.flags import spelled
+from common.json_files import json_safe
 from common.run_directory.records import Manifest
+from common.run_directory.saved_flags import differing_flags, in_words
+from common.sentences import as_user_error
 
 if TYPE_CHECKING:  # importing it takes a second
     from torch.distributed.device_mesh import DeviceMesh
@@ -30,7 +31,7 @@ if TYPE_CHECKING:  # importing it takes a second
 SAME_DATA = "put the data back as they were, or start another run with --init-from"
 KEPT = {
     "recipe": "resume it with its own recipe, or start another run",
-    # The best value so far means nothing for another one.
+    # The best value so far is meaningless under another objective.
     "objective": "put OBJECTIVE back in the recipe, or start another run",
     "mixed_precision": "pass --mixed-precision with the first of these values",
     "effective_batch_size": "put the run's config.json back as it was",
@@ -215,20 +216,15 @@ class Parts:
             )
 
 
-@contextmanager
-def fitting(path: Path, name: str) -> Iterator[None]:
+def fitting(path: Path, name: str) -> AbstractContextManager[None]:
     """Turn any error while a state is restored into a `UserError`.
 
     The state may be of another model or optimizer, or a user may have edited it. Then the library
-    that takes it may raise any class of error. (`common.files.reading` is for files that can't be
-    read, and has another message.)
+    that takes it may raise any class of error. (`common.sentences.reading` is for files that
+    can't be read, and has another message.)
     """
-    try:
-        yield
-    except Exception as problem:
-        cause = " ".join(f"{type(problem).__name__}: {problem}".split())
-        mistake = f"{path} is of another model: its {name} does not fit ({cause:.150})"
-        raise UserError(mistake, advice=MODEL_ADVICE) from None
+    problem = f"{path} is of another model: its {name} does not fit"
+    return as_user_error(Exception, problem, MODEL_ADVICE, most=150)
 
 
 def load(part: Stateful, state: object, path: Path, name: str) -> None:
@@ -396,17 +392,10 @@ def insist_on_flags(
     """
     if not isinstance(saved_flags, dict) or not isinstance(present_flags, dict):
         return  # older versions did not save their flags
-    values = json_safe(present_flags)
-    changes = []
-    for name in sorted(saved_flags.keys() & values.keys()):
-        before = saved_flags[name]
-        now = values[name]
-        is_moved_data = name == "dataset" and has_moved(before, now)
-        if before != now and not is_moved_data:
-            changes.append(f"{spelled(name)} {before!s:.99} and now has {now!s:.99}")
+    changes = differing_flags(saved_flags, json_safe(present_flags), is_moved_data_fine=True)
     if changes:
-        advice = "put these values back in the run's config.json, or start another run"
+        phrases = in_words(changes, "{flag} {saved} and now has {present}")
         raise UserError(
-            f"{path} can't be resumed with other flags: it was trained with {', '.join(changes)}",
-            advice=advice,
+            f"{path} can't be resumed with other flags: it was trained with {', '.join(phrases)}",
+            advice="put these values back in the run's config.json, or start another run",
         )

@@ -30,8 +30,11 @@ from common.checkpoints.finished import BEST, MANIFEST, is_best, remove_old, ste
 from common.checkpoints.pack import Tensors
 from common.checkpoints.shards import parts_of, read_parts
 from common.checkpoints.tensors import read_tensors, write_tensors
-from common.errors import LostProcessError, ReplacedDirectoryError, UserError, is_of_disk
-from common.files import UNFINISHED, json_safe, open_to_append, signed, write_json
+from common.digests import signed
+from common.disk_errors import is_of_disk
+from common.errors import LostProcessError, ReplacedDirectoryError, UserError
+from common.files import UNFINISHED, open_to_append
+from common.json_files import json_safe, write_json
 from common.run_directory.records import (
     CHECKPOINT_DIGESTS,
     CheckpointDigests,

@@ -10,9 +10,12 @@ import safetensors.torch
 import torch
 from safetensors import safe_open
 
+from common.digests import receipt_of
 from common.errors import UserError
-from common.files import PUT_BACK, plain, reading, receipt_of
+from common.files import plain
+from common.json_files import PUT_BACK
 from common.run_directory.records import Receipt
+from common.sentences import reading
 from common.system.platforms import sync
 
 

@@ -20,6 +20,7 @@ from common.data.fingerprint import (
     fingerprint_of_samples,
     fingerprint_of_splits,
 )
+from common.data.mistakes import empty_split
 from common.data.order import Blocks, hash_integers
 from common.data.sources import DataSource
 from common.errors import UserError
@@ -343,10 +344,8 @@ class Data:
                 )
             split = DatasetSamples(split)
         if split.is_sized and not len(split):
-            raise UserError(
-                f"data set {self.name}: split {name} is empty",
-                advice="add samples to it, or remove it from Data(...)",
-            )
+            advice = "add samples to it, or remove it from Data(...)"
+            raise empty_split(self.name, name, advice)
         # The lengths of samples in blocks are known only when a block is read.
         if split.lengths is not None and split.blocks is None:
             self.check_lengths(name, split)

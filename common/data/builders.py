@@ -20,9 +20,10 @@ from common.data.local_files import (
     find_files,
     following,
 )
+from common.data.mistakes import empty_split, other_columns
 from common.data.sources import DataSource
 from common.errors import UserError
-from common.files import reading
+from common.sentences import reading
 
 if TYPE_CHECKING:
     from datasets import DatasetBuilder, DatasetDict
@@ -173,10 +174,7 @@ def load_splits(source: DataSource) -> tuple["DatasetDict", list[str]]:
             raise  # no single table is damaged
     for name, split in splits.items():
         if not len(split):
-            raise UserError(
-                f"{description}: split {name} is empty",
-                advice="add rows to the files of this split, or remove them",
-            )
+            raise empty_split(source.location, str(name))
     return splits, notes
 
 
@@ -290,6 +288,7 @@ def refuse_damaged_table(
     """
     if builder.name not in TABLE_BUILDERS:
         return
+    first_file = ""
     expected: dict[str, Feature] = {}
     remedy = RAGGED_ADVICE if builder.name == "csv" else "put a whole copy of it back, or remove it"
     for file in chain(*builder.config.data_files.values()):
@@ -299,17 +298,10 @@ def refuse_damaged_table(
         folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         with folder as cache, reading(where, remedy):
             features = features_of(builder.name, file, cache, options)
+        first_file = first_file or str(file)
         expected = expected or features
-        names = {**expected, **features}
-        differing = [name for name in names if expected.get(name) != features.get(name)]
-        if differing:
-            raise UserError(
-                (
-                    f"{description}: its file {file} has other names or types in the columns "
-                    f"{', '.join(differing)} than others"
-                ),
-                advice="give all files the same columns",
-            )
+        if features != expected:
+            raise other_columns(where, features, first_file, expected)
 
 
 def features_of(

@@ -15,19 +15,12 @@ from typing import Generic, NamedTuple, NotRequired, TypedDict, TypeVar, cast
 
 import numpy as np
 
-from common.data.fingerprint import short_digest
 from common.data.sources import DataSource
+from common.digests import SIGNATURE, is_as_signed, sha256_of_file, short_digest, signed
 from common.errors import UserError
-from common.files import (
-    SIGNATURE,
-    locked,
-    read_json,
-    receipt_of,
-    replacing,
-    signed,
-    write_json,
-    writing,
-)
+from common.files import locked, replacing
+from common.json_files import read_json, write_json
+from common.sentences import writing
 
 FACTS = "facts.json"  # what `prepare` returned, and the SHA-256 of each file
 SEEN = "seen.json"  # the stamps of the files when their digests were last compared
@@ -189,11 +182,10 @@ def find_damage(folder: Path) -> str | None:
     try:
         facts = read_json(folder / FACTS)
         stamps = stamps_of(folder)  # before the files are read: they may change meanwhile
-        # `signed` computes the signature anew. It differs if the file was edited.
-        if facts != signed(facts):
+        if not is_as_signed(facts):
             return f"{FACTS} has changed"
         for name, digest in facts["files"].items():
-            if receipt_of(folder / name)["sha256"] != digest:
+            if sha256_of_file(folder / name) != digest:
                 return f"{name} has changed"
     except (UserError, OSError) as problem:
         return str(problem)
@@ -211,7 +203,7 @@ def make_cache(folder: Path, prepare: Callable[[Path], PreparedFacts]) -> None:
     """Have `prepare` fill a new folder, add the facts, and put it in the place of `folder`."""
     with replacing(folder) as unfinished:
         facts = prepare(unfinished)
-        digests = {name: receipt_of(unfinished / name)["sha256"] for name in stamps_of(unfinished)}
+        digests = {name: sha256_of_file(unfinished / name) for name in stamps_of(unfinished)}
         contents = {**facts, "files": digests}
         (unfinished / FACTS).write_text(json.dumps(signed(contents), indent=2), encoding="utf-8")
         save_stamps(unfinished, stamps_of(unfinished))

@@ -21,7 +21,7 @@ from common.data.pixels import GREY_MODES, deep_pixels, image_to_pixels, white_l
 from common.data.sources import DataSource
 from common.data.tables import Tables
 from common.errors import UserError
-from common.files import reading
+from common.sentences import reading
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -279,7 +279,7 @@ def opened(encoded: EncodedImage, source: DataSource, split: str) -> Iterator[Im
     path = encoded["path"]
     contents = encoded["bytes"]
     name = path or f"one of split {split} of {source.name}"
-    with reading(f"image {name}", "mend or remove it"):
+    with reading(f"image {name}", "replace or remove it"):
         if contents is not None:
             yield Image.open(io.BytesIO(contents))
         elif path is not None:

@@ -11,8 +11,8 @@ import numpy as np
 from common.config import TrainingConfig
 from common.data.pixels import FULL_SCALE
 from common.errors import UserError
-from common.files import read_json_if_there
 from common.initial import initial_facts, weights_file
+from common.json_files import read_json_if_there
 from common.run_directory.records import CONFIG, FACTS, excerpt_of
 
 MOST_GENERATIONS = 20  # runs that are followed back, each to the run of its initial weights

@@ -17,7 +17,8 @@ import torch
 from PIL import Image
 
 from common.data.local_files import TABLE_SUFFIXES
-from common.files import digest_of, reading, receipt_of
+from common.digests import SHORT, sha256_of_file, short_digest
+from common.sentences import reading
 
 WHOLE_BYTES = 64 * 2**20  # arrays of one split are read as a whole up to this size together
 ROWS = 256  # rows that are read of each larger array
@@ -48,11 +49,6 @@ def spread_positions(count: int, limit: int) -> list[int]:
     return [index * (count - 1) // (limit - 1) for index in range(limit)]
 
 
-def short_digest(value: object) -> str:
-    """Return 16 hexadecimal digits that change with a value that JSON can hold."""
-    return digest_of(value)[:16]
-
-
 def fingerprint_of_files(files: Mapping[str, os.stat_result]) -> str:
     """Return a digest that changes with files, even if their sizes and times stay the same.
 
@@ -72,7 +68,7 @@ def fingerprint_of_files(files: Mapping[str, os.stat_result]) -> str:
         may_be_read = os.path.splitext(path)[1].lower() in READ_WHOLE
         if may_be_read and status.st_size <= min(SMALL_BYTES, bytes_left):
             bytes_left -= status.st_size
-            identities.append([path, status.st_size, receipt_of(Path(path))["sha256"]])
+            identities.append([path, status.st_size, sha256_of_file(Path(path))])
         else:
             times = (status.st_mtime_ns, status.st_ctime_ns)
             identities.append([path, status.st_size, *times, status.st_ino])
@@ -111,7 +107,7 @@ def fingerprint_of_arrays(arrays: Mapping[str, torch.Tensor | np.ndarray]) -> st
             digest.update(np.ascontiguousarray(rows).data)
         else:
             add(digest, rows)
-    return digest.hexdigest()[:16]
+    return digest.hexdigest()[:SHORT]
 
 
 def fingerprint_of_samples(count: int, read: Callable[[int], object]) -> str | None:
@@ -137,7 +133,7 @@ def fingerprint_of_samples(count: int, read: Callable[[int], object]) -> str | N
             # The code of the data set may raise anything. Training meets the same error, and
             # reports it.
             return None
-        readings.add(digest.hexdigest()[:16])
+        readings.add(digest.hexdigest()[:SHORT])
     return readings.pop() if len(readings) == 1 else None
 
 
@@ -146,7 +142,7 @@ def fingerprint_of_splits(fingerprints: Mapping[str, str | None]) -> str | None:
     known = {name: value for name, value in fingerprints.items() if value is not None}
     if not known:
         return None
-    return hashlib.sha256(repr(sorted(known.items())).encode()).hexdigest()[:16]
+    return hashlib.sha256(repr(sorted(known.items())).encode()).hexdigest()[:SHORT]
 
 
 def add(digest: Digest, value: object) -> None:

@@ -219,13 +219,35 @@ class LabelledData:
             str(int(label) if isinstance(label, float) else label) for label in self.classes
         ]
 
+    def share_to_hold_out(self, source: DataSource) -> float:
+        """Return the share of train that becomes the validation split, from 0 to 1.
+
+        A data set with a validation split needs none. Otherwise it is the user's
+        `--validation-share`, or 10 % if train is the only split.
+
+        Raises:
+            UserError: nothing could be evaluated.
+        """
+        share = source.validation_share
+        is_only_split = len(self.splits) == 1
+        if share == 0 and is_only_split:
+            raise UserError(
+                (
+                    f"--validation-share 0 holds nothing out of train, and data set {self.name} "
+                    "has no other split to evaluate on"
+                ),
+                advice="leave the flag out, or add a test split",
+            )
+        if "validation" in self.splits:
+            return 0
+        if share is None:
+            return DEFAULT_VALIDATION_SHARE if is_only_split else 0
+        return share
+
     def choose_held_out(
         self, source: DataSource, total: int, candidates: np.ndarray, unit: str = "rows"
     ) -> np.ndarray:
         """Choose the rows of train that become the validation split, and note how many.
-
-        A data set with a validation split needs none. Otherwise, the user's `--validation-share` of
-        train is held out, or 10 % if train is the only split.
 
         Args:
             total: how many rows train has; the share is taken of these.
@@ -239,19 +261,8 @@ class LabelledData:
         Raises:
             UserError: nothing could be evaluated, or too little would be left to train on.
         """
-        share = source.validation_share
-        is_only_split = len(self.splits) == 1
-        if share is None:
-            share = DEFAULT_VALIDATION_SHARE if is_only_split else 0
-        elif share == 0 and is_only_split:
-            raise UserError(
-                (
-                    f"--validation-share 0 holds nothing out of train, and data set {self.name} "
-                    "has no other split to evaluate on"
-                ),
-                advice="leave the flag out, or add a test split",
-            )
-        if not share or "validation" in self.splits:
+        share = self.share_to_hold_out(source)
+        if not share:
             return candidates[:0]
         count = max(1, round(share * total))
         if count >= len(candidates):

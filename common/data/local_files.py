@@ -49,11 +49,35 @@ def find_files(folder: Path) -> LocalFiles:
         OSError: a folder can't be listed.
         UserError: links lead to one folder again and again.
     """
-    local_files = LocalFiles(str(folder))
-    visits: Counter[tuple[int, int]] = Counter()  # by device and inode of a folder
+    search = FileSearch(LocalFiles(str(folder)))
+    search.list_folder(str(folder), (identity_of(os.stat(folder)),))
+    local_files = search.found
+    local_files.files = dict(sorted(local_files.files.items()))
+    local_files.dangling.sort()
+    return local_files
 
-    def visit(path: str, parents: tuple[tuple[int, int], ...]) -> None:
-        # `parents` are the device and inode of this folder and of all folders above it.
+
+# The device and inode of a folder, which are the same on every path to it.
+FolderIdentity = tuple[int, int]
+
+
+def identity_of(status: os.stat_result) -> FolderIdentity:
+    return status.st_dev, status.st_ino
+
+
+@dataclass
+class FileSearch:
+    """A search for all files under a folder: see `find_files`."""
+
+    found: LocalFiles
+    visits: Counter[FolderIdentity] = field(default_factory=Counter)
+
+    def list_folder(self, path: str, parents: tuple[FolderIdentity, ...]) -> None:
+        """Note all files under a folder.
+
+        Args:
+            parents: this folder and all folders above it.
+        """
         with os.scandir(path) as iterator:
             entries = list(iterator)
         for entry in entries:
@@ -63,31 +87,31 @@ def find_files(folder: Path) -> LocalFiles:
             except OSError:
                 if not entry.is_symlink():
                     raise
-                local_files.dangling.append(entry.path)
+                self.found.dangling.append(entry.path)
                 continue
-            if not is_folder:
-                # Sockets, devices and the like are left out.
-                if entry.is_file():
-                    local_files.files[entry.path] = status
-                continue
-            identity = (status.st_dev, status.st_ino)
-            if entry.is_symlink():
-                if identity in parents:
-                    continue
-                local_files.linked_folders.add(entry.path)
-            visits[identity] += 1
-            if visits[identity] > MOST_VISITS:
-                raise UserError(
-                    f"links in {folder} form a loop at {entry.path}",
-                    advice="remove the link that leads back to this folder",
-                )
-            visit(entry.path, (*parents, identity))
+            if is_folder:
+                self.enter(entry, identity_of(status), parents)
+            elif entry.is_file():  # sockets, devices and the like are left out
+                self.found.files[entry.path] = status
 
-    top = os.stat(folder)
-    visit(str(folder), ((top.st_dev, top.st_ino),))
-    local_files.files = dict(sorted(local_files.files.items()))
-    local_files.dangling.sort()
-    return local_files
+    def enter(
+        self,
+        folder: os.DirEntry[str],
+        identity: FolderIdentity,
+        parents: tuple[FolderIdentity, ...],
+    ) -> None:
+        """Note all files under a folder or a link to one, unless the link leads to a parent."""
+        if folder.is_symlink():
+            if identity in parents:
+                return
+            self.found.linked_folders.add(folder.path)
+        self.visits[identity] += 1
+        if self.visits[identity] > MOST_VISITS:
+            raise UserError(
+                f"links in {self.found.folder} form a loop at {folder.path}",
+                advice="remove the link that leads back to this folder",
+            )
+        self.list_folder(folder.path, (*parents, identity))
 
 
 @contextmanager

@@ -19,10 +19,11 @@ from common.data.builders import DATA_ADVICE, open_builder
 from common.data.cache import PreparedFacts, RowGroupIndex, write_array
 from common.data.guess import Feature
 from common.data.labels import LabelledData, LabelValue, choose_splits
+from common.data.mistakes import empty_split, nothing_left, other_columns, single_class
 from common.data.order import Blocks
 from common.data.sources import DataSource
 from common.errors import UserError
-from common.files import reading
+from common.sentences import reading
 
 if TYPE_CHECKING:
     import pyarrow
@@ -189,13 +190,11 @@ class ParquetTables(LabelledData):
                     self.add_split(role, name, files[name], footers)
             labels_of = partial(distinct_values, column=self.label_column)
             self.find_classes(() if self.is_typed else chain(*pool.map(labels_of, self.shards)))
-        is_trained_on = not source.is_whole
-        if self.first not in self.splits or (len(self.classes) < 2 and is_trained_on):
-            raise UserError(
-                f"{self.where}: all rows of {self.first} have the same class, or none has one",
-                advice="add rows of another class, or check the label column",
-            )
-        if is_trained_on:
+        if self.first not in self.splits:
+            raise nothing_left(source.name, first_name, "label")
+        if not source.is_whole:
+            if len(self.classes) < 2:
+                raise single_class(source.name, first_name)
             self.make_validation(source)
 
     def files_of(self, builder: "DatasetBuilder") -> dict[str, list[str]]:
@@ -227,20 +226,14 @@ class ParquetTables(LabelledData):
         for path in paths:
             footer = footers[path]
             if footer.features != self.features:
-                raise UserError(
-                    f"{path} has other columns than {self.first_file}",
-                    advice="give all files the same columns",
-                )
+                raise other_columns(path, footer.features, self.first_file, self.features)
             shard = len(self.shards)
             for place, rows, num_bytes, checksum in footer.groups:
                 if rows:
                     groups.append([shard, place, rows, num_bytes, checksum])
             self.shards.append(path)
         if not groups:
-            raise UserError(
-                f"{self.where}: split {name} is empty",
-                advice="add rows to its files, or remove them",
-            )
+            raise empty_split(self.name, name)
         first_shard = self.shards[groups[0][SHARD]]
         # GLUE's test splits, for example, mark all rows as unlabelled. The first file shows that,
         # and the others need not be read here.

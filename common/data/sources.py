@@ -23,7 +23,7 @@ from common.data.evaluated import (
 from common.data.fingerprint import fingerprint_of_files
 from common.data.local_files import TABLE_SUFFIXES, find_files
 from common.errors import UserError
-from common.files import reading
+from common.sentences import reading
 
 # Short names of public data sets: Hub id and configuration.
 PUBLIC = {

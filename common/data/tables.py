@@ -11,6 +11,7 @@ import numpy as np
 
 from common.data.builders import load_splits
 from common.data.labels import LabelledData, choose_splits
+from common.data.mistakes import nothing_left, single_class
 from common.data.sources import BUILT_IN, DataSource
 from common.errors import UserError
 
@@ -107,10 +108,7 @@ class Tables(LabelledData):
             classes = "1 class" if len(missing) == 1 else f"{len(missing)} classes"
             self.notes.append(f"train has no rows of {classes}: {', '.join(missing):.60}")
         if len(present) < 2:
-            raise UserError(
-                f"{self.where}all rows of train have the same label, and classification needs two",
-                advice=("add rows of another class, or name another column with --label-column"),
-            )
+            raise single_class(self.name, "train")
 
     def note_majority(self) -> None:
         """Note the accuracy of always guessing the most frequent class: a model should beat it."""
@@ -136,10 +134,7 @@ class Tables(LabelledData):
         """
         total = len(self.splits[role])
         if not rows and role == self.first:
-            raise UserError(
-                f"data set {self.name}: no row of {role} has a {required}",
-                advice="fill it in in the data, or name another column",
-            )
+            raise nothing_left(self.name, role, required)
         dropped = total - len(rows)
         if dropped:
             self.notes.append(f"{role}: {dropped:,} of {total:,} rows have no {required}")

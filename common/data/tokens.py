@@ -15,7 +15,8 @@ from common.data.parquet import ParquetTables
 from common.data.sources import DataSource
 from common.data.tables import Tables
 from common.errors import UserError
-from common.files import read_json, reading
+from common.json_files import read_json
+from common.sentences import reading
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

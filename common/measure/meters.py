@@ -36,6 +36,7 @@ from common.measure.stopwatch import (
 )
 from common.measure.training_sums import TrainingSums, TrainingSumsState
 from common.measure.values import Metrics
+from common.sentences import cause_text
 from common.system.devices import has_own_memory_figures, synchronize_stream
 from common.system.machine import local_world_size, usable_cores
 from common.system.platforms import load_average
@@ -100,10 +101,9 @@ class Meters:
             with contextlib.suppress(Exception):
                 self.flops = training_flops_of_values(model, compute_loss, samples, self.device)
             if self.flops is None:
-                reason = str(problem).partition("\n")[0]
+                cause = cause_text(problem, first_line=True)
                 warn(
-                    f"perf/mfu is not logged, because the model's FLOPs can't be counted "
-                    f"({type(problem).__name__}: {reason})"
+                    f"perf/mfu is not logged, because the model's FLOPs can't be counted ({cause})"
                 )
 
     def accumulate(self, accumulation: int) -> None:

@@ -11,8 +11,8 @@ from common.console import quiet_transformers
 from common.data.sources import hub_commit
 from common.data.text import PAD_MULTIPLE, TextData, padded_length
 from common.errors import UserError
-from common.files import reading
-from common.run_directory.directory import model_folder
+from common.run_directory.finished_model import model_folder
+from common.sentences import reading
 
 if TYPE_CHECKING:
     from transformers import BertForSequenceClassification, PreTrainedModel

@@ -15,7 +15,7 @@ from common.config import TrainingConfig
 from common.console import say, warn, without_native_messages
 from common.data.batch import Batch, Work
 from common.data.loader import Loader
-from common.files import write_json
+from common.json_files import write_json
 from common.measure.memory import memory_now
 from common.measure.stopwatch import FIRST_UPDATES, Stopwatch
 from common.profile import verdict

@@ -136,6 +136,7 @@ def trees_of_process(recipe_file: Path, library: Path) -> list[CollectedTree]:
 
 def imported_files() -> set[Path]:
     """Return the Python files that this process has imported, without installed packages."""
+    # `common` counts as well, unlike in `common.flag_uses`: a run can only be repeated with it.
     files = set()
     for module in list(sys.modules.values()):  # another thread may import at the same time
         name = getattr(module, "__file__", None)
@@ -265,7 +266,7 @@ def reason_to_leave_out(path: Path) -> str | None:
 
 
 def new_file(root: Path, name: str) -> tuple[str | None, str | None]:
-    """Return a patch that adds a file, and why it is not as the file is; either may be None."""
+    """Return a patch that adds the file, and why it is missing or altered; either may be None."""
     reason = reason_to_leave_out(root / name)
     if reason is not None:
         return None, reason

@@ -1,7 +1,6 @@
 """A run's directory: creates it, locks it for one job, and writes `status.json` and JSON files."""
 
 import contextlib
-import functools
 import itertools
 import math
 import os
@@ -24,29 +23,20 @@ from common.errors import (
     UserError,
     let_main_rank_exit_first,
 )
-from common.files import (
-    advice_to_read,
-    locked,
-    read_json_if_there,
-    receipt_of,
-    write_json,
-    writing,
-)
-from common.run_directory.identity import signed_config
+from common.files import locked
+from common.json_files import write_json
+from common.run_directory.identity import find_witnesses, saved_run_id, signed_config
 from common.run_directory.records import (
     CONFIG,
-    FACTS,
     STATUS,
     Status,
-    WeightsDigest,
-    excerpt_of,
     read_record,
 )
+from common.sentences import writing
 from common.system.machine import is_main_rank, rank, several_machines
 
 LOCK = ".lock"
 INITIAL = "initial"  # a copy of the weights of `--init-from`, so that a resume needs no others
-WEIGHTS = "model.safetensors"  # in the folder of a finished model, beside FACTS
 # Seconds to wait until another job ends: it may take as long to save a checkpoint after a signal.
 PATIENCE = 60.0
 MOST_LOSSES = 10  # updates with a lost process that `status.json` remembers
@@ -177,7 +167,8 @@ class RunDirectory:
             return
         self.seen_at = time.monotonic()
         if is_main_rank():
-            is_own = read_run_id(self.path / CONFIG) == self.run_id
+            witnesses = find_witnesses([self.path / CONFIG])
+            is_own = any(witness.run_id == self.run_id for witness in witnesses)
         else:  # files that another machine wrote to a shared file system may appear later
             is_own = self.path.is_dir()
         if not is_own:
@@ -289,33 +280,12 @@ def make_directory(output_dir: str | None, recipe: str, resume: bool) -> Path:
 def refuse_to_write_over(path: Path) -> None:
     """Raise a `UserError` if a directory contains a run, or a run's checkpoints."""
     if os.path.exists(path / CONFIG):
-        advice = "name another directory, or go on with the run by --resume auto"
+        advice = "name another directory, or continue the run with --resume auto"
         raise UserError(f"--output-dir {path} holds a run, which is kept", advice=advice)
     if os.path.isdir(path / "checkpoints") and os.listdir(path / "checkpoints"):
         mistake = f"--output-dir {path} holds checkpoints of a run, which are kept, but no {CONFIG}"
         advice = "put that file back and add --resume auto, or name another folder"
         raise UserError(mistake, advice=advice)
-
-
-def saved_run_id(path: Path) -> str | None:
-    """Return the id of the run in a directory; None for a run of an older version without ids.
-
-    The id is in `config.json`. If that file lacks it, `status.json` or a checkpoint may have it.
-    """
-    manifests = sorted(path.glob("checkpoints/step-*/manifest.json"), reverse=True)
-    for file in (path / CONFIG, path / STATUS, *manifests):
-        run_id = read_run_id(file)
-        if run_id is not None:
-            return run_id
-    return None
-
-
-def read_run_id(file: Path) -> str | None:
-    """Return the run's id in a JSON file; None if the file has none or can't be read."""
-    with contextlib.suppress(UserError):
-        run_id = excerpt_of(read_json_if_there(file) or {}).run_id
-        return run_id if isinstance(run_id, str) and run_id else None
-    return None
 
 
 def read_status(path: Path) -> Status:
@@ -349,57 +319,6 @@ def write_outcome(
     if steps_of_losses and outcome.status != "finished":
         facts["lost_at_steps"] = steps_of_losses
     write_json(path / STATUS, Status(**facts).to_json())
-
-
-def model_folder(path: str | Path, flag: str = "--init-from ") -> Path:
-    """Return the folder of a finished model.
-
-    Args:
-        path: a run, or the model's folder itself.
-        flag: the flag that names it, for a message, with a space or "=" behind it.
-
-    Raises:
-        UserError: there is no finished model, or its weights have changed since they were written.
-    """
-    for folder in (Path(path, "model"), Path(path)):
-        if os.path.isfile(folder / WEIGHTS) and os.path.isfile(folder / FACTS):
-            insist_on_written_weights(folder)
-            return folder
-    advice = "pass a run that finished, or its model folder"
-    raise UserError(f"{flag}{path} holds no finished model ({WEIGHTS} and {FACTS})", advice=advice)
-
-
-def insist_on_written_weights(folder: Path) -> None:
-    """Raise a `UserError` if a model's weights do not have the digest in its `model.json`.
-
-    A `model.json` without a digest, as older versions wrote, is accepted.
-    """
-    path = folder / WEIGHTS
-    expected_digest = read_record(folder / FACTS, WeightsDigest).weights_sha256
-    if expected_digest is not None and digest_of_file(path) != expected_digest:
-        mistake = f"{path} can't be read as it was written: its SHA-256 is not the one in {FACTS}"
-        advice = "take a whole copy, or remove weights_sha256 there if you changed the weights"
-        raise UserError(mistake, advice=advice)
-
-
-def digest_of_file(path: Path) -> str:
-    """Return a file's SHA-256; a file that has not changed since the last call is not read."""
-    try:
-        status = path.stat()
-        return cached_digest(path, (status.st_mtime_ns, status.st_ctime_ns, status.st_size))
-    except OSError as error:
-        raise UserError(f"{path} can't be read ({error})", advice=advice_to_read(error)) from None
-
-
-@functools.lru_cache(maxsize=16)
-def cached_digest(path: Path, stamps: tuple[int, ...]) -> str:
-    """Return a file's SHA-256.
-
-    Args:
-        stamps: the file's times and size. They are part of the cache's key alone, so that a changed
-            file is read again.
-    """
-    return receipt_of(path)["sha256"]
 
 
 def refuse_to_resume(output_dir: str | Path | None, outcome: Outcome, resume: bool = True) -> None:

@@ -1,14 +1,16 @@
 """Checks that a run's `config.json` was not edited, and belongs to the files beside it."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from common.digests import SIGNATURE, is_as_signed, signed
 from common.errors import UserError
-from common.files import SIGNATURE, JsonObject, json_safe, parse, read_json_if_there, signed
-from common.flags import spelled
-from common.run_directory.records import CONFIG, STATUS, Status, excerpt_of
+from common.json_files import JsonObject, json_safe, parse, read_json_if_there
+from common.run_directory.records import CONFIG, STATUS, excerpt_of
+from common.run_directory.saved_flags import differing_flags, in_words
 from common.system.platforms import quoted
 from common.system.printable import listed
 
@@ -18,11 +20,19 @@ class EditedConfigError(UserError):
 
 
 class Witness(NamedTuple):
-    """A file beside `config.json` that also names its run."""
+    """A file in a run's directory that names its run."""
 
     path: Path
     run_id: str
-    flags: Mapping[str, object]  # the flags that a resume can't change; empty if the file has none
+    contents: JsonObject
+
+    def is_undamaged(self) -> bool:
+        """Whether the file is as the run wrote it. `status.json` has no digest that would tell."""
+        return self.path.name == STATUS or is_as_signed(self.contents)
+
+    def flags(self) -> JsonObject:
+        """Return the flags that a resume can't change; empty if the file has none."""
+        return excerpt_of(self.contents).flags or {}
 
 
 def signed_config(facts: Mapping[str, object]) -> JsonObject:
@@ -33,12 +43,12 @@ def signed_config(facts: Mapping[str, object]) -> JsonObject:
     return signed(parse(json.dumps(json_safe(facts))))
 
 
-def is_status_of(run_id: str | None, status: Status) -> bool:
-    """Whether a `status.json` belongs to the run with this id; True if one of them has no id.
+def may_be_of_run(found_id: str | None, run_id: str | None) -> bool:
+    """Whether a file that names the run `found_id` may belong to the run `run_id`.
 
-    Older versions wrote no ids.
+    It may if one of the ids is None, because older versions wrote no ids.
     """
-    return run_id is None or status.run_id in (None, run_id)
+    return run_id is None or found_id in (None, run_id)
 
 
 def insist_on_written_config(directory: Path, saved: Mapping[str, object]) -> None:
@@ -52,8 +62,10 @@ def insist_on_written_config(directory: Path, saved: Mapping[str, object]) -> No
         saved: the contents of `config.json`.
     """
     path = directory / CONFIG
-    witnesses = find_witnesses(directory)
-    if SIGNATURE in saved and saved != signed(saved):
+    # The newest checkpoint comes first: unlike `status.json`, it has flags and a digest.
+    files = [*manifest_files(directory), directory / STATUS]
+    witnesses = [witness for witness in find_witnesses(files) if witness.is_undamaged()]
+    if SIGNATURE in saved and not is_as_signed(saved):
         raise EditedConfigError(
             f"{path} is not as the run wrote it: {describe_edit(saved, witnesses)}",
             advice=(
@@ -73,25 +85,29 @@ def insist_on_written_config(directory: Path, saved: Mapping[str, object]) -> No
         )
 
 
-def find_witnesses(directory: Path) -> list[Witness]:
-    """Return the files that name the run in a directory, as evidence of whose `config.json` it is.
+def saved_run_id(directory: Path) -> str | None:
+    """Return the id of the run in a directory; None for a run of an older version without ids.
 
-    These are the undamaged manifests of checkpoints, newest first, and then `status.json`.
+    The id is in `config.json`. If that file lacks it, `status.json` or a checkpoint may have it.
     """
-    manifests = sorted(directory.glob("checkpoints/step-*/manifest.json"), reverse=True)
-    witnesses = []
-    for path in [*manifests, directory / STATUS]:
-        try:
+    files = [directory / CONFIG, directory / STATUS, *manifest_files(directory)]
+    return next((witness.run_id for witness in find_witnesses(files)), None)
+
+
+def manifest_files(directory: Path) -> list[Path]:
+    """Return the manifests of a run's checkpoints, newest first."""
+    return sorted(directory.glob("checkpoints/step-*/manifest.json"), reverse=True)
+
+
+def find_witnesses(files: Iterable[Path]) -> Iterator[Witness]:
+    """Yield those of some JSON files that can be read and name a run, in their order."""
+    for path in files:
+        contents: JsonObject = {}
+        with suppress(UserError):
             contents = read_json_if_there(path) or {}
-        except UserError:
-            continue
-        excerpt = excerpt_of(contents)
-        run_id = excerpt.run_id
-        # `status.json` has no digest that would show damage.
-        is_whole = path.name == STATUS or contents == signed(contents)
-        if is_whole and isinstance(run_id, str) and run_id:
-            witnesses.append(Witness(path, run_id, excerpt.flags or {}))
-    return witnesses
+        run_id = excerpt_of(contents).run_id
+        if isinstance(run_id, str) and run_id:
+            yield Witness(path, run_id, contents)
 
 
 def describe_edit(saved: Mapping[str, object], witnesses: Iterable[Witness]) -> str:
@@ -105,12 +121,8 @@ def describe_edit(saved: Mapping[str, object], witnesses: Iterable[Witness]) -> 
     for witness in witnesses:
         if witness.run_id != run_id:
             return f"its run_id is {run_id!s:.50}, and that of {witness.path} is {witness.run_id}"
-        flags = witness.flags
-        changes = [
-            f"{spelled(name)} {flags[name]!s:.99} and now has {config[name]!s:.99}"
-            for name in sorted(flags.keys() & config.keys())
-            if flags[name] != config[name]
-        ]
+        changes = differing_flags(witness.flags(), config)
         if changes:
-            return f"it was trained with {listed(changes)}"
+            phrases = in_words(changes, "{flag} {saved} and now has {present}")
+            return f"it was trained with {listed(phrases)}"
     return "its SHA-256 is another one"

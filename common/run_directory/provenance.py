@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from common.errors import UserError
-from common.files import write_json
+from common.json_files import write_json
 from common.run_directory.code_tree import CollectedTree, trees_of_process
 from common.run_directory.records import ATTEMPTS, PROVENANCE, Attempt, Provenance, read_record
 from common.system.devices.libraries import library_versions
@@ -138,8 +138,8 @@ def machine_facts() -> Attempt:
 def installed_packages() -> dict[str, str]:
     """Return the versions of all installed packages by name.
 
-    The names of their folders say them. `importlib.metadata` would read a file of each, and hold
-    Python's lock meanwhile.
+    Versions are read from the names of the .dist-info folders. `importlib.metadata` would read a
+    file of each, and hold Python's lock meanwhile.
     """
     packages: dict[str, str] = {}
     for entry in sys.path:

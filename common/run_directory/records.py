@@ -30,7 +30,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from common.errors import UserError
-from common.files import PUT_BACK, JsonObject, json_safe, read_json_if_there
+from common.json_files import PUT_BACK, JsonObject, json_safe, read_json_if_there
 
 # The files of a run that hold records.
 CONFIG = "config.json"

@@ -10,10 +10,11 @@ from typing import ClassVar, NamedTuple, Protocol, TypeVar
 
 from common.console import say
 from common.errors import UserError
-from common.files import JsonObject, has_moved, locked, read_json
-from common.flags import from_json, role_of, spelled
+from common.files import locked
+from common.flags import from_json
+from common.json_files import JsonObject, read_json
 from common.run_directory.directory import INITIAL, LOCK, read_status
-from common.run_directory.identity import EditedConfigError, insist_on_written_config, is_status_of
+from common.run_directory.identity import EditedConfigError, insist_on_written_config, may_be_of_run
 from common.run_directory.records import (
     CONFIG,
     STATUS,
@@ -22,6 +23,13 @@ from common.run_directory.records import (
     RunConfig,
     excerpt_of,
     parse_record,
+)
+from common.run_directory.saved_flags import (
+    differing_flags,
+    fixed_flags,
+    has_moved,
+    in_words,
+    values_in,
 )
 from common.system.machine import world_size
 from common.system.platforms import quoted
@@ -81,16 +89,14 @@ def resumed_config(
     defaults = config_class(**run.resolved)
     config = parse(defaults)
     # The flags that a resume can't change: they get their saved values back.
-    fixed_flags = {
-        name: value for name, value in run.resolved.items() if not role_of(config_class, name).free
-    }
-    if has_moved(fixed_flags["dataset"], config.dataset):  # its fingerprint is compared later
-        fixed_flags["dataset"] = os.path.abspath(config.dataset)
-        config = replace(config, dataset=fixed_flags["dataset"])
-    refuse_contradictions(config, fixed_flags, run, directory)
+    saved_flags = fixed_flags(config_class, run.resolved)
+    if has_moved(saved_flags["dataset"], config.dataset):  # its fingerprint is compared later
+        saved_flags["dataset"] = os.path.abspath(config.dataset)
+        config = replace(config, dataset=saved_flags["dataset"])
+    refuse_contradictions(config, saved_flags, run, directory)
     # The found run in place of "auto"; else the run or checkpoint that the user named.
-    fixed_flags["resume"] = str(directory if resume == "auto" else Path(resume))
-    config = replace(config, **fixed_flags, output_dir=str(directory))
+    saved_flags["resume"] = str(directory if resume == "auto" else Path(resume))
+    config = replace(config, **saved_flags, output_dir=str(directory))
     return keep_effective_batch(config, defaults, run.record.environment.effective_batch_size)
 
 
@@ -111,21 +117,20 @@ def directory_to_resume(
 
 
 def refuse_contradictions(
-    config: ResumableConfig, fixed_flags: dict[str, object], run: SavedRun, directory: Path
+    config: ResumableConfig, saved_flags: dict[str, object], run: SavedRun, directory: Path
 ) -> None:
     """Raise a `UserError` if the command line changes flags that a resume can't change.
 
     A flag may have its resolved value, the value that the first command gave it, as when that
     command is repeated, or `auto`, which leaves the choice to the run.
     """
-    contradictions = [
-        f"{spelled(name)} {getattr(config, name)} (the run has {value})"
-        for name, value in sorted(fixed_flags.items())
-        if getattr(config, name) not in (value, run.given[name], "auto")
-    ]
+    contradictions = differing_flags(
+        saved_flags, values_in(config, saved_flags), given=run.given, is_present_auto_fine=True
+    )
     if contradictions:
+        phrases = in_words(contradictions, "{flag} {present} (the run has {saved})")
         raise UserError(
-            f"can't resume {directory} with {', '.join(contradictions)}",
+            f"can't resume {directory} with {', '.join(phrases)}",
             advice="leave what differs out, or start another run without --resume",
         )
 
@@ -152,13 +157,14 @@ def was_finished_meanwhile(config: ResumableConfig, recipe: str) -> bool:
         return True
     insist_on_written_config(directory, run.contents)
     # The same comparison as `resumed_config` made, of what is saved now with what it was.
-    changed = [
-        f"{spelled(name)} {value}, which was {getattr(config, name)}"
-        for name, value in sorted(run.resolved.items())
-        if not role_of(type(config), name).free
-        and value not in (getattr(config, name), "auto")
-        and not (name == "dataset" and has_moved(value, config.dataset))
-    ]
+    saved_flags = fixed_flags(type(config), run.resolved)
+    differences = differing_flags(
+        saved_flags,
+        values_in(config, saved_flags),
+        is_saved_auto_fine=True,
+        is_moved_data_fine=True,
+    )
+    changed = in_words(differences, "{flag} {saved}, which was {present}")
     samples_before = run.record.environment.effective_batch_size
     samples = config.batch_size * config.gradient_accumulation_steps * world_size()
     if samples != samples_before:
@@ -176,7 +182,7 @@ def was_finished_meanwhile(config: ResumableConfig, recipe: str) -> bool:
 
 
 def run_of(named: Path, output_dir: str | None) -> Path:
-    """Return the directory of a run that is named, or one of whose checkpoints is.
+    """Return the run directory for a path to a run or to one of its checkpoints.
 
     A checkpoint is two levels below its run's directory: runs/NAME/checkpoints/step-00000120.
 
@@ -231,35 +237,28 @@ def newest_unfinished(config: ResumableConfig, recipe: str) -> Path | None:
             except EditedConfigError as refusal:
                 edited.append((path.parent, refusal))
                 continue
-            differences = differing_flags(config, run.given)
+            saved_flags = fixed_flags(type(config), run.given)
+            differences = differing_flags(saved_flags, values_in(config, saved_flags))
             if not differences:
                 return path.parent
-            others.append((path.parent, differences))
+            phrases = in_words(differences, "{flag} {saved} there and {present} here")
+            others.append((path.parent, phrases))
     for directory, error in edited:
         if can_be_resumed(directory):
             raise error
-    for directory, differences in others:
+    for directory, phrases in others:
         if can_be_resumed(directory):
             raise UserError(
                 (
                     f"--resume auto: {directory} is unfinished and has other flags: "
-                    f"{listed(differences)}"
+                    f"{listed(phrases)}"
                 ),
                 advice=(
-                    f"go on with it by --resume {quoted(directory)}, pass the flags that it was "
+                    f"continue it with --resume {quoted(directory)}, pass the flags that it was "
                     "started with, or start another run with --output-dir NEW"
                 ),
             )
     return None
-
-
-def differing_flags(config: ResumableConfig, given: dict[str, object]) -> list[str]:
-    """Return the flags that can't change on a resume and differ from those that a run was given."""
-    return [
-        f"{spelled(name)} {value} there and {getattr(config, name)} here"
-        for name, value in sorted(given.items())
-        if not role_of(type(config), name).free and getattr(config, name) != value
-    ]
 
 
 def can_be_resumed(directory: Path) -> bool:
@@ -319,7 +318,7 @@ def known_flags(config_class: type, flags: Flags, path: Path) -> dict[str, objec
 def is_finished(directory: Path, run: SavedRun) -> bool:
     """Whether the `status.json` of a run says that it is finished; another run's says nothing."""
     status = read_status(directory)
-    return status.status == "finished" and is_status_of(run.record.run_id, status)
+    return status.status == "finished" and may_be_of_run(status.run_id, run.record.run_id)
 
 
 def keep_effective_batch(config: Config, defaults: Config, effective_batch: int) -> Config:

@@ -30,4 +30,4 @@ def advice_to_go_on(directory: Path) -> str:
     if status.resumable is False:
         reason = status.reason or "its status.json does not say why"
         return f"it would fail again for the same reason ({reason}): start another run"
-    return f"go on with it by --resume {quoted(directory)}"
+    return f"continue it with --resume {quoted(directory)}"

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from common.config import TrainingConfig
 from common.errors import UserError
-from common.files import reading
 from common.objective import Objective
+from common.sentences import reading
 
 
 class Recipe(NamedTuple):

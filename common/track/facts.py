@@ -12,8 +12,8 @@ import torch
 
 from common.config import TrainingConfig
 from common.data.batch import Data
-from common.files import json_safe
 from common.flags import role_of
+from common.json_files import json_safe
 from common.run_directory.records import (
     Architecture,
     DataFacts,

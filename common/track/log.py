@@ -11,8 +11,10 @@ from accelerate import Accelerator
 from common.agreement import gather_from_ranks
 from common.config import TrainingConfig
 from common.console import DISPLAY, LINE_LISTENERS, say, warn
-from common.errors import TrainingError, UserError, advice_for, is_of_disk
-from common.files import json_safe, open_to_append, read_lines, write_text
+from common.disk_errors import advice_for, is_of_disk
+from common.errors import TrainingError, UserError
+from common.files import open_to_append, write_text
+from common.json_files import json_safe, read_lines
 from common.measure.sums import Evaluation, of_all_ranks
 from common.objective import PREFIXES, Objective
 from common.run_directory.records import RunConfig

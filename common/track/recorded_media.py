@@ -13,7 +13,9 @@ from PIL import Image
 
 from common.console import warn
 from common.errors import UserError
-from common.files import json_safe, write_text, writing
+from common.files import write_text
+from common.json_files import json_safe
+from common.sentences import writing
 
 BINS = 64  # of each histogram
 MOST_IMAGES = 64  # that one call logs

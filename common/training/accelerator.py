@@ -6,8 +6,7 @@ import os
 import platform
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -20,8 +19,8 @@ from torch.amp.grad_scaler import OptState
 from common.config import TrainingConfig
 from common.console import warn
 from common.errors import UserError, outcome_of
-from common.files import MOST_CHARACTERS
 from common.measure.memory import limit_memory
+from common.sentences import as_user_error
 from common.system.devices import (
     USE_CPU_VARIABLE,
     default_device,
@@ -83,23 +82,15 @@ YES_OR_NO = (
 LAUNCHERS_PRECISION = "ACCELERATE_MIXED_PRECISION"
 
 
-@contextmanager
-def launching() -> Iterator[None]:
-    """Turn what Accelerate and torch raise about the launcher's environment into a `UserError`."""
-    try:
-        yield
-    except (ValueError, TypeError, OverflowError, RuntimeError) as problem:
-        # A process that did not find the others may find them if the job is started again.
-        is_resumable = outcome_of(problem).resumable
-        text = " ".join(str(problem).split())[:MOST_CHARACTERS]
-        details = f"{type(problem).__name__}: {text}"
-        problem_text = f"the processes that were launched can't begin ({details})"
-        raise UserError(
-            problem_text, advice=LAUNCH, every_rank=True, resumable=is_resumable
-        ) from None
-
-
-@launching()
+# Turns what Accelerate and torch raise about the launcher's environment into a `UserError`.
+@as_user_error(
+    (ValueError, TypeError, OverflowError, RuntimeError),
+    "the processes that were launched can't begin",
+    LAUNCH,
+    every_rank=True,
+    # A process that did not find the others may find them if the job is started again.
+    resumable=lambda error: outcome_of(error).resumable,
+)
 def build_accelerator(
     config: TrainingConfig, ddp: Mapping[str, object] | None = None
 ) -> ShardingAccelerator:

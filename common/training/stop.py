@@ -15,7 +15,8 @@ from accelerate import Accelerator
 
 from common.agreement import gather_from_ranks, sum_in_fp32, wait_for_ranks
 from common.checkpoints.store import SaveFailure
-from common.errors import Preempted, ReplacedDirectoryError, TrainingError, advice_for
+from common.disk_errors import advice_for
+from common.errors import Preempted, ReplacedDirectoryError, TrainingError
 from common.system.machine import is_main_rank
 from common.system.platforms import (
     HANGUP,

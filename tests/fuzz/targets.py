@@ -31,8 +31,8 @@ from common.config import parse_config
 from common.data.images import ImageData, load_images
 from common.data.sources import find_named
 from common.data.text import TextData, load_text
+from common.digests import signed
 from common.errors import UserError
-from common.files import signed
 from common.objective import Objective
 from common.run_directory.directory import RunDirectory
 from common.run_directory.records import RunConfig

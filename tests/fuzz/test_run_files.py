@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from common.checkpoints.finished import MANIFEST
+from common.digests import signed
 from common.errors import UserError
-from common.files import signed
 from tests.fuzz.small_run import FLAGS, STEPS, digest, prepared, run
 
 CHECKPOINTS = [Path("checkpoints", f"step-{step:08d}") for step in STEPS]

@@ -96,7 +96,7 @@ def test_only_rank_0_prints_a_common_mistake(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_modules_for_reading_runs_import_no_torch() -> None:
     """A comparison needs them, and starts quickly."""
-    names = "errors, files, flags, objective, console"
+    names = "errors, sentences, files, json_files, digests, flags, objective, console"
     code = f"import sys; from common import {names}; sys.exit('torch' in sys.modules)"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (answer.returncode, answer.stderr) == (0, "")

@@ -17,9 +17,12 @@ MOST_LINES_OF_A_RECIPE = 240
 # lower levels. Modules of one package may import each other.
 LEVELS = (
     ("system",),
+    ("disk_errors",),
     ("errors",),
+    ("sentences",),
     ("agreement", "files", "console", "flags", "objective"),
-    ("flag_uses", "tables"),
+    ("json_files", "flag_uses", "tables"),
+    ("digests",),
     ("run_directory",),
     ("initial",),
     ("command_line",),

@@ -17,8 +17,8 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from common.errors import UserError
-from common.files import writing
 from common.objective import PREFIXES
+from common.sentences import writing
 from common.tools.compare.comparison import Comparison
 from common.tools.compare.curves import X_AXES, Curve, curve_of, mean_curve
 from common.tools.compare.group_table import group_labels, has_repetitions, sample_text

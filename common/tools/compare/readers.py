@@ -16,10 +16,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from common.errors import UserError
-from common.files import PUT_BACK, read_json_if_there, read_lines
+from common.json_files import PUT_BACK, read_json_if_there, read_lines
 from common.objective import PREFIXES, Objective
 from common.run_directory.records import Flags, RunConfig, parse_record, read_record_if_there
 from common.run_directory.standing import present_status
+from common.sentences import as_user_error
 from common.track.names import STEP, Facts, unflat
 
 TOO_LARGE = 1e100  # a chart can't show such values
@@ -220,16 +221,14 @@ def asking_wandb(problem: str, advice: str) -> Iterator[None]:
 
     from common.track.trackers import TrackerSettingsError, wandb_mode
 
-    try:
-        mode, reason = wandb_mode()
-        if mode != "online":
-            raise UserError(f"{problem} ({reason})", advice=advice)
-        yield
-    except TrackerSettingsError as error:  # it says what to do
-        raise UserError(f"{problem} ({error.problem})", advice=error.advice) from None
-    except (wandb.Error, ValueError, OSError) as error:
-        message = str(error).strip() or type(error).__name__
-        raise UserError(f"{problem} ({message.splitlines()[0]})", advice=advice) from None
+    with as_user_error((wandb.Error, ValueError, OSError), problem, advice, first_line=True):
+        try:
+            mode, reason = wandb_mode()
+            if mode != "online":
+                raise UserError(f"{problem} ({reason})", advice=advice)
+            yield
+        except TrackerSettingsError as error:  # it says what to do
+            raise UserError(f"{problem} ({error.problem})", advice=error.advice) from None
 
 
 def read_project(address: str) -> list[RunRecord]:

@@ -9,7 +9,8 @@ from pathlib import Path
 from PIL import Image
 
 from common.errors import UserError
-from common.files import plain, reading
+from common.files import plain
+from common.sentences import reading
 
 
 def read_inputs(files: Sequence[str], is_text: bool) -> Iterator[str]:

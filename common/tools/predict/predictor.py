@@ -19,9 +19,11 @@ from common.data.pixels import FULL_SCALE, image_to_pixels
 from common.data.text import TextSamples
 from common.data.tokens import encode, load_tokenizer
 from common.errors import UserError, is_out_of_memory
-from common.files import PUT_BACK, plain, read_json, reading
+from common.files import plain
+from common.json_files import PUT_BACK, read_json
 from common.models.packing import leave_out_padding, token_positions
 from common.run_directory.records import FACTS, ImageInput, ModelFacts, TextInput, parse_record
+from common.sentences import reading
 from common.tools.predict.loading import finished_model, load_model
 from common.training.accelerator import build_accelerator, compute_dtype
 

@@ -16,7 +16,7 @@ DIGITS = 16  # of a digest, in hexadecimal
 PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic)
 
 
-def digest_of(value: object) -> str:
+def digest_of_state(value: object) -> str:
     """Return a digest of a value: a tensor, an array, a plain value, or a nest of these.
 
     The order of mappings and sets does not matter. Of any other object, only the type counts.
@@ -79,4 +79,4 @@ def feed_array(hasher: Any, array: np.ndarray) -> None:
 def generator_digests(device: torch.device) -> dict[str, str]:
     """Return a digest of the state of each random generator of this process, by its name."""
     states = RandomState(device).state_dict()
-    return {name: digest_of(state) for name, state in states.items()}
+    return {name: digest_of_state(state) for name, state in states.items()}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from common.config import TrainingConfig
 from common.errors import UserError
-from common.files import reading
+from common.sentences import reading
 
 Flags = dict[str, list[str]]  # by name, such as "--batch-size", its values
 EPOCHS = 4

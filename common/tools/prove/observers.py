@@ -20,7 +20,7 @@ from torch import nn
 from torch.utils import _pytree as tree
 
 from common.data import loader as loaders
-from common.tools.prove.digests import digest_of, generator_digests
+from common.tools.prove.digests import digest_of_state, generator_digests
 from common.tools.prove.interrupting import Interrupter
 from common.tools.prove.observation import (
     Evaluated,
@@ -167,8 +167,8 @@ class Observers:
         digests = {}
         for name, part in self.kept.items():
             bare = extract_model_from_parallel(part) if isinstance(part, nn.Module) else part
-            digests[name] = digest_of(bare.state_dict())
-        digests["best evaluation"] = digest_of(run.context.best.state_dict())
+            digests[name] = digest_of_state(bare.state_dict())
+        digests["best evaluation"] = digest_of_state(run.context.best.state_dict())
         return digests
 
     def around_record(self, original: Any, run: Any, loss: Any, metrics: Any = None) -> None:
@@ -306,7 +306,7 @@ def changed(before: dict[str, str], now: dict[str, str]) -> dict[str, str]:
 
 def digest_of_batch(batch: Any) -> str:
     """Return a digest of all tensors and plain values of a batch, a nest of any kind."""
-    return digest_of(tree.tree_flatten(batch)[0])
+    return digest_of_state(tree.tree_flatten(batch)[0])
 
 
 def sum_and_count(value: Any) -> tuple[float, int]:

@@ -10,8 +10,9 @@ from tempfile import mkdtemp
 import torch
 
 from common.console import CONSOLE, say
+from common.digests import sha256_of_file
 from common.errors import UserError
-from common.files import writing
+from common.sentences import writing
 from common.system.platforms import command_line, shown_path
 from common.tools.prove import receipt as receipts
 from common.tools.prove.bench import Bench, Check, RunFailedError, RunSpec, Verdict
@@ -154,7 +155,7 @@ def make_receipt(
         format=receipts.FORMAT,
         passed=all(result.passed is not False for result in results),
         recipe=str(request.recipe),
-        recipe_sha256=receipts.sha256_of(recipe.path),
+        recipe_sha256=sha256_of_file(recipe.path),
         recipe_commit=receipts.commit_of(recipe.path),
         recipe_is_edited=receipts.is_edited(recipe.path),
         command=command_line(

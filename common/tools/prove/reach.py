@@ -28,7 +28,7 @@ from torch import nn
 
 from common.config import TrainingConfig
 from common.data.batch import Data, Samples
-from common.tools.prove.digests import PLAIN, digest_of
+from common.tools.prove.digests import PLAIN, digest_of_state
 
 MOST_VALUES = 20_000  # that a search visits
 MOST_ITEMS = 2_000  # of a container that are visited one by one
@@ -52,7 +52,7 @@ class Reached:
     def add(self, path: str, description: str, value: object) -> None:
         """Note a value under a path, unless the path is taken."""
         if path not in self.digests:
-            self.digests[path] = digest_of(value)
+            self.digests[path] = digest_of_state(value)
             self.described[path] = description
 
 
@@ -130,6 +130,7 @@ def is_own_module(name: str) -> bool:
 @cache
 def is_own_file(name: str, file: str | None) -> bool:
     """Whether the module `name` in a file is the user's."""
+    # Wider than `own_modules` of `common.flag_uses`: a module in any folder may hold state.
     if name.partition(".")[0] in ("common", "__mp_main__"):
         return False
     if file is None or not file.endswith(".py") or file.startswith(STANDARD_LIBRARY):

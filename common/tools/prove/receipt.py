@@ -1,6 +1,5 @@
 """The receipt of a proof, `proof.json`: the checks, the code, the machine, and the results."""
 
-import hashlib
 import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 from pydantic import Field
 
 from common.errors import UserError
-from common.files import write_json
+from common.json_files import write_json
 from common.run_directory.records import Environment, Record, read_record
 from common.system.machine import processor_name
 from common.system.platforms import usable_cores
@@ -71,11 +70,6 @@ def read_receipt(path: Path) -> ProofReceipt:
             advice="repeat the proof",
         )
     return receipt
-
-
-def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a file in hexadecimal."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def commit_of(path: Path) -> str | None:

@@ -113,6 +113,7 @@ def imported_by(recipe: Path) -> list[str]:
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
             names.append(node.module)
+    # By name, because nothing is imported yet: `common.flag_uses` and others look at the files.
     beside = {path.stem for path in recipe.resolve().parent.iterdir()}
     return [name for name in names if name.partition(".")[0] not in beside - {"common"}]
 

@@ -5,7 +5,6 @@ worktree, and the patch of the run is applied there.
 """
 
 import contextlib
-import hashlib
 import os
 import shutil
 import subprocess
@@ -15,8 +14,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from common.digests import sha256_of_file
 from common.errors import UserError
-from common.files import receipt_of
 from common.run_directory.code_tree import (
     CollectedTree,
     ask_git,
@@ -201,7 +200,7 @@ def apply_patch(tree: CodeTree, past: PastRun, folder: Path) -> None:
         return
     path = past.directory / PROVENANCE / tree.patch
     try:
-        digest = receipt_of(path)["sha256"]
+        digest = sha256_of_file(path)
     except OSError as error:
         raise UserError(
             f"{path} can't be read ({error.strerror})", advice=f"put it back, {PRESENT_CODE}"
@@ -247,7 +246,7 @@ def recipe_in(folder: Path, past: PastRun, stack: ExitStack) -> Path | None:
     listing = ask_git(folder, "ls-files", "-z", "--", f"*{name}") or b""
     paths = [folder / word for word in listing.decode("utf-8", "surrogateescape").split("\0")]
     named = [path for path in paths if path.name == name and path.is_file()]
-    with_same_text = [path for path in named if digest_of(path) == past.config.source.sha256]
+    with_same_text = [path for path in named if sha256_of_file(path) == past.config.source.sha256]
     if with_same_text:
         return with_same_text[0]
     if (past.directory / FIRST_SOURCE).is_file():
@@ -255,10 +254,6 @@ def recipe_in(folder: Path, past: PastRun, stack: ExitStack) -> Path | None:
         shutil.copy(past.directory / FIRST_SOURCE, copy)
         return copy
     return first_of(named)
-
-
-def digest_of(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def first_of(paths: Sequence[Path]) -> Path | None:

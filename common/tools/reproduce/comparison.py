@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 from common.checkpoints.tensors import read_tensors
 from common.errors import UserError
-from common.files import JsonObject
+from common.json_files import JsonObject
 from common.objective import PREFIXES
-from common.run_directory.directory import WEIGHTS
+from common.run_directory.finished_model import WEIGHTS
 from common.tools.prove.results import first_differing_tensor, is_same, without_clock
 from common.tools.reproduce.past_run import PastRun
 from common.tools.reproduce.receipt import (

@@ -6,8 +6,9 @@ from functools import cached_property
 from pathlib import Path
 
 from common.errors import UserError
-from common.files import JsonObject, read_json, read_lines
-from common.run_directory.directory import INITIAL, WEIGHTS
+from common.json_files import JsonObject, read_json, read_lines
+from common.run_directory.directory import INITIAL
+from common.run_directory.finished_model import WEIGHTS
 from common.run_directory.identity import EditedConfigError, insist_on_written_config
 from common.run_directory.provenance import saved_attempts
 from common.run_directory.records import (

@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from common.files import write_json
+from common.json_files import write_json
 from common.run_directory.records import Record, read_record_if_there
 
 FORMAT = 1  # of the receipt; another number stands for another structure

@@ -10,14 +10,15 @@ from pathlib import Path
 import torch
 
 from common.console import CONSOLE, say
+from common.digests import sha256_of_file
 from common.errors import UserError
-from common.files import writing
 from common.run_directory.provenance import installed_packages, machine_facts
 from common.run_directory.records import CONFIG
+from common.sentences import writing
 from common.system.devices import device_name
 from common.system.platforms import shown_path
 from common.tools.prove.receipt import present_time
-from common.tools.reproduce.code import PlacedCode, code_of, digest_of
+from common.tools.reproduce.code import PlacedCode, code_of
 from common.tools.reproduce.comparison import compare_final, compare_rows, compare_weights
 from common.tools.reproduce.conclusion import exit_status_of, explanation_of, result_of
 from common.tools.reproduce.facts import differences_of
@@ -146,7 +147,7 @@ def run_expected(past: PastRun, code: PlacedCode) -> PastRun:
         "python": platform.python_version(),
         "versions": {name: packages.get(name, "none") for name in environment.versions},
     }
-    source = past.config.source.model_copy(update={"sha256": digest_of(code.recipe)})
+    source = past.config.source.model_copy(update={"sha256": sha256_of_file(code.recipe)})
     config = past.config.model_copy(
         update={"environment": environment.model_copy(update=changes), "source": source}
     )

@@ -14,7 +14,7 @@ from optuna.trial import TrialState
 from optuna.visualization import matplotlib as plots
 from PIL import Image
 
-from common.files import writing
+from common.sentences import writing
 
 FEWEST_TRIALS = 4  # finished ones, from which Optuna may estimate which flags mattered
 ROW_SIZE = (13, 4.5)  # inches

@@ -12,7 +12,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from common.console import say
 from common.errors import UserError
-from common.files import write_json
+from common.json_files import write_json
 from common.objective import Objective
 from common.run_directory.directory import read_status
 from common.system.platforms import command_line, quoted, shown_path

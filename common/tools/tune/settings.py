@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Self
 
 from common.errors import UserError
-from common.files import PUT_BACK, read_json_if_there
 from common.flags import from_json
+from common.json_files import PUT_BACK, read_json_if_there
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Optuna's study of a search: open it, keep it in agreement with the trials, rank its trials."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import optuna
@@ -11,8 +11,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from common.console import say
 from common.errors import UserError
-from common.files import writing
 from common.objective import Objective
+from common.sentences import as_user_error, writing
 from common.tools.recipe import Recipe
 from common.tools.tune.recovery import STEPS_PER_EPOCH, TrialsOnDisk, put_aside
 from common.tools.tune.space import Space
@@ -94,8 +94,7 @@ def reconciled(
     return study
 
 
-@contextmanager
-def usable(path: Path, errors: type[Exception] = SQLAlchemyError) -> Iterator[None]:
+def usable(path: Path, errors: type[Exception] = SQLAlchemyError) -> AbstractContextManager[None]:
     """Turn errors from a damaged study file, or from a full disk, into a `UserError`.
 
     Args:
@@ -103,14 +102,9 @@ def usable(path: Path, errors: type[Exception] = SQLAlchemyError) -> Iterator[No
         errors: the class of the errors to turn. `Exception` is right only around code that does
             nothing but use the study.
     """
-    try:
-        yield
-    except errors as problem:
-        message = str(problem).partition("\n")[0]
-        advice = "move it away, and the same command rebuilds it from the trials' directories"
-        raise UserError(
-            f"{path} can't be used ({type(problem).__name__}): {message}", advice=advice
-        ) from None
+    advice = "move it away, and the same command rebuilds it from the trials' directories"
+    # SQLAlchemy's other lines are the query and an address.
+    return as_user_error(errors, f"{path} can't be used", advice, first_line=True)
 
 
 def finished_trials(study: Study) -> list[FrozenTrial]:

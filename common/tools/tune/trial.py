@@ -14,8 +14,9 @@ from filelock import FileLock, Timeout
 
 from common.console import say
 from common.errors import UserError
-from common.files import open_to_append, writing
+from common.files import open_to_append
 from common.run_directory.directory import read_status
+from common.sentences import writing
 from common.system.platforms import polite_stop_signal, start_in_own_group, watch_for_parent
 from common.tools.compare.readers import RunRecord, read_directory
 

@@ -16,7 +16,7 @@ from optuna.distributions import CategoricalDistribution
 
 from common.console import CONSOLE, say
 from common.errors import UserError
-from common.files import read_json_if_there, write_json
+from common.json_files import read_json_if_there, write_json
 from common.run_directory.standing import present_status
 from common.system.platforms import shown_path
 from common.tools.recipe import load_recipe

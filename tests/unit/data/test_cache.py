@@ -146,9 +146,9 @@ def test_lost_stamp_does_not_invalidate_a_cache(damage: Callable[[Path], None]) 
 def test_digests_are_compared_once_after_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are not compared right after preparation, nor at each start."""
     read: list[str] = []
-    digest = cache.receipt_of
+    digest = cache.sha256_of_file
     folder = load()[0]
-    monkeypatch.setattr(cache, "receipt_of", lambda p: read.append(p.name) or digest(p))
+    monkeypatch.setattr(cache, "sha256_of_file", lambda p: read.append(p.name) or digest(p))
     load()
     assert not read
     shutil.copytree(folder, folder.with_name("copy"))
@@ -228,7 +228,7 @@ def write_words(folder: Path) -> Callable[[], Any]:
 # All calls that touch the disk while data are prepared.
 POINTS: tuple[tuple[Any, str], ...] = (
     *((module, "write_array") for module in (decoding, tokens)),
-    *((cache, name) for name in ("receipt_of", "write_json")),
+    *((cache, name) for name in ("sha256_of_file", "write_json")),
     *((files, name) for name in ("sync", "rename_path")),
     *((Path, name) for name in ("mkdir", "write_text")),
 )

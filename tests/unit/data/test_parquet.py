@@ -21,7 +21,7 @@ from common.data.order import EvaluationOrder, TrainingOrder
 from common.data.sources import DataSource, find_named
 from common.data.text import load_text
 from common.errors import UserError
-from tests.local_data import grey_images, sentences, write_csv
+from tests.local_data import grey_images, sentences, write_csv, write_image_parquet
 from tests.unit.data.loading import refusal
 
 GROUP = 20  # rows
@@ -226,6 +226,15 @@ def test_data_that_cannot_be_streamed_are_refused(tmp_path: Path) -> None:
     assert "train-1.parquet has other columns" in refusal(
         lambda: images(source_of(tmp_path / "odd"))
     )
+    single_class = grey_images(40, 0)
+    single_class["label"] = [0] * 40
+    write_image_parquet(tmp_path / "cats", {"train": single_class}, names=("cat",))
+    assert "all rows of train have the same label" in refusal(
+        lambda: images(source_of(tmp_path / "cats"))
+    )
+    empty: dict[str, list[Any]] = {"image": [], "label": []}
+    write_image_parquet(tmp_path / "gap", {"train": grey_images(40, 0), "test": empty})
+    assert "split test is empty" in refusal(lambda: images(source_of(tmp_path / "gap")))
     write_images(tmp_path / "one", "train-0", GROUP)
     assert "1 row groups" in refusal(lambda: images(source_of(tmp_path / "one")))
     write_images(tmp_path / "cut", "train-0", 40)

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from common.checkpoints.state import insist_on_flags
+from common.digests import signed
 from common.errors import UserError
-from common.files import locked, signed
+from common.files import locked
 from common.flags import role_of
 from common.run_directory.directory import LOCK
 from common.run_directory.identity import (

@@ -53,8 +53,8 @@ def test_reading_the_status_leaves_the_lock_free(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("status", "has_config", "message"),
     [
-        ({"status": "preempted", "resumable": True}, True, "go on with it by --resume"),
-        ({"status": "failed", "resumable": True}, True, "go on with it by --resume"),
+        ({"status": "preempted", "resumable": True}, True, "continue it with --resume"),
+        ({"status": "failed", "resumable": True}, True, "continue it with --resume"),
         ({"status": "failed", "resumable": False, "reason": "NaN"}, True, r"reason \(NaN\): start"),
         ({"status": "failed", "resumable": True}, False, "before training began: start it again"),
     ],

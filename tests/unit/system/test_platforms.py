@@ -24,7 +24,8 @@ from filelock import FileLock
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.errors import UserError, advice_for, is_of_disk
+from common.disk_errors import advice_for, is_of_disk
+from common.errors import UserError
 from common.files import replacing, write_text
 from common.system import platforms
 from common.system.printable import PLAIN

@@ -304,6 +304,8 @@ def calling_frame(frame: FrameType | None) -> FrameType | None:
 
 def is_library(path: str) -> bool:
     """Whether a file belongs to torch, Accelerate, NumPy or Python's standard library."""
+    # Unlike in `common.tools.prove.reach`, other installed packages are no libraries: their own
+    # waits are not those of the recipe's line that calls them.
     if path.startswith((*LIBRARIES, "<")):
         return True
     is_installed = any(folder in Path(path).parts for folder in INSTALLED)

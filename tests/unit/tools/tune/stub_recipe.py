@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any
 
 from common.config import TrainingConfig, parse_config
-from common.files import write_json
+from common.json_files import write_json
 
 OBJECTIVE = "accuracy:max"
 

@@ -1,0 +1,55 @@
+"""The errors for mistakes in a user's data that more than one reader can find.
+
+Tables, streamed parquet files and a recipe's own splits are read by different modules. The same
+mistake gets the same sentence in all of them.
+"""
+
+from collections.abc import Mapping
+
+from common.data.guess import Feature
+from common.errors import UserError
+
+
+def empty_split(
+    data_set: str, split: str, advice: str = "add rows to the files of this split, or remove them"
+) -> UserError:
+    """Return the error for a split without samples."""
+    return UserError(f"data set {data_set}: split {split} is empty", advice=advice)
+
+
+def nothing_left(data_set: str, split: str, required: str) -> UserError:
+    """Return the error for a split whose rows all lack something.
+
+    Args:
+        required: what they lack: label, text or image.
+    """
+    return UserError(
+        f"data set {data_set}: no row of {split} has a {required}",
+        advice="fill it in in the data, or name another column",
+    )
+
+
+def single_class(data_set: str, split: str) -> UserError:
+    """Return the error for a split in which there is nothing to classify."""
+    return UserError(
+        f"data set {data_set}: all rows of {split} have the same label, and classification needs "
+        "two",
+        advice="add rows of another class, or name another column with --label-column",
+    )
+
+
+def other_columns(
+    file: str, columns: Mapping[str, Feature], first_file: str, expected: Mapping[str, Feature]
+) -> UserError:
+    """Return the error for a file whose columns are not those of the first file.
+
+    Args:
+        columns: the types of the file's columns, by name.
+        expected: those of the first file.
+    """
+    names = {**expected, **columns}
+    differing = ", ".join(name for name in names if expected.get(name) != columns.get(name))
+    return UserError(
+        f"{file} has other columns than {first_file}: {differing} differ in name or type",
+        advice="give all files the same columns",
+    )

@@ -1,0 +1,82 @@
+"""SHA-256 digests: of files, of values that JSON can hold, and of signed JSON objects.
+
+Caches, checkpoints and configs store these digests, so a function here must not change its values.
+"""
+
+import functools
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypedDict
+
+from common.files import plain
+from common.json_files import JsonObject
+
+SIGNATURE = "sha256"  # the entry of a signed JSON object with the digest of all other entries
+SHORT = 16  # hexadecimal digits of a short digest
+
+
+class FileReceipt(TypedDict):
+    """The size and the digest of a file."""
+
+    size: int  # bytes
+    sha256: str
+
+
+def receipt_of(path: Path) -> FileReceipt:
+    """Return the size and SHA-256 of a file, which is read whole.
+
+    Raises:
+        OSError: it can't be read.
+    """
+    with plain(path).open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return {"size": file.tell(), "sha256": digest}
+
+
+def sha256_of_file(path: Path) -> str:
+    """Return the SHA-256 of a file; an OSError if it can't be read."""
+    return receipt_of(path)["sha256"]
+
+
+def remembered_sha256_of_file(path: Path) -> str:
+    """Return the SHA-256 of a file, which is not read again if it is as in an earlier call.
+
+    Raises:
+        OSError: it can't be read.
+    """
+    status = path.stat()
+    return sha256_by_stamps(path, (status.st_mtime_ns, status.st_ctime_ns, status.st_size))
+
+
+@functools.lru_cache(maxsize=16)
+def sha256_by_stamps(path: Path, stamps: tuple[int, ...]) -> str:
+    """Return the SHA-256 of a file.
+
+    Args:
+        stamps: the file's times and size. They are part of the cache's key alone, so that a changed
+            file is read again.
+    """
+    return sha256_of_file(path)
+
+
+def digest_of_json(value: object) -> str:
+    """Return the SHA-256 of a value that JSON can hold; the order of keys does not matter."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def short_digest(value: object) -> str:
+    """Return the first 16 hexadecimal digits of `digest_of_json`."""
+    return digest_of_json(value)[:SHORT]
+
+
+def signed(value: Mapping[str, object]) -> JsonObject:
+    """Return a JSON object with the digest of its other entries as `SIGNATURE`."""
+    entries = {name: entry for name, entry in value.items() if name != SIGNATURE}
+    return entries | {SIGNATURE: digest_of_json(entries)}
+
+
+def is_as_signed(contents: Mapping[str, object]) -> bool:
+    """Whether a JSON object is as `signed` returned it; False if it was edited or never signed."""
+    return contents == signed(contents)

@@ -1,0 +1,39 @@
+"""Errors of a file system: whether the disk is to blame, and what the user can do."""
+
+import errno
+
+from common.system.platforms import words_for
+
+# The errors of a disk that is full or fails, which are not the user's mistake.
+OF_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+FULL_ON_WINDOWS = "not enough space on the disk"  # in the words of its own errors, not of C's
+NO_DISK = (*words_for(*OF_DISK), FULL_ON_WINDOWS)
+# What to do, by the error number.
+ADVICE = {
+    (errno.ENOSPC, errno.EDQUOT): "free some space",
+    (errno.EIO,): "free some space, or look for a failing disk",
+    (errno.EACCES, errno.EPERM, errno.EROFS): "give this user the right to write there",
+    (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR): "move away what is in its place",
+    (errno.ENOENT,): "put back the folder that was removed",
+    (errno.ENAMETOOLONG,): "choose a shorter name",
+    (errno.EFBIG,): "raise the limit on the size of files (ulimit -f), or shrink the model",
+}
+
+
+def advice_for(problem: str) -> str:
+    """Return what to do about an error of a file system.
+
+    Args:
+        problem: the error's text; a library may have raised it without an error number.
+    """
+    for numbers, advice in ADVICE.items():
+        is_full_on_windows = errno.ENOSPC in numbers and FULL_ON_WINDOWS in problem
+        if is_full_on_windows or any(words in problem for words in words_for(*numbers)):
+            return advice
+    return "check this path and its disk"
+
+
+def is_of_disk(error: BaseException) -> bool:
+    """Whether an error of Python's or of a library's says that a disk is full or fails."""
+    is_numbered = isinstance(error, OSError) and error.errno in OF_DISK
+    return is_numbered or any(text in str(error) for text in NO_DISK)

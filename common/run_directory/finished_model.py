@@ -1,0 +1,46 @@
+"""A finished model: its folder, and the digest of its weights."""
+
+import os
+from pathlib import Path
+
+from common.digests import remembered_sha256_of_file
+from common.errors import UserError
+from common.json_files import reading_saved
+from common.run_directory.records import FACTS, WeightsDigest, read_record
+
+WEIGHTS = "model.safetensors"  # in the folder of a finished model, beside FACTS
+
+
+def model_folder(path: str | Path, flag: str = "--init-from ") -> Path:
+    """Return the folder of a finished model.
+
+    Args:
+        path: a run, or the model's folder itself.
+        flag: the flag that names it, for a message, with a space or "=" behind it.
+
+    Raises:
+        UserError: there is no finished model, or its weights have changed since they were written.
+    """
+    for folder in (Path(path, "model"), Path(path)):
+        if os.path.isfile(folder / WEIGHTS) and os.path.isfile(folder / FACTS):
+            insist_on_written_weights(folder)
+            return folder
+    advice = "pass a run that finished, or its model folder"
+    raise UserError(f"{flag}{path} holds no finished model ({WEIGHTS} and {FACTS})", advice=advice)
+
+
+def insist_on_written_weights(folder: Path) -> None:
+    """Raise a `UserError` if a model's weights do not have the digest in its `model.json`.
+
+    A `model.json` without a digest, as older versions wrote, is accepted.
+    """
+    path = folder / WEIGHTS
+    expected_digest = read_record(folder / FACTS, WeightsDigest).weights_sha256
+    if expected_digest is None:
+        return
+    with reading_saved(path):
+        digest = remembered_sha256_of_file(path)
+    if digest != expected_digest:
+        mistake = f"{path} can't be read as it was written: its SHA-256 is not the one in {FACTS}"
+        advice = "take a whole copy, or remove weights_sha256 there if you changed the weights"
+        raise UserError(mistake, advice=advice)

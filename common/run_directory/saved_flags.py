@@ -1,0 +1,91 @@
+"""Compares the flags that a run has saved with those of a command, and words the differences."""
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from common.flags import role_of, spelled
+from common.sentences import shortened
+
+MOST_CHARACTERS = 99  # of a value that a sentence repeats
+
+
+@dataclass(frozen=True)
+class FlagDifference:
+    """A flag that has another value than the saved one."""
+
+    name: str  # of the field in the recipe's `Config`
+    saved: object
+    present: object
+
+
+def differing_flags(
+    saved: Mapping[str, object],
+    present: Mapping[str, object],
+    *,
+    given: Mapping[str, object] | None = None,
+    is_saved_auto_fine: bool = False,
+    is_present_auto_fine: bool = False,
+    is_moved_data_fine: bool = False,
+) -> list[FlagDifference]:
+    """Return the flags that are in both mappings and differ, by name.
+
+    Both mappings hold values of the same types: a tuple differs from a list of the same items.
+
+    Args:
+        given: other values that fit, as the run's first command stated them.
+        is_saved_auto_fine: whether a saved ``auto`` fits any present value.
+        is_present_auto_fine: whether a present ``auto`` fits any saved value.
+        is_moved_data_fine: whether ``dataset`` may differ if the data set `has_moved`.
+    """
+    differences = []
+    for name in sorted(saved.keys() & present.keys()):
+        before = saved[name]
+        now = present[name]
+        if (
+            now == before
+            or (given is not None and now == given[name])
+            or (is_saved_auto_fine and before == "auto")
+            or (is_present_auto_fine and now == "auto")
+            or (is_moved_data_fine and name == "dataset" and has_moved(before, now))
+        ):
+            continue
+        differences.append(FlagDifference(name, before, now))
+    return differences
+
+
+def in_words(differences: Iterable[FlagDifference], pattern: str) -> list[str]:
+    """Return a phrase for each difference.
+
+    Args:
+        pattern: with ``{flag}``, ``{saved}`` and ``{present}`` in it, such as
+            ``{flag} {saved} there and {present} here``.
+    """
+    return [
+        pattern.format(
+            flag=spelled(difference.name),
+            saved=shortened(str(difference.saved), MOST_CHARACTERS),
+            present=shortened(str(difference.present), MOST_CHARACTERS),
+        )
+        for difference in differences
+    ]
+
+
+def fixed_flags(config_class: type, flags: Mapping[str, object]) -> dict[str, object]:
+    """Return the flags that a resume can't change."""
+    return {name: value for name, value in flags.items() if not role_of(config_class, name).free}
+
+
+def values_in(config: object, names: Iterable[str]) -> dict[str, object]:
+    """Return the values that a config has for these flags."""
+    return {name: getattr(config, name) for name in names}
+
+
+def has_moved(before: object, now: object) -> bool:
+    """Whether a user has moved a data set, so that a resume may read it from another path.
+
+    The old path, which is absolute, no longer exists, and the new one does. Values that are no
+    paths, such as the names of data sets, have not moved.
+    """
+    is_gone = isinstance(before, str) and os.path.isabs(before) and not os.path.exists(before)
+    return is_gone and isinstance(now, str) and os.path.exists(now)
