@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from common.errors import UserError
 from common.tools.tune.trial import launch_command
@@ -117,6 +118,21 @@ def test_mistakes_are_found_before_any_run(
     with pytest.raises(UserError, match=message):
         main([str(STUB), *arguments])
     assert [*tmp_path.iterdir()] == []
+
+
+def test_folder_in_use_is_refused_with_the_flag_of_this_tool(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tool has no flag --study."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "v"
+    folder.mkdir()
+    arguments = [str(STUB), "--epochs", "1", "--output-dir", "v"]
+    with (
+        FileLock(folder / ".lock"),
+        pytest.raises(UserError, match="name another directory with --output-dir$"),
+    ):
+        main(arguments)
 
 
 def test_recipe_must_come_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
