@@ -16,6 +16,7 @@ from common.run_directory.provenance import installed_packages, machine_facts
 from common.run_directory.records import CONFIG
 from common.system.devices import device_name
 from common.system.platforms import shown_path
+from common.tools.launching.launched_run import LaunchedRun
 from common.tools.prove.receipt import present_time
 from common.tools.reproduce.code import PlacedCode, code_of, digest_of
 from common.tools.reproduce.comparison import compare_final, compare_rows, compare_weights
@@ -25,7 +26,6 @@ from common.tools.reproduce.launching import command_of, environment_of, shown_c
 from common.tools.reproduce.past_run import PastRun, read_original, read_past_run
 from common.tools.reproduce.receipt import FORMAT, Reproduction, read_receipt, write_receipt
 from common.tools.reproduce.report import line_of, show_differences, show_plan, show_result
-from common.tools.tune.trial import TrialRun
 
 STOPPED = 130  # exit status after Ctrl-C
 
@@ -167,7 +167,7 @@ def train(
     say(f"training {shown_path(output)}")
     with (
         CONSOLE.status(output.name) as progress,
-        closing(TrialRun(command, output, environment)) as run,
+        closing(LaunchedRun(command, output, environment)) as run,
     ):
         for record in run.follow():
             progress.update(f"{output.name}  {record.last_step} of {past.last_step} updates")

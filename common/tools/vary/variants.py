@@ -19,9 +19,11 @@ from common.errors import UserError
 from common.files import read_json_if_there, write_json
 from common.run_directory.standing import present_status
 from common.system.platforms import shown_path
+from common.tools.launching.command import options_for, run_command
+from common.tools.launching.folder import LOCK, working_in
+from common.tools.launching.launched_run import LaunchedRun
 from common.tools.recipe import load_recipe
 from common.tools.tune.space import Space, command_words, parse_space
-from common.tools.tune.trial import TrialRun, launch_command, working_in
 from common.tools.vary.report import report
 from common.track.names import precision_name
 
@@ -49,11 +51,7 @@ class Variant:
         flags = [*self.flags, *shared]
         if seed:  # 0 is the default, and with one seed `flags` may have a --seed of its own
             flags += ["--seed", str(seed)]
-        launcher_options: list[str] = []
-        if self.processes != "1":
-            launcher_options = ["--multi_gpu", "--num_processes", self.processes]
-            launcher_options += ["--main_process_port", "0"]  # any free port
-        return launch_command(launcher_options, recipe, flags, directory)
+        return run_command(options_for(int(self.processes)), recipe, flags, directory)
 
     def directory(self, parent: Path, seed: int) -> Path:
         """Return the directory of the run with a seed.
@@ -215,7 +213,7 @@ def claim(directory: Path, command: list[str]) -> None:
     claimed = read_json_if_there(directory / "vary.json")
     content = {"asked": command}
     # `working_in` has made the lock already.
-    if claimed != content and set(os.listdir(directory)) - {".lock"}:
+    if claimed != content and set(os.listdir(directory)) - {LOCK}:
         raise UserError(
             f"{directory} has files of something else than these variants",
             advice="name another --output-dir",
@@ -227,7 +225,7 @@ def run_one(command: list[str], directory: Path) -> bool:
     """Run a variant with one seed to its end, and return whether it finished."""
     with (
         CONSOLE.status(directory.name) as progress,
-        closing(TrialRun(command, directory)) as run,
+        closing(LaunchedRun(command, directory)) as run,
     ):
         for record in run.follow():
             steps = f"{record.last_step} of {record.saved_config.plan.total_steps} updates"

@@ -10,7 +10,7 @@ import pytest
 from filelock import FileLock
 
 from common.errors import UserError
-from common.tools.tune.trial import launch_command
+from common.tools.launching.command import run_command
 from common.tools.vary.command import main
 from common.tools.vary.variants import name_of, title_of
 from tests.unit.tools.tune.test_search import STUB
@@ -130,7 +130,7 @@ def test_folder_in_use_is_refused_with_the_flag_of_this_tool(
     arguments = [str(STUB), "--epochs", "1", "--output-dir", "v"]
     with (
         FileLock(folder / ".lock"),
-        pytest.raises(UserError, match="name another directory with --output-dir$"),
+        pytest.raises(UserError, match=r"name another directory with --output-dir$"),
     ):
         main(arguments)
 
@@ -179,7 +179,7 @@ def test_titles_of_variants_have_flags_and_values() -> None:
 
 def test_several_processes_use_accelerate_launch(tmp_path: Path) -> None:
     """A single process is started directly."""
-    alone = launch_command([], "r.py", ["--x", "1"], tmp_path)
-    several = launch_command(["--num_processes", "2"], "r.py", ["--x", "1"], tmp_path)
+    alone = run_command([], "r.py", ["--x", "1"], tmp_path)
+    several = run_command(["--num_processes", "2"], "r.py", ["--x", "1"], tmp_path)
     assert alone[1:4] == ["r.py", "--x", "1"]
     assert several[3:] == ["launch", "--num_processes", "2", *alone[1:]]
