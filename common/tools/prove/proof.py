@@ -155,7 +155,7 @@ def make_receipt(
         passed=all(result.passed is not False for result in results),
         recipe=str(request.recipe),
         recipe_sha256=receipts.sha256_of(recipe.path),
-        recipe_commit=receipts.commit_of(recipe.path),
+        recipe_commit=receipts.commit_of_file(recipe.path),
         recipe_is_edited=receipts.is_edited(recipe.path),
         command=command_line(
             [*words, "--draws", str(request.seed), "--updates", str(request.updates)]

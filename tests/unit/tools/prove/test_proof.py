@@ -31,11 +31,14 @@ from common.tools.prove.receipt import (
     FORMAT,
     CheckResult,
     ProofReceipt,
+    commit_of_file,
+    is_edited,
     read_receipt,
     write_receipt,
 )
 from common.tools.prove.report import badge, table
 from common.tools.prove.results import Row, first_differing_row, first_differing_tensor
+from tests.git_repository import commit_all
 from tests.launch import REPOSITORY
 from tests.unit.tools.prove.observed import UPDATES, evaluated, launch, run, saved, started
 
@@ -230,6 +233,30 @@ def test_a_damaged_receipt_is_refused(tmp_path: Path, edit: tuple[str, str]) -> 
     path.write_text(text.replace(*edit))
     with pytest.raises(UserError):
         read_receipt(path)
+
+
+def test_the_commit_is_of_the_repository_that_the_recipe_is_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hook of git has variables that point git to the hook's own repository."""
+    own = tmp_path / "own"
+    other = tmp_path / "other"
+    commits = []
+    for folder in (own, other):
+        folder.mkdir()
+        (folder / "train.py").write_text(f"# {folder.name}\n")
+        commits.append(commit_all(folder))
+    recipe = own / "train.py"
+    monkeypatch.setenv("GIT_DIR", str(other / ".git"))
+    monkeypatch.setenv("GIT_WORK_TREE", str(other))
+    assert commit_of_file(recipe) == commits[0]
+    assert is_edited(recipe) is False
+    recipe.write_text("# edited\n")
+    assert is_edited(recipe) is True
+    alone = tmp_path / "alone.py"
+    alone.write_text("")
+    assert commit_of_file(alone) is None
+    assert is_edited(alone) is None
 
 
 def test_the_line_for_a_readme_counts_what_applies() -> None:
