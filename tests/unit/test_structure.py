@@ -43,6 +43,7 @@ RECIPE = "common.tools.recipe"
 STATISTICS = "common.tools.statistics"
 COMPARE = "common.tools.compare"
 LAUNCHING = "common.tools.launching"
+ROWS = "common.tools.rows"
 TUNE = "common.tools.tune"
 # The tools work on runs from outside. Each has its own list of what it may import besides itself.
 # `__main__` names the tools' modules as text, so that it imports only the one that runs.
@@ -52,6 +53,7 @@ TOOLS = {
     STATISTICS: set(),
     COMPARE: BASE | TRACKS | {PARSER, STATISTICS},
     RECIPE: BASE,
+    ROWS: BASE | TRACKS,
     LAUNCHING: BASE | {COMPARE},
     TUNE: BASE | TRACKS | {PARSER, RECIPE, COMPARE, LAUNCHING, STATISTICS},
     "common.tools.workspace": BASE | TRACKS | {PARSER, COMPARE},
@@ -62,11 +64,11 @@ TOOLS = {
     # It compares results bit by bit as a proof does.
     "common.tools.reproduce": BASE
     | TRACKS
-    | {PARSER, COMPARE, LAUNCHING, "common.checkpoints"}
+    | {PARSER, COMPARE, LAUNCHING, ROWS, "common.checkpoints"}
     | {f"common.tools.prove.{module}" for module in ("receipt", "results")},
     # It runs a recipe in a process of its own, and observes all that the recipe uses.
     "common.tools.prove": {f"common.{room}" for rooms in LEVELS for room in rooms}
-    | {PARSER, RECIPE, LAUNCHING},
+    | {PARSER, RECIPE, LAUNCHING, ROWS},
 }
 
 

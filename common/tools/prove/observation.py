@@ -26,7 +26,10 @@ Manner = Literal["update", "save", "evaluation", "stop"]
 class Observed(BaseModel):
     """A record of an observed run. Values must have the stated types."""
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+    # NaN and infinities are written as such: a loss or a figure may be one.
+    model_config = ConfigDict(
+        frozen=True, strict=True, extra="forbid", ser_json_inf_nan="constants"
+    )
 
 
 class Started(Observed):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import math
 import random
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import f1_score
 
@@ -20,7 +22,7 @@ from common.tools.prove.checks.figures import (
     wrong_rows,
     wrong_speeds,
 )
-from common.tools.prove.observation import Note, Observed, ObservedRun
+from common.tools.prove.observation import Note, Observed, ObservedRun, Recorded
 from common.tools.prove.outcomes import KNOWN, Reading, Row, judge, macro_f1, readings_of
 from tests.unit.tools.prove.made_up import evaluated, note, recorded, run_with, started
 
@@ -209,6 +211,49 @@ def test_rows_are_means_of_what_was_recorded(tmp_path: Path) -> None:
         wrong = [rows[0], rows[1] | {name: value}]
         (cause,) = wrong_rows(run_with(records, directory=tmp_path, rows=wrong), Counts())
         assert cause.sentence.startswith(f"{name} of update 4 was logged as")
+
+
+@settings(
+    max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data())
+def test_rows_and_summaries_may_have_null_and_a_torn_end(
+    data: st.DataObject, tmp_path: Path
+) -> None:
+    """A run stores NaN and infinities as null. Null for a figure that is finite is wrong."""
+    figures = [
+        "train/loss",
+        "train/hits",
+        "progress/samples",
+        "val/loss",
+        "perf/samples_per_second",
+    ]
+    records: list[Observed] = [started(), outcome([0, 1], [1, 2])]
+    rows: list[dict[str, float | None]] = []
+    for step in (2, 4):
+        for update in (step - 2, step - 1):
+            loss = data.draw(st.sampled_from([1.0, math.nan, math.inf]))
+            records.append(recorded(update, loss=loss, metrics={"hits": (1.0, 2)}))
+        records.append(note("interval", step, after=step - 1, seconds=0.5))
+        logged = {name: data.draw(st.sampled_from([1.0, None])) for name in figures}
+        rows.append({"progress/global_step": step, **logged})
+    value = data.draw(st.sampled_from([1.5, math.nan]))
+    records.append(evaluated({"loss": value}))
+    records.append(evaluated({"loss": value}, phase="final"))
+    summary = {"val/loss": data.draw(st.sampled_from([1.5, None]))}
+    run = run_with(records, directory=tmp_path, rows=rows, summary=summary)
+    path = tmp_path / "metrics.jsonl"
+    whole = path.read_bytes()
+    last_line = len(json.dumps(rows[-1]))
+    path.write_bytes(whole[: len(whole) - data.draw(st.integers(0, last_line))])
+    (cause,) = [*wrong_rows(run, Counts())] or [None]
+    expected_loss = sum(record.loss for record in run.launches[0].of(Recorded)[:2]) / 2
+    is_loss_finite = math.isfinite(expected_loss)
+    if rows[0]["train/loss"] is None and is_loss_finite:
+        assert cause is not None
+        assert "logged as nan" in cause.sentence
+    [*wrong_figures(run, Counts())]
+    [*wrong_speeds(run, Counts())]
 
 
 def test_training_mode_is_named() -> None:

@@ -26,7 +26,7 @@ from common.tools.prove.flags import (
     proof_flags,
     words_of,
 )
-from common.tools.prove.observation import line_of, read_launches
+from common.tools.prove.observation import RECORD, line_of, read_launches
 from common.tools.prove.receipt import (
     FORMAT,
     CheckResult,
@@ -37,10 +37,19 @@ from common.tools.prove.receipt import (
     write_receipt,
 )
 from common.tools.prove.report import badge, table
-from common.tools.prove.results import Row, first_differing_row, first_differing_tensor
+from common.tools.prove.results import first_differing_tensor
+from common.tools.rows import Row, first_differing_row
 from tests.git_repository import commit_all
 from tests.launch import REPOSITORY
-from tests.unit.tools.prove.observed import UPDATES, evaluated, launch, run, saved, started
+from tests.unit.tools.prove.observed import (
+    UPDATES,
+    evaluated,
+    launch,
+    recorded,
+    run,
+    saved,
+    started,
+)
 
 
 def test_flags_of_the_user_have_precedence() -> None:
@@ -151,6 +160,14 @@ def test_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
     path.write_bytes(b"{}\n" + lines)
     with pytest.raises(UserError, match="line 1, is no record"):
         read_launches(tmp_path)
+
+
+@given(st.floats(), st.floats())
+def test_any_number_of_a_record_is_read_as_it_was_written(loss: float, figure: float) -> None:
+    """A loss that has become NaN is a result of a run, and no damage."""
+    written = [recorded(0).model_copy(update={"loss": loss}), evaluated(1, figure)]
+    for record in written:
+        assert repr(RECORD.validate_json(line_of(record))) == repr(record)
 
 
 def test_rows_are_compared_without_the_clock() -> None:
