@@ -24,6 +24,7 @@ from common.tools.prove.checks.figures import (
 )
 from common.tools.prove.observation import Note, Observed, ObservedRun, Recorded
 from common.tools.prove.outcomes import KNOWN, Reading, Row, judge, macro_f1, readings_of
+from common.track.names import THROUGHPUT
 from tests.unit.tools.prove.made_up import evaluated, note, recorded, run_with, started
 
 
@@ -221,13 +222,7 @@ def test_rows_and_summaries_may_have_null_and_a_torn_end(
     data: st.DataObject, tmp_path: Path
 ) -> None:
     """A run stores NaN and infinities as null. Null for a figure that is finite is wrong."""
-    figures = [
-        "train/loss",
-        "train/hits",
-        "progress/samples",
-        "val/loss",
-        "perf/samples_per_second",
-    ]
+    figures = ["train/loss", "train/hits", "progress/samples", "val/loss", THROUGHPUT]
     records: list[Observed] = [started(), outcome([0, 1], [1, 2])]
     rows: list[dict[str, float | None]] = []
     for step in (2, 4):
