@@ -11,11 +11,11 @@ from common.tools.prove.flags import ProofFlags, flags_of, merged, words_of
 from common.tools.prove.launching import Ended, launch, launch_warm, observed_command
 from common.tools.prove.observation import (
     Interrupted,
-    Manner,
     ObservedLaunch,
     ObservedRun,
     read_launches,
 )
+from common.tools.prove.observed import Manner
 from common.tools.prove.plan import PlannedInterruption, ProbePlan
 from common.tools.prove.warm import WarmProcess
 from common.tools.recipe import Recipe

@@ -9,7 +9,8 @@ from typing import Any, NoReturn
 
 from common.checkpoints import store
 from common.files import UNFINISHED
-from common.tools.prove.observation import Interrupted, Manner
+from common.tools.prove.observation import Interrupted
+from common.tools.prove.observed import Manner
 from common.tools.prove.plan import PlannedInterruption
 from common.tools.prove.session import Session
 

@@ -13,23 +13,23 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from common.errors import UserError
-
-Phase = Literal["rehearsal", "validation", "final"]
-# How a run is interrupted: SIGKILL after an update, while a checkpoint is written, or in an
-# evaluation; or SIGTERM after an update.
-Manner = Literal["update", "save", "evaluation", "stop"]
-
-
-class Observed(BaseModel):
-    """A record of an observed run. Values must have the stated types."""
-
-    # NaN and infinities are written as such: a loss or a figure may be one.
-    model_config = ConfigDict(
-        frozen=True, strict=True, extra="forbid", ser_json_inf_nan="constants"
-    )
+from common.tools.prove.notes import (
+    GrowingTensors,
+    Interval,
+    MemoryInUse,
+    Mixers,
+    NotGiven,
+    OptimizerStep,
+    Outcome,
+    TrainingLoss,
+    TrainingMode,
+    UnusedRows,
+    Wait,
+)
+from common.tools.prove.observed import Manner, Observed, Phase
 
 
 class Started(Observed):
@@ -139,15 +139,6 @@ class Finished(Observed):
     parts: dict[str, str]
 
 
-class Note(Observed):
-    """What an instrument of a single check has seen."""
-
-    kind: Literal["note"] = "note"
-    name: str
-    step: int
-    values: dict[str, JsonValue]
-
-
 AnyObserved = (
     Started
     | MicroBatch
@@ -157,7 +148,17 @@ AnyObserved = (
     | Saved
     | Interrupted
     | Finished
-    | Note
+    | Mixers
+    | OptimizerStep
+    | TrainingLoss
+    | Outcome
+    | TrainingMode
+    | UnusedRows
+    | NotGiven
+    | Interval
+    | MemoryInUse
+    | GrowingTensors
+    | Wait
 )
 RECORD: TypeAdapter[AnyObserved] = TypeAdapter(Annotated[AnyObserved, Field(discriminator="kind")])
 RecordType = TypeVar("RecordType", bound=Observed)

@@ -27,11 +27,11 @@ from common.tools.prove.observation import (
     EvaluationBatch,
     Finished,
     MicroBatch,
-    Phase,
     Recorded,
     Saved,
     Started,
 )
+from common.tools.prove.observed import Phase
 from common.tools.prove.reach import Reach
 from common.tools.prove.session import Session
 from common.track.log import Log

@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from pydantic import JsonValue
-
-from common.tools.prove.observation import Note, Observed, Phase, line_of
+from common.tools.prove.observation import line_of
+from common.tools.prove.observed import Observed, Phase
 
 
 @dataclass
@@ -16,7 +15,7 @@ class Session:
     """The observation of one launch on one rank.
 
     An instrument is a module with a function `install(session)`, which is called before the recipe
-    runs. It wraps functions of `common` by `wrap`, and writes by `note`.
+    runs. It wraps functions of `common` by `wrap`, and writes the records of `notes` by `write`.
     """
 
     folder: Path  # of the observed run
@@ -39,10 +38,6 @@ class Session:
             path = self.folder / f"launch-{self.launch}-rank-{self.rank}.jsonl"
             self.file = path.open("ab", buffering=0)
         self.file.write(line_of(record))
-
-    def note(self, name: str, **values: JsonValue) -> None:
-        """Write what an instrument has seen; values are JSON."""
-        self.write(Note(name=name, step=self.step, values=values))
 
     def wrap(self, owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
         """Put a function in place of the attribute `name` of a class or module.

@@ -11,8 +11,9 @@ from pydantic import JsonValue
 
 from common.objective import PREFIXES
 from common.tools.prove.bench import Bench, Cause, Check, Verdict, failed
-from common.tools.prove.comparison import notes_of, number_of, run_of, ways_of
-from common.tools.prove.observation import Evaluated, Note, ObservedRun, Recorded
+from common.tools.prove.comparison import run_of, ways_of
+from common.tools.prove.notes import Interval, Outcome, TrainingLoss, TrainingMode
+from common.tools.prove.observation import Evaluated, ObservedRun, Recorded
 from common.tools.prove.outcomes import Reading, judge, readings_of
 from common.tools.prove.results import Results
 from common.tools.prove.steady import steady_run
@@ -224,9 +225,9 @@ def losses_of_ranks(run: ObservedRun) -> dict[Place, dict[int, list[float]]]:
     values = defaultdict(lambda: defaultdict(list))
     for launch in run.launches:
         calls: defaultdict[Place, int] = defaultdict(int)
-        for note in notes_of(launch, "training_loss"):
-            place = note.step, int(number_of(note, "micro_batch"))
-            values[place][calls[place]].append(number_of(note, "value"))
+        for loss in launch.of(TrainingLoss):
+            place = loss.step, loss.micro_batch
+            values[place][calls[place]].append(loss.value)
             calls[place] += 1
     return {place: dict(by_call) for place, by_call in values.items()}
 
@@ -236,11 +237,7 @@ def losses_of_ranks(run: ObservedRun) -> dict[Place, dict[int, list[float]]]:
 
 def training_modes(run: ObservedRun) -> Iterator[Cause]:
     """Yield a cause if layers are in training mode in an evaluation."""
-    layers = {
-        str(note.values["layer"])
-        for launch in run.launches
-        for note in notes_of(launch, "training_mode")
-    }
+    layers = {record.layer for _, record in run.all(TrainingMode)}
     if layers:
         yield Cause(
             f"the model is in training mode in the evaluation, so {' and '.join(sorted(layers))} "
@@ -313,17 +310,11 @@ def logged_figures(run: ObservedRun, evaluated: Evaluated) -> dict[str, float]:
 
 def readings_of_evaluation(run: ObservedRun, evaluated: Evaluated) -> list[Reading]:
     """Return all passes over the split of one evaluation."""
-    ranks: list[list[Note]] = []
+    place = (evaluated.step, evaluated.phase, evaluated.split)
+    ranks: list[list[Outcome]] = []
     for launch in run.of_launch(0):
-        ranks.append(
-            [
-                note
-                for note in notes_of(launch, "outcome")
-                if note.step == evaluated.step
-                and note.values["phase"] == evaluated.phase
-                and note.values["split"] == evaluated.split
-            ]
-        )
+        outcomes = launch.of(Outcome)
+        ranks.append([each for each in outcomes if (each.step, each.phase, each.split) == place])
     return readings_of(ranks)
 
 
@@ -335,14 +326,13 @@ def wrong_speeds(run: ObservedRun, counts: Counts) -> Iterator[Cause]:
     rows = {step_of(row): row for row in Results(run.directory).rows}
     per_update = run.started.samples_per_update
     ratios = []
-    for note in notes_of(run.launches[0], "interval"):
-        after = int(number_of(note, "after"))
-        # The note was written at the log line itself, when the update had been counted.
-        row = rows.get(note.step, {})
+    for interval in run.launches[0].of(Interval):
+        # The record was written at the log line itself, when the update had been counted.
+        row = rows.get(interval.step, {})
         speed = number_or_none(row.get(THROUGHPUT))
-        if speed and after >= FIRST_UPDATES:
-            samples = (note.step - after) * per_update
-            ratios.append(speed * number_of(note, "seconds") / samples)
+        if speed and interval.after >= FIRST_UPDATES:
+            samples = (interval.step - interval.after) * per_update
+            ratios.append(speed * interval.seconds / samples)
     counts.figures += len(ratios)
     if ratios and abs(median(ratios) - 1) > SPEED:
         yield Cause(

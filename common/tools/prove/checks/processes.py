@@ -11,7 +11,6 @@ from common.tools.prove.bench import (
     skipped,
 )
 from common.tools.prove.comparison import (
-    Mixers,
     Way,
     Ways,
     drawn_generators,
@@ -20,6 +19,7 @@ from common.tools.prove.comparison import (
     ways_of,
 )
 from common.tools.prove.instruments.updates import COMPARED_UPDATE
+from common.tools.prove.notes import Mixers
 from common.tools.prove.observation import ObservedRun
 from common.tools.prove.pairs import (
     Pair,

@@ -1,7 +1,7 @@
 """Measures the time between two log lines by a clock of its own, for comparison with the speed.
 
-- `interval`: the seconds from the end of one log line to the beginning of the next, and whether an
-  evaluation or a save came between them.
+It writes an `Interval` at the beginning of a log line, for the time since the end of the last one.
+If an evaluation or a save came between them, it writes nothing.
 """
 
 import time
@@ -11,6 +11,7 @@ from typing import Any
 
 from common.measure.meters import Meters
 from common.run import Run
+from common.tools.prove.notes import Interval
 from common.tools.prove.session import Session
 
 
@@ -35,7 +36,7 @@ class Clock:
         now = time.perf_counter()
         step = self.session.step
         if self.began is not None and self.is_pure:
-            self.session.note("interval", after=self.first_step, seconds=now - self.began)
+            self.session.write(Interval(step=step, after=self.first_step, seconds=now - self.began))
         figures = original(meters)
         self.is_pure = True
         self.first_step = step

@@ -3,8 +3,8 @@
 A sample that the loss depends on has a gradient in the model's output. A single one may be zero by
 chance, because a loss can be flat there. A position of the batch that never has any is left out.
 
-- `rows`: the positions of a micro-batch without gradients, for each that was recorded.
-- `not_given`: the model got fewer samples than the batch has.
+It writes `UnusedRows` for each micro-batch that is recorded, and `NotGiven` if the model gets fewer
+samples than the batch has.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,6 +16,7 @@ from torch.utils import _pytree as tree
 
 from common.data.loader import Loader
 from common.run import Run
+from common.tools.prove.notes import NotGiven, UnusedRows
 from common.tools.prove.session import Session
 
 
@@ -76,7 +77,7 @@ class Rows:
                 continue
             rows = len(tensor)
             if 0 < rows < self.count and self.is_part_of_batch(tensor):
-                self.session.note("not_given", rows=rows, samples=self.count)
+                self.session.write(NotGiven(step=self.session.step, rows=rows, samples=self.count))
                 return
 
     def is_part_of_batch(self, tensor: torch.Tensor) -> bool:
@@ -109,5 +110,7 @@ class Rows:
         """Write which positions of the micro-batch have no gradient."""
         if self.has_gradient is not None:
             unused = (~self.has_gradient).nonzero().flatten().tolist()
-            self.session.note("rows", samples=self.count, unused=unused)
+            self.session.write(
+                UnusedRows(step=self.session.step, samples=self.count, unused=unused)
+            )
         original(run, *positional, **named)

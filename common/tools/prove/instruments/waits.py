@@ -10,7 +10,7 @@ comparisons and operations whose result has a size that depends on values. It do
 An operation counts if the innermost code that is no library's is in the recipe's file or in a file
 beside it. `common`, which the recipe calls, waits at log lines alone.
 
-- `wait`: such an operation, once for each line and update.
+It writes a `Wait` for such an operation, once for each line and update.
 """
 
 import sys
@@ -31,6 +31,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from common.lifecycle.evaluations import Evaluations
 from common.run import Run
+from common.tools.prove.notes import Wait
 from common.tools.prove.session import Session
 
 # What a user calls, by the operation that the dispatcher sees.
@@ -138,12 +139,14 @@ class Watch:
         if place in self.told:
             return
         self.told.add(place)
-        self.session.note(
-            "wait",
-            file=place[1],
-            line=place[2],
-            operation=operation,
-            is_logged=bool(run.plan.logs(self.session.step + 1)),
+        self.session.write(
+            Wait(
+                step=self.session.step,
+                file=place[1],
+                line=place[2],
+                operation=operation,
+                is_logged=bool(run.plan.logs(self.session.step + 1)),
+            )
         )
 
     def is_host(self, tensor: torch.Tensor) -> bool:

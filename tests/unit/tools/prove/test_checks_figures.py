@@ -22,10 +22,12 @@ from common.tools.prove.checks.figures import (
     wrong_rows,
     wrong_speeds,
 )
-from common.tools.prove.observation import Note, Observed, ObservedRun, Recorded
+from common.tools.prove.notes import Interval, Outcome, TrainingLoss, TrainingMode
+from common.tools.prove.observation import ObservedRun, Recorded
+from common.tools.prove.observed import Observed
 from common.tools.prove.outcomes import KNOWN, Reading, Row, judge, macro_f1, readings_of
 from common.track.names import THROUGHPUT
-from tests.unit.tools.prove.made_up import evaluated, note, recorded, run_with, started
+from tests.unit.tools.prove.made_up import evaluated, recorded, run_with, started
 
 
 def rows_with(
@@ -114,10 +116,17 @@ def test_f1_is_that_of_scikit_learn(seed: int, ranks: int, batches: int, classes
     assert KNOWN["accuracy"](rows) == fmean(float(row.hit or 0) for row in rows)
 
 
-def outcome(samples: Sequence[int], losses: Sequence[float], reading: int = 0) -> Note:
-    values = {"phase": "validation", "split": "validation", "reading": reading}
-    named = {"samples": [*samples], "losses": [*losses], "function": "mse_loss"}
-    return note("outcome", 2, **values, **named, value=fmean(losses))
+def outcome(samples: Sequence[int], losses: Sequence[float], reading: int = 0) -> Outcome:
+    return Outcome(
+        step=2,
+        phase="validation",
+        split="validation",
+        reading=reading,
+        samples=[*samples],
+        function="mse_loss",
+        value=fmean(losses),
+        losses=[*losses],
+    )
 
 
 def test_notes_become_readings() -> None:
@@ -157,8 +166,9 @@ def run_that_records(*factors: float, world_size: int = 1, accumulation: int = 1
             total = 0.0
             for number, factor in enumerate(factors):
                 computed = value + rank + number * step
-                values = {"function": "mse_loss", "value": computed, "micro_batch": 0}
-                records.append(note("training_loss", step, **values))
+                records.append(
+                    TrainingLoss(step=step, function="mse_loss", value=computed, micro_batch=0)
+                )
                 total += factor * computed
             records.append(recorded(step, loss=total))
         ranks.append(records)
@@ -229,7 +239,7 @@ def test_rows_and_summaries_may_have_null_and_a_torn_end(
         for update in (step - 2, step - 1):
             loss = data.draw(st.sampled_from([1.0, math.nan, math.inf]))
             records.append(recorded(update, loss=loss, metrics={"hits": (1.0, 2)}))
-        records.append(note("interval", step, after=step - 1, seconds=0.5))
+        records.append(Interval(step=step, after=step - 1, seconds=0.5))
         logged = {name: data.draw(st.sampled_from([1.0, None])) for name in figures}
         rows.append({"progress/global_step": step, **logged})
     value = data.draw(st.sampled_from([1.5, math.nan]))
@@ -252,9 +262,9 @@ def test_rows_and_summaries_may_have_null_and_a_torn_end(
 
 
 def test_training_mode_is_named() -> None:
-    values = {"phase": "validation", "split": "validation"}
     notes = [
-        note("training_mode", 2, layer=layer, **values) for layer in ("Dropout", "BatchNorm1d")
+        TrainingMode(step=2, phase="validation", split="validation", layer=layer)
+        for layer in ("Dropout", "BatchNorm1d")
     ]
     (cause,) = training_modes(run_with(notes))
     assert "BatchNorm1d and Dropout" in cause.sentence
@@ -263,7 +273,7 @@ def test_training_mode_is_named() -> None:
 @pytest.mark.parametrize(("factor", "is_wrong"), [(1.0, False), (1.05, False), (1.5, True)])
 def test_speed_is_compared_with_the_clock(factor: float, is_wrong: bool, tmp_path: Path) -> None:
     """Two updates of 4 samples take 0.5 s: 16 samples a second."""
-    notes = [note("interval", step, after=step - 2, seconds=0.5) for step in (4, 6, 8, 10)]
+    notes = [Interval(step=step, after=step - 2, seconds=0.5) for step in (4, 6, 8, 10)]
     rows = [
         {"progress/global_step": step, "perf/samples_per_second": 16.0 * factor}
         for step in (4, 6, 8, 10)
