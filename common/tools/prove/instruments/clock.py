@@ -6,8 +6,9 @@ If an evaluation or a save came between them, it writes nothing.
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import AbstractContextManager, contextmanager
+
+from torch import nn
 
 from common.measure.meters import Meters
 from common.run import Run
@@ -31,7 +32,9 @@ class Clock:
         self.first_step = 0  # the update of that line
         self.is_pure = True  # whether there were only updates since then
 
-    def logging(self, original: Callable[..., dict[str, float]], meters: Meters) -> Any:
+    def logging(
+        self, original: Callable[[Meters], dict[str, float]], meters: Meters
+    ) -> dict[str, float]:
         """Note the time since the last log line."""
         now = time.perf_counter()
         step = self.session.step
@@ -43,12 +46,17 @@ class Clock:
         self.began = time.perf_counter()
         return figures
 
-    def saving(self, original: Callable[..., None], run: Run) -> None:
+    def saving(self, original: Callable[[Run], None], run: Run) -> None:
         self.is_pure = False
         original(run)
 
     @contextmanager
-    def evaluating(self, original: Callable[..., Any], run: Run, model: Any) -> Iterator[Any]:
+    def evaluating(
+        self,
+        original: Callable[[Run, nn.Module], AbstractContextManager[nn.Module]],
+        run: Run,
+        model: nn.Module,
+    ) -> Iterator[nn.Module]:
         self.is_pure = False
         with original(run, model) as bare_model:
             yield bare_model

@@ -43,7 +43,7 @@ class MemoryNotes:
         self.first_step = 0
 
     def recording(
-        self, original: Callable[..., None], run: Run, *positional: Any, **named: Any
+        self, original: Callable[..., None], run: Run, *positional: object, **named: object
     ) -> None:
         """Measure after a micro-batch that ended an update."""
         step = run.progress.global_step

@@ -20,7 +20,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.module import register_module_forward_pre_hook
 
+from common.data.batch import Batch, Work
 from common.data.loader import Loader
+from common.data.workers import MicroBatches
 from common.tools.prove.notes import Outcome, RowOutcomes, TrainingLoss, TrainingMode
 from common.tools.prove.observed import Phase
 from common.tools.prove.session import Session
@@ -58,8 +60,13 @@ class Outcomes:
         self.told: set[tuple[int, str]] = set()  # readings and layers in training mode
 
     def make_batches(
-        self, original: Any, loader: Loader, micro_batches: Any, epoch: int | None, first: int = 0
-    ) -> Iterator[Any]:
+        self,
+        original: Callable[..., Iterator[tuple[Batch, Work]]],
+        loader: Loader,
+        micro_batches: MicroBatches,
+        epoch: int | None,
+        first: int = 0,
+    ) -> Iterator[tuple[Batch, Work]]:
         """Yield the batches of a loader; remember the one that an evaluation uses."""
         batches = original(loader, micro_batches, epoch, first)
         if epoch is not None or not self.is_started:
@@ -87,10 +94,11 @@ class Outcomes:
 
     def name_of(self, loader: Loader) -> str:
         """Return the split of a loader."""
+        assert self.session.run is not None
         loaders = self.session.run.all_loaders
         return next((name for name, other in loaders.items() if other is loader), "")
 
-    def entering(self, module: nn.Module, inputs: Any) -> None:
+    def entering(self, module: nn.Module, inputs: object) -> None:
         """Note a layer that is in training mode in an evaluation."""
         if self.batch is None or not module.training or not acts_differently(module):
             return

@@ -8,12 +8,12 @@ samples than the batch has.
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 from torch import nn
 from torch.utils import _pytree as tree
 
+from common.data.batch import Batch, Work
 from common.data.loader import Loader
 from common.run import Run
 from common.tools.prove.notes import NotGiven, UnusedRows
@@ -41,7 +41,7 @@ class Rows:
         return self
 
     def started(
-        self, original: Callable[..., None], run: Run, *positional: Any, **named: Any
+        self, original: Callable[..., None], run: Run, *positional: object, **named: object
     ) -> None:
         """Watch the model that the recipe trains, from its first batch on."""
         original(run, *positional, **named)
@@ -50,8 +50,12 @@ class Rows:
         model.register_forward_hook(self.leaving)
 
     def epoch(
-        self, original: Any, loader: Loader, epoch: int, first_update: int = 0
-    ) -> Iterator[Any]:
+        self,
+        original: Callable[[Loader, int, int], Iterator[tuple[Batch, Work]]],
+        loader: Loader,
+        epoch: int,
+        first_update: int = 0,
+    ) -> Iterator[tuple[Batch, Work]]:
         """Yield the batches of an epoch; remember the tensors of the one in use."""
         for batch, work in original(loader, epoch, first_update):
             self.leaves = [
@@ -68,7 +72,7 @@ class Rows:
     def is_training(self) -> bool:
         return bool(self.leaves) and torch.is_grad_enabled()
 
-    def entering(self, module: nn.Module, inputs: Any, named: Any) -> None:
+    def entering(self, module: nn.Module, inputs: object, named: object) -> None:
         """Note an input that has only some rows of a tensor of the batch."""
         if not self.is_training:
             return
@@ -88,7 +92,7 @@ class Rows:
             for leaf in self.leaves
         )
 
-    def leaving(self, module: nn.Module, inputs: Any, output: Any) -> None:
+    def leaving(self, module: nn.Module, inputs: object, output: object) -> None:
         """Watch the gradients of the model's output, if it has a row for each sample."""
         if not self.is_training:
             return
@@ -105,7 +109,7 @@ class Rows:
         self.has_gradient = is_used if before is None else before | is_used
 
     def recording(
-        self, original: Callable[..., None], run: Run, *positional: Any, **named: Any
+        self, original: Callable[..., None], run: Run, *positional: object, **named: object
     ) -> None:
         """Write which positions of the micro-batch have no gradient."""
         if self.has_gradient is not None:

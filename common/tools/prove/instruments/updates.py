@@ -6,7 +6,6 @@ It writes `Mixers` once, and an `OptimizerStep` before each update of an optimiz
 import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -46,7 +45,7 @@ class Updates:
         self.unclipped: dict[int, float] = {}
 
     def started(
-        self, original: Callable[..., None], run: Run, *positional: Any, **named: Any
+        self, original: Callable[..., None], run: Run, *positional: object, **named: object
     ) -> None:
         """Note which parts mix samples, and save the first weights."""
         original(run, *positional, **named)
@@ -69,7 +68,7 @@ class Updates:
         self.unclipped[id(bare_optimizer)] = gradient_norm(bare_optimizer)
         original(run, model, optimizer)
 
-    def note_update(self, optimizer: Optimizer, positional: Any, named: Any) -> None:
+    def note_update(self, optimizer: Optimizer, positional: object, named: object) -> None:
         """Note an update that an optimizer is about to make."""
         if not self.has_started:
             return
