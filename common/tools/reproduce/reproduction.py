@@ -2,7 +2,7 @@
 
 import platform
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,18 +13,29 @@ from common.console import CONSOLE, say
 from common.errors import UserError
 from common.files import writing
 from common.run_directory.provenance import installed_packages, machine_facts
-from common.run_directory.records import CONFIG
+from common.run_directory.records import CONFIG, Attempt
 from common.system.devices import device_name
 from common.system.platforms import shown_path
 from common.tools.launching.launched_run import LaunchedRun
 from common.tools.prove.receipt import present_time
 from common.tools.reproduce.code import PlacedCode, code_of, digest_of
 from common.tools.reproduce.comparison import compare_final, compare_rows, compare_weights
-from common.tools.reproduce.conclusion import exit_status_of, explanation_of, result_of
+from common.tools.reproduce.conclusion import (
+    Comparison,
+    exit_status_of,
+    explanation_of,
+    result_of,
+)
 from common.tools.reproduce.facts import differences_of
 from common.tools.reproduce.launching import command_of, environment_of, shown_command
 from common.tools.reproduce.past_run import PastRun, read_original, read_past_run
-from common.tools.reproduce.receipt import FORMAT, Reproduction, read_receipt, write_receipt
+from common.tools.reproduce.receipt import (
+    FORMAT,
+    FactDifference,
+    Reproduction,
+    read_receipt,
+    write_receipt,
+)
 from common.tools.reproduce.report import line_of, show_differences, show_plan, show_result
 
 STOPPED = 130  # exit status after Ctrl-C
@@ -59,18 +70,11 @@ def reproduce(request: Request) -> int:
     if differences != expected:
         say("The new run recorded these differences:")
         show_differences(differences)
-    receipt = compare(request, past, new)
-    receipt = receipt.model_copy(
-        update={
-            "command": shown_command(command),
-            "commit": code.trees[0].commit,
-            "code": code.source,
-        }
-    )
-    receipt = receipt.model_copy(update={"line": line_of(receipt, new)})
+    comparison = compare(past, new, differences, request.tolerance)
+    receipt = make_receipt(request, past, new, comparison, code, command)
     write_receipt(request.output, receipt)
-    show_result(receipt, request.output)
-    return receipt.exit_status
+    show_result(comparison, receipt, request.output)
+    return comparison.exit_status
 
 
 @contextmanager
@@ -133,12 +137,16 @@ def run_expected(past: PastRun, code: PlacedCode) -> PastRun:
     if environment.device_type != "cpu":
         device = torch.accelerator.current_accelerator() or device
     packages = installed_packages()
-    present = machine_facts().model_copy(
-        update={
-            "trees": code.trees,
-            "variables": past.attempt.variables,
-            "machines": 1,
-        }
+    machine = machine_facts()
+    present = Attempt(
+        global_step=0,
+        trees=code.trees,
+        packages=machine.packages,
+        libraries=machine.libraries,
+        processor=machine.processor,
+        cores=machine.cores,
+        system=machine.system,
+        variables=past.attempt.variables,
     )
     changes = {
         "device": device_name(device),
@@ -198,24 +206,63 @@ def is_far_enough(output: Path, past: PastRun) -> bool:
     return new.is_complete or (not past.is_complete and new.last_step >= past.last_step)
 
 
-def compare(request: Request, past: PastRun, new: PastRun) -> Reproduction:
-    """Return the receipt with the comparison of both runs."""
+def compare(
+    past: PastRun, new: PastRun, differences: Sequence[FactDifference], tolerance: float
+) -> Comparison:
+    """Compare both runs, and draw the conclusion.
+
+    Args:
+        differences: the facts in which they differ.
+        tolerance: of the final figures; relative.
+    """
     rows = compare_rows(past, new)
     weights = compare_weights(past, new)
-    final = compare_final(past, new, request.tolerance)
+    final = compare_final(past, new, tolerance)
     result = result_of(rows, weights, final)
-    differences = differences_of(past, new)
-    gaps = past.gaps()
-    return new_receipt(request, past).model_copy(
-        update={
-            "result": result,
-            "exit_status": exit_status_of(result, differences),
-            "gaps": gaps,
-            "differences": differences,
-            "rows": rows,
-            "weights": weights,
-            "final": final,
-            "explanation": explanation_of(result, differences, gaps),
-            "processor": new.attempt.processor,
-        }
+    return Comparison(
+        rows=rows,
+        weights=weights,
+        final=final,
+        result=result,
+        exit_status=exit_status_of(result, differences),
+        explanation=explanation_of(result, differences, past.gaps()),
+        differences=[*differences],
+    )
+
+
+def make_receipt(
+    request: Request,
+    past: PastRun,
+    new: PastRun,
+    comparison: Comparison,
+    code: PlacedCode,
+    command: Sequence[str],
+) -> Reproduction:
+    """Return the receipt of a reproduction that is over.
+
+    Args:
+        command: that trained the new run.
+    """
+    commit = code.trees[0].commit
+    now = present_time()
+    return Reproduction(
+        format=FORMAT,
+        original=str(request.directory),
+        original_run_id=past.config.run_id,
+        flags=[*request.flags],
+        result=comparison.result,
+        exit_status=comparison.exit_status,
+        command=shown_command(command),
+        commit=commit,
+        code=code.source,
+        gaps=past.gaps(),
+        differences=comparison.differences,
+        rows=comparison.rows,
+        weights=comparison.weights,
+        final=comparison.final,
+        tolerance=request.tolerance,
+        explanation=comparison.explanation,
+        processor=new.attempt.processor,
+        began=now,
+        line=line_of(comparison, request.directory.name, new, commit, now),
     )
