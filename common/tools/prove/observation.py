@@ -52,6 +52,17 @@ class Started(Observed):
     modules: dict[str, int]  # how many modules of each class the kept networks have
 
 
+# The types of values within a recipe's reach that a cause tells apart.
+ValueType = Literal["generator", "buffer", "network", "stateful", "file", "text", "other"]
+
+
+class Description(Observed):
+    """What a value within the recipe's reach is."""
+
+    type: ValueType
+    text: str  # its class and the variable that it belongs to, in words
+
+
 class MicroBatch(Observed):
     """`run.batches` is about to give a batch to the loop. All digests are from this moment.
 
@@ -69,7 +80,7 @@ class MicroBatch(Observed):
     parts: dict[str, str]  # digests of the parts that checkpoints hold, by name
     state: dict[str, str]  # digests of everything else within the recipe's reach, by path
     gone: list[str]  # paths of `state` that are out of reach now
-    described: dict[str, str]  # what a path of `state` is, when it is first seen
+    described: dict[str, Description]  # what a path of `state` is, when it is first seen
 
 
 class Recorded(Observed):
@@ -191,9 +202,9 @@ class ObservedLaunch:
         return completed
 
     @cached_property
-    def described(self) -> dict[str, str]:
+    def described(self) -> dict[str, Description]:
         """What each path of `state` is."""
-        merged: dict[str, str] = {}
+        merged: dict[str, Description] = {}
         for record in self.of(MicroBatch):
             merged |= record.described
         return merged

@@ -28,6 +28,7 @@ from common.run import Run
 from common.tools.prove.digests import digest_of, generator_digests
 from common.tools.prove.interrupting import Interrupter
 from common.tools.prove.observation import (
+    Description,
     Evaluated,
     EvaluationBatch,
     Finished,
@@ -150,7 +151,7 @@ class Observers:
     def write_micro_batch(self, run: Run, batch: Batch, frame: FrameType) -> None:
         session = self.session
         state = dict(self.state)
-        described: dict[str, str] = {}
+        described: dict[str, Description] = {}
         parts = dict(self.parts)
         if session.micro_batch == 0:  # only whole updates have checkpoints
             assert self.reach is not None
@@ -158,7 +159,9 @@ class Observers:
             state = reached.digests
             parts = self.digests_of_parts(run)
             described = {
-                path: text for path, text in reached.described.items() if path not in self.state
+                path: description
+                for path, description in reached.described.items()
+                if path not in self.state
             }
         session.write(
             MicroBatch(
