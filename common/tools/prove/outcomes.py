@@ -35,6 +35,7 @@ class Row:
 Batch = list[Row]
 Value = TypeVar("Value", int, float)
 Figure = Callable[[Sequence[Row]], float | None]  # None: the rows lack what it needs
+WrongWay = tuple[str, float | None]  # in words, and the figure that it gives
 
 
 @dataclass(frozen=True)
@@ -140,36 +141,43 @@ KNOWN: dict[str, Figure] = {
 }
 
 
-def wrong_ways(figure: Figure, reading: Reading) -> Iterator[tuple[str, float | None]]:
-    """Yield ways to compute a figure that do not count each sample once, in words."""
-    batches_of_ranks = reading.batches
-    all_batches = [batch for batches in batches_of_ranks for batch in batches]
-    of_batches = [figure(batch) for batch in all_batches]
+def wrong_ways(figure: Figure, reading: Reading) -> Iterator[WrongWay]:
+    """Yield ways to compute a figure that do not count each sample once, the likeliest first."""
     if len(reading.rows) > len(reading.unique_rows):
         yield "it counts samples twice that only fill up a batch", figure(reading.rows)
-    mean_of_batches = mean_of(of_batches)
+    all_batches = [batch for batches in reading.batches for batch in batches]
+    of_batches = [figure(batch) for batch in all_batches]
     yield (
         "it is a mean over batches, not over samples, and the last batch is smaller",
-        mean_of_batches,
+        mean_of(of_batches),
     )
-    if len(batches_of_ranks) > 1:
-        rows_of_ranks = [[row for batch in ranks for row in batch] for ranks in batches_of_ranks]
-        yield (
-            "it is a mean over processes, not over samples, and they have different numbers of "
-            "samples",
-            mean_of([figure(once_each(rows)) for rows in rows_of_ranks]),
-        )
-        means = [mean_of([figure(batch) for batch in batches]) for batches in batches_of_ranks]
-        yield "it is a mean over the batches of each process, not over samples", mean_of(means)
-        yield "it counts the samples of the first process alone", figure(rows_of_ranks[0])
-        count = len(rows_of_ranks)
-        value = figure(reading.unique_rows)
-        if value is not None:
-            yield "it is added up over processes, not averaged", value * count
-            yield "it is divided by the number of processes once too often", value / count
-    yield "it counts the last batch alone", figure(batches_of_ranks[0][-1])
+    if len(reading.batches) > 1:
+        yield from wrong_means_of_processes(figure, reading.batches)
+        yield from wrong_factors_of_processes(figure(reading.unique_rows), len(reading.batches))
+    yield "it counts the last batch alone", figure(reading.batches[0][-1])
     known = [value for value in of_batches if value is not None]
     yield "it is added up over batches, not averaged", sum(known) if known else None
+
+
+def wrong_means_of_processes(
+    figure: Figure, batches_of_ranks: Sequence[Sequence[Batch]]
+) -> Iterator[WrongWay]:
+    """Yield means over processes or their batches, which are no means over samples."""
+    rows_of_ranks = [[row for batch in batches for row in batch] for batches in batches_of_ranks]
+    yield (
+        "it is a mean over processes, not over samples, and they have different numbers of samples",
+        mean_of([figure(once_each(rows)) for rows in rows_of_ranks]),
+    )
+    means = [mean_of([figure(batch) for batch in batches]) for batches in batches_of_ranks]
+    yield "it is a mean over the batches of each process, not over samples", mean_of(means)
+    yield "it counts the samples of the first process alone", figure(rows_of_ranks[0])
+
+
+def wrong_factors_of_processes(right: float | None, processes: int) -> Iterator[WrongWay]:
+    """Yield a right figure, multiplied or divided by the number of processes by mistake."""
+    if right is not None:
+        yield "it is added up over processes, not averaged", right * processes
+        yield "it is divided by the number of processes once too often", right / processes
 
 
 def readings_of(ranks: Sequence[Sequence[Outcome]]) -> list[Reading]:
