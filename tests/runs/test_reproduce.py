@@ -114,7 +114,7 @@ def test_interrupted_reproduction_goes_on(
         patch.setattr(LaunchedRun, "follow", follow_until_interrupted)
         receipt = reproduce(run.directory, status=130)
     assert receipt.result == "running"
-    assert "stopped: go on with the same command" in capsys.readouterr().out
+    assert "stopped: continue with the same command" in capsys.readouterr().out
     receipt = reproduce(run.directory)
     assert receipt.result == "equal bits"
     assert receipt.rows is not None

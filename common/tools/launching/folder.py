@@ -23,7 +23,7 @@ def working_in(directory: Path, flag: str, command_to_continue: str) -> Iterator
     Args:
         directory: receives the runs of a search, or of variants.
         flag: names the directory on the command line; for a message.
-        command_to_continue: goes on where Ctrl-C stopped; for a message.
+        command_to_continue: continues where Ctrl-C stopped; for a message.
 
     Raises:
         UserError: another process works in the directory.
@@ -42,5 +42,5 @@ def working_in(directory: Path, flag: str, command_to_continue: str) -> Iterator
             advice=f"wait until it ends, or name another directory with {flag}",
         ) from None
     except KeyboardInterrupt:
-        say(f"stopped: go on with {command_to_continue}")
+        say(f"stopped: continue with {command_to_continue}")
         raise SystemExit(130) from None

@@ -124,7 +124,9 @@ def run_check(check: Check, bench: Bench) -> receipts.CheckResult:
         try:
             verdict = check.answer(bench)
         except RunFailedError as problem:
-            verdict = Verdict(False, "", (str(problem),), "mend what the run says, and repeat")
+            verdict = Verdict(
+                False, "", (str(problem),), "fix the reported error, then repeat the command"
+            )
     result = receipts.CheckResult(
         name=check.name,
         question=check.question,

@@ -79,12 +79,12 @@ def reproduce(request: Request) -> int:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Let SIGTERM act like Ctrl-C in the `with` block, and say how to go on after either."""
+    """Let SIGTERM act like Ctrl-C in the `with` block, and say how to continue after either."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     except KeyboardInterrupt:
-        say("stopped: go on with the same command")
+        say("stopped: continue with the same command")
         raise SystemExit(STOPPED) from None
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -184,7 +184,7 @@ def train(
     if not (output / CONFIG).is_file():
         raise UserError(
             f"the new run did not begin to train: {run.reason()}",
-            advice="mend what it says, and repeat the command",
+            advice="fix the reported error, then repeat the command",
         )
     new = read_past_run(output)
     if new.is_complete or is_far_enough(output, past):
@@ -194,7 +194,7 @@ def train(
         return new
     raise UserError(
         f"the new run ended at update {new.last_step} of {past.last_step}: {run.reason()}",
-        advice="mend what it says, and repeat the command, which goes on with it",
+        advice="fix the reported error, then repeat the command",
     )
 
 

@@ -86,7 +86,7 @@ def saved_settings(
     )
     if is_changed:
         searched = f"{settings.recipe} {' '.join(settings.flags)}"
-        advice = "leave recipe and flags out to go on, or name another directory"
+        advice = "leave recipe and flags out to continue it, or name another directory"
         raise UserError(f"--study {arguments.study} searches {searched}", advice=advice)
     return settings
 
@@ -105,7 +105,7 @@ def new_settings(
         raise UserError(problem, advice="name a recipe first, such as recipes/resnet.py")
     if study is not None and study.is_dir() and any(study.iterdir()):
         raise UserError(
-            f"--study {study} is a folder that is not a search",
+            f"--study {study} is a folder without a search",
             advice="name another folder, or a new one",
         )
     return SearchSettings(recipe, tuple(flags), arguments.config_file)

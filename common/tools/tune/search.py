@@ -185,7 +185,7 @@ class Search:
         if status == "preempted":
             command = command_to_continue(self.directory)
             raise UserError(
-                f"{run.directory} was stopped from outside", advice=f"go on with {command}"
+                f"{run.directory} was stopped from outside", advice=f"continue with {command}"
             )
         if record is None or status != "finished":
             reason = run.reason()

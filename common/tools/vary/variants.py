@@ -122,7 +122,7 @@ def refuse_seeds(seeds: int, *, sets_seed: bool) -> None:
     """
     if seeds > 1 and sets_seed:
         raise UserError(
-            f"--seeds {seeds} sets --seed to 0 to {seeds - 1}", advice="leave --seed out"
+            f"--seeds {seeds} already sets --seed (0 to {seeds - 1})", advice="leave --seed out"
         )
     if seeds < 1:
         raise UserError(f"--seeds {seeds} can't work", advice="give 1 or more")
@@ -215,7 +215,7 @@ def claim(directory: Path, command: list[str]) -> None:
     # `working_in` has made the lock already.
     if claimed != content and set(os.listdir(directory)) - {LOCK}:
         raise UserError(
-            f"{directory} has files of something else than these variants",
+            f"{directory} contains files that this command did not write",
             advice="name another --output-dir",
         )
     write_json(directory / "vary.json", content)

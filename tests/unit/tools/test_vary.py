@@ -70,7 +70,7 @@ def test_variants_are_run_once_and_compared_over_seeds(
     assert (folder / "picture.png").stat().st_size > 10_000
     assert "best accuracy" in capsys.readouterr().out
     other = [str(STUB), "--learning-rate", "0.1,0.02", "--output-dir", str(folder)]
-    with pytest.raises(UserError, match="has files of something else"):
+    with pytest.raises(UserError, match="contains files that this command did not write"):
         main(other)
 
 

@@ -311,7 +311,7 @@ def test_interrupted_search_says_how_to_resume(tmp_path: Path) -> None:
     search.send_signal(signal.SIGINT)
     output, _ = search.communicate(timeout=60)
     assert search.returncode == 130
-    assert "go on with recipes tune --study study" in output
+    assert "continue with recipes tune --study study" in output
     assert read(study / "trial-000" / "status.json")["status"] == "preempted"
     assert not trial_processes(study)
 
