@@ -75,7 +75,9 @@ def saved_settings(
     """
     if arguments.study is None:
         return None
-    settings = SearchSettings.read(arguments.study)
+    from common.tools.tune.records import read_settings  # pydantic takes long: not for --help
+
+    settings = read_settings(arguments.study)
     if settings is None:
         return None
     # A part that the command line leaves out stays as it was.

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
@@ -12,7 +12,6 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from common.console import say
 from common.errors import UserError
-from common.files import write_json
 from common.objective import Objective
 from common.run_directory.directory import read_status
 from common.run_directory.records import CONFIG
@@ -25,6 +24,7 @@ from common.tools.launching.folder import working_in
 from common.tools.launching.launched_run import LaunchedRun
 from common.tools.recipe import Recipe, load_recipe
 from common.tools.tune.certainty import certainty_lines
+from common.tools.tune.records import write_settings
 from common.tools.tune.recovery import (
     STEPS_PER_EPOCH,
     TRIAL,
@@ -64,7 +64,7 @@ def run_search(directory: Path, settings: SearchSettings) -> None:
     ):
         study = open_study(directory, recipe.objective, settings.prune, space)
         study = reconciled(directory, study, recipe, settings.prune, space, shared)
-        write_json(directory / "search.json", asdict(settings))
+        write_settings(directory, settings)
         search = Search(directory, settings, space, shared, recipe.objective, study)
         say(f"search: {len(study.trials)} of {settings.trials} trials begun in {directory}")
         search.run()

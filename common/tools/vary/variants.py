@@ -16,7 +16,6 @@ from optuna.distributions import CategoricalDistribution
 
 from common.console import CONSOLE, say
 from common.errors import UserError
-from common.files import read_json_if_there, write_json
 from common.run_directory.standing import present_status
 from common.system.platforms import shown_path
 from common.tools.launching.command import options_for, run_command
@@ -24,6 +23,7 @@ from common.tools.launching.folder import LOCK, working_in
 from common.tools.launching.launched_run import LaunchedRun
 from common.tools.recipe import load_recipe
 from common.tools.tune.space import Space, command_words, parse_space
+from common.tools.vary.records import read_command, write_command
 from common.tools.vary.report import report
 from common.track.names import precision_name
 
@@ -208,17 +208,15 @@ def claim(directory: Path, command: list[str]) -> None:
     """Mark a directory as that of a command, so that only the same command continues in it.
 
     Raises:
-        UserError: the directory has files, and they are not of this command.
+        UserError: the directory has files, and they are not of this command or are damaged.
     """
-    claimed = read_json_if_there(directory / "vary.json")
-    content = {"asked": command}
-    # `working_in` has made the lock already.
-    if claimed != content and set(os.listdir(directory)) - {LOCK}:
+    is_new = not set(os.listdir(directory)) - {LOCK}  # `working_in` has made the lock already
+    if read_command(directory) != command and not is_new:
         raise UserError(
             f"{directory} contains files that this command did not write",
             advice="name another --output-dir",
         )
-    write_json(directory / "vary.json", content)
+    write_command(directory, command)
 
 
 def run_one(command: list[str], directory: Path) -> bool:

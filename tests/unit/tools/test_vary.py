@@ -12,7 +12,8 @@ from filelock import FileLock
 from common.errors import UserError
 from common.tools.launching.command import run_command
 from common.tools.vary.command import main
-from common.tools.vary.variants import name_of, title_of
+from common.tools.vary.records import VARY_FILE, read_command
+from common.tools.vary.variants import claim, name_of, title_of
 from tests.unit.tools.tune.test_search import STUB
 
 pytestmark = pytest.mark.usefixtures("forking_python")  # for the variants
@@ -133,6 +134,26 @@ def test_folder_in_use_is_refused_with_the_flag_of_this_tool(
         pytest.raises(UserError, match=r"name another directory with --output-dir$"),
     ):
         main(arguments)
+
+
+def test_record_of_another_version_or_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An older version wrote the command under another key. Other contents are damage."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "v"
+    folder.mkdir()
+    command = ["r.py", "--epochs", "1"]
+    claim(folder, command)
+    assert read_command(folder) == command
+    record = folder / VARY_FILE
+    record.write_text('{"asked": ["r.py", "--epochs", "1"]}')
+    claim(folder, command)
+    assert '"command"' in record.read_text()
+    for damaged in ("{}", '{"command": "r.py"}', '{"command": [1]}', "[]", "half"):
+        record.write_text(damaged)
+        with pytest.raises(UserError, match=f"{VARY_FILE} .*: put a whole copy of it back"):
+            claim(folder, command)
 
 
 def test_recipe_must_come_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

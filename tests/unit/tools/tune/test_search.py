@@ -22,7 +22,7 @@ from common.errors import UserError
 from common.objective import Objective
 from common.tools.recipe import load_recipe
 from common.tools.tune.command import main, read_command_line
-from common.tools.tune.settings import SearchSettings
+from common.tools.tune.records import read_settings
 from common.tools.tune.space import Distribution, command_words, parse_space
 from common.tools.tune.study import finished_trials, open_study
 from tests.launch import CONFIGS, REPOSITORY
@@ -48,7 +48,7 @@ def space(*arguments: str) -> tuple[dict[str, Distribution], list[str]]:
 
 def trials_of(study: Path, objective: str = "accuracy:max") -> list[FrozenTrial]:
     """Return the trials of a study, by number."""
-    search = SearchSettings.read(study)
+    search = read_settings(study)
     assert search is not None
     distributions, _ = space(*search.flags)
     return open_study(study, Objective.parse(objective), prune=True, space=distributions).trials
