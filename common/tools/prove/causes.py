@@ -20,8 +20,7 @@ COMPUTE = (
     "compute it from run.progress.global_step or run.epoch, or hold it in an object with "
     "state_dict and load_state_dict that is passed to run.keep"
 )
-# The advice for a value that no checkpoint has. The types are sorted by how likely such a value is
-# the cause.
+# The advice for a value that no checkpoint has.
 ADVICE_FOR_LOST: dict[ValueType, str] = {
     "generator": (
         "draw from the global generator of torch, numpy or random, whose states checkpoints hold, "
@@ -36,7 +35,8 @@ ADVICE_FOR_LOST: dict[ValueType, str] = {
     "text": COMPUTE,
     "other": COMPUTE,
 }
-LIKELIHOOD = [*ADVICE_FOR_LOST]
+# The types of values that are likelier causes than all others, the likeliest first.
+LIKELIEST: tuple[ValueType, ...] = ("generator", "buffer", "network", "stateful", "file")
 UNKNOWN = Description(type="other", text="value")
 # The advice for a first difference, by what differs.
 DEPEND_ON = "let it depend on the weights, the batches and the update alone"
@@ -160,8 +160,13 @@ def without_inner(described: Mapping[str, Description]) -> dict[str, Description
 
 
 def sorted_by_likelihood(described: Mapping[str, Description]) -> dict[str, Description]:
-    """Sort values by how likely they are the cause: see `ADVICE_FOR_LOST`."""
-    return dict(sorted(described.items(), key=lambda item: LIKELIHOOD.index(item[1].type)))
+    """Sort values by how likely they are the cause: see `LIKELIEST`."""
+
+    def place(item: tuple[str, Description]) -> int:
+        value_type = item[1].type
+        return LIKELIEST.index(value_type) if value_type in LIKELIEST else len(LIKELIEST)
+
+    return dict(sorted(described.items(), key=place))
 
 
 def cause_of_lost(path: str, description: Description) -> Cause:
