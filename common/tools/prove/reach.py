@@ -226,7 +226,7 @@ class Search:
         self.reached.add(path, "file", text, position_of(value))
 
     def visit_suspended(
-        self, path: str, where: str, value: types.GeneratorType[Any, Any, Any], depth: int
+        self, path: str, where: str, value: "types.GeneratorType[Any, Any, Any]", depth: int
     ) -> None:
         """Visit the local variables of a generator function of the recipe's."""
         frame = value.gi_frame  # None after its end

@@ -404,7 +404,7 @@ def test_search_is_not_mixed_with_another(tmp_path: Path) -> None:
         [str(STUB), *RATES, "--epochs", "1", "--study", str(study)]
     )
     assert (directory, settings.trials) == (study, 1)
-    with pytest.raises(UserError, match="not a search"):
+    with pytest.raises(UserError, match="is a folder without a search"):
         read_command_line([str(STUB), "--study", str(study / "trial-000")])
     with pytest.raises(UserError, match="name a recipe"):
         read_command_line(["--study", str(tmp_path / "none")])
