@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal, TypeGuard, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -32,10 +32,11 @@ from pydantic_core import ErrorDetails
 from common.errors import UserError
 from common.json_files import PUT_BACK, JsonObject, json_safe, read_json_if_there
 
-# The files of a run that hold records.
+# The files of a run.
 CONFIG = "config.json"
 STATUS = "status.json"
 SUMMARY = "summary.json"
+METRICS_FILE = "metrics.jsonl"  # a row of figures for each log line
 FACTS = "model.json"  # in the folder of a finished model, beside its weights
 PROVENANCE = "provenance"  # a folder
 ATTEMPTS = f"{PROVENANCE}/attempts.json"
@@ -286,11 +287,12 @@ class Summary(Record):
     @property
     def figures(self) -> dict[str, float]:
         """The entries that are numbers. A figure of None was NaN; a user may add other entries."""
-        return {
-            name: value
-            for name, value in (self.model_extra or {}).items()
-            if isinstance(value, int | float) and not isinstance(value, bool)
-        }
+        return {name: value for name, value in (self.model_extra or {}).items() if is_number(value)}
+
+
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Whether a JSON value is a number; null, which stands for NaN, is none."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 class WeightsDigest(Record):

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from common.tools.compare.readers import RunRecord
+from common.tools.launching.launched_run import LaunchedRun
 from common.tools.reproduce.command import main
 from common.tools.reproduce.conclusion import BEYOND_TOLERANCE
 from common.tools.reproduce.receipt import Reproduction, read_receipt
-from common.tools.tune.trial import TrialRun
 from tests.git_repository import commit_all, git
 from tests.launch import REPOSITORY, Runner
 
@@ -102,19 +102,19 @@ def test_interrupted_reproduction_goes_on(
     """Ctrl-C stops the new run, which saves itself. The same command finishes it."""
     run = runner.run("mnist_mlp", *FLAGS, "--max-steps", 300, all_cores=True)
     output = run.directory.with_name("run-reproduced")
-    follow = TrialRun.follow
+    follow = LaunchedRun.follow
 
-    def follow_until_interrupted(trial: TrialRun) -> Iterator[RunRecord]:
+    def follow_until_interrupted(trial: LaunchedRun) -> Iterator[RunRecord]:
         for record in follow(trial):
             yield record
             if record.last_step >= 3:
                 raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(TrialRun, "follow", follow_until_interrupted)
+        patch.setattr(LaunchedRun, "follow", follow_until_interrupted)
         receipt = reproduce(run.directory, status=130)
     assert receipt.result == "running"
-    assert "stopped: go on with the same command" in capsys.readouterr().out
+    assert "stopped: continue with the same command" in capsys.readouterr().out
     receipt = reproduce(run.directory)
     assert receipt.result == "equal bits"
     assert receipt.rows is not None

@@ -45,6 +45,8 @@ PARSER = "common.tools.parser"
 RECIPE = "common.tools.recipe"
 STATISTICS = "common.tools.statistics"
 COMPARE = "common.tools.compare"
+LAUNCHING = "common.tools.launching"
+ROWS = "common.tools.rows"
 TUNE = "common.tools.tune"
 # The tools work on runs from outside. Each has its own list of what it may import besides itself.
 # `__main__` names the tools' modules as text, so that it imports only the one that runs.
@@ -54,20 +56,22 @@ TOOLS = {
     STATISTICS: set(),
     COMPARE: BASE | TRACKS | {PARSER, STATISTICS},
     RECIPE: BASE,
-    TUNE: BASE | TRACKS | {PARSER, RECIPE, COMPARE, STATISTICS},
+    ROWS: BASE | TRACKS,
+    LAUNCHING: BASE | {COMPARE},
+    TUNE: BASE | TRACKS | {PARSER, RECIPE, COMPARE, LAUNCHING, STATISTICS},
     "common.tools.workspace": BASE | TRACKS | {PARSER, COMPARE},
-    "common.tools.vary": BASE | TRACKS | {PARSER, RECIPE, COMPARE, TUNE},
+    "common.tools.vary": BASE | TRACKS | {PARSER, RECIPE, COMPARE, LAUNCHING, TUNE},
     "common.tools.predict": BASE
     | {PARSER, RECIPE}
     | {f"common.{room}" for room in ("data", "checkpoints", "models", "training")},
-    # It launches recipes as a search does, and compares results bit by bit as a proof does.
+    # It compares results bit by bit as a proof does.
     "common.tools.reproduce": BASE
     | TRACKS
-    | {PARSER, COMPARE, TUNE, "common.checkpoints"}
+    | {PARSER, COMPARE, LAUNCHING, ROWS, "common.checkpoints"}
     | {f"common.tools.prove.{module}" for module in ("receipt", "results")},
     # It runs a recipe in a process of its own, and observes all that the recipe uses.
     "common.tools.prove": {f"common.{room}" for rooms in LEVELS for room in rooms}
-    | {PARSER, RECIPE},
+    | {PARSER, RECIPE, LAUNCHING, ROWS},
 }
 
 

@@ -8,14 +8,14 @@ from pathlib import Path
 from common.run_directory.directory import read_status
 from common.system.platforms import command_line
 from common.tools.prove.flags import ProofFlags, flags_of, merged, words_of
-from common.tools.prove.launching import Ended, launch, launch_command, launch_warm
+from common.tools.prove.launching import Ended, launch, launch_warm, observed_command
 from common.tools.prove.observation import (
     Interrupted,
-    Manner,
     ObservedLaunch,
     ObservedRun,
     read_launches,
 )
+from common.tools.prove.observed import Manner
 from common.tools.prove.plan import PlannedInterruption, ProbePlan
 from common.tools.prove.warm import WarmProcess
 from common.tools.recipe import Recipe
@@ -111,7 +111,7 @@ class Bench:
         directory = folder / "run"
         flags = merged(self.flags.flags, flags_of(spec.flags))
         words = [*words_of(flags), "--output-dir", str(directory)]
-        command = launch_command(self.recipe.path, words, spec.processes)
+        command = observed_command(self.recipe.path, words, spec.processes)
         processes = spec.processes
         seconds = 0.0
         for number, interruption in enumerate([*spec.interruptions, None]):
@@ -136,7 +136,7 @@ class Bench:
             if self.warm is None:
                 self.warm = WarmProcess(self.recipe.path)
             return launch_warm(self.warm, self.recipe.path, words, plan, log)
-        command = launch_command(self.recipe.path, words, processes)
+        command = observed_command(self.recipe.path, words, processes)
         return launch(command, plan, log, dict(spec.environment))
 
     def close(self) -> None:

@@ -5,28 +5,39 @@ from collections.abc import Mapping
 from common.tools.prove.bench import Cause
 from common.tools.prove.differences import Difference, Subject
 from common.tools.prove.observation import (
+    Description,
     EvaluationBatch,
     MicroBatch,
     ObservedLaunch,
     ObservedRun,
+    ValueType,
     differing,
 )
 
 MOST_CAUSES = 4  # that a report names
 KEEP = "pass it to run.keep(..., {name}={path}), so that each checkpoint holds it"
-# The advice for a value that no checkpoint has, by words of its description. The first entry that
-# fits counts. Entries are sorted by how likely such a value is the cause.
-ADVICE_FOR_LOST = (
-    ("random generator", "draw from the global generator of torch, numpy or random, whose states "
-     "checkpoints hold, or give an object with state_dict that holds it to run.keep"),
-    ("buffer of a network", "register it without persistent=False"),
-    ("network", KEEP),
-    ("with state_dict", KEEP),
-    ("position of an open file", "read by sample index in the data set's __getitem__, so that no "
-     "position has to be restored"),
-    ("", "compute it from run.progress.global_step or run.epoch, or hold it in an object with "
-     "state_dict and load_state_dict that is passed to run.keep"),
-)  # fmt: skip
+COMPUTE = (
+    "compute it from run.progress.global_step or run.epoch, or hold it in an object with "
+    "state_dict and load_state_dict that is passed to run.keep"
+)
+# The advice for a value that no checkpoint has.
+ADVICE_FOR_LOST: dict[ValueType, str] = {
+    "generator": (
+        "draw from the global generator of torch, numpy or random, whose states checkpoints hold, "
+        "or give an object with state_dict that holds it to run.keep"
+    ),
+    "buffer": "register it without persistent=False",
+    "network": KEEP,
+    "stateful": KEEP,
+    "file": (
+        "read by sample index in the data set's __getitem__, so that no position has to be restored"
+    ),
+    "text": COMPUTE,
+    "other": COMPUTE,
+}
+# The types of values that are likelier causes than all others, the likeliest first.
+LIKELIEST: tuple[ValueType, ...] = ("generator", "buffer", "network", "stateful", "file")
+UNKNOWN = Description(type="other", text="value")
 # The advice for a first difference, by what differs.
 DEPEND_ON = "let it depend on the weights, the batches and the update alone"
 LOOK_FOR = (
@@ -69,7 +80,8 @@ def causes_of_resume(
     Args:
         difference: the first one; None if only the results differ.
     """
-    causes = [cause_of_lost(path, text) for path, text in lost_values(reference, other).items()]
+    lost = lost_values(reference, other)
+    causes = [cause_of_lost(path, description) for path, description in lost.items()]
     if causes:
         return causes[:MOST_CAUSES]
     if difference is None:
@@ -94,15 +106,15 @@ def is_first(run: ObservedRun, difference: Difference) -> bool:
     return False
 
 
-def lost_values(reference: ObservedRun, other: ObservedRun) -> dict[str, str]:
+def lost_values(reference: ObservedRun, other: ObservedRun) -> dict[str, Description]:
     """Return what changed during training and was not restored, by path, with descriptions.
 
     A value was lost if it had changed in the reference run by the update at which a launch began,
     and had another value there in this launch. Variables that the loop sets anew in each pass are
     equal again after the first update of the launch, so those that stay different come first.
     """
-    lasting: dict[str, str] = {}
-    passing: dict[str, str] = {}
+    lasting: dict[str, Description] = {}
+    passing: dict[str, Description] = {}
     for launch in other.launches:
         whole = reference_of(reference, launch.rank)
         if launch.launch == 0 or whole is None or not launch.micro_batches:
@@ -112,7 +124,7 @@ def lost_values(reference: ObservedRun, other: ObservedRun) -> dict[str, str]:
         differing_later = lost_at(whole, launch, steps[1]) if len(steps) > 1 else lost
         for path in lost:
             group = lasting if path in differing_later else passing
-            group.setdefault(path, whole.described.get(path, "value"))
+            group.setdefault(path, whole.described.get(path, UNKNOWN))
     return sorted_by_likelihood(without_inner(lasting or passing))
 
 
@@ -137,34 +149,34 @@ def lost_at(whole: ObservedLaunch, launch: ObservedLaunch, step: int) -> list[st
     return paths
 
 
-def without_inner(described: Mapping[str, str]) -> dict[str, str]:
+def without_inner(described: Mapping[str, Description]) -> dict[str, Description]:
     """Leave out the values inside of another one, such as `ema.decay` beside `ema`."""
     outer = {}
-    for path, text in described.items():
+    for path, description in described.items():
         containers = (f"{other}{sign}" for other in described for sign in ".[")
         if not path.startswith(tuple(containers)):
-            outer[path] = text
+            outer[path] = description
     return outer
 
 
-def sorted_by_likelihood(described: Mapping[str, str]) -> dict[str, str]:
-    """Sort values by how likely they are the cause: see `ADVICE_FOR_LOST`."""
+def sorted_by_likelihood(described: Mapping[str, Description]) -> dict[str, Description]:
+    """Sort values by how likely they are the cause: see `LIKELIEST`."""
 
-    def place(item: tuple[str, str]) -> int:
-        return next(index for index, (words, _) in enumerate(ADVICE_FOR_LOST) if words in item[1])
+    def place(item: tuple[str, Description]) -> int:
+        value_type = item[1].type
+        return LIKELIEST.index(value_type) if value_type in LIKELIEST else len(LIKELIEST)
 
     return dict(sorted(described.items(), key=place))
 
 
-def cause_of_lost(path: str, description: str) -> Cause:
+def cause_of_lost(path: str, description: Description) -> Cause:
     """Return the cause for a value that no checkpoint has."""
-    advice = next(text for words, text in ADVICE_FOR_LOST if words in description)
     name = path.rpartition(".")[2]
     if not name.isidentifier():
         name = "name"
     return Cause(
-        f"{path} ({description}) changes during training and is in no checkpoint",
-        advice.format(name=name, path=path),
+        f"{path} ({description.text}) changes during training and is in no checkpoint",
+        ADVICE_FOR_LOST[description.type].format(name=name, path=path),
     )
 
 
@@ -197,7 +209,7 @@ def causes_of_repeat(
     for path, description in early_differences(reference, other, difference).items():
         causes.append(
             Cause(
-                f"{path} ({description}) differs between two runs of the same command",
+                f"{path} ({description.text}) differs between two runs of the same command",
                 "let it depend on config.seed alone, and on no clock, process id, hash of a text "
                 "or order of a set",
             )
@@ -210,12 +222,12 @@ def causes_of_repeat(
 
 def early_differences(
     reference: ObservedRun, other: ObservedRun, difference: Difference | None
-) -> dict[str, str]:
+) -> dict[str, Description]:
     """Return what differed within reach of the loop before the first difference of the training.
 
     Texts are left out, because the runs have different directories.
     """
-    described: dict[str, str] = {}
+    described: dict[str, Description] = {}
     for launch, twin in zip(reference.launches, other.launches, strict=False):
         for place, record in launch.micro_batches.items():
             is_later = difference is not None and record.step > difference.step
@@ -223,8 +235,8 @@ def early_differences(
                 continue
             twin_state = twin.micro_batches[place].state
             for path in differing(record.state, twin_state):
-                description = launch.described.get(path, "value")
-                if not description.startswith("str,"):
+                description = launch.described.get(path, UNKNOWN)
+                if description.type != "text":
                     described.setdefault(path, description)
     return sorted_by_likelihood(without_inner(described))
 

@@ -6,7 +6,7 @@ agree within a tolerance, and learning rates exactly. Dropout is off in these ru
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,11 +18,10 @@ from common.tools.prove.instruments.updates import (
     FIRST_WEIGHTS,
     LATER_WEIGHTS,
 )
+from common.tools.prove.notes import Mixers, OptimizerStep
 from common.tools.prove.observation import (
     Evaluated,
     MicroBatch,
-    Note,
-    ObservedLaunch,
     ObservedRun,
     Recorded,
     differing,
@@ -52,7 +51,7 @@ STATED = (
 
 @dataclass(frozen=True)
 class Way:
-    """A way of making updates: micro-batches of a size, so many in a row, on so many processes."""
+    """How an update is divided: micro-batch size, accumulation, processes."""
 
     batch_size: int
     accumulation: int
@@ -132,11 +131,6 @@ class UpdateDifference:
         return self.second / self.first if self.first else math.inf
 
 
-def notes_of(launch: ObservedLaunch, name: str) -> list[Note]:
-    """Return the notes of one name that a launch has written on one rank."""
-    return [note for note in launch.of(Note) if note.name == name]
-
-
 def last_launches(run: ObservedRun) -> dict[int, int]:
     """Return for each update, by the number of updates before it, the launch that made it last."""
     launches: dict[int, int] = {}
@@ -147,9 +141,10 @@ def last_launches(run: ObservedRun) -> dict[int, int]:
 
 
 def updates_of(run: ObservedRun) -> dict[int, Update]:
-    """Return the updates of a run by number, from 1; one that was made again counts as it was last.
+    """Return the updates of a run by number, from 1.
 
-    Gradients and learning rates are those of rank 0.
+    If a resume repeated an update, its last execution counts. Gradients and learning rates are
+    those of rank 0.
     """
     last_launch = last_launches(run)
     losses: defaultdict[int, list[float]] = defaultdict(list)
@@ -160,11 +155,11 @@ def updates_of(run: ObservedRun) -> dict[int, Update]:
         if last_launch.get(record.step) == launch.launch:
             losses[record.step].append(record.loss)
             micro_batches[record.step] += launch.rank == 0
-    for launch in run.launches:
-        for note in notes_of(launch, "update"):
-            if launch.rank == 0 and last_launch.get(note.step) == launch.launch:
-                norms[note.step].append(number_of(note, "gradient_norm"))
-                rates[note.step] += numbers_of(note, "learning_rates")
+    for launch, optimizer_step in run.all(OptimizerStep):
+        step = optimizer_step.step
+        if launch.rank == 0 and last_launch.get(step) == launch.launch:
+            norms[step].append(optimizer_step.gradient_norm)
+            rates[step] += optimizer_step.learning_rates
     return {
         step + 1: Update(
             micro_batches[step],
@@ -174,20 +169,6 @@ def updates_of(run: ObservedRun) -> dict[int, Update]:
         )
         for step in sorted(last_launch)
     }
-
-
-def number_of(note: Note, name: str) -> float:
-    """Return a number that a note has."""
-    value = note.values[name]
-    assert isinstance(value, int | float)
-    return float(value)
-
-
-def numbers_of(note: Note, name: str) -> list[float]:
-    """Return a list of numbers that a note has."""
-    values = note.values[name]
-    assert isinstance(values, list)
-    return [float(str(value)) for value in values]
 
 
 def first_differing_update(
@@ -293,19 +274,8 @@ def drawn_generators(run: ObservedRun) -> list[str]:
     return sorted(names)
 
 
-@dataclass(frozen=True)
-class Mixers:
-    """What mixes the samples of a micro-batch."""
-
-    layers: Sequence[str]  # their classes
-    couples_samples: bool  # whether the recipe says so of its loss
-
-
 def mixers_of(run: ObservedRun) -> Mixers:
     """Return what mixes the samples of a micro-batch in a run."""
-    for launch in run.launches:
-        for note in notes_of(launch, "mixers"):
-            layers = note.values["layers"]
-            assert isinstance(layers, list)
-            return Mixers([str(layer) for layer in layers], bool(note.values["couples_samples"]))
-    return Mixers([], False)
+    for _, mixers in run.all(Mixers):
+        return mixers
+    return Mixers(step=0, layers=[], couples_samples=False)

@@ -3,15 +3,21 @@
 import contextlib
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
+
+from pydantic import JsonValue
 
 from common.checkpoints import store
 from common.files import UNFINISHED
-from common.tools.prove.observation import Interrupted, Manner
+from common.run_directory.records import Receipt
+from common.tools.prove.observation import Interrupted
+from common.tools.prove.observed import Manner
 from common.tools.prove.plan import PlannedInterruption
 from common.tools.prove.session import Session
+
+Facts = dict[str, JsonValue]  # of a checkpoint
 
 
 class Interrupter:
@@ -63,7 +69,12 @@ class Interrupter:
     # In a save. These run in the thread that writes checkpoints.
 
     def write(
-        self, original: Any, checkpoints: Any, unfinished: Path, contents: Any, facts: Any
+        self,
+        original: Callable[[store.Checkpoints, Path, store.Contents, Facts], None],
+        checkpoints: store.Checkpoints,
+        unfinished: Path,
+        contents: store.Contents,
+        facts: Facts,
     ) -> None:
         """Count the files of a checkpoint in advance, to be killed at a share of them."""
         step = int(unfinished.name.removeprefix("step-").removesuffix(UNFINISHED))
@@ -83,7 +94,9 @@ class Interrupter:
         self.operations_left -= 1
         return self.operations_left < 0
 
-    def write_tensors(self, original: Any, path: Path, *arguments: Any) -> Any:
+    def write_tensors(
+        self, original: Callable[..., Receipt], path: Path, *arguments: object
+    ) -> Receipt:
         """Write a file of tensors, or half of it."""
         is_last = self.is_next_the_last()
         receipt = original(path, *arguments)
@@ -92,15 +105,19 @@ class Interrupter:
             self.kill("save", f"while {path.parent.name}/{path.name} was written")
         return receipt
 
-    def write_json(self, original: Any, path: Path, value: object) -> Any:
+    def write_json(
+        self, original: Callable[[Path, object], None], path: Path, value: object
+    ) -> None:
         if self.is_next_the_last():
             self.kill("save", f"before {path.parent.name}/{path.name} was written")
-        return original(path, value)
+        original(path, value)
 
-    def rename_path(self, original: Any, source: Path, target: Path) -> Any:
+    def rename_path(
+        self, original: Callable[[Path, Path], None], source: Path, target: Path
+    ) -> None:
         if self.is_next_the_last():
             self.kill("save", f"before {source.name} got its final name")
-        return original(source, target)
+        original(source, target)
 
     # The ends
 

@@ -3,7 +3,6 @@
 import contextlib
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,8 @@ from pathlib import Path
 import psutil
 
 from common.system.platforms import start_in_own_group, watch_for_parent
+from common.tools.launching.command import launch_command, options_for
+from common.tools.launching.output import ERROR, ending_in_words
 from common.tools.prove.plan import ProbePlan
 from common.tools.prove.warm import WarmProcess, environment_of_launches
 
@@ -19,9 +20,8 @@ from common.tools.prove.warm import WarmProcess, environment_of_launches
 PROBE = Path(__file__).with_name("probe.py")
 TIMEOUT_SECONDS = 1800.0  # a launch that takes longer hangs
 ENDING_SECONDS = 30.0  # in which all processes of a launch end after the first one
-FRAME = " │╭╮╰╯─"  # characters that some libraries draw around a message
 KILLED = -int(getattr(signal, "SIGKILL", signal.SIGTERM))  # the status of a killed launch
-TOO_LONG = f"error: still running after {TIMEOUT_SECONDS:.0f} s, so it was killed\n"
+TOO_LONG = f"{ERROR}still running after {TIMEOUT_SECONDS:.0f} s, so it was killed\n"
 LAST_LINES = 3  # of the output, in the message about a launch that failed
 
 
@@ -35,29 +35,17 @@ class Ended:
 
     def problem(self) -> str:
         """Return in one line how the launch ended, with the last error that it printed."""
-        end = f"status {self.status}"
-        if self.status < 0:
-            end = f"ended by {signal.Signals(-self.status).name}"
-        text = self.log.read_text(encoding="utf-8", errors="replace")
-        lines = [line.strip(FRAME) for line in text.splitlines()]
-        errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-        last = errors[-1:] or [line for line in lines if line][-LAST_LINES:]
-        return f"{end}: {' / '.join(last) or 'it printed nothing'} ({self.log} has all of it)"
+        return ending_in_words(self.status, self.log, LAST_LINES)
 
 
-def launch_command(recipe: Path, words: Sequence[str], processes: int) -> list[str]:
+def observed_command(recipe: Path, words: Sequence[str], processes: int) -> list[str]:
     """Return the command that runs a recipe under observation.
 
     Args:
         words: its flags.
         processes: with more than one, `accelerate launch` starts them on this machine.
     """
-    if processes == 1:
-        return [sys.executable, str(PROBE), str(recipe), *words]
-    launcher = ["-m", "accelerate.commands.accelerate_cli", "launch"]
-    launcher += ["--multi_gpu", "--num_processes", str(processes)]
-    launcher += ["--main_process_port", "0"]  # any free port
-    return [sys.executable, *launcher, str(PROBE), str(recipe), *words]
+    return launch_command(options_for(processes), str(PROBE), [str(recipe), *words])
 
 
 def launch(
@@ -68,7 +56,7 @@ def launch(
     A launch that takes longer than `TIMEOUT_SECONDS` is killed. No process outlives this call.
 
     Args:
-        command: see `launch_command`.
+        command: see `observed_command`.
         log: receives all output.
         environment: variables besides those of this process.
     """

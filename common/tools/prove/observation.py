@@ -13,20 +13,23 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from common.errors import UserError
-
-Phase = Literal["rehearsal", "validation", "final"]
-# How a run is interrupted: SIGKILL after an update, while a checkpoint is written, or in an
-# evaluation; or SIGTERM after an update.
-Manner = Literal["update", "save", "evaluation", "stop"]
-
-
-class Observed(BaseModel):
-    """A record of an observed run. Values must have the stated types."""
-
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+from common.tools.prove.notes import (
+    GrowingTensors,
+    Interval,
+    MemoryInUse,
+    Mixers,
+    NotGiven,
+    OptimizerStep,
+    Outcome,
+    TrainingLoss,
+    TrainingMode,
+    UnusedRows,
+    Wait,
+)
+from common.tools.prove.observed import Manner, Observed, Phase
 
 
 class Started(Observed):
@@ -49,6 +52,17 @@ class Started(Observed):
     modules: dict[str, int]  # how many modules of each class the kept networks have
 
 
+# The types of values within a recipe's reach that a cause tells apart.
+ValueType = Literal["generator", "buffer", "network", "stateful", "file", "text", "other"]
+
+
+class Description(Observed):
+    """What a value within the recipe's reach is."""
+
+    type: ValueType
+    text: str  # its class and the variable that it belongs to, in words
+
+
 class MicroBatch(Observed):
     """`run.batches` is about to give a batch to the loop. All digests are from this moment.
 
@@ -66,7 +80,7 @@ class MicroBatch(Observed):
     parts: dict[str, str]  # digests of the parts that checkpoints hold, by name
     state: dict[str, str]  # digests of everything else within the recipe's reach, by path
     gone: list[str]  # paths of `state` that are out of reach now
-    described: dict[str, str]  # what a path of `state` is, when it is first seen
+    described: dict[str, Description]  # what a path of `state` is, when it is first seen
 
 
 class Recorded(Observed):
@@ -136,15 +150,6 @@ class Finished(Observed):
     parts: dict[str, str]
 
 
-class Note(Observed):
-    """What an instrument of a single check has seen."""
-
-    kind: Literal["note"] = "note"
-    name: str
-    step: int
-    values: dict[str, JsonValue]
-
-
 AnyObserved = (
     Started
     | MicroBatch
@@ -154,7 +159,17 @@ AnyObserved = (
     | Saved
     | Interrupted
     | Finished
-    | Note
+    | Mixers
+    | OptimizerStep
+    | TrainingLoss
+    | Outcome
+    | TrainingMode
+    | UnusedRows
+    | NotGiven
+    | Interval
+    | MemoryInUse
+    | GrowingTensors
+    | Wait
 )
 RECORD: TypeAdapter[AnyObserved] = TypeAdapter(Annotated[AnyObserved, Field(discriminator="kind")])
 RecordType = TypeVar("RecordType", bound=Observed)
@@ -187,9 +202,9 @@ class ObservedLaunch:
         return completed
 
     @cached_property
-    def described(self) -> dict[str, str]:
+    def described(self) -> dict[str, Description]:
         """What each path of `state` is."""
-        merged: dict[str, str] = {}
+        merged: dict[str, Description] = {}
         for record in self.of(MicroBatch):
             merged |= record.described
         return merged

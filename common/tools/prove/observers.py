@@ -7,10 +7,9 @@ so they wait for the device.
 
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
-from typing import Any
 
 import numpy as np
 import psutil
@@ -19,23 +18,32 @@ from accelerate.utils import extract_model_from_parallel
 from torch import nn
 from torch.utils import _pytree as tree
 
-from common.data import loader as loaders
+from common.checkpoints.state import Stateful
+from common.data import loader as loader_module
+from common.data.batch import Batch, Work
+from common.data.loader import Loader
+from common.data.workers import MicroBatches
+from common.measure.values import Measured, Metrics
+from common.run import Run
 from common.tools.prove.digests import digest_of_state, generator_digests
 from common.tools.prove.interrupting import Interrupter
 from common.tools.prove.observation import (
+    Description,
     Evaluated,
     EvaluationBatch,
     Finished,
     MicroBatch,
-    Phase,
     Recorded,
     Saved,
     Started,
 )
+from common.tools.prove.observed import Phase
 from common.tools.prove.reach import Reach
 from common.tools.prove.session import Session
 from common.track.log import Log
+from common.track.names import Facts
 
+Loss = torch.Tensor | float
 NUMERIC = (int, float, torch.Tensor, np.ndarray, np.number, np.bool_)
 
 
@@ -52,42 +60,48 @@ class Observers:
         self.interrupter = interrupter
         self.is_observed = is_observed
         self.process = psutil.Process()
-        self.kept: dict[str, Any] = {}  # the parts that the recipe passed to `run.keep`
+        self.kept: dict[str, Stateful] = {}  # the parts that the recipe passed to `run.keep`
         self.reach: Reach | None = None
         self.state: dict[str, str] = {}  # what the last record of a micro-batch knew
         self.parts: dict[str, str] = {}
         self.has_loaded_best = False
 
-    def install(self, run_class: type) -> None:
+    def install(self) -> None:
         """Put the observers around the methods of a run, and around the loaders."""
         wrap = self.session.wrap
-        wrap(run_class, "__init__", self.around_init)
-        wrap(run_class, "keep", self.around_keep)
-        wrap(run_class, "start", self.around_start)
-        wrap(run_class, "batches", self.around_batches)
-        wrap(run_class, "record", self.around_record)
-        wrap(run_class, "save", self.around_save)
-        wrap(run_class, "evaluating", self.around_evaluating)
-        wrap(run_class, "log", self.around_log)
-        wrap(run_class, "load_best", self.around_load_best)
-        wrap(run_class, "finish", self.around_finish)
-        wrap(loaders.Loader, "make_batches", self.around_make_batches)
+        wrap(Run, "__init__", self.around_init)
+        wrap(Run, "keep", self.around_keep)
+        wrap(Run, "start", self.around_start)
+        wrap(Run, "batches", self.around_batches)
+        wrap(Run, "record", self.around_record)
+        wrap(Run, "save", self.around_save)
+        wrap(Run, "evaluating", self.around_evaluating)
+        wrap(Run, "log", self.around_log)
+        wrap(Run, "load_best", self.around_load_best)
+        wrap(Run, "finish", self.around_finish)
+        wrap(Loader, "make_batches", self.around_make_batches)
         # The rehearsal reads all samples, so that its figures are those before training. The run
         # then can't tell totals from means by its batches, which are others than it has chosen.
-        wrap(loaders, "rehearsal_batches", lambda original, batches, *options: [*batches])
+        wrap(loader_module, "rehearsal_batches", lambda original, batches, *options: [*batches])
         wrap(Log, "refuse_means", lambda original, log, figures: None)
 
     # Before the loop
 
-    def around_init(self, original: Any, run: Any, *arguments: Any, **options: Any) -> None:
+    def around_init(
+        self, original: Callable[..., None], run: Run, *arguments: object, **options: object
+    ) -> None:
         original(run, *arguments, **options)
         self.session.run = run
 
-    def around_keep(self, original: Any, run: Any, **parts: Any) -> None:
+    def around_keep(
+        self, original: Callable[..., None], run: Run, **parts: Stateful | None
+    ) -> None:
         original(run, **parts)
         self.kept = {name: part for name, part in parts.items() if part is not None}
 
-    def around_start(self, original: Any, run: Any, *arguments: Any, **options: Any) -> None:
+    def around_start(
+        self, original: Callable[..., None], run: Run, *arguments: object, **options: object
+    ) -> None:
         original(run, *arguments, **options)
         self.reach = Reach(self.kept, run)
         config = run.config
@@ -123,7 +137,9 @@ class Observers:
 
     # In the loop
 
-    def around_batches(self, original: Any, run: Any, loader: Any) -> Iterator[Any]:
+    def around_batches(
+        self, original: Callable[[Run, Loader], Iterator[Batch]], run: Run, loader: Loader
+    ) -> Iterator[Batch]:
         session = self.session
         session.micro_batch = 0
         for batch in original(run, loader):
@@ -132,10 +148,10 @@ class Observers:
                 self.write_micro_batch(run, batch, sys._getframe(1))
             yield batch
 
-    def write_micro_batch(self, run: Any, batch: Any, frame: FrameType) -> None:
+    def write_micro_batch(self, run: Run, batch: Batch, frame: FrameType) -> None:
         session = self.session
         state = dict(self.state)
-        described: dict[str, str] = {}
+        described: dict[str, Description] = {}
         parts = dict(self.parts)
         if session.micro_batch == 0:  # only whole updates have checkpoints
             assert self.reach is not None
@@ -143,7 +159,9 @@ class Observers:
             state = reached.digests
             parts = self.digests_of_parts(run)
             described = {
-                path: text for path, text in reached.described.items() if path not in self.state
+                path: description
+                for path, description in reached.described.items()
+                if path not in self.state
             }
         session.write(
             MicroBatch(
@@ -162,7 +180,7 @@ class Observers:
         self.state = state
         self.parts = parts
 
-    def digests_of_parts(self, run: Any) -> dict[str, str]:
+    def digests_of_parts(self, run: Run) -> dict[str, str]:
         """Return a digest of each part that the recipe keeps, and of the best evaluation so far."""
         digests = {}
         for name, part in self.kept.items():
@@ -171,7 +189,13 @@ class Observers:
         digests["best evaluation"] = digest_of_state(run.context.best.state_dict())
         return digests
 
-    def around_record(self, original: Any, run: Any, loss: Any, metrics: Any = None) -> None:
+    def around_record(
+        self,
+        original: Callable[[Run, Loss, Metrics | None], None],
+        run: Run,
+        loss: Loss,
+        metrics: Metrics | None = None,
+    ) -> None:
         session = self.session
         step = session.step
         is_update = bool(run.accelerator.sync_gradients)
@@ -183,7 +207,7 @@ class Observers:
             self.interrupter.after_update(session.step, run.accelerator.num_processes)
 
     def write_recorded(
-        self, run: Any, step: int, is_update: bool, loss: Any, metrics: Mapping[str, Any]
+        self, run: Run, step: int, is_update: bool, loss: Loss, metrics: Metrics
     ) -> None:
         total, count = sum_and_count(loss)
         self.session.write(
@@ -208,7 +232,7 @@ class Observers:
                 rates.append(float(group["lr"]))
         return rates
 
-    def around_save(self, original: Any, run: Any) -> None:
+    def around_save(self, original: Callable[[Run], None], run: Run) -> None:
         if self.is_observed:
             session = self.session
             session.write(
@@ -223,25 +247,32 @@ class Observers:
     # In evaluations
 
     @contextmanager
-    def around_evaluating(self, original: Any, run: Any, model: Any) -> Iterator[Any]:
+    def around_evaluating(
+        self,
+        original: Callable[[Run, nn.Module], AbstractContextManager[nn.Module]],
+        run: Run,
+        model: nn.Module,
+    ) -> Iterator[nn.Module]:
         self.session.phase = self.phase_of(run)
         with original(run, model) as bare_model:
             yield bare_model
         self.session.phase = None
 
-    def phase_of(self, run: Any) -> Phase:
+    def phase_of(self, run: Run) -> Phase:
         """Return which evaluation begins now."""
         if run.evaluations.rehearsal.is_on:
             return "rehearsal"
         is_over = self.session.step >= run.plan.total_steps and not run.should_evaluate
         return "final" if is_over or self.has_loaded_best else "validation"
 
-    def around_log(self, original: Any, run: Any, evaluation: Any) -> None:
+    def around_log(
+        self, original: Callable[[Run, Facts], None], run: Run, evaluation: Facts
+    ) -> None:
         phase: Phase = "rehearsal" if run.evaluations.rehearsal.is_on else "validation"
         original(run, evaluation)  # first, so that `run.log` reports figures that it can't log
         self.write_evaluated(phase, run.loaded.validation_split, evaluation)
 
-    def write_evaluated(self, phase: Phase, split: str, evaluation: Mapping[str, Any]) -> None:
+    def write_evaluated(self, phase: Phase, split: str, evaluation: Facts) -> None:
         figures = {}
         for name, value in evaluation.items():
             if isinstance(value, NUMERIC):
@@ -251,8 +282,13 @@ class Observers:
         )
 
     def around_make_batches(
-        self, original: Any, loader: Any, micro_batches: Any, epoch: int | None, first: int = 0
-    ) -> Iterator[Any]:
+        self,
+        original: Callable[..., Iterator[tuple[Batch, Work]]],
+        loader: Loader,
+        micro_batches: MicroBatches,
+        epoch: int | None,
+        first: int = 0,
+    ) -> Iterator[tuple[Batch, Work]]:
         """Yield the batches of a loader, and note the samples of each before it is used."""
         session = self.session
         count = len(micro_batches) - first
@@ -265,7 +301,7 @@ class Observers:
             yield made_batch
 
     def before_evaluation_batch(
-        self, loader: Any, samples: list[int], batch: Any, number: int, count: int
+        self, loader: Loader, samples: list[int], batch: Batch, number: int, count: int
     ) -> None:
         """Note a batch of an evaluation, or interrupt the run before it is used."""
         session = self.session
@@ -274,7 +310,9 @@ class Observers:
             self.interrupter.before_evaluation_batch(number, count)
         if not self.is_observed:
             return
-        splits = [split for split, other in session.run.all_loaders.items() if other is loader]
+        run = session.run
+        assert run is not None
+        splits = [split for split, other in run.all_loaders.items() if other is loader]
         session.write(
             EvaluationBatch(
                 step=session.step,
@@ -282,17 +320,21 @@ class Observers:
                 split=splits[0] if splits else "",
                 samples=samples,
                 batch=digest_of_batch(batch),
-                generators=generator_digests(session.run.device),
+                generators=generator_digests(run.device),
             )
         )
 
     # After the loop
 
-    def around_load_best(self, original: Any, run: Any, model: Any) -> None:
+    def around_load_best(
+        self, original: Callable[[Run, nn.Module], None], run: Run, model: nn.Module
+    ) -> None:
         original(run, model)
         self.has_loaded_best = True
 
-    def around_finish(self, original: Any, run: Any, evaluation: Any) -> None:
+    def around_finish(
+        self, original: Callable[[Run, Facts], None], run: Run, evaluation: Facts
+    ) -> None:
         original(run, evaluation)
         self.write_evaluated("final", run.loaded.test_split, evaluation)
         parts = self.digests_of_parts(run) if self.is_observed else {}
@@ -304,12 +346,12 @@ def changed(before: dict[str, str], now: dict[str, str]) -> dict[str, str]:
     return {name: value for name, value in now.items() if before.get(name) != value}
 
 
-def digest_of_batch(batch: Any) -> str:
+def digest_of_batch(batch: Batch) -> str:
     """Return a digest of all tensors and plain values of a batch, a nest of any kind."""
     return digest_of_state(tree.tree_flatten(batch)[0])
 
 
-def sum_and_count(value: Any) -> tuple[float, int]:
+def sum_and_count(value: Measured) -> tuple[float, int]:
     """Return the sum of a metric's elements and their number."""
     if isinstance(value, torch.Tensor):
         return float(value.detach().cpu().double().sum()), value.numel()

@@ -9,8 +9,9 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import TypeVar
 
-from common.tools.prove.observation import Note
+from common.tools.prove.notes import Outcome
 
 RIGHT = 1e-4  # relative; the recipe computes in fp32
 EXPLAINED = 2e-5  # relative; a wrong way must give the figure more closely than a right one
@@ -32,7 +33,9 @@ class Row:
 
 
 Batch = list[Row]
+Value = TypeVar("Value", int, float)
 Figure = Callable[[Sequence[Row]], float | None]  # None: the rows lack what it needs
+WrongWay = tuple[str, float | None]  # in words, and the figure that it gives
 
 
 @dataclass(frozen=True)
@@ -138,53 +141,60 @@ KNOWN: dict[str, Figure] = {
 }
 
 
-def wrong_ways(figure: Figure, reading: Reading) -> Iterator[tuple[str, float | None]]:
-    """Yield ways to compute a figure that do not count each sample once, in words."""
-    batches_of_ranks = reading.batches
-    all_batches = [batch for batches in batches_of_ranks for batch in batches]
-    of_batches = [figure(batch) for batch in all_batches]
+def wrong_ways(figure: Figure, reading: Reading) -> Iterator[WrongWay]:
+    """Yield ways to compute a figure that do not count each sample once, the likeliest first."""
     if len(reading.rows) > len(reading.unique_rows):
         yield "it counts samples twice that only fill up a batch", figure(reading.rows)
-    mean_of_batches = mean_of(of_batches)
+    all_batches = [batch for batches in reading.batches for batch in batches]
+    of_batches = [figure(batch) for batch in all_batches]
     yield (
         "it is a mean over batches, not over samples, and the last batch is smaller",
-        mean_of_batches,
+        mean_of(of_batches),
     )
-    if len(batches_of_ranks) > 1:
-        rows_of_ranks = [[row for batch in ranks for row in batch] for ranks in batches_of_ranks]
-        yield (
-            "it is a mean over processes, not over samples, and they have different numbers of "
-            "samples",
-            mean_of([figure(once_each(rows)) for rows in rows_of_ranks]),
-        )
-        means = [mean_of([figure(batch) for batch in batches]) for batches in batches_of_ranks]
-        yield "it is a mean over the batches of each process, not over samples", mean_of(means)
-        yield "it counts the samples of the first process alone", figure(rows_of_ranks[0])
-        count = len(rows_of_ranks)
-        value = figure(reading.unique_rows)
-        if value is not None:
-            yield "it is added up over processes, not averaged", value * count
-            yield "it is divided by the number of processes once too often", value / count
-    yield "it counts the last batch alone", figure(batches_of_ranks[0][-1])
+    if len(reading.batches) > 1:
+        yield from wrong_means_of_processes(figure, reading.batches)
+        yield from wrong_factors_of_processes(figure(reading.unique_rows), len(reading.batches))
+    yield "it counts the last batch alone", figure(reading.batches[0][-1])
     known = [value for value in of_batches if value is not None]
     yield "it is added up over batches, not averaged", sum(known) if known else None
 
 
-def readings_of(ranks: Sequence[Sequence[Note]]) -> list[Reading]:
+def wrong_means_of_processes(
+    figure: Figure, batches_of_ranks: Sequence[Sequence[Batch]]
+) -> Iterator[WrongWay]:
+    """Yield means over processes or their batches, which are no means over samples."""
+    rows_of_ranks = [[row for batch in batches for row in batch] for batches in batches_of_ranks]
+    yield (
+        "it is a mean over processes, not over samples, and they have different numbers of samples",
+        mean_of([figure(once_each(rows)) for rows in rows_of_ranks]),
+    )
+    means = [mean_of([figure(batch) for batch in batches]) for batches in batches_of_ranks]
+    yield "it is a mean over the batches of each process, not over samples", mean_of(means)
+    yield "it counts the samples of the first process alone", figure(rows_of_ranks[0])
+
+
+def wrong_factors_of_processes(right: float | None, processes: int) -> Iterator[WrongWay]:
+    """Yield a right figure, multiplied or divided by the number of processes by mistake."""
+    if right is not None:
+        yield "it is added up over processes, not averaged", right * processes
+        yield "it is divided by the number of processes once too often", right / processes
+
+
+def readings_of(ranks: Sequence[Sequence[Outcome]]) -> list[Reading]:
     """Return each pass of an evaluation, once for each loss that a batch computes.
 
     Args:
-        ranks: for each rank, its notes `outcome` of one evaluation.
+        ranks: for each rank, the outcomes of one evaluation.
     """
     by_key: dict[tuple[int, int], list[list[Batch]]] = {}
     splits: dict[int, str] = {}
     calls: dict[int, int] = {}
-    for rank, notes in enumerate(ranks):
-        for reading, call, note in numbered(notes):
-            splits[reading] = str(note.values["split"])
+    for rank, outcomes in enumerate(ranks):
+        for reading, call, outcome in numbered(outcomes):
+            splits[reading] = outcome.split
             calls[reading] = max(calls.get(reading, 0), call + 1)
             batches = by_key.setdefault((reading, call), [[] for _ in ranks])
-            batches[rank].append(rows_of(note))
+            batches[rank].append(rows_of(outcome))
     readings = []
     for (reading, _), batches in by_key.items():
         if all(batches) and all(batch for ranks_batches in batches for batch in ranks_batches):
@@ -192,59 +202,49 @@ def readings_of(ranks: Sequence[Sequence[Note]]) -> list[Reading]:
     return readings
 
 
-def numbered(notes: Sequence[Note]) -> Iterator[tuple[int, int, Note]]:
-    """Yield each note with the number of its pass, from 0, and of the call within its batch."""
+def numbered(outcomes: Sequence[Outcome]) -> Iterator[tuple[int, int, Outcome]]:
+    """Yield each outcome with the number of its pass, from 0, and of the call in its batch."""
     passes: dict[int, int] = {}
     call = 0
-    before: tuple[object, object] | None = None
-    for note in notes:
-        number = int(str(note.values["reading"]))
-        reading = passes.setdefault(number, len(passes))
-        key = (number, note.values["samples"])
-        call = call + 1 if key == before else 0
-        before = key
-        yield reading, call, note
+    before: tuple[int, list[int]] | None = None
+    for outcome in outcomes:
+        reading = passes.setdefault(outcome.reading, len(passes))
+        batch = (outcome.reading, outcome.samples)
+        call = call + 1 if batch == before else 0
+        before = batch
+        yield reading, call, outcome
 
 
-def rows_of(note: Note) -> Batch:
-    """Return the outcomes of a note; empty if they can't be told apart by sample."""
-    values = note.values
-    samples = values["samples"]
-    assert isinstance(samples, list)
-    columns = {
-        "loss": values.get("losses"),
-        "hit": values.get("hits"),
-        "square": values.get("squares"),
-        "distance": values.get("distances"),
-        "predicted": values.get("predicted"),
-        "label": values.get("labels"),
-    }
-    known = {name: column for name, column in columns.items() if isinstance(column, list)}
-    classes = int(str(values.get("classes", 0)))
-    if not known:
+def rows_of(outcome: Outcome) -> Batch:
+    """Return the rows of a batch; empty if its outcomes can't be told apart by sample."""
+    of_rows = outcome.of_rows
+    columns = (
+        outcome.losses,
+        of_rows.hits,
+        of_rows.squares,
+        of_rows.distances,
+        of_rows.predicted,
+        of_rows.labels,
+    )
+    if all(column is None for column in columns):
         return []
-    rows = []
-    for number, sample in enumerate(samples):
-        outcome: dict[str, float] = {}
-        for name, column in known.items():
-            outcome[name] = float(str(column[number]))
-        rows.append(
-            Row(
-                sample=int(str(sample)),
-                loss=outcome.get("loss"),
-                hit=outcome.get("hit"),
-                square=outcome.get("square"),
-                distance=outcome.get("distance"),
-                predicted=whole_number(outcome.get("predicted")),
-                label=whole_number(outcome.get("label")),
-                classes=classes,
-            )
+    return [
+        Row(
+            sample=sample,
+            loss=value_at(number, outcome.losses),
+            hit=value_at(number, of_rows.hits),
+            square=value_at(number, of_rows.squares),
+            distance=value_at(number, of_rows.distances),
+            predicted=value_at(number, of_rows.predicted),
+            label=value_at(number, of_rows.labels),
+            classes=of_rows.classes,
         )
-    return rows
+        for number, sample in enumerate(outcome.samples)
+    ]
 
 
-def whole_number(value: float | None) -> int | None:
-    return None if value is None else int(value)
+def value_at(number: int, column: Sequence[Value] | None) -> Value | None:
+    return None if column is None else column[number]
 
 
 @dataclass(frozen=True)

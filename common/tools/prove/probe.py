@@ -24,8 +24,7 @@ def observe(plan: ProbePlan) -> None:
     process_file = plan.path / f"launch-{plan.launch}-rank-{session.rank}.pid"
     process_file.write_text(str(os.getpid()), encoding="utf-8")
     limit_samples(plan.training_samples, plan.evaluation_samples)
-    run_class = import_module("common.run").Run
-    Observers(session, Interrupter(session, plan.interruption), plan.is_observed).install(run_class)
+    Observers(session, Interrupter(session, plan.interruption), plan.is_observed).install()
     for instrument in plan.instruments:
         import_module(instrument).install(session)
 

@@ -125,7 +125,9 @@ def run_check(check: Check, bench: Bench) -> receipts.CheckResult:
         try:
             verdict = check.answer(bench)
         except RunFailedError as problem:
-            verdict = Verdict(False, "", (str(problem),), "mend what the run says, and repeat")
+            verdict = Verdict(
+                False, "", (str(problem),), "fix the reported error, then repeat the command"
+            )
     result = receipts.CheckResult(
         name=check.name,
         question=check.question,
@@ -156,7 +158,7 @@ def make_receipt(
         passed=all(result.passed is not False for result in results),
         recipe=str(request.recipe),
         recipe_sha256=sha256_of_file(recipe.path),
-        recipe_commit=receipts.commit_of(recipe.path),
+        recipe_commit=receipts.commit_of_file(recipe.path),
         recipe_is_edited=receipts.is_edited(recipe.path),
         command=command_line(
             [*words, "--draws", str(request.seed), "--updates", str(request.updates)]

@@ -13,7 +13,7 @@ import sys
 import sysconfig
 import types
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
@@ -29,6 +29,7 @@ from torch import nn
 from common.config import TrainingConfig
 from common.data.batch import Data, Samples
 from common.tools.prove.digests import PLAIN, digest_of_state
+from common.tools.prove.observation import Description, ValueType
 
 MOST_VALUES = 20_000  # that a search visits
 MOST_ITEMS = 2_000  # of a container that are visited one by one
@@ -41,19 +42,29 @@ INSTALLED = ("site-packages", "dist-packages")
 # Attributes of `nn.Module` that its state_dict or other records have, or that never matter.
 OF_TORCH = frozenset(vars(nn.Module())) | {"training"}
 
+ARRAYS = (torch.Tensor, np.ndarray)
+FILES = (io.IOBase, io.TextIOBase)
+CONTAINERS = (dict, list, tuple, set, frozenset, deque, types.MappingProxyType)
+FUNCTIONS = (types.FunctionType, types.MethodType, partial)
+
 
 @dataclass
 class Reached:
     """What a search has found, by path."""
 
     digests: dict[str, str] = field(default_factory=dict)
-    described: dict[str, str] = field(default_factory=dict)
+    described: dict[str, Description] = field(default_factory=dict)
 
-    def add(self, path: str, description: str, value: object) -> None:
-        """Note a value under a path, unless the path is taken."""
+    def add(self, path: str, value_type: ValueType, text: str, value: object) -> None:
+        """Note a value under a path, unless the path is taken.
+
+        Args:
+            text: see `Description`.
+            value: what the digest is of.
+        """
         if path not in self.digests:
             self.digests[path] = digest_of_state(value)
-            self.described[path] = description
+            self.described[path] = Description(type=value_type, text=text)
 
 
 class Reach:
@@ -168,36 +179,66 @@ class Search:
             depth: how many steps the value is from the variable.
         """
         if is_plain(value):
-            self.reached.add(path, f"{type(value).__name__}, {where}", value)
+            value_type: ValueType = "text" if isinstance(value, str) else "other"
+            self.reached.add(path, value_type, f"{type(value).__name__}, {where}", value)
             return
-        if depth > DEEPEST or len(self.met) > MOST_VALUES or id(value) in self.met:
-            return
-        if is_foreign(value) or value is self.reach.run:
+        if self.is_left_out(value, depth):
             return
         self.met[id(value)] = value
-        if isinstance(value, (torch.Tensor, np.ndarray)):
-            self.reached.add(path, f"{kind_of(value)}, {where}", sample_of(value))
-        elif (state := state_of_generator(value)) is not None:
-            self.reached.add(path, f"random generator {kind_of(value)}, {where}", state)
-        elif isinstance(value, (io.IOBase, io.TextIOBase)):
-            self.reached.add(path, f"position of an open file, {where}", position_of(value))
-        elif isinstance(value, (dict, list, tuple, set, frozenset, deque, types.MappingProxyType)):
-            self.visit_container(path, where, value, depth)
-        elif isinstance(value, nn.Module):
-            self.visit_module(path, where, value, depth)
-        elif isinstance(value, (types.FunctionType, types.MethodType, partial)):
-            self.visit_function(path, where, value, depth)
-        elif isinstance(value, types.GeneratorType):
-            if value.gi_frame is not None and is_own_module(value.gi_frame.f_globals["__name__"]):
-                self.visit_all(f"{path}", where, value.gi_frame.f_locals, depth)
-        elif isinstance(value, type):
-            if is_own_module(value.__module__):
-                own_values = {name: item for name, item in vars(value).items() if name[:2] != "__"}
-                self.visit_all(path, where, own_values, depth)
-        elif hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
-            self.visit_stateful(path, where, value, depth)
-        else:
-            self.visit_object(path, where, value, depth)
+        state = state_of_generator(value)
+        if state is not None:
+            text = f"random generator {kind_of(value)}, {where}"
+            self.reached.add(path, "generator", text, state)
+            return
+        visit = self.visitor_of(value)
+        visit(path, where, value, depth)
+
+    def is_left_out(self, value: object, depth: int) -> bool:
+        """Whether a value is too far away, was met before, or has no state of the recipe's."""
+        if depth > DEEPEST or len(self.met) > MOST_VALUES or id(value) in self.met:
+            return True
+        return is_foreign(value) or value is self.reach.run
+
+    def visitor_of(self, value: object) -> Callable[[str, str, Any, int], None]:
+        """Return the method that visits values of this type; the first that fits counts."""
+        visitors: tuple[tuple[tuple[type, ...], Callable[[str, str, Any, int], None]], ...] = (
+            (ARRAYS, self.visit_array),
+            (FILES, self.visit_file),
+            (CONTAINERS, self.visit_container),
+            ((nn.Module,), self.visit_module),
+            (FUNCTIONS, self.visit_function),
+            ((types.GeneratorType,), self.visit_suspended),
+            ((type,), self.visit_class),
+        )
+        for classes, visitor in visitors:
+            if isinstance(value, classes):
+                return visitor
+        if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
+            return self.visit_stateful
+        return self.visit_object
+
+    def visit_array(self, path: str, where: str, value: Any, depth: int) -> None:
+        """Note the elements of a tensor or an array."""
+        self.reached.add(path, "other", f"{kind_of(value)}, {where}", sample_of(value))
+
+    def visit_file(self, path: str, where: str, value: Any, depth: int) -> None:
+        """Note how far an open file has been read."""
+        text = f"position of an open file, {where}"
+        self.reached.add(path, "file", text, position_of(value))
+
+    def visit_suspended(
+        self, path: str, where: str, value: "types.GeneratorType[Any, Any, Any]", depth: int
+    ) -> None:
+        """Visit the local variables of a generator function of the recipe's."""
+        frame = value.gi_frame  # None after its end
+        if frame is not None and is_own_module(frame.f_globals["__name__"]):
+            self.visit_all(path, where, frame.f_locals, depth)
+
+    def visit_class(self, path: str, where: str, value: type, depth: int) -> None:
+        """Visit the attributes of a class of the recipe's."""
+        if is_own_module(value.__module__):
+            own_values = {name: item for name, item in vars(value).items() if name[:2] != "__"}
+            self.visit_all(path, where, own_values, depth)
 
     def visit_all(self, path: str, where: str, values: Mapping[str, Any], depth: int) -> None:
         """Visit attributes by name."""
@@ -209,9 +250,10 @@ class Search:
         items = value.values() if isinstance(value, Mapping) else value
         description = f"{type(value).__name__}, {where}"
         if all(map(is_plain, items)):
-            self.reached.add(path, description, [*value] if isinstance(value, deque) else value)
+            contents = [*value] if isinstance(value, deque) else value
+            self.reached.add(path, "other", description, contents)
             return
-        self.reached.add(path, f"length of a {description}", len(value))
+        self.reached.add(path, "other", f"length of a {description}", len(value))
         if len(value) > MOST_ITEMS or isinstance(value, (set, frozenset)):
             return
         pairs = value.items() if isinstance(value, Mapping) else enumerate(value)
@@ -223,7 +265,7 @@ class Search:
         is_kept = id(module) in self.reach.kept
         if not is_kept:
             description = f"network {kind_of(module)}, {where}"
-            self.reached.add(path, description, module.state_dict())
+            self.reached.add(path, "network", description, module.state_dict())
         for name, submodule in module.named_modules():
             self.met[id(submodule)] = submodule
             inner_path = f"{path}.{name}" if name else path
@@ -232,6 +274,7 @@ class Search:
                 if buffer is not None:
                     self.reached.add(
                         f"{inner_path}.{buffer_name}",
+                        "buffer",
                         f"buffer of a network with persistent=False, {where}",
                         buffer,
                     )
@@ -244,7 +287,8 @@ class Search:
     def visit_stateful(self, path: str, where: str, value: Any, depth: int) -> None:
         """Note the state of an object that could be kept, and is not; visit its attributes."""
         if id(value) not in self.reach.kept:
-            self.reached.add(path, f"{kind_of(value)} with state_dict, {where}", value.state_dict())
+            text = f"{kind_of(value)} with state_dict, {where}"
+            self.reached.add(path, "stateful", text, value.state_dict())
         if not isinstance(value, torch.optim.Optimizer):
             self.visit_object(path, where, value, depth)
 

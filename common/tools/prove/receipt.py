@@ -1,6 +1,5 @@
 """The receipt of a proof, `proof.json`: the checks, the code, the machine, and the results."""
 
-import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -8,6 +7,7 @@ from pydantic import Field
 
 from common.errors import UserError
 from common.json_files import write_json
+from common.run_directory.code_tree import ask_git, commit_of
 from common.run_directory.records import Environment, Record, read_record
 from common.system.machine import processor_name
 from common.system.platforms import usable_cores
@@ -72,26 +72,17 @@ def read_receipt(path: Path) -> ProofReceipt:
     return receipt
 
 
-def commit_of(path: Path) -> str | None:
+def commit_of_file(path: Path) -> str | None:
     """Return the commit of the repository that a file is in; None if it is in none."""
-    return ask_git(path, "rev-parse", "HEAD") or None
+    return commit_of(path.resolve().parent)
 
 
 def is_edited(path: Path) -> bool | None:
     """Whether a file differs from the commit, or is not in it; None if it is in no repository."""
-    if commit_of(path) is None:
+    if commit_of_file(path) is None:
         return None
-    return ask_git(path, "status", "--porcelain", "--", path.name) != ""
-
-
-def ask_git(path: Path, *words: str) -> str | None:
-    """Return what a git command prints in the folder of a file; None if it fails."""
-    command = ["git", "-C", str(path.resolve().parent), *words]
-    try:
-        answer = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return answer.stdout.strip() if answer.returncode == 0 else None
+    file = path.resolve()
+    return ask_git(file.parent, "status", "--porcelain", "--", file.name) != b""
 
 
 def hardware() -> tuple[str, int]:

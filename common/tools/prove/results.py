@@ -1,8 +1,6 @@
 """What a finished run has left in its directory: rows of metrics, weights, and the best model."""
 
-import json
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,12 +10,16 @@ from pydantic import JsonValue
 
 from common.checkpoints.tensors import read_tensors
 from common.errors import UserError
-from common.run_directory.records import RunConfig, read_record
-
-# The figures that depend on the clock or on the state of the machine.
-OF_THE_CLOCK = ("perf/", "memory/", "gpu/", "time/")
-STEP = "progress/global_step"
-Row = dict[str, JsonValue]
+from common.run_directory.finished_model import WEIGHTS
+from common.run_directory.records import (
+    CONFIG,
+    METRICS_FILE,
+    SUMMARY,
+    RunConfig,
+    Summary,
+    read_record,
+)
+from common.tools.rows import Row, first_differing_row, read_rows
 
 
 @dataclass(frozen=True)
@@ -29,18 +31,22 @@ class Results:
     @cached_property
     def config(self) -> RunConfig:
         """The contents of `config.json`."""
-        return read_record(self.directory / "config.json", RunConfig)
+        return read_record(self.directory / CONFIG, RunConfig)
 
     @cached_property
     def rows(self) -> list[Row]:
         """The rows of `metrics.jsonl`, with all figures."""
-        text = (self.directory / "metrics.jsonl").read_text(encoding="utf-8")
-        return [json.loads(line) for line in text.splitlines()]
+        return read_rows(self.directory)
+
+    @cached_property
+    def final_figures(self) -> dict[str, JsonValue]:
+        """The entries of `summary.json`; null stands for NaN and infinities."""
+        return read_record(self.directory / SUMMARY, Summary).to_json()
 
     @cached_property
     def weights(self) -> dict[str, torch.Tensor]:
         """The tensors of the final model by name."""
-        return tensors_in(self.directory / "model" / "model.safetensors")
+        return tensors_in(self.directory / "model" / WEIGHTS)
 
     @cached_property
     def best(self) -> dict[str, torch.Tensor]:
@@ -64,37 +70,6 @@ def tensors_in(path: Path) -> dict[str, torch.Tensor]:
         return read_tensors(path)
     except UserError:
         return {}
-
-
-def without_clock(row: Row) -> Row:
-    """Return a row without the figures that depend on the clock."""
-    return {name: value for name, value in row.items() if not name.startswith(OF_THE_CLOCK)}
-
-
-def first_differing_row(first: Sequence[Row], second: Sequence[Row]) -> str | None:
-    """Return in words where two runs' rows differ first; None if all figures are equal.
-
-    Figures of the clock are not compared.
-    """
-    for before, now in zip(first, second, strict=False):
-        names = [*without_clock(before)]
-        names += [name for name in without_clock(now) if name not in names]
-        for name in names:
-            if not is_same(before.get(name), now.get(name)):
-                return (
-                    f"the row of update {before.get(STEP)} has {name} "
-                    f"{before.get(name)} and {now.get(name)}"
-                )
-    if len(first) != len(second):
-        return f"there are {len(first)} and {len(second)} rows"
-    return None
-
-
-def is_same(first: JsonValue, second: JsonValue) -> bool:
-    """Whether two figures are equal; NaN equals NaN."""
-    if isinstance(first, float) and isinstance(second, float) and math.isnan(first):
-        return math.isnan(second)
-    return first == second
 
 
 def first_differing_tensor(
@@ -128,7 +103,7 @@ def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
 def differences_of_results(reference: Results, other: Results) -> list[str]:
     """Return in words how two runs' rows, final weights and best models differ; empty if equal."""
     differences = [
-        ("metrics.jsonl", first_differing_row(reference.rows, other.rows)),
+        (METRICS_FILE, first_differing_row(reference.rows, other.rows)),
         ("final model", first_differing_tensor(reference.weights, other.weights)),
         ("best model", first_differing_tensor(reference.best, other.best)),
     ]

@@ -4,11 +4,12 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any, BinaryIO
 
-from pydantic import JsonValue
-
-from common.tools.prove.observation import Note, Observed, Phase, line_of
+from common.run import Run
+from common.tools.prove.observation import line_of
+from common.tools.prove.observed import Observed, Phase
 
 
 @dataclass
@@ -16,13 +17,13 @@ class Session:
     """The observation of one launch on one rank.
 
     An instrument is a module with a function `install(session)`, which is called before the recipe
-    runs. It wraps functions of `common` by `wrap`, and writes by `note`.
+    runs. It wraps functions of `common` by `wrap`, and writes the records of `notes` by `write`.
     """
 
     folder: Path  # of the observed run
     launch: int
     rank: int
-    run: Any = None  # the recipe's run, once it exists
+    run: Run | None = None  # the recipe's run, once it exists
     phase: Phase | None = None  # of the evaluation that goes on now
     micro_batch: int = 0  # the number, within its update, of the micro-batch that is in use
     samples: list[int] = field(default_factory=list)  # sample indices of that micro-batch
@@ -31,7 +32,7 @@ class Session:
     @property
     def step(self) -> int:
         """The updates made so far; 0 before the recipe has made its run."""
-        return 0 if self.run is None else int(self.run.progress.global_step)
+        return 0 if self.run is None else self.run.progress.global_step
 
     def write(self, record: Observed) -> None:
         """Write a record at once, so that a kill does not lose it."""
@@ -40,11 +41,7 @@ class Session:
             self.file = path.open("ab", buffering=0)
         self.file.write(line_of(record))
 
-    def note(self, name: str, **values: JsonValue) -> None:
-        """Write what an instrument has seen; values are JSON."""
-        self.write(Note(name=name, step=self.step, values=values))
-
-    def wrap(self, owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
+    def wrap(self, owner: type | ModuleType, name: str, wrapper: Callable[..., Any]) -> None:
         """Put a function in place of the attribute `name` of a class or module.
 
         Args:

@@ -4,7 +4,7 @@
 
 It says what differs from then: code, versions, hardware, threads. The run's own code is used, from
 its commit and its saved patch, in a temporary git worktree. The new run is runs/first-reproduced;
-the same command goes on with it after an interruption. Flags of the recipe after RUN replace those
+the same command continues it after an interruption. Flags of the recipe after RUN replace those
 of the run.
 
 Exit status: 0 if all bits are equal, or if facts differ and the final figures are within the

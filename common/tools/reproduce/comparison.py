@@ -4,10 +4,9 @@ from collections.abc import Mapping
 
 from common.checkpoints.tensors import read_tensors
 from common.errors import UserError
-from common.json_files import JsonObject
 from common.objective import PREFIXES
 from common.run_directory.finished_model import WEIGHTS
-from common.tools.prove.results import first_differing_tensor, is_same, without_clock
+from common.tools.prove.results import first_differing_tensor
 from common.tools.reproduce.past_run import PastRun
 from common.tools.reproduce.receipt import (
     FigureDifference,
@@ -15,6 +14,7 @@ from common.tools.reproduce.receipt import (
     RowsCompared,
     WeightsCompared,
 )
+from common.tools.rows import first_differing_figure, number_or_none, without_clock
 
 EVALUATED = tuple(f"{prefix}/" for prefix in dict.fromkeys(PREFIXES.values()))
 
@@ -43,17 +43,6 @@ def compare_rows(before: PastRun, now: PastRun) -> RowsCompared:
     return RowsCompared(rows=len(common), missing=missing, previous_update=previous_update)
 
 
-def first_differing_figure(before: JsonObject, now: JsonObject) -> str | None:
-    """Return the name of the first figure in which two rows differ; None if they are equal."""
-    first = without_clock(before)
-    second = without_clock(now)
-    for name in dict.fromkeys([*first, *second]):
-        is_in_both = name in first and name in second
-        if not is_in_both or not is_same(first[name], second[name]):
-            return name
-    return None
-
-
 def difference_at(step: int, figure: str, before: PastRun, now: PastRun) -> FigureDifference:
     """Return the values of a figure in the rows of an update."""
     return FigureDifference(
@@ -62,13 +51,6 @@ def difference_at(step: int, figure: str, before: PastRun, now: PastRun) -> Figu
         before=number_or_none(before.rows[step].get(figure)),
         now=number_or_none(now.rows[step].get(figure)),
     )
-
-
-def number_or_none(value: object) -> float | None:
-    """Return a figure; None for NaN, which rows have as null, and for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value)
 
 
 def compare_weights(before: PastRun, now: PastRun) -> WeightsCompared:

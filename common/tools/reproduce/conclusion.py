@@ -1,6 +1,7 @@
 """Draws the conclusion of a reproduction: the result, its explanation, and the exit status."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from common.system.printable import listed
 from common.tools.reproduce.receipt import (
@@ -14,6 +15,19 @@ from common.tools.reproduce.receipt import (
 
 UNEXPLAINED = 3  # exit status: bits differ, and no fact that changes bits does
 BEYOND_TOLERANCE = 4  # exit status: facts differ, and the final figures by more than the tolerance
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All that was compared of two runs, and the conclusion."""
+
+    rows: RowsCompared
+    weights: WeightsCompared
+    final: FinalCompared
+    result: Result
+    exit_status: int
+    explanation: str
+    differences: list[FactDifference]
 
 
 def are_bits_equal(rows: RowsCompared, weights: WeightsCompared) -> bool:

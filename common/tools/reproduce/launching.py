@@ -10,12 +10,9 @@ from common.run_directory.directory import INITIAL
 from common.run_directory.provenance import LIBRARY, NUMERIC_VARIABLES
 from common.run_directory.records import CONFIG, Environment
 from common.system.platforms import command_line
+from common.tools.launching.command import FSDP2_VARIABLES, options_for, run_command
 from common.tools.reproduce.code import PlacedCode
 from common.tools.reproduce.past_run import PastRun
-from common.tools.tune.trial import launch_command
-
-# The launcher's variables for FSDP2, as `accelerate_configs/fsdp2_bf16.yaml` sets them.
-SHARDED = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
 
 
 def flags_of_reproduction(past: PastRun) -> list[str]:
@@ -41,13 +38,9 @@ def command_of(past: PastRun, recipe: Path, flags: Sequence[str], output: Path) 
     Args:
         flags: words that replace flags of the run.
     """
-    launcher_options: list[str] = []
-    processes = past.config.environment.world_size
-    if processes > 1:
-        launcher_options = ["--multi_gpu", "--num_processes", str(processes)]
-        launcher_options += ["--main_process_port", "0"]  # any free port
+    launcher_options = options_for(past.config.environment.world_size)
     words = [*flags_of_reproduction(past), *flags]
-    return launch_command(launcher_options, str(recipe), words, output)
+    return run_command(launcher_options, str(recipe), words, output)
 
 
 def environment_of(past: PastRun, code: PlacedCode) -> dict[str, str]:
@@ -75,7 +68,7 @@ def variables_of_device(environment: Environment) -> dict[str, str]:
     if environment.device_type == "cpu" and torch.accelerator.is_available():
         variables["ACCELERATE_USE_CPU"] = "true"
     if environment.sharding == "FSDP2":
-        variables |= SHARDED
+        variables |= FSDP2_VARIABLES
     return variables
 
 

@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 
 from common.errors import UserError
-from common.json_files import JsonObject, read_json, read_lines
+from common.json_files import read_json, read_lines
 from common.run_directory.directory import INITIAL
 from common.run_directory.finished_model import WEIGHTS
 from common.run_directory.identity import EditedConfigError, insist_on_written_config
@@ -26,6 +26,7 @@ from common.run_directory.records import (
     read_record_if_there,
 )
 from common.run_directory.standing import present_status
+from common.tools.rows import Row, read_rows, step_of
 from common.track.names import STEP
 
 
@@ -45,9 +46,9 @@ class PastRun:
         return self.attempts[-1] if self.attempts else Attempt(global_step=0)
 
     @cached_property
-    def rows(self) -> dict[int, JsonObject]:
+    def rows(self) -> dict[int, Row]:
         """The rows of `metrics.jsonl` by update, in order. NaN is None."""
-        rows = {int(row[STEP]): row for row in read_lines(self.directory / "metrics.jsonl", STEP)}
+        rows = {step_of(row): row for row in read_rows(self.directory)}
         return {step: rows[step] for step in sorted(rows)}
 
     @property

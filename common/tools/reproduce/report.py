@@ -7,6 +7,7 @@ from common.console import say
 from common.system.platforms import shown_path
 from common.tables import print_facts, print_table
 from common.tools.reproduce.conclusion import (
+    Comparison,
     final_in_words,
     rows_in_words,
     weights_in_words,
@@ -42,41 +43,46 @@ def show_differences(differences: Sequence[FactDifference]) -> None:
     print_table(rows, title="what differs from then")
 
 
-def show_result(receipt: Reproduction, directory: Path) -> None:
-    """Print what was compared, and the result in one line."""
-    assert receipt.rows is not None
-    assert receipt.weights is not None
-    assert receipt.final is not None
+def show_result(comparison: Comparison, receipt: Reproduction, directory: Path) -> None:
+    """Print what was compared, and the result in one line.
+
+    Args:
+        directory: of the receipt.
+    """
     rows = [
-        ["rows", rows_in_words(receipt.rows)],
-        ["weights", weights_in_words(receipt.weights)],
+        ["rows", rows_in_words(comparison.rows)],
+        ["weights", weights_in_words(comparison.weights)],
     ]
-    if receipt.result != "equal bits":
-        rows.append(["final figures", final_in_words(receipt.final, receipt.tolerance)])
-        rows.append(["explanation", receipt.explanation])
+    if comparison.result != "equal bits":
+        rows.append(["final figures", final_in_words(comparison.final, receipt.tolerance)])
+        rows.append(["explanation", comparison.explanation])
     rows.append(["receipt", shown_path(directory / RECEIPT)])
     print_facts(rows, title="comparison")
     say(receipt.line)
 
 
-def line_of(receipt: Reproduction, past: PastRun) -> str:
-    """Return the result in one line, with the conditions under which it holds."""
-    assert receipt.rows is not None
-    assert receipt.weights is not None
-    assert receipt.final is not None
-    name = Path(receipt.original).name
-    if receipt.result == "equal bits":
-        exported = " and the exported weights" if receipt.weights.exported_is_equal else ""
+def line_of(comparison: Comparison, name: str, new: PastRun, commit: str | None, time: str) -> str:
+    """Return the result in one line, with the conditions under which it holds.
+
+    Args:
+        comparison: of both runs.
+        name: of the old run's directory.
+        new: the new run.
+        commit: of the recipe's code.
+        time: ISO 8601.
+    """
+    if comparison.result == "equal bits":
+        exported = " and the exported weights" if comparison.weights.exported_is_equal else ""
         text = (
-            f"equal bits in {receipt.rows.rows} rows, {receipt.weights.checkpoints} checkpoints"
-            f"{exported}"
+            f"equal bits in {comparison.rows.rows} rows, {comparison.weights.checkpoints} "
+            f"checkpoints{exported}"
         )
     else:
-        text = f"{receipt.result}: {rows_in_words(receipt.rows)}; {receipt.explanation}"
-    conditions = [f"`{past.config.recipe}`"]
-    if receipt.commit is not None:
-        conditions.append(f"commit {receipt.commit[:COMMIT_DIGITS]}")
-    torch_version = past.config.environment.versions.get("torch")
-    conditions += [f"torch {torch_version}", past.config.environment.device, receipt.began[:10]]
-    mark = MARKS[receipt.exit_status == 0]
+        text = f"{comparison.result}: {rows_in_words(comparison.rows)}; {comparison.explanation}"
+    conditions = [f"`{new.config.recipe}`"]
+    if commit is not None:
+        conditions.append(f"commit {commit[:COMMIT_DIGITS]}")
+    torch_version = new.config.environment.versions.get("torch")
+    conditions += [f"torch {torch_version}", new.config.environment.device, time[:10]]
+    mark = MARKS[comparison.exit_status == 0]
     return f"{mark} `recipes reproduce {name}`: {text}; {', '.join(conditions)}"

@@ -2,7 +2,7 @@
 
 import platform
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,20 +13,31 @@ from common.console import CONSOLE, say
 from common.digests import sha256_of_file
 from common.errors import UserError
 from common.run_directory.provenance import installed_packages, machine_facts
-from common.run_directory.records import CONFIG
+from common.run_directory.records import CONFIG, Attempt
 from common.sentences import writing
 from common.system.devices import device_name
 from common.system.platforms import shown_path
+from common.tools.launching.launched_run import LaunchedRun
 from common.tools.prove.receipt import present_time
 from common.tools.reproduce.code import PlacedCode, code_of
 from common.tools.reproduce.comparison import compare_final, compare_rows, compare_weights
-from common.tools.reproduce.conclusion import exit_status_of, explanation_of, result_of
+from common.tools.reproduce.conclusion import (
+    Comparison,
+    exit_status_of,
+    explanation_of,
+    result_of,
+)
 from common.tools.reproduce.facts import differences_of
 from common.tools.reproduce.launching import command_of, environment_of, shown_command
 from common.tools.reproduce.past_run import PastRun, read_original, read_past_run
-from common.tools.reproduce.receipt import FORMAT, Reproduction, read_receipt, write_receipt
+from common.tools.reproduce.receipt import (
+    FORMAT,
+    FactDifference,
+    Reproduction,
+    read_receipt,
+    write_receipt,
+)
 from common.tools.reproduce.report import line_of, show_differences, show_plan, show_result
-from common.tools.tune.trial import TrialRun
 
 STOPPED = 130  # exit status after Ctrl-C
 
@@ -60,28 +71,21 @@ def reproduce(request: Request) -> int:
     if differences != expected:
         say("The new run recorded these differences:")
         show_differences(differences)
-    receipt = compare(request, past, new)
-    receipt = receipt.model_copy(
-        update={
-            "command": shown_command(command),
-            "commit": code.trees[0].commit,
-            "code": code.source,
-        }
-    )
-    receipt = receipt.model_copy(update={"line": line_of(receipt, new)})
+    comparison = compare(past, new, differences, request.tolerance)
+    receipt = make_receipt(request, past, new, comparison, code, command)
     write_receipt(request.output, receipt)
-    show_result(receipt, request.output)
-    return receipt.exit_status
+    show_result(comparison, receipt, request.output)
+    return comparison.exit_status
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Let SIGTERM act like Ctrl-C in the `with` block, and say how to go on after either."""
+    """Let SIGTERM act like Ctrl-C in the `with` block, and say how to continue after either."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     except KeyboardInterrupt:
-        say("stopped: go on with the same command")
+        say("stopped: continue with the same command")
         raise SystemExit(STOPPED) from None
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -134,12 +138,16 @@ def run_expected(past: PastRun, code: PlacedCode) -> PastRun:
     if environment.device_type != "cpu":
         device = torch.accelerator.current_accelerator() or device
     packages = installed_packages()
-    present = machine_facts().model_copy(
-        update={
-            "trees": code.trees,
-            "variables": past.attempt.variables,
-            "machines": 1,
-        }
+    machine = machine_facts()
+    present = Attempt(
+        global_step=0,
+        trees=code.trees,
+        packages=machine.packages,
+        libraries=machine.libraries,
+        processor=machine.processor,
+        cores=machine.cores,
+        system=machine.system,
+        variables=past.attempt.variables,
     )
     changes = {
         "device": device_name(device),
@@ -168,7 +176,7 @@ def train(
     say(f"training {shown_path(output)}")
     with (
         CONSOLE.status(output.name) as progress,
-        closing(TrialRun(command, output, environment)) as run,
+        closing(LaunchedRun(command, output, environment)) as run,
     ):
         for record in run.follow():
             progress.update(f"{output.name}  {record.last_step} of {past.last_step} updates")
@@ -177,7 +185,7 @@ def train(
     if not (output / CONFIG).is_file():
         raise UserError(
             f"the new run did not begin to train: {run.reason()}",
-            advice="mend what it says, and repeat the command",
+            advice="fix the reported error, then repeat the command",
         )
     new = read_past_run(output)
     if new.is_complete or is_far_enough(output, past):
@@ -187,7 +195,7 @@ def train(
         return new
     raise UserError(
         f"the new run ended at update {new.last_step} of {past.last_step}: {run.reason()}",
-        advice="mend what it says, and repeat the command, which goes on with it",
+        advice="fix the reported error, then repeat the command",
     )
 
 
@@ -199,24 +207,63 @@ def is_far_enough(output: Path, past: PastRun) -> bool:
     return new.is_complete or (not past.is_complete and new.last_step >= past.last_step)
 
 
-def compare(request: Request, past: PastRun, new: PastRun) -> Reproduction:
-    """Return the receipt with the comparison of both runs."""
+def compare(
+    past: PastRun, new: PastRun, differences: Sequence[FactDifference], tolerance: float
+) -> Comparison:
+    """Compare both runs, and draw the conclusion.
+
+    Args:
+        differences: the facts in which they differ.
+        tolerance: of the final figures; relative.
+    """
     rows = compare_rows(past, new)
     weights = compare_weights(past, new)
-    final = compare_final(past, new, request.tolerance)
+    final = compare_final(past, new, tolerance)
     result = result_of(rows, weights, final)
-    differences = differences_of(past, new)
-    gaps = past.gaps()
-    return new_receipt(request, past).model_copy(
-        update={
-            "result": result,
-            "exit_status": exit_status_of(result, differences),
-            "gaps": gaps,
-            "differences": differences,
-            "rows": rows,
-            "weights": weights,
-            "final": final,
-            "explanation": explanation_of(result, differences, gaps),
-            "processor": new.attempt.processor,
-        }
+    return Comparison(
+        rows=rows,
+        weights=weights,
+        final=final,
+        result=result,
+        exit_status=exit_status_of(result, differences),
+        explanation=explanation_of(result, differences, past.gaps()),
+        differences=[*differences],
+    )
+
+
+def make_receipt(
+    request: Request,
+    past: PastRun,
+    new: PastRun,
+    comparison: Comparison,
+    code: PlacedCode,
+    command: Sequence[str],
+) -> Reproduction:
+    """Return the receipt of a reproduction that is over.
+
+    Args:
+        command: that trained the new run.
+    """
+    commit = code.trees[0].commit
+    now = present_time()
+    return Reproduction(
+        format=FORMAT,
+        original=str(request.directory),
+        original_run_id=past.config.run_id,
+        flags=[*request.flags],
+        result=comparison.result,
+        exit_status=comparison.exit_status,
+        command=shown_command(command),
+        commit=commit,
+        code=code.source,
+        gaps=past.gaps(),
+        differences=comparison.differences,
+        rows=comparison.rows,
+        weights=comparison.weights,
+        final=comparison.final,
+        tolerance=request.tolerance,
+        explanation=comparison.explanation,
+        processor=new.attempt.processor,
+        began=now,
+        line=line_of(comparison, request.directory.name, new, commit, now),
     )

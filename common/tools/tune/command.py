@@ -75,7 +75,9 @@ def saved_settings(
     """
     if arguments.study is None:
         return None
-    settings = SearchSettings.read(arguments.study)
+    from common.tools.tune.records import read_settings  # pydantic takes long: not for --help
+
+    settings = read_settings(arguments.study)
     if settings is None:
         return None
     # A part that the command line leaves out stays as it was.
@@ -86,7 +88,7 @@ def saved_settings(
     )
     if is_changed:
         searched = f"{settings.recipe} {' '.join(settings.flags)}"
-        advice = "leave recipe and flags out to go on, or name another directory"
+        advice = "leave recipe and flags out to continue it, or name another directory"
         raise UserError(f"--study {arguments.study} searches {searched}", advice=advice)
     return settings
 
@@ -105,7 +107,7 @@ def new_settings(
         raise UserError(problem, advice="name a recipe first, such as recipes/resnet.py")
     if study is not None and study.is_dir() and any(study.iterdir()):
         raise UserError(
-            f"--study {study} is a folder that is not a search",
+            f"--study {study} is a folder without a search",
             advice="name another folder, or a new one",
         )
     return SearchSettings(recipe, tuple(flags), arguments.config_file)

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
@@ -12,15 +12,19 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from common.console import say
 from common.errors import UserError
-from common.json_files import write_json
 from common.objective import Objective
 from common.run_directory.directory import read_status
+from common.run_directory.records import CONFIG
 from common.system.platforms import command_line, quoted, shown_path
 from common.tools.compare.comparison import compare
 from common.tools.compare.readers import RunRecord, read_directory, read_runs
 from common.tools.compare.table import show
+from common.tools.launching.command import run_command
+from common.tools.launching.folder import working_in
+from common.tools.launching.launched_run import LaunchedRun
 from common.tools.recipe import Recipe, load_recipe
 from common.tools.tune.certainty import certainty_lines
+from common.tools.tune.records import write_settings
 from common.tools.tune.recovery import (
     STEPS_PER_EPOCH,
     TRIAL,
@@ -37,7 +41,6 @@ from common.tools.tune.study import (
     usable,
     with_defaults,
 )
-from common.tools.tune.trial import TrialRun, launch_command, working_in
 from common.track.names import describe, duration
 
 # If the first trials all fail, the command is wrong, and other values will not help.
@@ -61,7 +64,7 @@ def run_search(directory: Path, settings: SearchSettings) -> None:
     ):
         study = open_study(directory, recipe.objective, settings.prune, space)
         study = reconciled(directory, study, recipe, settings.prune, space, shared)
-        write_json(directory / "search.json", asdict(settings))
+        write_settings(directory, settings)
         search = Search(directory, settings, space, shared, recipe.objective, study)
         say(f"search: {len(study.trials)} of {settings.trials} trials begun in {directory}")
         search.run()
@@ -94,7 +97,7 @@ class Search:
             directory = self.directory_of(trial)
             started = time.monotonic()
             words = command_words(self.space, trial.params)
-            with closing(TrialRun(self.command(words, directory), directory)) as run:
+            with closing(LaunchedRun(self.command(words, directory), directory)) as run:
                 result = self.watch(trial, run)
             self.study.tell(trial, result.value, result.state)
             seconds = duration(time.monotonic() - started)
@@ -127,9 +130,9 @@ class Search:
         flags = [*words, *with_defaults(self.shared)]
         if "--keep-checkpoints" not in flags:  # many trials would fill the disk
             flags += ["--keep-checkpoints", "1"]
-        return launch_command(launcher_options, self.settings.recipe, flags, directory)
+        return run_command(launcher_options, self.settings.recipe, flags, directory)
 
-    def watch(self, trial: Trial, run: TrialRun) -> TrialResult:
+    def watch(self, trial: Trial, run: LaunchedRun) -> TrialResult:
         """Follow a trial's run to its end, or until the study prunes it.
 
         The study gets each evaluation of the run once. It prunes a trial that is worse than others
@@ -167,7 +170,7 @@ class Search:
             problem = f"{self.settings.recipe} evaluates on test data, which must not choose"
             self.refuse(trial, problem, "give its data a validation split")
 
-    def result_of(self, trial: Trial, run: TrialRun, record: RunRecord | None) -> TrialResult:
+    def result_of(self, trial: Trial, run: LaunchedRun, record: RunRecord | None) -> TrialResult:
         """Return the result of a trial whose run has ended.
 
         Args:
@@ -182,7 +185,7 @@ class Search:
         if status == "preempted":
             command = command_to_continue(self.directory)
             raise UserError(
-                f"{run.directory} was stopped from outside", advice=f"go on with {command}"
+                f"{run.directory} was stopped from outside", advice=f"continue with {command}"
             )
         if record is None or status != "finished":
             reason = run.reason()
@@ -226,7 +229,7 @@ def report(search: Search, recipe: Recipe) -> None:
 
     finished = finished_trials(search.study)
     # The user may have removed the directories of some trials.
-    ranked = [trial for trial in finished if (search.directory_of(trial) / "config.json").is_file()]
+    ranked = [trial for trial in finished if (search.directory_of(trial) / CONFIG).is_file()]
     if not ranked:
         raise UserError(
             "no trial finished", advice="pass a larger --trials, or a narrower range of values"

@@ -14,6 +14,7 @@ from common.errors import UserError
 from common.objective import Objective
 from common.sentences import as_user_error, writing
 from common.tools.recipe import Recipe
+from common.tools.tune.records import SEARCH_FILE
 from common.tools.tune.recovery import STEPS_PER_EPOCH, TrialsOnDisk, put_aside
 from common.tools.tune.space import Space
 
@@ -50,7 +51,7 @@ def open_study(directory: Path, objective: Objective, prune: bool, space: Space)
     saved_pairs = {pair for trial in trials for pair in trial.distributions.items()}
     if saved_pairs - set(space.items()):
         raise UserError(
-            f"{path} belongs to another search than {directory}/search.json",
+            f"{path} belongs to another search than {directory}/{SEARCH_FILE}",
             advice="move the file that does not belong here to another folder",
         )
     study.set_user_attr("objective", str(objective))

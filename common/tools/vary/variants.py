@@ -16,12 +16,14 @@ from optuna.distributions import CategoricalDistribution
 
 from common.console import CONSOLE, say
 from common.errors import UserError
-from common.json_files import read_json_if_there, write_json
 from common.run_directory.standing import present_status
 from common.system.platforms import shown_path
+from common.tools.launching.command import options_for, run_command
+from common.tools.launching.folder import LOCK, working_in
+from common.tools.launching.launched_run import LaunchedRun
 from common.tools.recipe import load_recipe
 from common.tools.tune.space import Space, command_words, parse_space
-from common.tools.tune.trial import TrialRun, launch_command, working_in
+from common.tools.vary.records import read_command, write_command
 from common.tools.vary.report import report
 from common.track.names import precision_name
 
@@ -49,11 +51,7 @@ class Variant:
         flags = [*self.flags, *shared]
         if seed:  # 0 is the default, and with one seed `flags` may have a --seed of its own
             flags += ["--seed", str(seed)]
-        launcher_options: list[str] = []
-        if self.processes != "1":
-            launcher_options = ["--multi_gpu", "--num_processes", self.processes]
-            launcher_options += ["--main_process_port", "0"]  # any free port
-        return launch_command(launcher_options, recipe, flags, directory)
+        return run_command(options_for(int(self.processes)), recipe, flags, directory)
 
     def directory(self, parent: Path, seed: int) -> Path:
         """Return the directory of the run with a seed.
@@ -124,7 +122,7 @@ def refuse_seeds(seeds: int, *, sets_seed: bool) -> None:
     """
     if seeds > 1 and sets_seed:
         raise UserError(
-            f"--seeds {seeds} sets --seed to 0 to {seeds - 1}", advice="leave --seed out"
+            f"--seeds {seeds} already sets --seed (0 to {seeds - 1})", advice="leave --seed out"
         )
     if seeds < 1:
         raise UserError(f"--seeds {seeds} can't work", advice="give 1 or more")
@@ -210,24 +208,22 @@ def claim(directory: Path, command: list[str]) -> None:
     """Mark a directory as that of a command, so that only the same command continues in it.
 
     Raises:
-        UserError: the directory has files, and they are not of this command.
+        UserError: the directory has files, and they are not of this command or are damaged.
     """
-    claimed = read_json_if_there(directory / "vary.json")
-    content = {"asked": command}
-    # `working_in` has made the lock already.
-    if claimed != content and set(os.listdir(directory)) - {".lock"}:
+    is_new = not set(os.listdir(directory)) - {LOCK}  # `working_in` has made the lock already
+    if read_command(directory) != command and not is_new:
         raise UserError(
-            f"{directory} has files of something else than these variants",
+            f"{directory} contains files that this command did not write",
             advice="name another --output-dir",
         )
-    write_json(directory / "vary.json", content)
+    write_command(directory, command)
 
 
 def run_one(command: list[str], directory: Path) -> bool:
     """Run a variant with one seed to its end, and return whether it finished."""
     with (
         CONSOLE.status(directory.name) as progress,
-        closing(TrialRun(command, directory)) as run,
+        closing(LaunchedRun(command, directory)) as run,
     ):
         for record in run.follow():
             steps = f"{record.last_step} of {record.saved_config.plan.total_steps} updates"

@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from common.errors import UserError
-from common.tools.tune.trial import launch_command
+from common.tools.launching.command import run_command
 from common.tools.vary.command import main
-from common.tools.vary.variants import name_of, title_of
+from common.tools.vary.records import VARY_FILE, read_command
+from common.tools.vary.variants import claim, name_of, title_of
 from tests.unit.tools.tune.test_search import STUB
 
 pytestmark = pytest.mark.usefixtures("forking_python")  # for the variants
@@ -69,7 +71,7 @@ def test_variants_are_run_once_and_compared_over_seeds(
     assert (folder / "picture.png").stat().st_size > 10_000
     assert "best accuracy" in capsys.readouterr().out
     other = [str(STUB), "--learning-rate", "0.1,0.02", "--output-dir", str(folder)]
-    with pytest.raises(UserError, match="has files of something else"):
+    with pytest.raises(UserError, match="contains files that this command did not write"):
         main(other)
 
 
@@ -119,6 +121,41 @@ def test_mistakes_are_found_before_any_run(
     assert [*tmp_path.iterdir()] == []
 
 
+def test_folder_in_use_is_refused_with_the_flag_of_this_tool(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tool has no flag --study."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "v"
+    folder.mkdir()
+    arguments = [str(STUB), "--epochs", "1", "--output-dir", "v"]
+    with (
+        FileLock(folder / ".lock"),
+        pytest.raises(UserError, match=r"name another directory with --output-dir$"),
+    ):
+        main(arguments)
+
+
+def test_record_of_another_version_or_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An older version wrote the command under another key. Other contents are damage."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "v"
+    folder.mkdir()
+    command = ["r.py", "--epochs", "1"]
+    claim(folder, command)
+    assert read_command(folder) == command
+    record = folder / VARY_FILE
+    record.write_text('{"asked": ["r.py", "--epochs", "1"]}')
+    claim(folder, command)
+    assert '"command"' in record.read_text()
+    for damaged in ("{}", '{"command": "r.py"}', '{"command": [1]}', "[]", "half"):
+        record.write_text(damaged)
+        with pytest.raises(UserError, match=f"{VARY_FILE} .*: put a whole copy of it back"):
+            claim(folder, command)
+
+
 def test_recipe_must_come_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Otherwise the value of a flag would be taken for the recipe."""
     monkeypatch.chdir(tmp_path)
@@ -163,7 +200,7 @@ def test_titles_of_variants_have_flags_and_values() -> None:
 
 def test_several_processes_use_accelerate_launch(tmp_path: Path) -> None:
     """A single process is started directly."""
-    alone = launch_command([], "r.py", ["--x", "1"], tmp_path)
-    several = launch_command(["--num_processes", "2"], "r.py", ["--x", "1"], tmp_path)
+    alone = run_command([], "r.py", ["--x", "1"], tmp_path)
+    several = run_command(["--num_processes", "2"], "r.py", ["--x", "1"], tmp_path)
     assert alone[1:4] == ["r.py", "--x", "1"]
     assert several[3:] == ["launch", "--num_processes", "2", *alone[1:]]

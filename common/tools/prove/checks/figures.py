@@ -1,20 +1,24 @@
 """Checks logged figures: losses, metrics, samples and speed, computed again from the batches."""
 
-import json
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, median
-from typing import Any
+
+from pydantic import JsonValue
 
 from common.objective import PREFIXES
 from common.tools.prove.bench import Bench, Cause, Check, Verdict, failed
-from common.tools.prove.comparison import notes_of, number_of, run_of, ways_of
-from common.tools.prove.observation import Evaluated, Note, ObservedRun, Recorded
+from common.tools.prove.comparison import run_of, ways_of
+from common.tools.prove.notes import Interval, Outcome, TrainingLoss, TrainingMode
+from common.tools.prove.observation import Evaluated, ObservedRun, Recorded
 from common.tools.prove.outcomes import Reading, judge, readings_of
+from common.tools.prove.results import Results
 from common.tools.prove.steady import steady_run
+from common.tools.rows import Row, number_or_none, step_of
+from common.track.names import THROUGHPUT
 
 ROWS = 1e-5  # relative tolerance of rows; the run adds up in another order
 SMALL_ROWS = 1e-6
@@ -67,16 +71,10 @@ def verdict_of(causes: Sequence[Cause], counts: Counts) -> Verdict:
 # The rows of training
 
 
-def rows_of(run: ObservedRun) -> list[dict[str, Any]]:
-    """Return the rows of a run's `metrics.jsonl`."""
-    text = (run.directory / "metrics.jsonl").read_text(encoding="utf-8")
-    return [json.loads(line) for line in text.splitlines()]
-
-
 def wrong_rows(run: ObservedRun, counts: Counts) -> Iterator[Cause]:
     """Yield a cause for the first row that is not the mean of what the loop recorded."""
-    rows = [row for row in rows_of(run) if "train/loss" in row]
-    steps = [0, *(int(row["progress/global_step"]) for row in rows)]
+    rows = [row for row in Results(run.directory).rows if "train/loss" in row]
+    steps = [0, *map(step_of, rows)]
     for (before, step), row in zip(pairwise(steps), rows, strict=True):
         expected = means_between(run, before, step)
         expected["progress/samples"] = float(step * run.started.samples_per_update)
@@ -84,13 +82,27 @@ def wrong_rows(run: ObservedRun, counts: Counts) -> Iterator[Cause]:
             if name not in row:
                 continue
             counts.figures += 1
-            if not math.isclose(row[name], value, rel_tol=ROWS, abs_tol=SMALL_ROWS):
+            logged = number_or_nan(row[name])
+            if not is_mean(logged, value):
                 yield Cause(
-                    f"{name} of update {step} was logged as {row[name]:.6g}, but the mean of what "
+                    f"{name} of update {step} was logged as {logged:.6g}, but the mean of what "
                     f"the loop recorded is {value:.6g}",
                     ADVICE_OF_LOSS,
                 )
                 return
+
+
+def number_or_nan(value: JsonValue) -> float:
+    """Return a figure that was logged; NaN for null, which stands for NaN and infinities."""
+    number = number_or_none(value)
+    return math.nan if number is None else number
+
+
+def is_mean(logged: float, expected: float) -> bool:
+    """Whether a logged figure is a mean, within the tolerance; NaN stands for infinities, too."""
+    if math.isnan(logged):
+        return not math.isfinite(expected)
+    return math.isclose(logged, expected, rel_tol=ROWS, abs_tol=SMALL_ROWS)
 
 
 def means_between(run: ObservedRun, before: int, step: int) -> dict[str, float]:
@@ -213,9 +225,9 @@ def losses_of_ranks(run: ObservedRun) -> dict[Place, dict[int, list[float]]]:
     values = defaultdict(lambda: defaultdict(list))
     for launch in run.launches:
         calls: defaultdict[Place, int] = defaultdict(int)
-        for note in notes_of(launch, "training_loss"):
-            place = note.step, int(number_of(note, "micro_batch"))
-            values[place][calls[place]].append(number_of(note, "value"))
+        for loss in launch.of(TrainingLoss):
+            place = loss.step, loss.micro_batch
+            values[place][calls[place]].append(loss.value)
             calls[place] += 1
     return {place: dict(by_call) for place, by_call in values.items()}
 
@@ -225,11 +237,7 @@ def losses_of_ranks(run: ObservedRun) -> dict[Place, dict[int, list[float]]]:
 
 def training_modes(run: ObservedRun) -> Iterator[Cause]:
     """Yield a cause if layers are in training mode in an evaluation."""
-    layers = {
-        str(note.values["layer"])
-        for launch in run.launches
-        for note in notes_of(launch, "training_mode")
-    }
+    layers = {record.layer for _, record in run.all(TrainingMode)}
     if layers:
         yield Cause(
             f"the model is in training mode in the evaluation, so {' and '.join(sorted(layers))} "
@@ -286,32 +294,27 @@ def logged_figures(run: ObservedRun, evaluated: Evaluated) -> dict[str, float]:
     if evaluated.phase == "rehearsal":
         return evaluated.figures if run.world_size == 1 else {}
     prefix = PREFIXES[evaluated.split]
+    results = Results(run.directory)
+    logged: Row = {}
     if evaluated.phase == "final":
-        logged = json.loads((run.directory / "summary.json").read_text(encoding="utf-8"))
+        logged = results.final_figures
     else:
-        logged = {}
-        for row in rows_of(run):
-            if row["progress/global_step"] == evaluated.step:
+        for row in results.rows:
+            if step_of(row) == evaluated.step:
                 logged |= row
     figures = {}
     for name, value in evaluated.figures.items():
-        figures[name] = float(logged.get(f"{prefix}/{name}", value))
+        figures[name] = number_or_nan(logged.get(f"{prefix}/{name}", value))
     return figures
 
 
 def readings_of_evaluation(run: ObservedRun, evaluated: Evaluated) -> list[Reading]:
     """Return all passes over the split of one evaluation."""
-    ranks: list[list[Note]] = []
+    place = (evaluated.step, evaluated.phase, evaluated.split)
+    ranks: list[list[Outcome]] = []
     for launch in run.of_launch(0):
-        ranks.append(
-            [
-                note
-                for note in notes_of(launch, "outcome")
-                if note.step == evaluated.step
-                and note.values["phase"] == evaluated.phase
-                and note.values["split"] == evaluated.split
-            ]
-        )
+        outcomes = launch.of(Outcome)
+        ranks.append([each for each in outcomes if (each.step, each.phase, each.split) == place])
     return readings_of(ranks)
 
 
@@ -320,21 +323,20 @@ def readings_of_evaluation(run: ObservedRun, evaluated: Evaluated) -> list[Readi
 
 def wrong_speeds(run: ObservedRun, counts: Counts) -> Iterator[Cause]:
     """Yield a cause if the logged speed is not that of the bench's own clock."""
-    rows = {int(row["progress/global_step"]): row for row in rows_of(run)}
+    rows = {step_of(row): row for row in Results(run.directory).rows}
     per_update = run.started.samples_per_update
     ratios = []
-    for note in notes_of(run.launches[0], "interval"):
-        after = int(number_of(note, "after"))
-        # The note was written at the log line itself, when the update had been counted.
-        row = rows.get(note.step, {})
-        speed = row.get("perf/samples_per_second")
-        if speed and after >= FIRST_UPDATES:
-            samples = (note.step - after) * per_update
-            ratios.append(speed * number_of(note, "seconds") / samples)
+    for interval in run.launches[0].of(Interval):
+        # The record was written at the log line itself, when the update had been counted.
+        row = rows.get(interval.step, {})
+        speed = number_or_none(row.get(THROUGHPUT))
+        if speed and interval.after >= FIRST_UPDATES:
+            samples = (interval.step - interval.after) * per_update
+            ratios.append(speed * interval.seconds / samples)
     counts.figures += len(ratios)
     if ratios and abs(median(ratios) - 1) > SPEED:
         yield Cause(
-            f"perf/samples_per_second times the seconds of the clock is {median(ratios):.2f} times "
+            f"{THROUGHPUT} times the seconds of the clock is {median(ratios):.2f} times "
             "the number of samples",
             "let the loop take each batch from run.batches(train_loader), which counts its samples",
         )

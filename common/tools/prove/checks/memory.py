@@ -6,8 +6,8 @@ from itertools import pairwise
 from statistics import median
 
 from common.tools.prove.bench import Bench, Check, Verdict
-from common.tools.prove.comparison import notes_of
-from common.tools.prove.observation import Note, ObservedRun
+from common.tools.prove.notes import GrowingTensors, MemoryInUse
+from common.tools.prove.observation import ObservedRun
 from common.tools.prove.steady import steady_run
 
 MEBIBYTE = 2**20
@@ -54,7 +54,7 @@ def answer(bench: Bench) -> Verdict:
 
 def verdict_of(run: ObservedRun) -> Verdict:
     """Judge the growth of each kind of memory, and name the tensors that grow in number."""
-    notes = notes_of(run.launches[0], "memory")
+    notes = run.launches[0].of(MemoryInUse)
     notes = notes[len(notes) // 3 :]  # the first third is warming up
     if len(notes) < LEAST_POINTS:
         return Verdict(None, "the run is too short to tell growth from warming up")
@@ -63,7 +63,7 @@ def verdict_of(run: ObservedRun) -> Verdict:
         f"{WORDS[growth.kind]} {growth.slope:+.4f} MiB an update (at most {MOST[growth.kind]})"
         for growth in growths
     )
-    causes = [growing_tensors(note) for note in notes_of(run.launches[0], "growing")]
+    causes = [growth_in_words(tensors) for tensors in run.launches[0].of(GrowingTensors)]
     too_much = [growth for growth in growths if growth.is_too_much]
     if not too_much:
         return Verdict(True, f"updates {notes[0].step} to {notes[-1].step}: {compared}")
@@ -75,20 +75,16 @@ def verdict_of(run: ObservedRun) -> Verdict:
     return Verdict(False, compared, tuple(causes), ADVICE)
 
 
-def growths_of(notes: Sequence[Note]) -> list[Growth]:
+def growths_of(notes: Sequence[MemoryInUse]) -> list[Growth]:
     """Return the growth of each kind of memory that was measured."""
-    measured: dict[str, list[float]] = {"tensors": []}
-    for note in notes:
-        size = number(note, "tensor_bytes") or 0.0
-        count = number(note, "tensors") or 0.0
-        measured["tensors"].append(size + count * BYTES_OF_TENSOR)
-    kinds = ["device", "in_use"]
-    if number(notes[0], "in_use") is None:
-        kinds[1] = "resident"
-    for kind in kinds:
-        known = [value for note in notes if (value := number(note, kind)) is not None]
-        if len(known) == len(notes):
-            measured[kind] = known
+    measured: dict[str, list[float]] = {
+        "tensors": [note.tensor_bytes + note.tensors * BYTES_OF_TENSOR for note in notes]
+    }
+    measured |= complete("device", [note.device for note in notes])
+    if notes[0].in_use is None:
+        measured["resident"] = [note.resident for note in notes]
+    else:
+        measured |= complete("in_use", [note.in_use for note in notes])
     steps = [float(note.step) for note in notes]
     growths = []
     for kind, values in measured.items():
@@ -97,6 +93,12 @@ def growths_of(notes: Sequence[Note]) -> list[Growth]:
         # Single jumps and drops, such as those at the end of an epoch, don't move the median.
         growths.append(Growth(kind, median(slopes), rises))
     return growths
+
+
+def complete(kind: str, sizes: Sequence[int | None]) -> dict[str, list[float]]:
+    """Return the sizes of a kind of memory under its name; nothing if one was not measured."""
+    known = [float(size) for size in sizes if size is not None]
+    return {kind: known} if len(known) == len(sizes) else {}
 
 
 def slopes_between(places: Sequence[float], values: Sequence[float]) -> list[float]:
@@ -108,21 +110,12 @@ def slopes_between(places: Sequence[float], values: Sequence[float]) -> list[flo
     ]
 
 
-def number(note: Note, name: str) -> float | None:
-    """Return a number of a note; None if it was not measured."""
-    value = note.values[name]
-    return float(value) if isinstance(value, int | float) else None
-
-
-def growing_tensors(note: Note) -> str:
-    """Return what a note says of tensors that become more."""
-    values = note.values
-    shape = values["shape"]
-    assert isinstance(shape, list)
-    size = " × ".join(str(length) for length in shape) or "a single value"
+def growth_in_words(tensors: GrowingTensors) -> str:
+    """Return which tensors become more, by how much, and who holds them."""
+    size = " × ".join(str(length) for length in tensors.shape) or "a single value"
     return (
-        f"tensors of {values['dtype']} [{size}] became more by {values['more']}, to "
-        f"{values['count']}, held by {values['holder']}"
+        f"tensors of {tensors.dtype} [{size}] became more by {tensors.more}, to {tensors.count}, "
+        f"held by {tensors.holder}"
     )
 
 

@@ -1,5 +1,6 @@
 """Checks that two processes make the updates of one, also when the number changes on a resume."""
 
+from common.tools.launching.command import FSDP2_VARIABLES
 from common.tools.prove.bench import (
     Bench,
     Cause,
@@ -10,7 +11,6 @@ from common.tools.prove.bench import (
     skipped,
 )
 from common.tools.prove.comparison import (
-    Mixers,
     Way,
     Ways,
     drawn_generators,
@@ -19,6 +19,7 @@ from common.tools.prove.comparison import (
     ways_of,
 )
 from common.tools.prove.instruments.updates import COMPARED_UPDATE
+from common.tools.prove.notes import Mixers
 from common.tools.prove.observation import ObservedRun
 from common.tools.prove.pairs import (
     Pair,
@@ -32,8 +33,6 @@ from common.tools.prove.pairs import (
 )
 
 STOPPED_AFTER = COMPARED_UPDATE - 1  # so that the resumed run makes the update that is compared
-# The launcher's variables for FSDP2, as `accelerate_configs/fsdp2_bf16.yaml` sets them.
-SHARDED = (("ACCELERATE_USE_FSDP", "true"), ("FSDP_VERSION", "2"))
 
 
 def answer(bench: Bench) -> Verdict:
@@ -62,7 +61,7 @@ def answer(bench: Bench) -> Verdict:
 def answer_sharded(bench: Bench) -> Verdict:
     """Compare one process with two that divide the weights among them by FSDP2."""
     ways = ways_of(bench)
-    sharded = run_of(bench, "sharded", ways.distributed, environment=SHARDED)
+    sharded = run_of(bench, "sharded", ways.distributed, environment=tuple(FSDP2_VARIABLES.items()))
     single, way = run_on_one(bench, ways, mixers_of(sharded))
     return verdict_of(Pair(single, sharded, way, ways.distributed))
 

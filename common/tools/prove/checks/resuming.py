@@ -5,7 +5,8 @@ import random
 from common.tools.prove.bench import Bench, Check, Interruption, RunSpec, Verdict, failed
 from common.tools.prove.causes import causes_of_resume
 from common.tools.prove.differences import first_difference
-from common.tools.prove.observation import Evaluated, Interrupted, Manner, ObservedRun, Saved
+from common.tools.prove.observation import Evaluated, Interrupted, ObservedRun, Saved
+from common.tools.prove.observed import Manner
 from common.tools.prove.results import Results, differences_of_results
 
 MANNERS: tuple[Manner, ...] = ("update", "update", "save", "evaluation", "stop")

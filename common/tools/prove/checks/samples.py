@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from common.tools.prove.bench import Bench, Cause, Check, RunFailedError, Verdict, failed
 from common.tools.prove.checks.resuming import interrupted_spec
-from common.tools.prove.comparison import notes_of, number_of, numbers_of, run_of, ways_of
+from common.tools.prove.comparison import run_of, ways_of
+from common.tools.prove.notes import NotGiven, UnusedRows
 from common.tools.prove.observation import (
     Evaluated,
     EvaluationBatch,
@@ -152,24 +153,20 @@ def wrong_epochs(run: ObservedRun) -> Iterator[Cause]:
 
 def rows_not_given(run: ObservedRun) -> Iterator[Cause]:
     """Yield a cause if the model gets fewer samples than a batch has."""
-    notes = [note for launch in run.launches for note in notes_of(launch, "not_given")]
-    if notes:
-        rows = int(number_of(notes[0], "rows"))
-        samples = int(number_of(notes[0], "samples"))
+    for _, first in run.all(NotGiven):
         yield Cause(
-            f"the model gets only {rows} of the {samples} samples of a batch, first in update "
-            f"{notes[0].step + 1}",
+            f"the model gets only {first.rows} of the {first.samples} samples of a batch, first in "
+            f"update {first.step + 1}",
             ADVICE_TRAINING,
         )
+        return
 
 
 def rows_without_gradient(run: ObservedRun) -> Iterator[Cause]:
     """Yield a cause if the loss never depends on some positions of a batch."""
     unused_by_size: defaultdict[int, list[set[int]]] = defaultdict(list)  # a set for each batch
-    for launch in run.launches:
-        for note in notes_of(launch, "rows"):
-            unused = {int(row) for row in numbers_of(note, "unused")}
-            unused_by_size[int(number_of(note, "samples"))].append(unused)
+    for _, record in run.all(UnusedRows):
+        unused_by_size[record.samples].append({*record.unused})
     for size, unused_by_batch in unused_by_size.items():
         never_used = set.intersection(*unused_by_batch)
         if len(unused_by_batch) >= LEAST_BATCHES and 0 < len(never_used) < size:

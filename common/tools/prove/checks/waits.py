@@ -5,7 +5,7 @@ from collections import defaultdict
 from pathlib import Path
 
 from common.tools.prove.bench import Bench, Check, RunSpec, Verdict
-from common.tools.prove.comparison import notes_of
+from common.tools.prove.notes import Wait
 from common.tools.prove.observation import ObservedRun
 
 UPDATES = 12
@@ -33,16 +33,9 @@ def answer(bench: Bench) -> Verdict:
 def verdict_of(run: ObservedRun) -> Verdict:
     """Name each line that waits between log lines."""
     updates_by_place: defaultdict[tuple[str, int, str], set[int]] = defaultdict(set)
-    for launch in run.launches:
-        for note in notes_of(launch, "wait"):
-            if note.step < FIRST or note.values["is_logged"]:
-                continue
-            place = (
-                str(note.values["file"]),
-                int(str(note.values["line"])),
-                str(note.values["operation"]),
-            )
-            updates_by_place[place].add(note.step)
+    for _, wait in run.all(Wait):
+        if wait.step >= FIRST and not wait.is_logged:
+            updates_by_place[wait.file, wait.line, wait.operation].add(wait.step)
     # Updates FIRST to UPDATES - 1, without those that end with a log line.
     watched = sum(1 for step in range(FIRST, UPDATES) if (step + 1) % LOG_EVERY)
     causes = []

@@ -1,16 +1,18 @@
 """Measures the time between two log lines by a clock of its own, for comparison with the speed.
 
-- `interval`: the seconds from the end of one log line to the beginning of the next, and whether an
-  evaluation or a save came between them.
+It writes an `Interval` at the beginning of a log line, for the time since the end of the last one.
+If an evaluation or a save came between them, it writes nothing.
 """
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import AbstractContextManager, contextmanager
+
+from torch import nn
 
 from common.measure.meters import Meters
 from common.run import Run
+from common.tools.prove.notes import Interval
 from common.tools.prove.session import Session
 
 
@@ -30,24 +32,31 @@ class Clock:
         self.first_step = 0  # the update of that line
         self.is_pure = True  # whether there were only updates since then
 
-    def logging(self, original: Callable[..., dict[str, float]], meters: Meters) -> Any:
+    def logging(
+        self, original: Callable[[Meters], dict[str, float]], meters: Meters
+    ) -> dict[str, float]:
         """Note the time since the last log line."""
         now = time.perf_counter()
         step = self.session.step
         if self.began is not None and self.is_pure:
-            self.session.note("interval", after=self.first_step, seconds=now - self.began)
+            self.session.write(Interval(step=step, after=self.first_step, seconds=now - self.began))
         figures = original(meters)
         self.is_pure = True
         self.first_step = step
         self.began = time.perf_counter()
         return figures
 
-    def saving(self, original: Callable[..., None], run: Run) -> None:
+    def saving(self, original: Callable[[Run], None], run: Run) -> None:
         self.is_pure = False
         original(run)
 
     @contextmanager
-    def evaluating(self, original: Callable[..., Any], run: Run, model: Any) -> Iterator[Any]:
+    def evaluating(
+        self,
+        original: Callable[[Run, nn.Module], AbstractContextManager[nn.Module]],
+        run: Run,
+        model: nn.Module,
+    ) -> Iterator[nn.Module]:
         self.is_pure = False
         with original(run, model) as bare_model:
             yield bare_model

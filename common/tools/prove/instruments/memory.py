@@ -1,8 +1,8 @@
 """Measures memory at every fifth update: of the process, of its allocator, and of live tensors.
 
-- `memory`: what is in use after an update. The allocator's figure is exact to the byte, where the
-  system's C library reports it. Resident memory includes what the allocator keeps for later.
-- `growing`: after the last update, a kind of tensor of which there are ever more, and who holds it.
+It writes `MemoryInUse`. The allocator's figure is exact to the byte, where the system's C library
+reports it. Resident memory includes what the allocator keeps for later. After the last update, it
+writes `GrowingTensors` for each kind of tensor of which there are ever more.
 """
 
 import ctypes
@@ -20,6 +20,7 @@ import torch
 from common.run import Run
 from common.system.devices import allocated_bytes
 from common.tools.prove.instruments.holders import holder_of
+from common.tools.prove.notes import GrowingTensors, MemoryInUse
 from common.tools.prove.session import Session
 
 EVERY = 5  # updates; a log line must come with each, because sums are folded there
@@ -42,7 +43,7 @@ class MemoryNotes:
         self.first_step = 0
 
     def recording(
-        self, original: Callable[..., None], run: Run, *positional: Any, **named: Any
+        self, original: Callable[..., None], run: Run, *positional: object, **named: object
     ) -> None:
         """Measure after a micro-batch that ended an update."""
         step = run.progress.global_step
@@ -57,13 +58,15 @@ class MemoryNotes:
         gc.collect()
         tensors = live_tensors()
         kinds = Counter(kind_of(tensor) for tensor in tensors)
-        self.session.note(
-            "memory",
-            resident=self.process.memory_info().rss,
-            in_use=bytes_in_use(),
-            device=allocated_bytes(run.device),
-            tensors=len(tensors),
-            tensor_bytes=bytes_of(tensors),
+        self.session.write(
+            MemoryInUse(
+                step=step,
+                resident=self.process.memory_info().rss,
+                in_use=bytes_in_use(),
+                device=allocated_bytes(run.device),
+                tensors=len(tensors),
+                tensor_bytes=bytes_of(tensors),
+            )
         )
         if self.first_kinds is None:
             self.first_kinds = kinds
@@ -84,13 +87,15 @@ class MemoryNotes:
                 continue
             examples = [tensor for tensor in tensors if kind_of(tensor) == kind]
             dtype, shape = kind
-            self.session.note(
-                "growing",
-                dtype=dtype,
-                shape=[*shape],
-                count=count,
-                more=more,
-                holder=holder_of(examples, sys._getframe(), folder),
+            self.session.write(
+                GrowingTensors(
+                    step=step,
+                    dtype=dtype,
+                    shape=[*shape],
+                    count=count,
+                    more=more,
+                    holder=holder_of(examples, sys._getframe(), folder),
+                )
             )
 
 

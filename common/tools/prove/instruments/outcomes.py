@@ -3,9 +3,8 @@
 The functions of torch that compute losses see what a model gave for which samples. From these
 outcomes, a check computes the figures of an evaluation again.
 
-- `outcome`: a loss function was called for a batch of an evaluation.
-- `training_loss`: a loss function was called in training.
-- `training_mode`: a layer that acts differently in training was in that mode in an evaluation.
+It writes an `Outcome` for each call of a loss function in an evaluation, a `TrainingLoss` for each
+call in training, and `TrainingMode` for a layer that is in the wrong mode.
 """
 
 import itertools
@@ -21,7 +20,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.module import register_module_forward_pre_hook
 
+from common.data.batch import Batch, Work
 from common.data.loader import Loader
+from common.data.workers import MicroBatches
+from common.tools.prove.notes import Outcome, RowOutcomes, TrainingLoss, TrainingMode
+from common.tools.prove.observed import Phase
 from common.tools.prove.session import Session
 
 CLASS_LOSSES = ("cross_entropy", "nll_loss")
@@ -57,8 +60,13 @@ class Outcomes:
         self.told: set[tuple[int, str]] = set()  # readings and layers in training mode
 
     def make_batches(
-        self, original: Any, loader: Loader, micro_batches: Any, epoch: int | None, first: int = 0
-    ) -> Iterator[Any]:
+        self,
+        original: Callable[..., Iterator[tuple[Batch, Work]]],
+        loader: Loader,
+        micro_batches: MicroBatches,
+        epoch: int | None,
+        first: int = 0,
+    ) -> Iterator[tuple[Batch, Work]]:
         """Yield the batches of a loader; remember the one that an evaluation uses."""
         batches = original(loader, micro_batches, epoch, first)
         if epoch is not None or not self.is_started:
@@ -80,27 +88,30 @@ class Outcomes:
         return run is not None and run.stages.started is not None
 
     @property
-    def phase(self) -> str:
+    def phase(self) -> Phase:
         """The phase of the evaluation; outside of `run.evaluating`, there is no other answer."""
         return self.session.phase or "validation"
 
     def name_of(self, loader: Loader) -> str:
         """Return the split of a loader."""
+        assert self.session.run is not None
         loaders = self.session.run.all_loaders
         return next((name for name, other in loaders.items() if other is loader), "")
 
-    def entering(self, module: nn.Module, inputs: Any) -> None:
+    def entering(self, module: nn.Module, inputs: object) -> None:
         """Note a layer that is in training mode in an evaluation."""
         if self.batch is None or not module.training or not acts_differently(module):
             return
         layer = type(module).__name__
         if (self.batch.reading, layer) not in self.told:
             self.told.add((self.batch.reading, layer))
-            self.session.note(
-                "training_mode",
-                phase=self.phase,
-                split=self.batch.split,
-                layer=layer,
+            self.session.write(
+                TrainingMode(
+                    step=self.session.step,
+                    phase=self.phase,
+                    split=self.batch.split,
+                    layer=layer,
+                )
             )
 
     def computing_loss(
@@ -119,24 +130,33 @@ class Outcomes:
         value = float(result.detach().double().mean())
         if self.batch is None:
             if result.requires_grad:
-                micro_batch = self.session.micro_batch
-                self.session.note(
-                    "training_loss", function=function, value=value, micro_batch=micro_batch
+                self.session.write(
+                    TrainingLoss(
+                        step=self.session.step,
+                        function=function,
+                        value=value,
+                        micro_batch=self.session.micro_batch,
+                    )
                 )
             return result
-        batch = self.batch
-        values: dict[str, Any] = {
-            "phase": self.phase,
-            "split": batch.split,
-            "reading": batch.reading,
-            "samples": batch.samples,
-            "function": function,
-            "value": value,
-        }
-        if target.ndim and len(target) == len(batch.samples):
-            values["losses"] = self.losses_of_rows(original, input, target, rest, named)
-            values |= outcomes_of_rows(function, input.detach(), target.detach())
-        self.session.note("outcome", **values)
+        losses = None
+        of_rows = RowOutcomes()
+        if target.ndim and len(target) == len(self.batch.samples):
+            losses = self.losses_of_rows(original, input, target, rest, named)
+            of_rows = outcomes_of_rows(function, input.detach(), target.detach())
+        self.session.write(
+            Outcome(
+                step=self.session.step,
+                phase=self.phase,
+                split=self.batch.split,
+                reading=self.batch.reading,
+                samples=self.batch.samples,
+                function=function,
+                value=value,
+                losses=losses,
+                of_rows=of_rows,
+            )
+        )
         return result
 
     def losses_of_rows(
@@ -166,38 +186,41 @@ def acts_differently(module: nn.Module) -> bool:
     return isinstance(module, _BatchNorm)
 
 
-def outcomes_of_rows(function: str, input: torch.Tensor, target: torch.Tensor) -> dict[str, Any]:
-    """Return what a model's outputs say of each sample.
+def outcomes_of_rows(function: str, input: torch.Tensor, target: torch.Tensor) -> RowOutcomes:
+    """Return what a model's outputs say of each sample; nothing for targets of another kind.
 
-    Returns:
-        `hits`: the share of each sample's elements that are classified correctly, or `squares` and
-        `distances`: its mean squared and absolute errors. With one class for each sample, also
-        `predicted`, `labels`, and the number of `classes`. Empty for targets of another kind.
+    Args:
+        function: the name of the loss function.
+        input: the model's outputs, [samples, classes, ...] or of the target's shape.
+        target: [samples, ...].
     """
     rows = len(target)
     if function in CLASS_LOSSES and not target.is_floating_point() and input.ndim > 1:
         if bool((target == IGNORED).any()):
-            return {}
+            return RowOutcomes()
         predicted = input.argmax(1)
-        values: dict[str, Any] = {"hits": means_of_rows((predicted == target).double(), rows)}
-        if target.ndim == 1:
-            values["predicted"] = predicted.tolist()
-            values["labels"] = target.tolist()
-            values["classes"] = input.shape[1]
-        return values
+        hits = means_of_rows((predicted == target).double(), rows)
+        if target.ndim != 1:
+            return RowOutcomes(hits=hits)
+        return RowOutcomes(
+            hits=hits,
+            predicted=predicted.tolist(),
+            labels=target.tolist(),
+            classes=input.shape[1],
+        )
     if input.shape != target.shape:
-        return {}
+        return RowOutcomes()
     if function in BINARY_LOSSES:
         threshold = 0.0 if function == "binary_cross_entropy_with_logits" else 0.5
         is_hit = (input > threshold) == (target > 0.5)
-        return {"hits": means_of_rows(is_hit.double(), rows)}
+        return RowOutcomes(hits=means_of_rows(is_hit.double(), rows))
     if function in DISTANCES:
         errors = input.double() - target.double()
-        return {
-            "squares": means_of_rows(errors.square(), rows),
-            "distances": means_of_rows(errors.abs(), rows),
-        }
-    return {}
+        return RowOutcomes(
+            squares=means_of_rows(errors.square(), rows),
+            distances=means_of_rows(errors.abs(), rows),
+        )
+    return RowOutcomes()
 
 
 def means_of_rows(elements: torch.Tensor, rows: int) -> list[float]:

@@ -3,19 +3,20 @@
 A sample that the loss depends on has a gradient in the model's output. A single one may be zero by
 chance, because a loss can be flat there. A position of the batch that never has any is left out.
 
-- `rows`: the positions of a micro-batch without gradients, for each that was recorded.
-- `not_given`: the model got fewer samples than the batch has.
+It writes `UnusedRows` for each micro-batch that is recorded, and `NotGiven` if the model gets fewer
+samples than the batch has.
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 from torch import nn
 from torch.utils import _pytree as tree
 
+from common.data.batch import Batch, Work
 from common.data.loader import Loader
 from common.run import Run
+from common.tools.prove.notes import NotGiven, UnusedRows
 from common.tools.prove.session import Session
 
 
@@ -40,7 +41,7 @@ class Rows:
         return self
 
     def started(
-        self, original: Callable[..., None], run: Run, *positional: Any, **named: Any
+        self, original: Callable[..., None], run: Run, *positional: object, **named: object
     ) -> None:
         """Watch the model that the recipe trains, from its first batch on."""
         original(run, *positional, **named)
@@ -49,8 +50,12 @@ class Rows:
         model.register_forward_hook(self.leaving)
 
     def epoch(
-        self, original: Any, loader: Loader, epoch: int, first_update: int = 0
-    ) -> Iterator[Any]:
+        self,
+        original: Callable[[Loader, int, int], Iterator[tuple[Batch, Work]]],
+        loader: Loader,
+        epoch: int,
+        first_update: int = 0,
+    ) -> Iterator[tuple[Batch, Work]]:
         """Yield the batches of an epoch; remember the tensors of the one in use."""
         for batch, work in original(loader, epoch, first_update):
             self.leaves = [
@@ -67,7 +72,7 @@ class Rows:
     def is_training(self) -> bool:
         return bool(self.leaves) and torch.is_grad_enabled()
 
-    def entering(self, module: nn.Module, inputs: Any, named: Any) -> None:
+    def entering(self, module: nn.Module, inputs: object, named: object) -> None:
         """Note an input that has only some rows of a tensor of the batch."""
         if not self.is_training:
             return
@@ -76,7 +81,7 @@ class Rows:
                 continue
             rows = len(tensor)
             if 0 < rows < self.count and self.is_part_of_batch(tensor):
-                self.session.note("not_given", rows=rows, samples=self.count)
+                self.session.write(NotGiven(step=self.session.step, rows=rows, samples=self.count))
                 return
 
     def is_part_of_batch(self, tensor: torch.Tensor) -> bool:
@@ -87,7 +92,7 @@ class Rows:
             for leaf in self.leaves
         )
 
-    def leaving(self, module: nn.Module, inputs: Any, output: Any) -> None:
+    def leaving(self, module: nn.Module, inputs: object, output: object) -> None:
         """Watch the gradients of the model's output, if it has a row for each sample."""
         if not self.is_training:
             return
@@ -104,10 +109,12 @@ class Rows:
         self.has_gradient = is_used if before is None else before | is_used
 
     def recording(
-        self, original: Callable[..., None], run: Run, *positional: Any, **named: Any
+        self, original: Callable[..., None], run: Run, *positional: object, **named: object
     ) -> None:
         """Write which positions of the micro-batch have no gradient."""
         if self.has_gradient is not None:
             unused = (~self.has_gradient).nonzero().flatten().tolist()
-            self.session.note("rows", samples=self.count, unused=unused)
+            self.session.write(
+                UnusedRows(step=self.session.step, samples=self.count, unused=unused)
+            )
         original(run, *positional, **named)

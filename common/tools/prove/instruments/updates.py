@@ -1,15 +1,11 @@
 """Notes what each update was made of, and saves the weights before the first and after a later one.
 
-- `mixers`: layers and losses that mix the samples of a micro-batch.
-- `update`: an optimizer is about to make an update. It has the norm of its gradients before they
-  are clipped, and its learning rates.
-- `gathered`: the recipe has gathered rows of all ranks.
+It writes `Mixers` once, and an `OptimizerStep` before each update of an optimizer.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -19,6 +15,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from common.checkpoints.shards import is_sharded
 from common.run import Run
+from common.tools.prove.notes import Mixers, OptimizerStep
 from common.tools.prove.session import Session
 from common.training.drift import networks_of
 
@@ -34,7 +31,6 @@ def install(session: Session) -> None:
     session.wrap(Run, "start", updates.started)
     session.wrap(Run, "clip_grad_norm_", updates.clipping)
     session.wrap(Run, "end_update", updates.ended)
-    session.wrap(Run, "gather", updates.gathering)
     register_optimizer_step_pre_hook(updates.note_update)
 
 
@@ -44,33 +40,25 @@ class Updates:
     def __init__(self, session: Session) -> None:
         self.session = session
         self.has_started = False
-        self.has_gathered = False
         self.numbers: dict[int, int] = {}  # of the optimizers, by their id, in order of first use
         # By the id of an optimizer: the norm before clipping, until its update.
         self.unclipped: dict[int, float] = {}
 
     def started(
-        self, original: Callable[..., None], run: Run, *positional: Any, **named: Any
+        self, original: Callable[..., None], run: Run, *positional: object, **named: object
     ) -> None:
         """Note which parts mix samples, and save the first weights."""
         original(run, *positional, **named)
         networks = networks_of(run.context.parts.shared)
-        self.session.note(
-            "mixers",
-            layers=[*mixing_layers(networks.values())],
-            couples_samples=bool(named.get("couples_samples", False)),
+        self.session.write(
+            Mixers(
+                step=self.session.step,
+                layers=mixing_layers(networks.values()),
+                couples_samples=bool(named.get("couples_samples", False)),
+            )
         )
         self.save_weights(run, FIRST_WEIGHTS)
         self.has_started = True
-
-    def gathering(
-        self, original: Callable[..., torch.Tensor], run: Run, rows: torch.Tensor
-    ) -> torch.Tensor:
-        """Note once that the recipe gathers rows of all ranks."""
-        if self.has_started and not self.has_gathered and torch.is_grad_enabled():
-            self.has_gathered = True
-            self.session.note("gathered")
-        return original(run, rows)
 
     def clipping(
         self, original: Callable[..., None], run: Run, model: nn.Module, optimizer: Optimizer
@@ -80,17 +68,19 @@ class Updates:
         self.unclipped[id(bare_optimizer)] = gradient_norm(bare_optimizer)
         original(run, model, optimizer)
 
-    def note_update(self, optimizer: Optimizer, positional: Any, named: Any) -> None:
+    def note_update(self, optimizer: Optimizer, positional: object, named: object) -> None:
         """Note an update that an optimizer is about to make."""
         if not self.has_started:
             return
         number = self.numbers.setdefault(id(optimizer), len(self.numbers))
         norm = self.unclipped.pop(id(optimizer), None)
-        self.session.note(
-            "update",
-            optimizer=number,
-            gradient_norm=gradient_norm(optimizer) if norm is None else norm,
-            learning_rates=[float(group["lr"]) for group in optimizer.param_groups],
+        self.session.write(
+            OptimizerStep(
+                step=self.session.step,
+                optimizer=number,
+                gradient_norm=gradient_norm(optimizer) if norm is None else norm,
+                learning_rates=[float(group["lr"]) for group in optimizer.param_groups],
+            )
         )
 
     def ended(self, original: Callable[..., None], run: Run) -> None:
@@ -127,7 +117,7 @@ def gradient_norm(optimizer: Optimizer) -> float:
     return math.sqrt(squares)
 
 
-def mixing_layers(networks: Any) -> list[str]:
+def mixing_layers(networks: Iterable[nn.Module]) -> list[str]:
     """Return the classes of layers whose output for a sample depends on others of its batch."""
     names = set()
     for network in networks:

@@ -10,13 +10,13 @@ comparisons and operations whose result has a size that depends on values. It do
 An operation counts if the innermost code that is no library's is in the recipe's file or in a file
 beside it. `common`, which the recipe calls, waits at log lines alone.
 
-- `wait`: such an operation, once for each line and update.
+It writes a `Wait` for such an operation, once for each line and update.
 """
 
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -24,14 +24,19 @@ from typing import Any
 import accelerate
 import numpy
 import torch
+from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as tree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from common.data.batch import Batch
+from common.data.loader import Loader
 from common.lifecycle.evaluations import Evaluations
 from common.run import Run
+from common.tools.prove.notes import Wait
 from common.tools.prove.session import Session
+from common.track.names import Facts
 
 # What a user calls, by the operation that the dispatcher sees.
 READING = {
@@ -93,7 +98,9 @@ class Watch:
         self.function = ""  # of torch, that the loop has called
         self.is_on_device = False  # whether that call names a device, or has tensors of it
 
-    def batches(self, original: Callable[..., Iterator[Any]], run: Run, loader: Any) -> Any:
+    def batches(
+        self, original: Callable[[Run, Loader], Iterator[Batch]], run: Run, loader: Loader
+    ) -> Iterator[Batch]:
         """Yield batches; between two of them, the loop's body runs under both modes."""
         batches = original(run, loader)
         while True:
@@ -108,29 +115,40 @@ class Watch:
 
     @contextmanager
     def evaluating(
-        self, original: Callable[..., Any], evaluations: Evaluations, *arguments: Any
-    ) -> Iterator[Any]:
+        self,
+        original: Callable[..., AbstractContextManager[nn.Module]],
+        evaluations: Evaluations,
+        *arguments: object,
+    ) -> Iterator[nn.Module]:
         """Leave an evaluation out, from its beginning until its figures are logged."""
         self.is_evaluating = True
         with original(evaluations, *arguments) as bare_model:
             yield bare_model
 
-    def logging(self, original: Callable[..., None], run: Run, figures: Any) -> None:
+    def logging(self, original: Callable[[Run, Facts], None], run: Run, figures: Facts) -> None:
         original(run, figures)
         self.is_evaluating = False
 
-    def making(self, original: Callable[..., torch.Tensor], *arguments: Any, **named: Any) -> Any:
+    def making(
+        self, original: Callable[..., torch.Tensor], *arguments: object, **named: object
+    ) -> torch.Tensor:
         """Make a tensor on the host."""
         result = original(*arguments, **named)
         self.put_on_host(result)
         return result
+
+    @property
+    def run(self) -> Run:
+        """The recipe's run, which exists when its loop runs."""
+        assert self.session.run is not None
+        return self.session.run
 
     def tell(self, operation: str) -> None:
         """Note an operation that waits, if the recipe's own code has called it."""
         if self.is_evaluating or self.function in CHECKED_ON_CPU:
             return
         frame = calling_frame(sys._getframe(1))
-        run = self.session.run
+        run = self.run
         folder = Path(run.context.recipe_file).resolve().parent
         if frame is None or Path(frame.f_code.co_filename).resolve().parent != folder:
             return
@@ -138,12 +156,14 @@ class Watch:
         if place in self.told:
             return
         self.told.add(place)
-        self.session.note(
-            "wait",
-            file=place[1],
-            line=place[2],
-            operation=operation,
-            is_logged=bool(run.plan.logs(self.session.step + 1)),
+        self.session.write(
+            Wait(
+                step=self.session.step,
+                file=place[1],
+                line=place[2],
+                operation=operation,
+                is_logged=bool(run.plan.logs(self.session.step + 1)),
+            )
         )
 
     def is_host(self, tensor: torch.Tensor) -> bool:
@@ -151,12 +171,12 @@ class Watch:
 
         On a CPU, this is memory that the loop has made from plain numbers alone.
         """
-        if self.session.run.device.type != "cpu":
+        if self.run.device.type != "cpu":
             return tensor.device.type == "cpu"
         storage = storage_of(tensor)
         return storage is not None and storage._cdata in self.on_host
 
-    def put_on_host(self, results: Any) -> None:
+    def put_on_host(self, results: object) -> None:
         """Count the memory of these tensors as the host's."""
         for tensor in tensors_in(results):
             storage = storage_of(tensor)
@@ -164,7 +184,7 @@ class Watch:
                 # The weak reference keeps the address from being used again.
                 self.on_host[storage._cdata] = StorageWeakRef(storage)
 
-    def take_from_host(self, results: Any) -> None:
+    def take_from_host(self, results: object) -> None:
         """Count memory as the device's again, because values of the device were written to it."""
         for tensor in tensors_in(results):
             storage = storage_of(tensor)
@@ -258,13 +278,13 @@ class Functions(TorchFunctionMode):
         if name in CALLS:
             return CALLS[name]
         # On a device, the dispatcher sees the copies below.
-        if self.watch.session.run.device.type != "cpu":
+        if self.watch.run.device.type != "cpu":
             return None
         if name == "cpu":
             return ".cpu()"
         if name == "to" and not named.get("non_blocking", False):
             targets = [*arguments[1:2], named.get("device")]
-            own_device = self.watch.session.run.accelerator.device
+            own_device = self.watch.run.accelerator.device
             for target in targets:
                 is_device = isinstance(target, torch.device) and target is not own_device
                 if target == "cpu" or (is_device and target.type == "cpu"):
@@ -318,7 +338,7 @@ def storage_of(tensor: torch.Tensor) -> Any:
     return local.untyped_storage() if local.layout == torch.strided else None
 
 
-def tensors_in(nest: Any) -> Iterator[torch.Tensor]:
+def tensors_in(nest: object) -> Iterator[torch.Tensor]:
     """Yield the tensors in a nest of containers."""
     for leaf in tree.tree_leaves(nest):
         if isinstance(leaf, torch.Tensor):

@@ -5,21 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
+from common.tools.prove.notes import Mixers, OptimizerStep
 from common.tools.prove.observation import (
     AnyObserved,
     Evaluated,
     EvaluationBatch,
     MicroBatch,
-    Note,
-    Observed,
     ObservedLaunch,
     ObservedRun,
-    Phase,
     Recorded,
     Started,
 )
+from common.tools.prove.observed import Observed, Phase
 
 
 def started(
@@ -95,16 +94,12 @@ def recorded(
     )
 
 
-def note(name: str, step: int = 0, **values: Any) -> Note:
-    return Note(name=name, step=step, values=values)
+def optimizer_step(step: int, norm: float = 2.0, rate: float = 0.1) -> OptimizerStep:
+    return OptimizerStep(step=step, optimizer=0, gradient_norm=norm, learning_rates=[rate])
 
 
-def update_note(step: int, norm: float = 2.0, rate: float = 0.1) -> Note:
-    return note("update", step, optimizer=0, gradient_norm=norm, learning_rates=[rate])
-
-
-def mixers(*layers: str, couples_samples: bool = False) -> Note:
-    return note("mixers", layers=[*layers], couples_samples=couples_samples)
+def mixers(*layers: str, couples_samples: bool = False) -> Mixers:
+    return Mixers(step=0, layers=[*layers], couples_samples=couples_samples)
 
 
 def evaluation_batch(

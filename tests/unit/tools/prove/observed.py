@@ -7,6 +7,7 @@ from pathlib import Path
 
 from common.tools.prove.observation import (
     AnyObserved,
+    Description,
     Evaluated,
     MicroBatch,
     ObservedLaunch,
@@ -41,6 +42,7 @@ def started(step: int = 0) -> Started:
 
 def micro_batch(step: int, state: dict[str, str] | None = None) -> MicroBatch:
     """Return the record of a micro-batch; all its digests follow from the update."""
+    described = Description(type="other", text="int, local variable of main()")
     return MicroBatch(
         step=step,
         micro_batch=0,
@@ -51,7 +53,7 @@ def micro_batch(step: int, state: dict[str, str] | None = None) -> MicroBatch:
         parts={"model": f"model-{step}", "optimizer": f"optimizer-{step}"},
         state=state or {},
         gone=[],
-        described=dict.fromkeys(state or {}, "int, local variable of main()"),
+        described=dict.fromkeys(state or {}, described),
     )
 
 

@@ -8,18 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.tools.prove.causes import causes_of_repeat, causes_of_resume
+from common.tools.prove.causes import cause_of_lost, causes_of_repeat, causes_of_resume
 from common.tools.prove.differences import first_difference
-from common.tools.prove.observation import MicroBatch, ObservedLaunch
+from common.tools.prove.observation import Description, MicroBatch, ObservedLaunch, ValueType
 from tests.unit.tools.prove.observed import UPDATES, changed, launch, run
 
 DESCRIBED = {
-    "ema": "Average with state_dict, local variable of main()",
-    "ema.decay": "float, local variable of main()",
-    "noise": "random generator torch.Generator, local variable of main()",
-    "train.COUNT": "int, global variable of train.py",
-    "began": "float, local variable of main()",
-    "loss": "torch.Tensor, local variable of main()",
+    "ema": Description(type="stateful", text="Average with state_dict, local variable of main()"),
+    "ema.decay": Description(type="other", text="float, local variable of main()"),
+    "noise": Description(
+        type="generator", text="random generator torch.Generator, local variable of main()"
+    ),
+    "train.COUNT": Description(type="other", text="int, global variable of train.py"),
+    "began": Description(type="other", text="float, local variable of main()"),
+    "loss": Description(type="other", text="torch.Tensor, local variable of main()"),
 }
 
 
@@ -123,6 +125,25 @@ def test_two_runs_of_a_command_differ_first_in_an_own_generator() -> None:
     assert causes[0].sentence.startswith("noise (random generator")
     assert "the loss in update 2" in causes[-1].sentence
     assert "a clock" in causes[-1].advice
+
+
+@pytest.mark.parametrize(
+    ("value_type", "words"),
+    [
+        ("generator", "draw from the global generator"),
+        ("buffer", "register it without persistent=False"),
+        ("network", "run.keep(..., value=value)"),
+        ("stateful", "run.keep(..., value=value)"),
+        ("file", "read by sample index"),
+        ("other", "compute it from run.progress.global_step"),
+    ],
+)
+def test_advice_follows_the_type_of_a_value(value_type: ValueType, words: str) -> None:
+    """A function may have a name that sounds like another type."""
+    text = "int, local variable of network_with_state_dict()"
+    cause = cause_of_lost("value", Description(type=value_type, text=text))
+    assert words in cause.advice
+    assert text in cause.sentence
 
 
 def test_a_batch_whose_contents_differ_is_named() -> None:

@@ -12,16 +12,18 @@ from safetensors.torch import save_file
 from common.tools.prove.checks import accumulation, processes
 from common.tools.prove.comparison import Way, updates_of
 from common.tools.prove.instruments.updates import FIRST_WEIGHTS, LATER_WEIGHTS
-from common.tools.prove.observation import Note, Observed, ObservedRun
+from common.tools.prove.notes import Mixers
+from common.tools.prove.observation import ObservedRun
+from common.tools.prove.observed import Observed
 from common.tools.prove.pairs import Pair
 from tests.unit.tools.prove.made_up import (
     evaluated,
     micro_batch,
     mixers,
+    optimizer_step,
     recorded,
     run_with,
     started,
-    update_note,
 )
 
 WHOLE = Way(8, 1)
@@ -38,7 +40,7 @@ def run_of(
     rates: Sequence[float] = (0.1, 0.2, 0.1),
     weights: float = 2.0,
     accuracy: float = 0.5,
-    mixing: Note | None = None,
+    mixing: Mixers | None = None,
     draws: bool = False,
 ) -> ObservedRun:
     """Return a run of three updates that moved its weights from 1 to `weights`."""
@@ -55,7 +57,7 @@ def run_of(
                 is_update = number == way.accumulation - 1
                 records.append(micro_batch(step, number))
                 if is_update:
-                    records.append(update_note(step, norms[step], rates[step]))
+                    records.append(optimizer_step(step, norms[step], rates[step]))
                 records.append(recorded(step, number, loss, is_update=is_update, generators=after))
         ranks.append([*records, evaluated({"accuracy": accuracy, "count": 100.0}, step=3)])
     return run_with(*ranks, directory=directory)
@@ -149,7 +151,7 @@ def test_update_of_each_micro_batch_is_named(tmp_path: Path) -> None:
 def test_two_steps_of_an_optimizer_in_an_update_are_named(tmp_path: Path) -> None:
     pair = pair_of(DIVIDED, tmp_path)
     launch = pair.second.launches[0]
-    run = run_with([*launch.records, update_note(1)], directory=pair.second.directory)
+    run = run_with([*launch.records, optimizer_step(1)], directory=pair.second.directory)
     verdict = accumulation.verdict_of(Pair(pair.first, run, WHOLE, DIVIDED))
     assert (
         "the optimizers' steps in update 2 are 2 with 2 × 4 and 1 with 1 × 8" in verdict.causes[0]
@@ -194,8 +196,8 @@ def test_draws_for_each_micro_batch_are_said(way: Way, tmp_path: Path) -> None:
 
 def test_updates_made_again_count_once(tmp_path: Path) -> None:
     """Of an update that a resumed run makes again, the last one counts."""
-    first = [started(), recorded(0, loss=1.0), update_note(0), recorded(1, loss=5.0)]
-    later = [recorded(1, loss=7.0), update_note(1, norm=3.0), recorded(2, loss=8.0)]
+    first = [started(), recorded(0, loss=1.0), optimizer_step(0), recorded(1, loss=5.0)]
+    later = [recorded(1, loss=7.0), optimizer_step(1, norm=3.0), recorded(2, loss=8.0)]
     updates = updates_of(run_with(first, later=[later], directory=tmp_path))
     assert {number: update.loss for number, update in updates.items()} == {1: 1.0, 2: 7.0, 3: 8.0}
     assert updates[2].gradient_norms == (3.0,)

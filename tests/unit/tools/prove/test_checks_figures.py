@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import math
 import random
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import f1_score
 
@@ -20,9 +22,12 @@ from common.tools.prove.checks.figures import (
     wrong_rows,
     wrong_speeds,
 )
-from common.tools.prove.observation import Note, Observed, ObservedRun
+from common.tools.prove.notes import Interval, Outcome, TrainingLoss, TrainingMode
+from common.tools.prove.observation import ObservedRun
+from common.tools.prove.observed import Observed
 from common.tools.prove.outcomes import KNOWN, Reading, Row, judge, macro_f1, readings_of
-from tests.unit.tools.prove.made_up import evaluated, note, recorded, run_with, started
+from common.track.names import THROUGHPUT
+from tests.unit.tools.prove.made_up import evaluated, recorded, run_with, started
 
 
 def rows_with(
@@ -111,10 +116,17 @@ def test_f1_is_that_of_scikit_learn(seed: int, ranks: int, batches: int, classes
     assert KNOWN["accuracy"](rows) == fmean(float(row.hit or 0) for row in rows)
 
 
-def outcome(samples: Sequence[int], losses: Sequence[float], reading: int = 0) -> Note:
-    values = {"phase": "validation", "split": "validation", "reading": reading}
-    named = {"samples": [*samples], "losses": [*losses], "function": "mse_loss"}
-    return note("outcome", 2, **values, **named, value=fmean(losses))
+def outcome(samples: Sequence[int], losses: Sequence[float], reading: int = 0) -> Outcome:
+    return Outcome(
+        step=2,
+        phase="validation",
+        split="validation",
+        reading=reading,
+        samples=[*samples],
+        function="mse_loss",
+        value=fmean(losses),
+        losses=[*losses],
+    )
 
 
 def test_notes_become_readings() -> None:
@@ -154,8 +166,9 @@ def run_that_records(*factors: float, world_size: int = 1, accumulation: int = 1
             total = 0.0
             for number, factor in enumerate(factors):
                 computed = value + rank + number * step
-                values = {"function": "mse_loss", "value": computed, "micro_batch": 0}
-                records.append(note("training_loss", step, **values))
+                records.append(
+                    TrainingLoss(step=step, function="mse_loss", value=computed, micro_batch=0)
+                )
                 total += factor * computed
             records.append(recorded(step, loss=total))
         ranks.append(records)
@@ -211,10 +224,56 @@ def test_rows_are_means_of_what_was_recorded(tmp_path: Path) -> None:
         assert cause.sentence.startswith(f"{name} of update 4 was logged as")
 
 
+@settings(
+    max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data())
+def test_rows_and_summaries_may_have_null_and_a_torn_end(
+    data: st.DataObject, tmp_path: Path
+) -> None:
+    """A run stores NaN and infinities as null. Null for a figure that is finite is wrong."""
+    records: list[Observed] = [started(), outcome([0, 1], [1, 2])]
+    rows: list[dict[str, float | None]] = []
+    has_wrong_null = []  # by row
+    for step in (2, 4):
+        losses = [data.draw(st.sampled_from([1.0, math.nan, math.inf])) for _ in range(2)]
+        for update, loss in enumerate(losses, start=step - 2):
+            records.append(recorded(update, loss=loss, metrics={"hits": (1.0, 2)}))
+        records.append(Interval(step=step, after=step - 1, seconds=0.5))
+        mean = fmean(losses)
+        right = {
+            "train/loss": mean if math.isfinite(mean) else None,
+            "train/hits": 0.5,
+            "progress/samples": 4.0 * step,
+            THROUGHPUT: 8.0,
+            "val/loss": 1.5,
+        }
+        nulls = data.draw(st.sets(st.sampled_from([*right])))
+        finite = {name for name, value in right.items() if value is not None}
+        has_wrong_null.append(bool(nulls & finite - {THROUGHPUT, "val/loss"}))
+        logged = {name: None if name in nulls else value for name, value in right.items()}
+        rows.append({"progress/global_step": step, **logged})
+    value = data.draw(st.sampled_from([1.5, math.nan]))
+    records.append(evaluated({"loss": value}))
+    records.append(evaluated({"loss": value}, phase="final"))
+    summary = {"val/loss": data.draw(st.sampled_from([1.5, None]))}
+    run = run_with(records, directory=tmp_path, rows=rows, summary=summary)
+    path = tmp_path / "metrics.jsonl"
+    whole = path.read_bytes()
+    torn = data.draw(st.integers(0, len(json.dumps(rows[-1]))))
+    path.write_bytes(whole[: len(whole) - torn])
+    is_last_row_whole = torn <= 1  # the line feed alone may be missing
+    causes = [*wrong_rows(run, Counts())]
+    assert bool(causes) == any(has_wrong_null if is_last_row_whole else has_wrong_null[:1])
+    assert all("was logged as nan" in cause.sentence for cause in causes)
+    [*wrong_figures(run, Counts())]
+    [*wrong_speeds(run, Counts())]
+
+
 def test_training_mode_is_named() -> None:
-    values = {"phase": "validation", "split": "validation"}
     notes = [
-        note("training_mode", 2, layer=layer, **values) for layer in ("Dropout", "BatchNorm1d")
+        TrainingMode(step=2, phase="validation", split="validation", layer=layer)
+        for layer in ("Dropout", "BatchNorm1d")
     ]
     (cause,) = training_modes(run_with(notes))
     assert "BatchNorm1d and Dropout" in cause.sentence
@@ -223,7 +282,7 @@ def test_training_mode_is_named() -> None:
 @pytest.mark.parametrize(("factor", "is_wrong"), [(1.0, False), (1.05, False), (1.5, True)])
 def test_speed_is_compared_with_the_clock(factor: float, is_wrong: bool, tmp_path: Path) -> None:
     """Two updates of 4 samples take 0.5 s: 16 samples a second."""
-    notes = [note("interval", step, after=step - 2, seconds=0.5) for step in (4, 6, 8, 10)]
+    notes = [Interval(step=step, after=step - 2, seconds=0.5) for step in (4, 6, 8, 10)]
     rows = [
         {"progress/global_step": step, "perf/samples_per_second": 16.0 * factor}
         for step in (4, 6, 8, 10)

@@ -13,13 +13,13 @@ import torch
 from common.tools.prove.checks.memory import MEBIBYTE, MOST, verdict_of
 from common.tools.prove.instruments.holders import holder_of
 from common.tools.prove.instruments.memory import bytes_in_use, bytes_of, live_tensors
-from common.tools.prove.observation import Note
-from tests.unit.tools.prove.made_up import note, run_with
+from common.tools.prove.notes import GrowingTensors, MemoryInUse
+from tests.unit.tools.prove.made_up import run_with
 
 KEPT: list[torch.Tensor] = []
 
 
-def notes(growth: dict[str, Callable[[int], float]], count: int = 12) -> list[Note]:
+def notes(growth: dict[str, Callable[[int], float]], count: int = 12) -> list[MemoryInUse]:
     """Return measurements at every fifth update.
 
     Args:
@@ -32,7 +32,7 @@ def notes(growth: dict[str, Callable[[int], float]], count: int = 12) -> list[No
         for name, function in growth.items():
             sizes[name] += function(step)
         values = {name: int(size) for name, size in sizes.items()}
-        measured_notes.append(note("memory", step, device=None, **values))
+        measured_notes.append(MemoryInUse(step=step, device=None, **values))
     return measured_notes
 
 
@@ -73,7 +73,7 @@ def test_noise_passes() -> None:
 def test_resident_memory_counts_where_the_allocator_does_not_tell() -> None:
     measured_notes = []
     for measured in notes({"resident": lambda step: 2 * MOST["resident"] * MEBIBYTE * step}):
-        measured_notes.append(note("memory", measured.step, **{**measured.values, "in_use": None}))
+        measured_notes.append(measured.model_copy(update={"in_use": None}))
     verdict = verdict_of(run_with(measured_notes))
     assert verdict.passed is False
     assert "resident memory" in verdict.causes[0]
@@ -81,7 +81,7 @@ def test_resident_memory_counts_where_the_allocator_does_not_tell() -> None:
 
 def test_growing_tensors_are_named_first() -> None:
     values = {"dtype": "float32", "shape": [16, 10], "count": 60, "more": 50}
-    growing = note("growing", 65, holder="the list `history` of main in train.py", **values)
+    growing = GrowingTensors(step=65, holder="the list `history` of main in train.py", **values)
     measured_notes = [*notes({"tensors": lambda step: step}), growing]
     verdict = verdict_of(run_with(measured_notes))
     assert verdict.causes[0] == (

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 import pytest
 
 from common.tools.prove.checks.samples import causes_of
-from common.tools.prove.observation import Observed, ObservedRun
+from common.tools.prove.notes import NotGiven, UnusedRows
+from common.tools.prove.observation import ObservedRun
+from common.tools.prove.observed import Observed
 from tests.unit.tools.prove.made_up import (
     evaluated,
     evaluation_batch,
     micro_batch,
-    note,
     recorded,
     run_with,
     started,
@@ -123,7 +124,7 @@ def test_evaluation_that_was_interrupted_is_left_out() -> None:
 
 
 def test_rows_that_the_model_does_not_get_are_named() -> None:
-    run = run_with([*training(), note("not_given", 0, rows=3, samples=4)])
+    run = run_with([*training(), NotGiven(step=0, rows=3, samples=4)])
     assert (
         "the model gets only 3 of the 4 samples of a batch, first in update 1" in sentences(run)[0]
     )
@@ -131,9 +132,9 @@ def test_rows_that_the_model_does_not_get_are_named() -> None:
 
 def test_position_without_gradients_is_named() -> None:
     """A position of the batch that never has a gradient, unlike one that has none by chance."""
-    rows = [note("rows", step, samples=4, unused=[3, step]) for step in range(3)]
+    rows = [UnusedRows(step=step, samples=4, unused=[3, step]) for step in range(3)]
     (sentence,) = sentences(run_with([*training(), *rows]))
     assert "does not depend on 1 of the 4 samples of a batch" in sentence
     assert sentence.endswith("(4)")
-    by_chance = [note("rows", step, samples=4, unused=[step]) for step in range(3)]
+    by_chance = [UnusedRows(step=step, samples=4, unused=[step]) for step in range(3)]
     assert sentences(run_with([*training(), *by_chance])) == []

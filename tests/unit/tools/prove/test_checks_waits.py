@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,13 +13,12 @@ from torch.nn import functional as F
 
 from common.tools.prove.checks.waits import verdict_of
 from common.tools.prove.instruments.waits import Watch
-from common.tools.prove.observation import Note
-from tests.unit.tools.prove.made_up import note, run_with
+from common.tools.prove.notes import Wait
+from tests.unit.tools.prove.made_up import run_with
 
 
-def wait_note(step: int, *, is_logged: bool = False) -> Note:
-    values = {"file": __file__, "line": 1, "operation": ".tolist()", "is_logged": is_logged}
-    return note("wait", step, **values)
+def wait_note(step: int, *, is_logged: bool = False) -> Wait:
+    return Wait(step=step, file=__file__, line=1, operation=".tolist()", is_logged=is_logged)
 
 
 def test_a_line_that_waits_is_named_with_its_text() -> None:
@@ -50,8 +48,8 @@ class Notes:
             plan=SimpleNamespace(logs=lambda step: False),
         )
 
-    def note(self, name: str, **values: Any) -> None:
-        self.operations.append(values["operation"])
+    def write(self, wait: Wait) -> None:
+        self.operations.append(wait.operation)
 
 
 def operations_of(body: Callable[[torch.Tensor], object]) -> list[str]:

@@ -26,18 +26,30 @@ from common.tools.prove.flags import (
     proof_flags,
     words_of,
 )
-from common.tools.prove.observation import line_of, read_launches
+from common.tools.prove.observation import RECORD, line_of, read_launches
 from common.tools.prove.receipt import (
     FORMAT,
     CheckResult,
     ProofReceipt,
+    commit_of_file,
+    is_edited,
     read_receipt,
     write_receipt,
 )
 from common.tools.prove.report import badge, table
-from common.tools.prove.results import Row, first_differing_row, first_differing_tensor
+from common.tools.prove.results import first_differing_tensor
+from common.tools.rows import Row, first_differing_row
+from tests.git_repository import commit_all
 from tests.launch import REPOSITORY
-from tests.unit.tools.prove.observed import UPDATES, evaluated, launch, run, saved, started
+from tests.unit.tools.prove.observed import (
+    UPDATES,
+    evaluated,
+    launch,
+    recorded,
+    run,
+    saved,
+    started,
+)
 
 
 def test_flags_of_the_user_have_precedence() -> None:
@@ -150,6 +162,14 @@ def test_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
         read_launches(tmp_path)
 
 
+@given(st.floats(), st.floats())
+def test_any_number_of_a_record_is_read_as_it_was_written(loss: float, figure: float) -> None:
+    """A loss that has become NaN is a result of a run, and no damage."""
+    written = [recorded(0).model_copy(update={"loss": loss}), evaluated(1, figure)]
+    for record in written:
+        assert repr(RECORD.validate_json(line_of(record))) == repr(record)
+
+
 def test_rows_are_compared_without_the_clock() -> None:
     row: Row = {"progress/global_step": 3, "train/loss": 0.5, "perf/samples_per_second": 10.0}
     same: Row = {**row, "perf/samples_per_second": 20.0}
@@ -230,6 +250,30 @@ def test_a_damaged_receipt_is_refused(tmp_path: Path, edit: tuple[str, str]) -> 
     path.write_text(text.replace(*edit))
     with pytest.raises(UserError):
         read_receipt(path)
+
+
+def test_the_commit_is_of_the_repository_that_the_recipe_is_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hook of git has variables that point git to the hook's own repository."""
+    own = tmp_path / "own"
+    other = tmp_path / "other"
+    commits = []
+    for folder in (own, other):
+        folder.mkdir()
+        (folder / "train.py").write_text(f"# {folder.name}\n")
+        commits.append(commit_all(folder))
+    recipe = own / "train.py"
+    monkeypatch.setenv("GIT_DIR", str(other / ".git"))
+    monkeypatch.setenv("GIT_WORK_TREE", str(other))
+    assert commit_of_file(recipe) == commits[0]
+    assert is_edited(recipe) is False
+    recipe.write_text("# edited\n")
+    assert is_edited(recipe) is True
+    alone = tmp_path / "alone.py"
+    alone.write_text("")
+    assert commit_of_file(alone) is None
+    assert is_edited(alone) is None
 
 
 def test_the_line_for_a_readme_counts_what_applies() -> None:

@@ -160,10 +160,37 @@ def test_a_change_shows(case: str) -> None:
 def test_a_plain_variable_shows() -> None:
     assert look(count=1).digests["count"] != look(count=2).digests["count"]
     reached = look(count=1, reach_class=Reach)
-    assert "local variable of loop()" in reached.described["count"]
+    assert "local variable of loop()" in reached.described["count"].text
     assert "global variable of tests.unit.tools.prove.test_reach.py" in {
-        description.rpartition(", ")[2] for description in reached.described.values()
+        description.text.rpartition(", ")[2] for description in reached.described.values()
     }
+
+
+TYPES = {
+    "list": "other",
+    "tensor": "other",
+    "torch generator": "generator",
+    "numpy state": "generator",
+    "python generator": "generator",
+    "stateful": "stateful",
+    "buffer of a network": "buffer",
+    "weights": "network",
+}
+
+
+@pytest.mark.parametrize("case", TYPES)
+def test_the_type_of_a_value_is_stated(case: str) -> None:
+    value, _, path = CASES[case]
+    assert look(value=value).described[path].type == TYPES[case]
+
+
+def test_a_text_and_an_open_file_have_types_of_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "lines.txt"
+    path.write_text("line\n")
+    with path.open() as file:
+        reached = look(name="a text", file=file)
+    assert reached.described["name"].type == "text"
+    assert reached.described["file"].type == "file"
 
 
 @pytest.mark.parametrize("reads_by_line", [False, True])

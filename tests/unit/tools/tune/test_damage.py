@@ -72,7 +72,7 @@ def test_damaged_trial_is_named_or_tolerated(
     """A trial fails if its files do not tell its result and its process is gone."""
     (tmp_path / "trial-000.log").write_text("error: nothing\n")
     ended = SimpleNamespace(poll=lambda: 1, returncode=1)
-    monkeypatch.setattr("common.tools.tune.trial.psutil.Popen", lambda *_, **__: ended)
+    monkeypatch.setattr("common.tools.launching.launched_run.psutil.Popen", lambda *_, **__: ended)
     path = tmp_path / "trial-000" / name
     whole = path.read_bytes()
     first, *others = whole.splitlines(keepends=True) if name.endswith("l") else [whole]

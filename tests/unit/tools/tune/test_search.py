@@ -22,7 +22,7 @@ from common.errors import UserError
 from common.objective import Objective
 from common.tools.recipe import load_recipe
 from common.tools.tune.command import main, read_command_line
-from common.tools.tune.settings import SearchSettings
+from common.tools.tune.records import read_settings
 from common.tools.tune.space import Distribution, command_words, parse_space
 from common.tools.tune.study import finished_trials, open_study
 from tests.launch import CONFIGS, REPOSITORY
@@ -48,7 +48,7 @@ def space(*arguments: str) -> tuple[dict[str, Distribution], list[str]]:
 
 def trials_of(study: Path, objective: str = "accuracy:max") -> list[FrozenTrial]:
     """Return the trials of a study, by number."""
-    search = SearchSettings.read(study)
+    search = read_settings(study)
     assert search is not None
     distributions, _ = space(*search.flags)
     return open_study(study, Objective.parse(objective), prune=True, space=distributions).trials
@@ -311,7 +311,7 @@ def test_interrupted_search_says_how_to_resume(tmp_path: Path) -> None:
     search.send_signal(signal.SIGINT)
     output, _ = search.communicate(timeout=60)
     assert search.returncode == 130
-    assert "go on with recipes tune --study study" in output
+    assert "continue with recipes tune --study study" in output
     assert read(study / "trial-000" / "status.json")["status"] == "preempted"
     assert not trial_processes(study)
 
@@ -404,7 +404,7 @@ def test_search_is_not_mixed_with_another(tmp_path: Path) -> None:
         [str(STUB), *RATES, "--epochs", "1", "--study", str(study)]
     )
     assert (directory, settings.trials) == (study, 1)
-    with pytest.raises(UserError, match="not a search"):
+    with pytest.raises(UserError, match="is a folder without a search"):
         read_command_line([str(STUB), "--study", str(study / "trial-000")])
     with pytest.raises(UserError, match="name a recipe"):
         read_command_line(["--study", str(tmp_path / "none")])

@@ -1,76 +1,25 @@
 """Run a recipe in a process of its own, and follow it by the files in its run directory."""
 
 import os
-import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
-from filelock import FileLock, Timeout
 
-from common.console import say
-from common.errors import UserError
 from common.files import open_to_append
 from common.run_directory.directory import read_status
-from common.sentences import writing
+from common.run_directory.records import CONFIG
 from common.system.platforms import polite_stop_signal, start_in_own_group, watch_for_parent
 from common.tools.compare.readers import RunRecord, read_directory
+from common.tools.launching.output import ending_in_words
 
 POLL_SECONDS = 0.2
 STOP_SECONDS = 120.0  # a recipe has this long to finish its update and save, then it is killed
 
 
-def launch_command(
-    launcher_options: Sequence[str], recipe: str, flags: Sequence[str], directory: Path
-) -> list[str]:
-    """Return the command that starts a run in `directory`, or resumes the run there.
-
-    With options for `accelerate launch`, the command uses it; otherwise it is plain Python.
-    """
-    launcher = []
-    if launcher_options:
-        launcher = ["-m", "accelerate.commands.accelerate_cli", "launch", *launcher_options]
-    place = ["--output-dir", str(directory), "--resume", "auto"]
-    return [sys.executable, *launcher, recipe, *flags, *place]
-
-
-@contextmanager
-def working_in(directory: Path, flag: str, command_to_continue: str) -> Iterator[None]:
-    """Create a search's directory, and lock it while the `with` block runs.
-
-    Ctrl-C inside the block prints how to continue. SIGTERM acts like Ctrl-C from here on.
-
-    Args:
-        directory: receives the runs of a search, or of variants.
-        flag: names the directory on the command line; for a message.
-        command_to_continue: goes on where Ctrl-C stopped; for a message.
-
-    Raises:
-        UserError: another process works in the directory.
-        SystemExit: with status 130, after Ctrl-C.
-    """
-    with writing(f"{flag} {directory}"):
-        directory.mkdir(parents=True, exist_ok=True)
-        (directory / ".lock").touch()
-    try:
-        with FileLock(directory / ".lock", timeout=0):
-            signal.signal(signal.SIGTERM, signal.default_int_handler)
-            yield
-    except Timeout:
-        raise UserError(
-            f"{directory} is being used by another process",
-            advice="wait until it ends, or name another directory by --study",
-        ) from None
-    except KeyboardInterrupt:
-        say(f"stopped: go on with {command_to_continue}")
-        raise SystemExit(130) from None
-
-
-class TrialRun:
+class LaunchedRun:
     """Starts, follows and stops a run. A run that has already finished is only read."""
 
     def __init__(
@@ -84,7 +33,7 @@ class TrialRun:
         If this process ends first, the run saves itself and ends as well.
 
         Args:
-            command: see `launch_command`.
+            command: see `run_command`.
             directory: the run's directory, absolute. The log lies beside it.
             environment: all variables of the run; by default, those of this process.
         """
@@ -116,7 +65,7 @@ class TrialRun:
         while is_running:
             # Look at the process before the files: a run may write and end in between.
             is_running = self.is_running()
-            if (self.directory / "config.json").exists():
+            if (self.directory / CONFIG).exists():
                 yield read_directory(self.directory)
             if is_running:
                 time.sleep(POLL_SECONDS)
@@ -143,14 +92,5 @@ class TrialRun:
             return status.reason
         # Without a process, the run had finished before, so its exit status was 0. It counts as
         # failed only if files are missing in its directory.
-        code = self.process.returncode if self.process is not None else 0
-        # A negative code stands for the signal that ended the process.
-        end = f"it was ended by {signal.Signals(-code).name}" if code < 0 else f"status {code}"
-        text = self.log.read_text(encoding="utf-8", errors="replace")
-        # Some libraries draw a frame of these characters around a message.
-        stripped = (line.strip(" │╭╮╰╯─") for line in text.splitlines())
-        lines = [line for line in stripped if line]
-        errors = [line for line in lines if line.startswith("error: ")]
-        # A log without an error line ends with the traceback's last line, or with nothing.
-        last = (errors or lines or ["it printed nothing"])[-1]
-        return f"{end}: {last.removeprefix('error: ')} ({self.log} has all of it)"
+        exit_status = self.process.returncode if self.process is not None else 0
+        return ending_in_words(exit_status, self.log)

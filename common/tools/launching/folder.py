@@ -1,0 +1,46 @@
+"""Locks the folder that receives several runs, and stops its work on Ctrl-C or SIGTERM."""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from common.console import say
+from common.errors import UserError
+from common.sentences import writing
+
+LOCK = ".lock"  # the file in the folder that is locked
+
+
+@contextmanager
+def working_in(directory: Path, flag: str, command_to_continue: str) -> Iterator[None]:
+    """Create a folder for several runs, and lock it while the `with` block runs.
+
+    Ctrl-C inside the block prints how to continue. SIGTERM acts like Ctrl-C from here on.
+
+    Args:
+        directory: receives the runs of a search, or of variants.
+        flag: names the directory on the command line; for a message.
+        command_to_continue: continues where Ctrl-C stopped; for a message.
+
+    Raises:
+        UserError: another process works in the directory.
+        SystemExit: with status 130, after Ctrl-C.
+    """
+    with writing(f"{flag} {directory}"):
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / LOCK).touch()
+    try:
+        with FileLock(directory / LOCK, timeout=0):
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
+            yield
+    except Timeout:
+        raise UserError(
+            f"{directory} is being used by another process",
+            advice=f"wait until it ends, or name another directory with {flag}",
+        ) from None
+    except KeyboardInterrupt:
+        say(f"stopped: continue with {command_to_continue}")
+        raise SystemExit(130) from None

@@ -1,0 +1,19 @@
+"""The base of all records that an observed run writes, and the words that several of them share."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+Phase = Literal["rehearsal", "validation", "final"]
+# How a run is interrupted: SIGKILL after an update, while a checkpoint is written, or in an
+# evaluation; or SIGTERM after an update.
+Manner = Literal["update", "save", "evaluation", "stop"]
+
+
+class Observed(BaseModel):
+    """A record of an observed run. Values must have the stated types."""
+
+    # NaN and infinities are written as such: a loss or a figure may be one.
+    model_config = ConfigDict(
+        frozen=True, strict=True, extra="forbid", ser_json_inf_nan="constants"
+    )

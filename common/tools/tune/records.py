@@ -1,0 +1,49 @@
+"""`search.json` in the directory of a search: its settings, with which `--study` continues it."""
+
+from pathlib import Path
+
+from common.json_files import write_json
+from common.run_directory.records import Count, Record, read_record_if_there
+from common.tools.tune.settings import SearchSettings
+
+SEARCH_FILE = "search.json"
+
+
+class SearchRecord(Record):
+    """The contents of `search.json`; see `SearchSettings`."""
+
+    recipe: str
+    flags: list[str]
+    config_file: str | None
+    trials: Count
+    prune: bool
+
+
+def read_settings(directory: Path) -> SearchSettings | None:
+    """Return the settings of the search in a directory; None if there is no search.
+
+    Raises:
+        UserError: `search.json` is damaged, or not one that a search wrote.
+    """
+    record = read_record_if_there(directory / SEARCH_FILE, SearchRecord)
+    if record is None:
+        return None
+    return SearchSettings(
+        recipe=record.recipe,
+        flags=tuple(record.flags),
+        config_file=record.config_file,
+        trials=record.trials,
+        prune=record.prune,
+    )
+
+
+def write_settings(directory: Path, settings: SearchSettings) -> None:
+    """Write the settings of a search into its directory."""
+    record = SearchRecord(
+        recipe=settings.recipe,
+        flags=[*settings.flags],
+        config_file=settings.config_file,
+        trials=settings.trials,
+        prune=settings.prune,
+    )
+    write_json(directory / SEARCH_FILE, record.to_json())

@@ -1,0 +1,34 @@
+"""`vary.json` in the directory of variants: the command that the directory belongs to."""
+
+from pathlib import Path
+
+from pydantic import AliasChoices, ConfigDict, Field
+
+from common.json_files import write_json
+from common.run_directory.records import Record, read_record_if_there
+
+VARY_FILE = "vary.json"
+
+
+class VaryRecord(Record):
+    """The contents of `vary.json`."""
+
+    model_config = ConfigDict(validate_by_name=True, validate_by_alias=True)
+
+    # The words of the recipe, its flags and the numbers of processes. Older versions wrote `asked`.
+    command: list[str] = Field(validation_alias=AliasChoices("command", "asked"))
+
+
+def read_command(directory: Path) -> list[str] | None:
+    """Return the command that a directory belongs to; None if there is no `vary.json`.
+
+    Raises:
+        UserError: `vary.json` is damaged, or not one that this tool wrote.
+    """
+    record = read_record_if_there(directory / VARY_FILE, VaryRecord)
+    return None if record is None else record.command
+
+
+def write_command(directory: Path, command: list[str]) -> None:
+    """Write the command that a directory belongs to."""
+    write_json(directory / VARY_FILE, VaryRecord(command=command).to_json())
