@@ -31,7 +31,7 @@ LINE_LISTENERS: list[Callable[[str], None]] = []
 
 
 class Output(io.TextIOWrapper):
-    """Standard output of a run, which goes on if its pipe is closed or its disk is full."""
+    """A standard stream of a run, which goes on if its terminal is closed or its disk is full."""
 
     def write(self, text: str) -> int:
         with suppress(OSError):
@@ -75,9 +75,9 @@ class ToolOutput(io.TextIOWrapper):
 
 
 def protect_output() -> None:
-    """Prepare standard output so that a run outlives its terminal.
+    """Prepare standard output and standard error so that a run outlives its terminal.
 
-    Output that can't be written is dropped, and symbols that the terminal can't show are replaced.
+    Text that can't be written is dropped, and symbols that the terminal can't show are replaced.
     """
     open_closed_streams()
     replace_output(Output, by_line=False)
@@ -98,20 +98,36 @@ def protect_tool_output() -> None:
 
 
 def replace_output(output_class: type[io.TextIOWrapper], *, by_line: bool) -> None:
-    """Put an object of another class in place of standard output, unless a program has done so.
+    """Put objects of other classes in place of the standard streams, unless a program has done so.
 
-    Both standard streams then write lookalikes for symbols that they don't have.
+    Both streams then write lookalikes for symbols that they don't have.
 
     Args:
-        by_line: whether to write each line at once, also into a pipe or a file.
+        output_class: of standard output. Standard error gets `Output`, also in a tool.
+        by_line: whether to write each line of standard output at once, also into a pipe or a file.
     """
     stdout = sys.stdout
     if type(stdout) is io.TextIOWrapper:
         encoding = stdout.encoding
         line_buffering = stdout.line_buffering or by_line
         sys.stdout = output_class(stdout.detach(), encoding, PLAIN, line_buffering=line_buffering)
-    if isinstance(sys.stderr, io.TextIOWrapper):
-        sys.stderr.reconfigure(errors=PLAIN)
+    replace_standard_error()
+
+
+def replace_standard_error() -> None:
+    """Put an `Output` in place of standard error, unless a program has replaced it.
+
+    When Python exits, it writes the rest of both streams. If that fails, as after the terminal is
+    closed, the exit status would be 120 in place of the program's own.
+    """
+    stderr = sys.stderr
+    if not isinstance(stderr, io.TextIOWrapper):
+        return
+    stderr.reconfigure(errors=PLAIN)
+    if type(stderr) is io.TextIOWrapper and stderr.fileno() == 2:
+        # The old object stays usable, because the handlers of loggers may hold it.
+        descriptor = open(2, "wb", closefd=False)  # noqa: SIM115
+        sys.stderr = Output(descriptor, stderr.encoding, PLAIN, line_buffering=True)
 
 
 def open_closed_streams() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import pty
 import subprocess
 import sys
 from pathlib import Path
@@ -70,6 +71,50 @@ def test_output_that_fails_ends_no_run(monkeypatch: pytest.MonkeyPatch, broken: 
             console.say("x" * 10_000)
             console.CONSOLE.print("a table")
     assert_output_fails(broken)
+
+
+# What a program may write to standard error after its terminal is gone.
+LAST_WORDS = {
+    "half a line": "sys.stderr.write('lost')",
+    "a line": "print('lost', file=sys.stderr)",
+    "a warning": "warnings.warn('lost')",
+    "a log line": "logging.getLogger().warning('lost')",
+}
+
+
+@pytest.mark.parametrize("last_words", LAST_WORDS)
+@pytest.mark.parametrize("function", ["protect_output", "protect_tool_output"])
+def test_terminal_that_is_gone_changes_no_exit_status(function: str, last_words: str) -> None:
+    """Python exits with 120 if it can't write the rest of standard error."""
+    code = (
+        "import logging, sys, warnings\n"
+        "logging.basicConfig()\n"  # holds the object of standard error
+        f"from common.console import {function}\n"
+        f"{function}()\n"
+        "sys.stdin.readline()\n"
+        f"{LAST_WORDS[last_words]}\n"
+        "sys.exit(75)\n"
+    )
+    terminal, stderr = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=stderr,
+        env=os.environ | {"PYTHONUNBUFFERED": ""},  # otherwise no rest is left to write
+    )
+    os.close(stderr)
+    os.close(terminal)
+    process.communicate(b"go on\n")
+    assert process.returncode == 75
+
+
+def test_standard_error_of_a_program_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Only the stream that Python opened is replaced."""
+    with (tmp_path / "errors").open("w") as errors, monkeypatch.context() as patch:
+        patch.setattr("sys.stderr", errors)
+        console.protect_output()
+        assert sys.stderr is errors
 
 
 def assert_output_fails(broken: str) -> None:
