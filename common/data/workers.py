@@ -42,6 +42,7 @@ from common.system.platforms import (
 # Part of torch's error for a worker of a DataLoader that was killed or has exited.
 WORKER_GONE = "DataLoader worker (pid"
 TOO_MANY_FILES = "Too many open files"
+KILL_SECONDS = 5.0  # for which this process waits until a killed worker is gone
 PREFETCHED = 2  # batches that each worker makes in advance
 MicroBatches = Sequence[torch.Tensor] | torch.Tensor
 
@@ -322,10 +323,15 @@ def begin_worker(worker: int) -> None:
 
 
 def kill_workers() -> None:
-    """Kill all workers: they ignore SIGTERM, and one may hold a lock that the others wait for."""
-    for worker in multiprocessing.active_children():
-        if worker.daemon:
-            worker.kill()
+    """Kill all workers, and wait until they are gone.
+
+    They ignore SIGTERM, and one may hold a lock that the others wait for.
+    """
+    workers = [child for child in multiprocessing.active_children() if child.daemon]
+    for worker in workers:
+        worker.kill()
+    for worker in workers:
+        worker.join(KILL_SECONDS)
 
 
 def moved(batches: Iterable[Batch], device: torch.device) -> Iterator[Batch]:
