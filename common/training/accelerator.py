@@ -19,7 +19,7 @@ from torch.amp.grad_scaler import OptState
 
 from common.config import TrainingConfig
 from common.console import warn
-from common.errors import UserError, outcome_of
+from common.errors import UserError, is_loss, outcome_of
 from common.files import MOST_CHARACTERS
 from common.measure.memory import limit_memory
 from common.system.devices import (
@@ -89,13 +89,20 @@ def launching() -> Iterator[None]:
     try:
         yield
     except (ValueError, TypeError, OverflowError, RuntimeError) as problem:
-        # A process that did not find the others may find them if the job is started again.
-        is_resumable = outcome_of(problem).resumable
         text = " ".join(str(problem).split())[:MOST_CHARACTERS]
         details = f"{type(problem).__name__}: {text}"
-        problem_text = f"the processes that were launched can't begin ({details})"
+        if is_loss(problem):
+            raise UserError(
+                f"the launched processes could not reach each other ({details})",
+                advice="check MASTER_ADDR, MASTER_PORT and the network between the machines",
+                every_rank=True,
+                resumable=True,  # they may find each other if the job is started again
+            ) from None
         raise UserError(
-            problem_text, advice=LAUNCH, every_rank=True, resumable=is_resumable
+            f"the launched processes can't begin ({details})",
+            advice=LAUNCH,
+            every_rank=True,
+            resumable=outcome_of(problem).resumable,
         ) from None
 
 

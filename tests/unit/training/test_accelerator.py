@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +21,7 @@ from common.system.devices import is_cpu_asked_for, trials
 from common.system.machine import FALSE_WORDS, TRUE_WORDS
 from common.track import facts
 from common.training import accelerator
+from tests.launch import free_port
 
 
 class Built(Exception):  # noqa: N818
@@ -160,6 +164,40 @@ def test_single_process_in_place_of_several_is_refused(
             accelerator.build_accelerator(TrainingConfig(mixed_precision="no"))
     else:
         assert accelerator.build_accelerator(TrainingConfig(mixed_precision="no")) is alone
+
+
+BUILD = (
+    "from common.config import TrainingConfig\n"
+    "from common.training.accelerator import build_accelerator\n"
+    "build_accelerator(TrainingConfig(mixed_precision='no', collective_timeout=1))\n"
+)
+
+
+def launch_one_of_two(**variables: str) -> str:
+    """Start the second of two processes, where no first one answers; return its last line."""
+    environment = os.environ | {"RANK": "1", "LOCAL_RANK": "0", "WORLD_SIZE": "2"} | variables
+    process = subprocess.run(
+        [sys.executable, "-c", BUILD], capture_output=True, text=True, env=environment
+    )
+    assert process.returncode == 1
+    return process.stderr.strip().splitlines()[-1]
+
+
+def test_unreachable_process_is_no_mistake_of_the_launch() -> None:
+    """The message names what the user can check: the address, the port and the network."""
+    message = launch_one_of_two(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
+    expected = (
+        r"error: the launched processes could not reach each other \(DistNetworkError: .*\): "
+        "check MASTER_ADDR, MASTER_PORT and the network between the machines"
+    )
+    assert re.fullmatch(expected, message)
+
+
+def test_malformed_port_is_a_mistake_of_the_launch() -> None:
+    """The message names the launcher's settings to use."""
+    message = launch_one_of_two(MASTER_ADDR="127.0.0.1", MASTER_PORT="x")
+    assert message.startswith("error: the launched processes can't begin (ValueError: ")
+    assert message.endswith(accelerator.LAUNCH)
 
 
 def pretend_accelerator(
