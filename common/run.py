@@ -14,7 +14,6 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from common.checkpoints.kinds import bare_optimizer
 from common.checkpoints.state import Stateful
 from common.config import TrainingConfig
 from common.console import DISPLAY
@@ -23,7 +22,7 @@ from common.data.loader import Loader, make_loaders
 from common.data.order import TrainingOrder
 from common.errors import Preempted, UserError, let_main_rank_exit_first
 from common.flags import mark_read, record_reads
-from common.lifecycle import ending, saving, starting
+from common.lifecycle import ending, keeping, saving, starting
 from common.lifecycle.closing import close_after
 from common.lifecycle.evaluations import Evaluations
 from common.lifecycle.recording import log_interval, refuse_unread_flags
@@ -34,17 +33,15 @@ from common.measure.memory import lift_limit
 from common.measure.values import Metrics
 from common.objective import PREFIXES
 from common.track.names import Facts
-from common.training.accelerator import (
-    class_of_unkept_part,
-    compute_dtype,
+from common.training.early_stopping import EarlyStopping
+from common.training.gathering import Gatherer
+from common.training.notebook import (
     forget_accelerator,
     is_called_by_a_program,
     note_ranks_of_debug_launcher,
 )
-from common.training.early_stopping import EarlyStopping
-from common.training.gathering import Gatherer
-from common.training.optim import leave_unfit_fused_path, start_momentum
 from common.training.plan import Plan
+from common.training.precision import compute_dtype
 
 
 class Run:
@@ -187,30 +184,8 @@ class Run:
             UserError: the Accelerator prepared a part that is not named here.
         """
         all_parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler, **others}
-        # An optimizer may be of any class that has `param_groups`.
         parts: dict[str, Any] = {name: part for name, part in all_parts.items() if part is not None}
-        for name, part in parts.items():
-            bare_part = bare_optimizer(part)
-            leave_unfit_fused_path(bare_part, self.device)
-            start_momentum(bare_part)
-            self.context.parts.add(name, part)
-        missing_class = class_of_unkept_part(self.accelerator, parts.values())
-        if missing_class:
-            raise UserError(
-                (
-                    f"{missing_class} was prepared but not passed to run.keep(), so a resume "
-                    "would lose it"
-                ),
-                advice="add it to the call, as in run.keep(..., name=part)",
-            )
-        self.stages.kept = KeptParts(
-            model=model,
-            optimizer=optimizer,
-            bare_model=self.accelerator.unwrap_model(model),
-            optimizers={
-                name: part for name, part in parts.items() if hasattr(part, "param_groups")
-            },
-        )
+        self.stages.kept = keeping.keep(self.context, model, optimizer, parts)
 
     def start(
         self,

@@ -28,7 +28,6 @@ from common.run_directory.records import (
 )
 from common.track import facts
 from common.track.names import Facts
-from common.training.accelerator import compute_dtype
 from common.training.batch_size import (
     attempt,
     batch_norm_sentence,
@@ -36,6 +35,7 @@ from common.training.batch_size import (
     refuse_unfit_loss,
 )
 from common.training.plan import Plan
+from common.training.precision import compute_dtype
 
 
 def start(

@@ -23,7 +23,8 @@ from common.files import PUT_BACK, plain, read_json, reading
 from common.models.packing import leave_out_padding, token_positions
 from common.run_directory.records import FACTS, ImageInput, ModelFacts, TextInput, parse_record
 from common.tools.predict.loading import finished_model, load_model
-from common.training.accelerator import build_accelerator, compute_dtype
+from common.training.accelerator import build_accelerator
+from common.training.precision import compute_dtype
 
 # A text of this many words, longer than any model's limit, shows at once whether encoding works.
 PROBE_WORDS = 4096
