@@ -150,7 +150,7 @@ def note_refusal(early: argparse.Namespace, end: SystemExit) -> None:
     if early.resume not in (None, "auto"):
         is_checkpoint = Path(early.resume).parent.name == "checkpoints"
         directory = Path(early.resume).parents[1] if is_checkpoint else early.resume
-    reason = "the command line was refused, as it printed"
+    reason = "the command line was rejected; see its output"
     if isinstance(end, (UserError, Preempted)):
         reason = end.message
     refuse_to_resume(directory, Outcome("failed", False, reason), early.resume is not None)

@@ -18,7 +18,7 @@ from common.checkpoints.state import Stateful
 from common.config import TrainingConfig
 from common.console import DISPLAY
 from common.data.batch import Data, Work, refuse_unread
-from common.data.loader import Loader, make_loaders
+from common.data.loader import Loader, RunSignals, make_loaders
 from common.data.order import TrainingOrder
 from common.errors import Preempted, UserError, let_main_rank_exit_first
 from common.flags import mark_read, record_reads
@@ -139,12 +139,13 @@ class Run:
         validation_split = names[0]
         test_split = names[-1]
         self.early_stopping = EarlyStopping(self.config, self.context.best, validation_split)
-        loaders = make_loaders(self.config, self.accelerator, data.splits)
+        signals = RunSignals(
+            is_asked_to_stop=self.is_asked_to_stop,
+            is_stop_announced=self.context.agreement.is_announced,
+            is_rehearsing=lambda: self.evaluations.rehearsal.is_reading,
+        )
+        loaders = make_loaders(self.config, self.accelerator, data.splits, signals)
         self.stages.loaded = LoadedData(data, loaders, validation_split, test_split)
-        for loader in loaders.values():
-            loader.is_cut_short = self.context.agreement.is_announced
-            loader.is_rehearsed = lambda: self.evaluations.rehearsal.is_reading
-            loader.workers.is_stopping = self.is_asked_to_stop
         return loaders["train"], loaders[validation_split], loaders[test_split]
 
     def is_asked_to_stop(self) -> bool:

@@ -92,14 +92,13 @@ def make_checkpoints(
     config: TrainingConfig, accelerator: ShardingAccelerator, directory: RunDirectory
 ) -> Checkpoints:
     """Return the store of the run's checkpoints, which belong to this run and its directory."""
-    checkpoints = Checkpoints(
+    return Checkpoints(
         directory.path / "checkpoints",
         accelerator.process_index,
         accelerator.num_processes,
         config.keep_checkpoints,
         config.collective_timeout,
         accelerator.device,
+        run_id=directory.run_id,
+        insist_on_ownership=directory.insist_on_ownership,
     )
-    checkpoints.run_id = directory.run_id
-    checkpoints.insist_on_ownership = directory.insist_on_ownership
-    return checkpoints
