@@ -21,7 +21,7 @@ from common.data.batch import Data, Work, refuse_unread
 from common.data.loader import Loader, RunSignals, make_loaders
 from common.data.order import TrainingOrder
 from common.errors import Preempted, UserError, let_main_rank_exit_first
-from common.flags import mark_read, record_reads
+from common.flag_reads import mark_read, record_reads
 from common.lifecycle import ending, keeping, saving, starting
 from common.lifecycle.closing import close_after
 from common.lifecycle.evaluations import Evaluations

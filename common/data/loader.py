@@ -62,6 +62,7 @@ class RunSignals:
 
 NO_SIGNALS = RunSignals()
 
+
 class Loader:
     """Yields the micro-batches of one split for this rank, already on the device."""
 

@@ -11,7 +11,7 @@ from common.checkpoints import export
 from common.checkpoints.state import State
 from common.console import say
 from common.data.iterable import IterableSamples
-from common.flags import mark_read
+from common.flag_reads import mark_read
 from common.lifecycle.saving import restore
 from common.lifecycle.stages import Context, KeptParts, LoadedData, StartedRun
 from common.measure.flops import ComputeLoss

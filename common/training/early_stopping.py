@@ -3,7 +3,7 @@
 from common.config import TrainingConfig
 from common.console import say
 from common.errors import UserError
-from common.flags import mark_read
+from common.flag_reads import mark_read
 from common.training.evaluation import Best
 
 
