@@ -9,8 +9,8 @@ from common.config import TrainingConfig
 from common.console import DISPLAY, say
 from common.flags import role_of
 from common.lifecycle.stages import Context, StartedRun
+from common.training.best import Best
 from common.training.drift import insist_on_equal_weights, networks_of
-from common.training.evaluation import Best
 
 # A resume resolves these flags again, so a checkpoint does not fix them.
 RESOLVED_AGAIN = ("init_from", "mixed_precision")

@@ -18,7 +18,7 @@ from common.run_directory.recipe_source import RecipeSource
 from common.run_directory.resume import was_finished_meanwhile
 from common.track.log import Log
 from common.training.accelerator import build_accelerator
-from common.training.evaluation import Best
+from common.training.best import Best
 from common.training.guard import GradientGuard
 from common.training.plan import Progress
 from common.training.sharding import ShardingAccelerator
