@@ -47,8 +47,10 @@ class EarlyStopping:
             return False
         if not self.is_told:
             self.is_told = True
+            metric = self.best.objective.metric
+            count = self.best.evaluations_since_best
             say(
-                f"stopped early, after update {global_step}: "
-                f"no better {self.best.objective.metric} in {self.best.evaluations_since_best} evaluations"
+                f"stopped early, after update {global_step}: no better {metric} in {count} "
+                "evaluations"
             )
         return True
