@@ -19,11 +19,11 @@ from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Protocol, TypeVar, get_args, get_type_hints
 
-from common.console import protect_output
 from common.errors import Outcome, Preempted, UserError, let_main_rank_exit_first
 from common.files import read_json, reading
 from common.flag_reads import record_reads
 from common.flags import check_limits, from_json, role_of, spelled, stated
+from common.standard_streams import protect_output
 from common.system.machine import is_main_rank
 from common.system.printable import has_secret
 

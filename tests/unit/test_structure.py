@@ -18,7 +18,7 @@ MOST_LINES_OF_A_RECIPE = 240
 LEVELS = (
     ("system",),
     ("errors",),
-    ("agreement", "files", "console", "flags", "objective"),
+    ("agreement", "files", "console", "standard_streams", "flags", "objective"),
     ("flag_reads", "tables"),
     ("flag_uses",),
     ("run_directory",),
