@@ -20,7 +20,7 @@ from common.errors import UserError
 from common.files import receipt_of, replacing, write_json, write_text, writing
 from common.initial import initial_facts, weights_file
 from common.run_directory.directory import INITIAL, WEIGHTS, model_folder
-from common.run_directory.records import FACTS, WeightsDigest
+from common.run_directory.records import MODEL_JSON, WeightsDigest
 from common.system.machine import is_main_rank
 
 # A recipe's description of its model, in JSON; `files` is the path of a folder, or None.
@@ -62,7 +62,7 @@ def save_model(
             write_sharded_model(unfinished, skeleton, weights)
         model_facts = {name: facts[name] for name in facts if name != "files"}
         model_facts |= digest_of_weights(unfinished / WEIGHTS).to_json()
-        write_json(unfinished / FACTS, model_facts)
+        write_json(unfinished / MODEL_JSON, model_facts)
         if card:
             write_text(unfinished / "README.md", card)
 
@@ -159,7 +159,7 @@ def keep_initial(source: Path, folder: Path, is_file: bool) -> None:
     with writing(str(folder)), replacing(folder) as unfinished:
         if is_file:
             shutil.copy(source, unfinished / WEIGHTS)
-            write_json(unfinished / FACTS, digest_of_weights(source).to_json())
+            write_json(unfinished / MODEL_JSON, digest_of_weights(source).to_json())
         else:
             shutil.copytree(source.parent, unfinished, dirs_exist_ok=True)
 

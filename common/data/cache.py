@@ -29,7 +29,7 @@ from common.files import (
     writing,
 )
 
-FACTS = "facts.json"  # what `prepare` returned, and the SHA-256 of each file
+FACTS_JSON = "facts.json"  # what `prepare` returned, and the SHA-256 of each file
 SEEN = "seen.json"  # the stamps of the files when their digests were last compared
 DISK_ADVICE = "make room, or let XDG_CACHE_HOME name a folder elsewhere"
 
@@ -98,7 +98,7 @@ def cached(
     folder = cache_folder(source, kind=version, **settings)
     with writing(f"the cache {folder}", DISK_ADVICE):
         ensure_cache(folder, partial(prepare, source, **settings))
-        contents = read_json(folder / FACTS)
+        contents = read_json(folder / FACTS_JSON)
         arrays = {
             split: [np.load(folder / f"{split}_{name}.npy", mmap_mode="r") for name in names]
             for split in contents.pop("splits")
@@ -187,11 +187,11 @@ def find_damage(folder: Path) -> str | None:
     read all files again.
     """
     try:
-        facts = read_json(folder / FACTS)
+        facts = read_json(folder / FACTS_JSON)
         stamps = stamps_of(folder)  # before the files are read: they may change meanwhile
         # `signed` computes the signature anew. It differs if the file was edited.
         if facts != signed(facts):
-            return f"{FACTS} has changed"
+            return f"{FACTS_JSON} has changed"
         for name, digest in facts["files"].items():
             if receipt_of(folder / name)["sha256"] != digest:
                 return f"{name} has changed"
@@ -213,7 +213,9 @@ def make_cache(folder: Path, prepare: Callable[[Path], PreparedFacts]) -> None:
         facts = prepare(unfinished)
         digests = {name: receipt_of(unfinished / name)["sha256"] for name in stamps_of(unfinished)}
         contents = {**facts, "files": digests}
-        (unfinished / FACTS).write_text(json.dumps(signed(contents), indent=2), encoding="utf-8")
+        (unfinished / FACTS_JSON).write_text(
+            json.dumps(signed(contents), indent=2), encoding="utf-8"
+        )
         save_stamps(unfinished, stamps_of(unfinished))
 
 

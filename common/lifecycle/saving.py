@@ -36,7 +36,10 @@ def compare_weights(context: Context) -> None:
 
 
 def run_identity(started: StartedRun) -> RunIdentity:
-    """Return the facts of this run for a manifest; a resume compares those in `KEPT`."""
+    """Return the facts of this run for a manifest.
+
+    A resume compares those in `MUST_MATCH_ON_RESUME`.
+    """
     context = started.context
     plan = started.plan
     step = context.progress.global_step

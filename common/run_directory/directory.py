@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from common.agreement import ask_rank_zero, gather_lists
 from common.errors import (
-    LETTING_GO,
+    GLOO_RELEASE_SECONDS,
     LOST_AGAIN,
     LOST_AGAIN_ADVICE,
     Outcome,
@@ -35,7 +35,7 @@ from common.files import (
 from common.run_directory.identity import signed_config
 from common.run_directory.records import (
     CONFIG,
-    FACTS,
+    MODEL_JSON,
     STATUS,
     Status,
     WeightsDigest,
@@ -46,7 +46,7 @@ from common.system.machine import is_main_rank, rank, several_machines
 
 LOCK = ".lock"
 INITIAL = "initial"  # a copy of the weights of `--init-from`, so that a resume needs no others
-WEIGHTS = "model.safetensors"  # in the folder of a finished model, beside FACTS
+WEIGHTS = "model.safetensors"  # in the folder of a finished model, beside MODEL_JSON
 # Seconds to wait until another job ends: it may take as long to save a checkpoint after a signal.
 PATIENCE = 60.0
 MOST_LOSSES = 10  # updates with a lost process that `status.json` remembers
@@ -106,7 +106,7 @@ class RunDirectory:
         except UserError:
             self.remove_if_unused()
             self.release()
-            time.sleep(LETTING_GO)  # or gloo may abort this process when it exits
+            time.sleep(GLOO_RELEASE_SECONDS)  # or gloo may abort this process when it exits
             let_main_rank_exit_first()
             raise
         self.path = taken_directory.path
@@ -114,7 +114,7 @@ class RunDirectory:
         if taken_directory.is_finished:
             # An exception, because no caller may use a directory that is not locked.
             self.release()
-            time.sleep(LETTING_GO)
+            time.sleep(GLOO_RELEASE_SECONDS)
             raise SystemExit(0)
 
     def take(
@@ -362,11 +362,13 @@ def model_folder(path: str | Path, flag: str = "--init-from ") -> Path:
         UserError: there is no finished model, or its weights have changed since they were written.
     """
     for folder in (Path(path, "model"), Path(path)):
-        if os.path.isfile(folder / WEIGHTS) and os.path.isfile(folder / FACTS):
+        if os.path.isfile(folder / WEIGHTS) and os.path.isfile(folder / MODEL_JSON):
             insist_on_written_weights(folder)
             return folder
     advice = "pass a run that finished, or its model folder"
-    raise UserError(f"{flag}{path} holds no finished model ({WEIGHTS} and {FACTS})", advice=advice)
+    raise UserError(
+        f"{flag}{path} holds no finished model ({WEIGHTS} and {MODEL_JSON})", advice=advice
+    )
 
 
 def insist_on_written_weights(folder: Path) -> None:
@@ -375,9 +377,11 @@ def insist_on_written_weights(folder: Path) -> None:
     A `model.json` without a digest, as older versions wrote, is accepted.
     """
     path = folder / WEIGHTS
-    expected_digest = read_record(folder / FACTS, WeightsDigest).weights_sha256
+    expected_digest = read_record(folder / MODEL_JSON, WeightsDigest).weights_sha256
     if expected_digest is not None and digest_of_file(path) != expected_digest:
-        mistake = f"{path} can't be read as it was written: its SHA-256 is not the one in {FACTS}"
+        mistake = (
+            f"{path} can't be read as it was written: its SHA-256 is not the one in {MODEL_JSON}"
+        )
         advice = "take a whole copy, or remove weights_sha256 there if you changed the weights"
         raise UserError(mistake, advice=advice)
 

@@ -36,7 +36,7 @@ from common.files import PUT_BACK, JsonObject, json_safe, read_json_if_there
 CONFIG = "config.json"
 STATUS = "status.json"
 SUMMARY = "summary.json"
-FACTS = "model.json"  # in the folder of a finished model, beside its weights
+MODEL_JSON = "model.json"  # in the folder of a finished model, beside its weights
 PROVENANCE = "provenance"  # a folder
 ATTEMPTS = f"{PROVENANCE}/attempts.json"
 CHECKPOINT_DIGESTS = f"{PROVENANCE}/weights.jsonl"
