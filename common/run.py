@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from common.checkpoints.state import Stateful
 from common.config import TrainingConfig
 from common.console import DISPLAY
-from common.data.batch import Data, Work, refuse_unread
+from common.data.batch import Batch, Data, Work, refuse_unread
 from common.data.loader import Loader, RunSignals, make_loaders
 from common.data.order import TrainingOrder
 from common.errors import Preempted, UserError, let_main_rank_exit_first
@@ -221,7 +221,7 @@ class Run:
 
     # In the loop
 
-    def batches(self, loader: Loader) -> Iterator[Any]:
+    def batches(self, loader: Loader) -> Iterator[Batch]:
         """Yield training batches from the present update to the end of the run."""
         if self.config.evaluate_only:
             return
@@ -355,7 +355,7 @@ class Run:
         """
         return self.gather_rows(rows)
 
-    def equal_batches(self, loader: Loader) -> Iterator[tuple[Any, torch.Tensor]]:
+    def equal_batches(self, loader: Loader) -> Iterator[tuple[Batch, torch.Tensor]]:
         """Yield an evaluation's batches, in equal number and size on all ranks, with a mask.
 
         The mask, bool [batch] on the device, is false for samples that only pad a batch. With the
