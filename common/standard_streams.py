@@ -104,7 +104,7 @@ def replace_standard_error() -> None:
     if not isinstance(stderr, io.TextIOWrapper):
         return
     stderr.reconfigure(errors=PLAIN)
-    if type(stderr) is io.TextIOWrapper and stderr.fileno() == 2:
+    if stderr is sys.__stderr__:
         # The old object stays usable, because the handlers of loggers may hold it.
         descriptor = open(2, "wb", closefd=False)  # noqa: SIM115
         sys.stderr = Output(descriptor, stderr.encoding, PLAIN, line_buffering=True)

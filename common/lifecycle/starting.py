@@ -63,7 +63,7 @@ def start(
     context.resolution.resolve(**facts.flags_of(loaded.data))
     saved = config_to_resume(context)
     # A resume compares these facts with those of its checkpoint, before they are written.
-    saved_config = collect_facts(context, loaded, plan, kept, description, memory_plan, saved)
+    saved_config = compose_run_config(context, loaded, plan, kept, description, memory_plan, saved)
     started = StartedRun(
         context, loaded, plan, kept, description, memory_plan, profiler, saved_config
     )
@@ -72,7 +72,7 @@ def start(
         random_states = restore(started, Path(config.resume), saved.objective)
         if context.progress.global_step > 0:
             tell_other_device(saved.environment.device_type, context.accelerator.device.type)
-    started = replace(started, saved_config=write_facts(started, saved))
+    started = replace(started, saved_config=write_run_config(started, saved))
     context.logs.start(config, started.saved_config, position)
     tell_unknown_contents(started.saved_config)
     seed_generators(context, random_states)
@@ -158,7 +158,7 @@ def config_to_resume(context: Context) -> RunConfig | None:
     return read_record(context.directory.path / CONFIG, RunConfig)
 
 
-def collect_facts(
+def compose_run_config(
     context: Context,
     loaded: LoadedData,
     plan: Plan,
@@ -192,7 +192,7 @@ def collect_facts(
     )
 
 
-def write_facts(started: StartedRun, saved: RunConfig | None) -> RunConfig:
+def write_run_config(started: StartedRun, saved: RunConfig | None) -> RunConfig:
     """Add the recipe's source to the contents of `config.json`, write them, and return them.
 
     `status.json` says from now on that the run is at the present step. The provenance of this

@@ -82,10 +82,12 @@ def test_terminal_that_is_gone_changes_no_exit_status(function: str, last_words:
 
 def test_standard_error_of_a_program_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Only the stream that Python opened is replaced."""
-    with (tmp_path / "errors").open("w") as errors, monkeypatch.context() as patch:
-        patch.setattr("sys.stderr", errors)
-        protect_output()
-        assert sys.stderr is errors
+    in_memory = io.TextIOWrapper(io.BytesIO())
+    with (tmp_path / "errors").open("w") as file, monkeypatch.context() as patch:
+        for errors in (file, in_memory):
+            patch.setattr("sys.stderr", errors)
+            protect_output()
+            assert sys.stderr is errors
 
 
 def test_letters_that_the_terminal_lacks_are_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
