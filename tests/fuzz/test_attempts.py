@@ -61,7 +61,7 @@ def test_status_is_the_present_attempts(
     killed(monkeypatch, Run, killed_at, *flags)
     assert status_of(tmp_path)["status"] == "running"
     assert status_of(tmp_path)["reason"] is None
-    for mistake, seen in (("--larning-rate", "it printed"), ("--mixed-precision", "fp16")):
+    for mistake, seen in (("--larning-rate", "see its output"), ("--mixed-precision", "fp16")):
         (tmp_path / "status.json").write_text(json.dumps(STALE))
         error, _ = run(*flags, mistake, "fp16")
         assert isinstance(error, SystemExit)
