@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, TypeVar, cast
 
-from common.errors import LETTING_GO, UserError
+from common.errors import GLOO_RELEASE_SECONDS, UserError
 from common.system.machine import is_main_rank
 
 if TYPE_CHECKING:
@@ -161,4 +161,4 @@ def wait_for_ranks(accelerator: "Accelerator") -> None:
     if accelerator.num_processes > 1:
         accelerator.wait_for_everyone()
         if accelerator.device.type == "cpu":  # then the ranks talk through gloo
-            time.sleep(LETTING_GO)
+            time.sleep(GLOO_RELEASE_SECONDS)

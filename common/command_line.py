@@ -19,11 +19,12 @@ from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Protocol, TypeVar, get_args, get_type_hints
 
-from common.console import protect_output
 from common.errors import Outcome, Preempted, UserError, let_main_rank_exit_first
-from common.flags import check_limits, from_json, record_reads, role_of, spelled, stated
+from common.flag_reads import record_reads
+from common.flags import check_limits, from_json, role_of, spelled, stated
 from common.json_files import read_json
 from common.sentences import reading
+from common.standard_streams import protect_output
 from common.system.machine import is_main_rank
 from common.system.printable import has_secret
 
@@ -151,7 +152,7 @@ def note_refusal(early: argparse.Namespace, end: SystemExit) -> None:
     if early.resume not in (None, "auto"):
         is_checkpoint = Path(early.resume).parent.name == "checkpoints"
         directory = Path(early.resume).parents[1] if is_checkpoint else early.resume
-    reason = "the command line was refused, as it printed"
+    reason = "the command line was rejected; see its output"
     if isinstance(end, (UserError, Preempted)):
         reason = end.message
     refuse_to_resume(directory, Outcome("failed", False, reason), early.resume is not None)

@@ -11,7 +11,7 @@ from common.system.printable import printable
 
 # The seconds that a thread of gloo needs to release the last collective: see
 # `agreement.wait_for_ranks`.
-LETTING_GO = 0.2
+GLOO_RELEASE_SECONDS = 0.2
 # Words in an error's text which say that a rank or a loader's worker is gone or out of reach.
 LOST = (
     *("gloo", "nccl", "peer", "timed out", "timeout", "not connected"),

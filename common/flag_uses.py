@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from common.flags import TAKES_EFFECT_IN
+from common.flag_reads import TAKES_EFFECT_IN
 
 # Calls that take all flags at once, so that the source names none of them.
 CALLS_THAT_COPY = {"vars", "asdict", "astuple", "fields"}

@@ -11,7 +11,7 @@ from pathlib import Path
 from common.agreement import ask_rank_zero
 from common.json_files import read_json_if_there
 from common.run_directory.finished_model import WEIGHTS, insist_on_written_weights, model_folder
-from common.run_directory.records import FACTS, InitialFacts, read_record_if_there
+from common.run_directory.records import MODEL_JSON, InitialFacts, read_record_if_there
 from common.sentences import reading
 
 PUBLISHED = "config.json"  # beside weights that timm publishes: how they were trained
@@ -56,7 +56,7 @@ def weights_file(path: str | Path) -> Path:
     local_path = Path(find_initial(str(path)))
     if os.path.isfile(local_path):
         # The file of weights in a finished model's folder.
-        if local_path.name == WEIGHTS and os.path.isfile(local_path.with_name(FACTS)):
+        if local_path.name == WEIGHTS and os.path.isfile(local_path.with_name(MODEL_JSON)):
             insist_on_written_weights(local_path.parent)
         return local_path
     names = os.listdir(local_path) if os.path.isdir(local_path) else []
@@ -74,7 +74,7 @@ def initial_facts(path: str | None) -> InitialFacts:
     if path is None or os.path.isfile(path):
         return InitialFacts()
     folder = weights_file(path).parent
-    facts_of_run = read_record_if_there(folder / FACTS, InitialFacts)
+    facts_of_run = read_record_if_there(folder / MODEL_JSON, InitialFacts)
     if facts_of_run is not None:
         return facts_of_run
     published = read_json_if_there(folder / PUBLISHED) or {}

@@ -14,16 +14,15 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from common.checkpoints.kinds import bare_optimizer
 from common.checkpoints.state import Stateful
 from common.config import TrainingConfig
 from common.console import DISPLAY
-from common.data.batch import Data, Work, refuse_unread
-from common.data.loader import Loader, make_loaders
+from common.data.batch import Batch, Data, Work, refuse_unread
+from common.data.loader import Loader, RunSignals, make_loaders
 from common.data.order import TrainingOrder
 from common.errors import Preempted, UserError, let_main_rank_exit_first
-from common.flags import mark_read, record_reads
-from common.lifecycle import ending, saving, starting
+from common.flag_reads import mark_read, record_reads
+from common.lifecycle import ending, keeping, saving, starting
 from common.lifecycle.closing import close_after
 from common.lifecycle.evaluations import Evaluations
 from common.lifecycle.recording import log_interval, refuse_unread_flags
@@ -34,17 +33,15 @@ from common.measure.memory import lift_limit
 from common.measure.values import Metrics
 from common.objective import PREFIXES
 from common.track.names import Facts
-from common.training.accelerator import (
-    class_of_unkept_part,
-    compute_dtype,
+from common.training.early_stopping import EarlyStopping
+from common.training.gathering import Gatherer
+from common.training.notebook import (
     forget_accelerator,
     is_called_by_a_program,
     note_ranks_of_debug_launcher,
 )
-from common.training.early_stopping import EarlyStopping
-from common.training.gathering import Gatherer
-from common.training.optim import leave_unfit_fused_path, start_momentum
 from common.training.plan import Plan
+from common.training.precision import compute_dtype
 
 
 class Run:
@@ -142,12 +139,13 @@ class Run:
         validation_split = names[0]
         test_split = names[-1]
         self.early_stopping = EarlyStopping(self.config, self.context.best, validation_split)
-        loaders = make_loaders(self.config, self.accelerator, data.splits)
+        signals = RunSignals(
+            is_asked_to_stop=self.is_asked_to_stop,
+            is_stop_announced=self.context.agreement.is_announced,
+            is_rehearsing=lambda: self.evaluations.rehearsal.is_reading,
+        )
+        loaders = make_loaders(self.config, self.accelerator, data.splits, signals)
         self.stages.loaded = LoadedData(data, loaders, validation_split, test_split)
-        for loader in loaders.values():
-            loader.is_cut_short = self.context.agreement.is_announced
-            loader.is_rehearsed = lambda: self.evaluations.rehearsal.is_reading
-            loader.workers.is_stopping = self.is_asked_to_stop
         return loaders["train"], loaders[validation_split], loaders[test_split]
 
     def is_asked_to_stop(self) -> bool:
@@ -187,30 +185,8 @@ class Run:
             UserError: the Accelerator prepared a part that is not named here.
         """
         all_parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler, **others}
-        # An optimizer may be of any class that has `param_groups`.
         parts: dict[str, Any] = {name: part for name, part in all_parts.items() if part is not None}
-        for name, part in parts.items():
-            bare_part = bare_optimizer(part)
-            leave_unfit_fused_path(bare_part, self.device)
-            start_momentum(bare_part)
-            self.context.parts.add(name, part)
-        missing_class = class_of_unkept_part(self.accelerator, parts.values())
-        if missing_class:
-            raise UserError(
-                (
-                    f"{missing_class} was prepared but not passed to run.keep(), so a resume "
-                    "would lose it"
-                ),
-                advice="add it to the call, as in run.keep(..., name=part)",
-            )
-        self.stages.kept = KeptParts(
-            model=model,
-            optimizer=optimizer,
-            bare_model=self.accelerator.unwrap_model(model),
-            optimizers={
-                name: part for name, part in parts.items() if hasattr(part, "param_groups")
-            },
-        )
+        self.stages.kept = keeping.keep(self.context, model, optimizer, parts)
 
     def start(
         self,
@@ -245,7 +221,7 @@ class Run:
 
     # In the loop
 
-    def batches(self, loader: Loader) -> Iterator[Any]:
+    def batches(self, loader: Loader) -> Iterator[Batch]:
         """Yield training batches from the present update to the end of the run."""
         if self.config.evaluate_only:
             return
@@ -379,7 +355,7 @@ class Run:
         """
         return self.gather_rows(rows)
 
-    def equal_batches(self, loader: Loader) -> Iterator[tuple[Any, torch.Tensor]]:
+    def equal_batches(self, loader: Loader) -> Iterator[tuple[Batch, torch.Tensor]]:
         """Yield an evaluation's batches, in equal number and size on all ranks, with a mask.
 
         The mask, bool [batch] on the device, is false for samples that only pad a batch. With the

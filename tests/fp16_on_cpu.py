@@ -7,13 +7,13 @@ import functools
 import runpy
 import sys
 
-from common.training import accelerator
+from common.training import precision
 
 SCALE = float(sys.argv[1])
 INTERVAL = int(sys.argv[2])
-accelerator.is_offered = lambda precision, use_cpu: True
-accelerator.SharedScaler = functools.partial(  # type: ignore[assignment,misc]
-    accelerator.SharedScaler, init_scale=SCALE, growth_interval=INTERVAL
+precision.is_offered = lambda precision, use_cpu: True
+precision.SharedScaler = functools.partial(  # type: ignore[assignment,misc]
+    precision.SharedScaler, init_scale=SCALE, growth_interval=INTERVAL
 )
 sys.argv = sys.argv[3:]
 runpy.run_path(sys.argv[0], run_name="__main__")

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 
 from common.track.names import precision_name
-from common.training.accelerator import choose_precision
+from common.training.precision import choose_precision
 
 SuiteName = Literal["mnist", "resnet", "bert", "loop", "start", "ddp", "memory", "flags", "quality"]
 

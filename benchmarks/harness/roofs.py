@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from benchmarks.harness.isolation import default_device, synchronize
-from common.training.accelerator import cpu_has_bf16
+from common.training.precision import cpu_has_bf16
 
 MATRIX_SIZE = 2048
 COPY_BYTES = 256 * 2**20

@@ -16,7 +16,8 @@ from common.checkpoints.kinds import Network, OptimizerState
 from common.errors import UserError
 from common.json_files import json_safe
 
-OWN = "common."  # classes of these modules are not described: they may change with the version
+# Classes of these modules are not described: they may change with the version.
+CORE_MODULES = "common."
 # Entries of a parameter group that are not compared as options: the parameters, which are described
 # by name, and the choice between implementations of the same update.
 NOT_COMPARED = {"params", "param_names", "fused", "foreach", "capturable", "differentiable"}
@@ -62,7 +63,7 @@ def describe(parts: Mapping[str, object]) -> dict[str, PartDescription]:
             described[name] = describe_optimizer(part.optimizer, names)
         elif not isinstance(part, Network):
             unwrapped = getattr(part, "scheduler", part)  # Accelerate wraps a scheduler
-            if not type(unwrapped).__module__.startswith(OWN):
+            if not type(unwrapped).__module__.startswith(CORE_MODULES):
                 described[name] = describe_other(unwrapped)
     return json_safe(described)
 

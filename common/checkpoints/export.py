@@ -23,7 +23,7 @@ from common.initial import initial_facts, weights_file
 from common.json_files import write_json
 from common.run_directory.directory import INITIAL
 from common.run_directory.finished_model import WEIGHTS, model_folder
-from common.run_directory.records import FACTS, WeightsDigest
+from common.run_directory.records import MODEL_JSON, WeightsDigest
 from common.sentences import writing
 from common.system.machine import is_main_rank
 
@@ -66,7 +66,7 @@ def save_model(
             write_sharded_model(unfinished, skeleton, weights)
         model_facts = {name: facts[name] for name in facts if name != "files"}
         model_facts |= digest_of_weights(unfinished / WEIGHTS).to_json()
-        write_json(unfinished / FACTS, model_facts)
+        write_json(unfinished / MODEL_JSON, model_facts)
         if card:
             write_text(unfinished / "README.md", card)
 
@@ -163,7 +163,7 @@ def keep_initial(source: Path, folder: Path, is_file: bool) -> None:
     with writing(str(folder)), replacing(folder) as unfinished:
         if is_file:
             shutil.copy(source, unfinished / WEIGHTS)
-            write_json(unfinished / FACTS, digest_of_weights(source).to_json())
+            write_json(unfinished / MODEL_JSON, digest_of_weights(source).to_json())
         else:
             shutil.copytree(source.parent, unfinished, dirs_exist_ok=True)
 

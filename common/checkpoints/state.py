@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # importing it takes a second
 
 # The facts that a resume must not change. Each has the advice for a resume that changes it.
 SAME_DATA = "put the data back as they were, or start another run with --init-from"
-KEPT = {
+MUST_MATCH_ON_RESUME = {
     "recipe": "resume it with its own recipe, or start another run",
     # The best value so far is meaningless under another objective.
     "objective": "put OBJECTIVE back in the recipe, or start another run",
@@ -41,7 +41,7 @@ KEPT = {
 }
 # The packages whose classes get a sentence in place of a traceback if their state does not fit. A
 # recipe's own classes keep their traceback.
-OURS = ("common.", "torch.", "accelerate.")
+LIBRARY_PACKAGES = ("common.", "torch.", "accelerate.")
 
 
 class Stateful(Protocol):
@@ -253,7 +253,8 @@ def load_from_ranks(part: LoadsFromRanks, states: list[object], path: Path, name
 
 def is_of_recipe(part: object) -> bool:
     """Whether a part's class was written in a recipe, and is no module."""
-    return not isinstance(part, nn.Module) and not type(part).__module__.startswith(OURS)
+    is_of_library = type(part).__module__.startswith(LIBRARY_PACKAGES)
+    return not isinstance(part, nn.Module) and not is_of_library
 
 
 def check_state(part: Stateful | LoadsFromRanks, state: object) -> None:
@@ -310,8 +311,8 @@ def restore_newest(
 
     Args:
         named: the last checkpoint to consider, such as ``step-00000120``; None for the newest.
-        present: the facts of this run. Those in `KEPT`, the ``flags`` and the ``parts_described``
-            must be the same as in the checkpoint.
+        present: the facts of this run. Those in `MUST_MATCH_ON_RESUME`, the ``flags`` and the
+            ``parts_described`` must be the same as in the checkpoint.
         saved_objective: the one in the run's `config.json`. Checkpoints of older versions do not
             name theirs.
 
@@ -361,7 +362,7 @@ def insist_on_same_run(
 
 
 def insist_on_facts(path: Path, saved: Mapping[str, object], present: RunIdentity) -> None:
-    """Raise a `UserError` for the first fact in `KEPT` that differs from the saved one.
+    """Raise a `UserError` for the first fact in `MUST_MATCH_ON_RESUME` that has changed.
 
     The facts of the data set are in the entry ``data`` of both. A fact that was not saved, as by an
     older version, is not compared.
@@ -371,7 +372,7 @@ def insist_on_facts(path: Path, saved: Mapping[str, object], present: RunIdentit
     if isinstance(saved_data, dict):
         facts_before |= saved_data
     facts_now = {**present, **present["data"]}
-    for name, advice in KEPT.items():
+    for name, advice in MUST_MATCH_ON_RESUME.items():
         if name in facts_before and facts_before[name] != facts_now.get(name):
             raise UserError(
                 (

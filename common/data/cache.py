@@ -22,7 +22,7 @@ from common.files import locked, replacing
 from common.json_files import read_json, write_json
 from common.sentences import writing
 
-FACTS = "facts.json"  # what `prepare` returned, and the SHA-256 of each file
+FACTS_JSON = "facts.json"  # what `prepare` returned, and the SHA-256 of each file
 SEEN = "seen.json"  # the stamps of the files when their digests were last compared
 DISK_ADVICE = "make room, or let XDG_CACHE_HOME name a folder elsewhere"
 
@@ -91,7 +91,7 @@ def cached(
     folder = cache_folder(source, kind=version, **settings)
     with writing(f"the cache {folder}", DISK_ADVICE):
         ensure_cache(folder, partial(prepare, source, **settings))
-        contents = read_json(folder / FACTS)
+        contents = read_json(folder / FACTS_JSON)
         arrays = {
             split: [np.load(folder / f"{split}_{name}.npy", mmap_mode="r") for name in names]
             for split in contents.pop("splits")
@@ -180,10 +180,10 @@ def find_damage(folder: Path) -> str | None:
     read all files again.
     """
     try:
-        facts = read_json(folder / FACTS)
+        facts = read_json(folder / FACTS_JSON)
         stamps = stamps_of(folder)  # before the files are read: they may change meanwhile
         if not is_as_signed(facts):
-            return f"{FACTS} has changed"
+            return f"{FACTS_JSON} has changed"
         for name, digest in facts["files"].items():
             if sha256_of_file(folder / name) != digest:
                 return f"{name} has changed"
@@ -205,7 +205,9 @@ def make_cache(folder: Path, prepare: Callable[[Path], PreparedFacts]) -> None:
         facts = prepare(unfinished)
         digests = {name: sha256_of_file(unfinished / name) for name in stamps_of(unfinished)}
         contents = {**facts, "files": digests}
-        (unfinished / FACTS).write_text(json.dumps(signed(contents), indent=2), encoding="utf-8")
+        (unfinished / FACTS_JSON).write_text(
+            json.dumps(signed(contents), indent=2), encoding="utf-8"
+        )
         save_stamps(unfinished, stamps_of(unfinished))
 
 

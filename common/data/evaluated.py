@@ -13,7 +13,7 @@ from common.data.pixels import FULL_SCALE
 from common.errors import UserError
 from common.initial import initial_facts, weights_file
 from common.json_files import read_json_if_there
-from common.run_directory.records import CONFIG, FACTS, excerpt_of
+from common.run_directory.records import CONFIG, MODEL_JSON, excerpt_of
 
 MOST_GENERATIONS = 20  # runs that are followed back, each to the run of its initial weights
 
@@ -78,7 +78,7 @@ def training_history(model: str | None) -> list[TrainedOn]:
             break
         contents = read_json_if_there(folder.parent / CONFIG)
         # Only the folder `model` in a run's directory has all of these.
-        if folder.name != "model" or not (folder / FACTS).is_file() or contents is None:
+        if folder.name != "model" or not (folder / MODEL_JSON).is_file() or contents is None:
             break
         # A tolerant reader: an old or edited file may still say on which data the run trained.
         saved = excerpt_of(contents)

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import psutil
 import torch
@@ -15,7 +15,7 @@ from common.config import TrainingConfig
 from common.data.batch import Batch, Samples, Work
 from common.data.iterable import IterableOrder, IterableSamples
 from common.data.order import EvaluationOrder, TrainingOrder, rehearsal_batches
-from common.data.workers import MicroBatches, Workers
+from common.data.workers import PATIENCE, MicroBatches, Workers
 from common.errors import UserError
 from common.system.devices import is_accelerator, memory_room
 from common.system.machine import local_world_size, usable_cores
@@ -45,6 +45,24 @@ def worker_count(samples: Samples, requested: int | None) -> int:
     return count
 
 
+def never() -> bool:
+    return False
+
+
+@dataclass(frozen=True)
+class RunSignals:
+    """What a loader asks its run between two batches."""
+
+    is_asked_to_stop: Callable[[], bool] = never  # whether this process got a request to stop
+    # Whether the ranks will stop, so that an evaluation ends before its next batch.
+    is_stop_announced: Callable[[], bool] = never
+    # Whether an evaluation is only a rehearsal of a few batches.
+    is_rehearsing: Callable[[], bool] = never
+
+
+NO_SIGNALS = RunSignals()
+
+
 class Loader:
     """Yields the micro-batches of one split for this rank, already on the device."""
 
@@ -57,6 +75,8 @@ class Loader:
         num_workers: int | None = None,
         seed: int = 0,
         room: float | None = None,
+        patience: float = PATIENCE,
+        signals: RunSignals = NO_SIGNALS,
     ) -> None:
         """Choose where batches are made, and place the samples on the device if that is there.
 
@@ -68,6 +88,8 @@ class Loader:
             seed: of the run, for augmentation.
             room: bytes of the device's memory that "auto" may use; by default half of the free
                 memory.
+            patience: seconds to wait for one batch of the workers.
+            signals: of the run that uses the batches; by default, nothing interrupts them.
 
         Raises:
             UserError: `placement` is "device", and the samples can't be placed.
@@ -84,11 +106,10 @@ class Loader:
             placement = "device" if fits else "workers"
         self.placement = placement
         self.num_workers = worker_count(samples, num_workers) if placement == "workers" else 0
-        self.workers = Workers(samples, self.num_workers, device)
-        # Whether an evaluation should end before its next batch; set by the run.
-        self.is_cut_short: Callable[[], bool] = lambda: False
-        # Whether an evaluation is only a rehearsal of a few batches; set by the run.
-        self.is_rehearsed: Callable[[], bool] = lambda: False
+        self.workers = Workers(
+            samples, self.num_workers, device, patience, signals.is_asked_to_stop
+        )
+        self.signals = signals
         samples.seed = seed
         self.placed_bytes = 0  # of the device's memory
         if placement == "device":
@@ -131,11 +152,11 @@ class Loader:
     def __iter__(self) -> Iterator[Batch]:
         """Yield each batch of an evaluation, until it is cut short."""
         assert isinstance(self.order, EvaluationOrder)
-        if self.is_rehearsed():
+        if self.signals.is_rehearsing():
             yield from self.rehearsed(self.rehearsal_of(self.order.micro_batches()))
             return
         for batch, _ in self.make_batches(self.order.micro_batches(), None):
-            if self.is_cut_short():
+            if self.signals.is_stop_announced():
                 return
             yield batch
 
@@ -151,7 +172,7 @@ class Loader:
         """
         assert isinstance(self.order, EvaluationOrder)
         samples, is_real = self.order.equal_batches()
-        if self.is_rehearsed():
+        if self.signals.is_rehearsing():
             batches = self.rehearsed(self.rehearsal_of(samples))
             is_real = self.rehearsal_of(is_real)
         else:
@@ -271,11 +292,17 @@ def check_fits(size: int | None, free: int, device: torch.device) -> None:
 
 
 def make_loaders(
-    config: TrainingConfig, accelerator: Accelerator, splits: Mapping[str, Samples]
+    config: TrainingConfig,
+    accelerator: Accelerator,
+    splits: Mapping[str, Samples],
+    signals: RunSignals = NO_SIGNALS,
 ) -> dict[str, Loader]:
     """Return a loader for each split.
 
     The training split comes in a shuffled order, and the others with each sample once.
+
+    Args:
+        signals: what the loaders ask the run between two batches.
 
     Raises:
         UserError: the flags don't suit an `IterableDataset`, or a split has too few samples.
@@ -300,8 +327,9 @@ def make_loaders(
             config.num_workers,
             config.seed,
             room,
+            patience,
+            signals,
         )
-        loader.workers.patience = patience
         room -= loader.placed_bytes
         loaders[name] = loader
     return loaders

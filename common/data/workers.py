@@ -42,6 +42,7 @@ from common.system.platforms import (
 # Part of torch's error for a worker of a DataLoader that was killed or has exited.
 WORKER_GONE = "DataLoader worker (pid"
 TOO_MANY_FILES = "Too many open files"
+PATIENCE = 180.0  # seconds to wait for one batch, unless a run says otherwise
 KILL_SECONDS = 5.0  # for which this process waits until a killed worker is gone
 PREFETCHED = 2  # batches that each worker makes in advance
 MicroBatches = Sequence[torch.Tensor] | torch.Tensor
@@ -88,13 +89,26 @@ class Workers:
     # The warnings that the user has already seen, from any loader of this process.
     announced: ClassVar[set[str]] = set()
 
-    def __init__(self, samples: Samples, count: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        samples: Samples,
+        count: int,
+        device: torch.device,
+        patience: float,
+        is_stopping: Callable[[], bool],
+    ) -> None:
+        """Note what is needed to start the workers.
+
+        Args:
+            patience: seconds to wait for one batch.
+            is_stopping: whether the run was asked to stop; a thread calls it.
+        """
         self.samples = samples
         self.count = count
         self.device = device
         self.requests = BatchRequests()
-        self.patience = 180.0  # seconds to wait for one batch
-        self.is_stopping: Callable[[], bool] = lambda: False  # whether the run was asked to stop
+        self.patience = patience
+        self.is_stopping = is_stopping
         self.watch: Watch | None = None  # None until worker processes have started
         self.free_memory: int | None = None  # bytes of shared memory before the workers started
         self.largest_batch = 0  # bytes
@@ -192,7 +206,7 @@ class Workers:
             self.do_without(str(error))
             return iter(self.processes)
         workers = new_children(earlier_children)
-        # `is_stopping` is looked up at each call, because the run sets it later.
+        # Looked up at each call, because tests replace it.
         self.watch = Watch(workers, self.patience, lambda: self.is_stopping())
         self.watch.start()
         return batches

@@ -11,8 +11,9 @@ from common.lifecycle.saving import compare_weights
 from common.lifecycle.stages import Context, KeptParts, LoadedData
 from common.objective import PREFIXES
 from common.track.names import Facts
-from common.training.evaluation import Rehearsal, evaluation_mode, keep_buffers
+from common.training.evaluation import evaluation_mode, keep_buffers
 from common.training.plan import Plan
+from common.training.rehearsal import Rehearsal
 
 
 class Evaluations:

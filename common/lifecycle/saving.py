@@ -9,8 +9,8 @@ from common.config import TrainingConfig
 from common.console import DISPLAY, say
 from common.flags import role_of
 from common.lifecycle.stages import Context, StartedRun
+from common.training.best import Best
 from common.training.drift import insist_on_equal_weights, networks_of
-from common.training.evaluation import Best
 
 # A resume resolves these flags again, so a checkpoint does not fix them.
 RESOLVED_AGAIN = ("init_from", "mixed_precision")
@@ -36,7 +36,10 @@ def compare_weights(context: Context) -> None:
 
 
 def run_identity(started: StartedRun) -> RunIdentity:
-    """Return the facts of this run for a manifest; a resume compares those in `KEPT`."""
+    """Return the facts of this run for a manifest.
+
+    A resume compares those in `MUST_MATCH_ON_RESUME`.
+    """
     context = started.context
     plan = started.plan
     step = context.progress.global_step

@@ -18,7 +18,7 @@ from common.run_directory.recipe_source import RecipeSource
 from common.run_directory.resume import was_finished_meanwhile
 from common.track.log import Log
 from common.training.accelerator import build_accelerator
-from common.training.evaluation import Best
+from common.training.best import Best
 from common.training.guard import GradientGuard
 from common.training.plan import Progress
 from common.training.sharding import ShardingAccelerator
@@ -92,14 +92,13 @@ def make_checkpoints(
     config: TrainingConfig, accelerator: ShardingAccelerator, directory: RunDirectory
 ) -> Checkpoints:
     """Return the store of the run's checkpoints, which belong to this run and its directory."""
-    checkpoints = Checkpoints(
+    return Checkpoints(
         directory.path / "checkpoints",
         accelerator.process_index,
         accelerator.num_processes,
         config.keep_checkpoints,
         config.collective_timeout,
         accelerator.device,
+        run_id=directory.run_id,
+        insist_on_ownership=directory.insist_on_ownership,
     )
-    checkpoints.run_id = directory.run_id
-    checkpoints.insist_on_ownership = directory.insist_on_ownership
-    return checkpoints

@@ -33,7 +33,7 @@ from common.run_directory.recipe_source import RecipeSource
 from common.run_directory.records import RunConfig
 from common.track.log import Log
 from common.track.names import Facts
-from common.training.evaluation import Best
+from common.training.best import Best
 from common.training.guard import GradientGuard
 from common.training.plan import Plan, Progress
 from common.training.sharding import ShardingAccelerator

@@ -11,7 +11,7 @@ from common.checkpoints import export
 from common.checkpoints.state import State
 from common.console import say
 from common.data.iterable import IterableSamples
-from common.flags import mark_read
+from common.flag_reads import mark_read
 from common.lifecycle.saving import restore
 from common.lifecycle.stages import Context, KeptParts, LoadedData, StartedRun
 from common.measure.flops import ComputeLoss
@@ -28,7 +28,6 @@ from common.run_directory.records import (
 )
 from common.track import facts
 from common.track.names import Facts
-from common.training.accelerator import compute_dtype
 from common.training.batch_size import (
     attempt,
     batch_norm_sentence,
@@ -36,6 +35,7 @@ from common.training.batch_size import (
     refuse_unfit_loss,
 )
 from common.training.plan import Plan
+from common.training.precision import compute_dtype
 
 
 def start(
@@ -63,7 +63,7 @@ def start(
     context.resolution.resolve(**facts.flags_of(loaded.data))
     saved = config_to_resume(context)
     # A resume compares these facts with those of its checkpoint, before they are written.
-    saved_config = collect_facts(context, loaded, plan, kept, description, memory_plan, saved)
+    saved_config = compose_run_config(context, loaded, plan, kept, description, memory_plan, saved)
     started = StartedRun(
         context, loaded, plan, kept, description, memory_plan, profiler, saved_config
     )
@@ -72,7 +72,7 @@ def start(
         random_states = restore(started, Path(config.resume), saved.objective)
         if context.progress.global_step > 0:
             tell_other_device(saved.environment.device_type, context.accelerator.device.type)
-    started = replace(started, saved_config=write_facts(started, saved))
+    started = replace(started, saved_config=write_run_config(started, saved))
     context.logs.start(config, started.saved_config, position)
     tell_unknown_contents(started.saved_config)
     seed_generators(context, random_states)
@@ -158,7 +158,7 @@ def config_to_resume(context: Context) -> RunConfig | None:
     return read_record(context.directory.path / CONFIG, RunConfig)
 
 
-def collect_facts(
+def compose_run_config(
     context: Context,
     loaded: LoadedData,
     plan: Plan,
@@ -192,7 +192,7 @@ def collect_facts(
     )
 
 
-def write_facts(started: StartedRun, saved: RunConfig | None) -> RunConfig:
+def write_run_config(started: StartedRun, saved: RunConfig | None) -> RunConfig:
     """Add the recipe's source to the contents of `config.json`, write them, and return them.
 
     `status.json` says from now on that the run is at the present step. The provenance of this

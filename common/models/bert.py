@@ -1,5 +1,6 @@
 """BERT models for classification: from the Hub, from a folder, or a small one from scratch."""
 
+import warnings
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict
@@ -7,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 from accelerate import Accelerator
 
 from common.agreement import ask_rank_zero
-from common.console import quiet_transformers
 from common.data.sources import hub_commit
 from common.data.text import PAD_MULTIPLE, TextData, padded_length
 from common.errors import UserError
@@ -210,3 +210,13 @@ def settings(data: TextData, dropout: float) -> BertSettings:
         "attention_probs_dropout_prob": dropout,
         "attn_implementation": "sdpa",  # takes the batches' mask as it is
     }
+
+
+def quiet_transformers() -> None:
+    """Silence Transformers' reports that a user can do nothing about, such as a new head's."""
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    # The name that all releases of version 5 know; it goes in version 6.
+    warnings.filterwarnings("ignore", message="`gradient_checkpointing_enable` is deprecated")
+    logging.disable_progress_bar()

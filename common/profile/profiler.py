@@ -12,7 +12,7 @@ import torch
 from accelerate import Accelerator
 
 from common.config import TrainingConfig
-from common.console import say, warn, without_native_messages
+from common.console import say, warn
 from common.data.batch import Batch, Work
 from common.data.loader import Loader
 from common.json_files import write_json
@@ -21,6 +21,7 @@ from common.measure.stopwatch import FIRST_UPDATES, Stopwatch
 from common.profile import verdict
 from common.profile.files import write_profile
 from common.profile.phases import Phases
+from common.standard_streams import without_native_messages
 from common.system.devices import is_accelerator, profiler_activity, synchronize_stream
 from common.track import media
 from common.training.plan import Plan

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from common.agreement import ask_rank_zero, gather_lists
 from common.errors import (
-    LETTING_GO,
+    GLOO_RELEASE_SECONDS,
     LOST_AGAIN,
     LOST_AGAIN_ADVICE,
     Outcome,
@@ -96,7 +96,7 @@ class RunDirectory:
         except UserError:
             self.remove_if_unused()
             self.release()
-            time.sleep(LETTING_GO)  # or gloo may abort this process when it exits
+            time.sleep(GLOO_RELEASE_SECONDS)  # or gloo may abort this process when it exits
             let_main_rank_exit_first()
             raise
         self.path = taken_directory.path
@@ -104,7 +104,7 @@ class RunDirectory:
         if taken_directory.is_finished:
             # An exception, because no caller may use a directory that is not locked.
             self.release()
-            time.sleep(LETTING_GO)
+            time.sleep(GLOO_RELEASE_SECONDS)
             raise SystemExit(0)
 
     def take(

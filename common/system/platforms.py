@@ -342,7 +342,7 @@ def is_lock_free(lock_file: Path) -> bool:
 
 
 def is_lock_free_by_taking_it(lock_file: Path) -> bool:
-    """Do as `is_lock_free` on Windows, which can't be asked without taking the lock."""
+    """Do as `is_lock_free` for Windows, where a lock can only be tested by taking it."""
     from filelock import FileLock, Timeout
 
     if not lock_file.is_file():
@@ -356,7 +356,7 @@ def is_lock_free_by_taking_it(lock_file: Path) -> bool:
 
 
 def words_for(*numbers: int) -> tuple[str, ...]:
-    """Return the system's messages for error numbers, without those that it has no message for.
+    """Return the system's texts for error numbers; numbers without a text are left out.
 
     They help to recognise an error by its text, where a library raises it without its number.
     Windows calls every network error "Unknown error".

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from common.console import protect_tool_output
 from common.errors import UserError
+from common.standard_streams import protect_tool_output
 
 
 class Tool(NamedTuple):

@@ -2,7 +2,7 @@
 
 import argparse
 
-from common.console import protect_output, protect_tool_output
+from common.standard_streams import protect_output, protect_tool_output
 
 
 def tool_parser(

@@ -26,7 +26,7 @@ from common.run_directory.records import (
 )
 from common.system.devices import device_name
 from common.track.card import flags_given
-from common.training.accelerator import running_precision
+from common.training.precision import running_precision
 from common.training.sharding import ShardingAccelerator
 
 PACKAGES = ("torch", "accelerate", "transformers", "datasets", "wandb", "numpy")

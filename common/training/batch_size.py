@@ -90,9 +90,31 @@ def fit_batch_size(
     trials = search(sizes, requested, try_size)
     memory.forget_peaks(loader.device)
     rates, peaks = combine_over_ranks(trials, sizes, accelerator)
-    # A rate is 0 if the size does not fit, -1 if a rank did not try it, and infinite if none did.
-    fitting = {size: rate for size, rate in rates.items() if 0 < rate < math.inf}
     show_trials(rates, peaks)
+    chosen = choose_size(rates, requested, per_update)
+    accumulation = per_update // chosen
+    if chosen != requested:
+        reason = "does not fit" if chosen < requested else "is slower"
+        say(f"batch {requested} {reason}: using {chosen} × {accumulation} accumulated")
+        accelerator.gradient_accumulation_steps = accumulation
+        for split_loader in loaders.values():
+            split_loader.cut_into(chosen, accumulation)
+    return chosen, accumulation
+
+
+def choose_size(rates: Mapping[int, float], requested: int, per_update: int) -> int:
+    """Return the fastest size with the same updates, and print a faster one that changes them.
+
+    Args:
+        rates: samples a second, by size. A rate is 0 if the size does not fit, -1 if a rank did
+            not try it, and infinite if none did.
+        requested: the size that the flags ask for.
+        per_update: samples of an update on this rank.
+
+    Raises:
+        TrainingError: not even one sample fits.
+    """
+    fitting = {size: rate for size, rate in rates.items() if 0 < rate < math.inf}
     same_updates = [size for size in fitting if per_update % size == 0]
     if not same_updates:
         advice = "pass --gradient-checkpointing, or choose a smaller model or smaller samples"
@@ -100,17 +122,8 @@ def fit_batch_size(
     # If the requested size does not fit, begin with the largest one that fits.
     start = requested if requested in fitting else same_updates[-1]
     chosen = fastest(fitting, same_updates, start)
-    # The user is also told of a faster size that would change the updates.
     say_fastest(fastest(fitting, fitting, chosen), per_update)
-    accumulation = per_update // chosen
-    if chosen == requested:
-        return chosen, accumulation
-    reason = "does not fit" if chosen < requested else "is slower"
-    say(f"batch {requested} {reason}: using {chosen} × {accumulation} accumulated")
-    accelerator.gradient_accumulation_steps = accumulation
-    for loader in loaders.values():
-        loader.cut_into(chosen, accumulation)
-    return chosen, accumulation
+    return chosen
 
 
 def combine_over_ranks(

@@ -3,8 +3,8 @@
 from common.config import TrainingConfig
 from common.console import say
 from common.errors import UserError
-from common.flags import mark_read
-from common.training.evaluation import Best
+from common.flag_reads import mark_read
+from common.training.best import Best
 
 
 class EarlyStopping:
@@ -43,12 +43,14 @@ class EarlyStopping:
         """
         mark_read(self.config, "early_stopping")
         patience = self.config.early_stopping
-        if patience is None or self.best.later < patience:
+        if patience is None or self.best.evaluations_since_best < patience:
             return False
         if not self.is_told:
             self.is_told = True
+            metric = self.best.objective.metric
+            count = self.best.evaluations_since_best
             say(
-                f"stopped early, after update {global_step}: "
-                f"no better {self.best.objective.metric} in {self.best.later} evaluations"
+                f"stopped early, after update {global_step}: no better {metric} in {count} "
+                "evaluations"
             )
         return True

@@ -225,8 +225,8 @@ class GradientGuard:
         if not self.is_fp16 and (self.skipped or math.isnan(loss)):
             raise TrainingError(
                 (
-                    f"a gradient or the loss was not finite by update {global_step}, and was not "
-                    "applied"
+                    f"a gradient or the loss became non-finite by update {global_step}; that "
+                    "update was not applied"
                 ),
                 advice=(
                     "lower --learning-rate or --max-grad-norm, or pass --mixed-precision no; "

@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from common.config import TrainingConfig
 from common.errors import UserError
-from common.flags import mark_read
+from common.flag_reads import mark_read
 from common.run_directory.records import PlanFacts
 from common.training.optim import SCALES, warmup_decay
 

@@ -235,6 +235,6 @@ class StopAgreement:
         reason = self.request.reason or "a signal to another rank"
         raise Preempted(
             f"stopped after update {global_step} by {reason}; everything is saved: "
-            f"go on with --resume {quoted(self.directory)}",
+            f"continue it with --resume {quoted(self.directory)}",
             is_by_ctrl_c=self.request.is_by_ctrl_c,
         )

@@ -18,7 +18,7 @@ from common.errors import UserError
 from common.run import Run
 from common.tools.compare.comparison import compare
 from common.tools.compare.readers import read_runs
-from common.training import accelerator
+from common.training import precision
 from examples import regression
 from tests.fuzz.small_run import FLAGS, digest, prepared, run
 from tests.unit.recipes import status_of
@@ -61,7 +61,7 @@ def test_status_is_the_present_attempts(
     killed(monkeypatch, Run, killed_at, *flags)
     assert status_of(tmp_path)["status"] == "running"
     assert status_of(tmp_path)["reason"] is None
-    for mistake, seen in (("--larning-rate", "it printed"), ("--mixed-precision", "fp16")):
+    for mistake, seen in (("--larning-rate", "see its output"), ("--mixed-precision", "fp16")):
         (tmp_path / "status.json").write_text(json.dumps(STALE))
         error, _ = run(*flags, mistake, "fp16")
         assert isinstance(error, SystemExit)
@@ -106,7 +106,7 @@ def test_resume_needs_nothing_but_its_directory(
 
 def test_precision_that_ran_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A resumed run keeps the precision that `auto` chose, and refuses another one by name."""
-    monkeypatch.setattr(accelerator, "cpu_has_bf16", lambda: False)
+    monkeypatch.setattr(precision, "cpu_has_bf16", lambda: False)
     directory = tmp_path / "run"
     auto = (*FLAGS, "--mixed-precision", "auto")
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
@@ -134,7 +134,7 @@ def test_tf32_is_a_precision_of_its_own(tmp_path: Path, monkeypatch: pytest.Monk
     error, _ = run(*tf32, "--output-dir", directory)
     assert isinstance(error, UserError)
     assert "tf32 needs a GPU that supports it" in error.message
-    monkeypatch.setattr(accelerator, "is_offered", lambda precision, use_cpu: True)
+    monkeypatch.setattr(precision, "is_offered", lambda precision, use_cpu: True)
     killed(monkeypatch, Run, "finish", *tf32, "--output-dir", directory)
     facts = json.loads((directory / "config.json").read_text())
     assert facts["environment"]["mixed_precision"] == "tf32"

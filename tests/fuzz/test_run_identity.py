@@ -37,9 +37,8 @@ from common.digests import signed
 from common.errors import UserError
 from common.files import UNFINISHED, open_to_append
 from common.flags import role_of
-from common.run_directory.directory import RunDirectory
+from common.run_directory.directory import MODEL_JSON, RunDirectory
 from common.run_directory.finished_model import WEIGHTS, model_folder
-from common.run_directory.records import FACTS
 from common.run_directory.resume import resumed_config, was_finished_meanwhile
 from tests.fuzz.small_run import Inline
 from tests.unit.checkpoints.test_store import killed_at
@@ -466,7 +465,7 @@ class Runs(RuleBasedStateMachine):
         with ending_well():
             folder = model_folder(directory)
             weights = safetensors.torch.load_file(folder / WEIGHTS)
-            run_id = json.loads((folder / FACTS).read_text()).get("run_id")
+            run_id = json.loads((folder / MODEL_JSON).read_text()).get("run_id")
             if run_id in self.seeds:
                 assert weights["weight"].tolist() == [[self.seeds[run_id], LAST]]
             ENDED["read export"] += 1

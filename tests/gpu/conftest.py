@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from common.training.accelerator import choose_precision
+from common.training.precision import choose_precision
 from tests.gpu.launching import Launcher
 from tests.local_data import write_odd_text
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from benchmarks.harness.isolation import default_device
 from common.models import packing
-from common.training import accelerator
+from common.training.precision import set_kernels
 from tests.gpu.conftest import HAS_GPU, as_flags
 from tests.gpu.launching import Launcher
 from tests.launch import REPOSITORY
@@ -23,14 +23,14 @@ from tests.unit.models.test_packing import LENGTHS, loss_and_gradients, tiny_ber
 def settings_of_torch() -> Iterator[None]:
     """Restore torch's settings after each test."""
     yield
-    accelerator.set_kernels("no", deterministic=False)
+    set_kernels("no", deterministic=False)
 
 
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("precision", ["no", "tf32", "fp16"])
 def test_products_are_as_exact_as_their_precision(precision: str, compiled: bool) -> None:
     """TF32 keeps 10 of 23 bits, so its error is large; other precisions leave fp32 exact."""
-    accelerator.set_kernels(precision, deterministic=False)
+    set_kernels(precision, deterministic=False)
     random = torch.Generator().manual_seed(0)
     device = default_device()
     left, right = (torch.randn(512, 512, generator=random) for _ in range(2))

@@ -417,7 +417,7 @@ def test_nan_on_one_rank_is_never_applied(runner: Runner, directory: Path, tmp_p
     flags = (*MLP, "--mixed-precision", "no", "--output-dir", directory)
     job = Job(runner, recipe, *flags, directory=directory, launcher="two")
     assert job.end(60) != 0
-    assert "not finite by update 15" in job.said()
+    assert "became non-finite by update 15" in job.said()
     assert job.said().count("error: a gradient") == 1
     status = job.read("status.json")
     assert status["status"] == "failed"

@@ -24,7 +24,7 @@ from common.tools.recipe import load_recipe
 from common.tools.tune.command import read_command_line
 from common.tools.tune.space import parse_space
 from common.tools.vary.command import read_command_line as read_variants
-from common.training.accelerator import cpu_has_bf16
+from common.training.precision import cpu_has_bf16
 from tests.examples import COPIES
 from tests.launch import CONFIGS, REPOSITORY, Runner, clean_environment, free_port, run_command
 from tests.local_data import grey_images, write_odd_text, write_parquet

@@ -284,7 +284,7 @@ def test_inf_on_one_rank_is_never_applied(runner: Runner, tmp_path: Path) -> Non
     flags = (*MLP, "--mixed-precision", "no", "--output-dir", directory)
     run = runner.run(recipe, *flags, launcher="shards", output_directory=False, succeeds=False)
     assert run.returncode != 0
-    assert run.said().count("error: a gradient or the loss was not finite by update 15") == 1
+    assert run.said().count("error: a gradient or the loss became non-finite by update 15") == 1
     status = json.loads((directory / "status.json").read_text())
     assert status["status"] == "failed"
     assert not status["resumable"]

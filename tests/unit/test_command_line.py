@@ -378,7 +378,7 @@ def test_mistake_on_resume_stops_the_supervisor(
     status = status_of(run)
     assert (status["status"], status["resumable"]) == ("failed", False)
     assert status["global_step"] == 7
-    assert "learning-rate 0.5" in status["reason"] or "as it printed" in status["reason"]
+    assert "learning-rate 0.5" in status["reason"] or "see its output" in status["reason"]
     assert parse(monkeypatch, "mnist_mlp", *resume_flags[selection]).output_dir == str(run)
 
 

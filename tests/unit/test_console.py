@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -53,46 +52,6 @@ def test_log_has_few_lines_a_second(
     assert all(f"step {number}/" in lines[number - 1] for number in range(1, 101))
     assert "step 2000/2000" in lines[-1]
     assert len(lines) == pytest.approx(console.LINES_AT_ONCE + 20 * console.LINES_PER_SECOND, abs=2)
-
-
-@pytest.mark.parametrize("broken", ["full", "closed"])
-def test_output_that_fails_ends_no_run(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
-    """The reader of a pipe may be gone, as with `| head`, or the disk be full."""
-    reader, writer = os.pipe()
-    os.close(reader)
-    if broken == "full":
-        os.close(writer)
-        writer = os.open("/dev/full", os.O_WRONLY)
-    with monkeypatch.context() as patch:
-        patch.setattr("sys.stdout", io.TextIOWrapper(open(writer, "wb"), encoding="utf-8"))  # noqa: SIM115
-        console.protect_output()
-        for _ in range(3):
-            console.say("x" * 10_000)
-            console.CONSOLE.print("a table")
-    assert_output_fails(broken)
-
-
-def assert_output_fails(broken: str) -> None:
-    """Check that a plain file would have raised an error where the console's output did not."""
-    reader, writer = os.pipe()
-    os.close(reader)
-    if broken == "full":
-        os.close(writer)
-        writer = os.open("/dev/full", os.O_WRONLY)
-    plain = io.FileIO(writer, "w")
-    with plain, pytest.raises(OSError, match=r"Broken pipe|No space left"):
-        plain.write(b"x")
-
-
-def test_letters_that_the_terminal_lacks_are_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A class may be called ü on a terminal that has ASCII only."""
-    written = io.BytesIO()
-    with monkeypatch.context() as patch:
-        patch.setattr("sys.stdout", io.TextIOWrapper(written, encoding="ascii"))
-        console.protect_output()
-        console.say("ü")
-        console.CONSOLE.print("日")
-        assert written.getvalue() == b"\\xfc\n\\u65e5\n"
 
 
 def test_terminal_has_a_bar(screen: io.StringIO) -> None:
@@ -165,14 +124,6 @@ def test_other_ranks_are_silent(
     display.start(4, lambda: (1, 0.1))
     display.interval("nothing")
     assert capsys.readouterr().out == ""
-
-
-def test_native_messages_are_hidden(capfd: pytest.CaptureFixture[str]) -> None:
-    """Output of C++ libraries is hidden within the block, and not afterwards."""
-    with console.without_native_messages():
-        os.write(2, b"from C++\n")
-    os.write(2, b"from Python\n")
-    assert capfd.readouterr().err == "from Python\n"
 
 
 def test_exit_skips_garbage_collection() -> None:

@@ -11,7 +11,16 @@ import pytest
 
 from common.config import TrainingConfig
 from common.errors import UserError
-from common.flags import ROLES, check_limits, flag, from_json, outside, role_of, spelled, stated
+from common.flags import (
+    ROLES,
+    check_limits,
+    expected_range,
+    flag,
+    from_json,
+    role_of,
+    spelled,
+    stated,
+)
 from tests.launch import RECIPES
 from tests.unit.recipes import config_class, kind_of
 
@@ -143,6 +152,6 @@ def test_non_ascii_paths_are_accepted_in_any_locale(
 
     monkeypatch.setattr("common.flags.os.fsencode", fsencode)
     path = name.encode().decode(encoding, "surrogateescape")
-    assert outside(TrainingConfig, "output_dir", path) is None
+    assert expected_range(TrainingConfig, "output_dir", path) is None
     for wrong in (f"{path}\0", f"{path}\udcff", "\ud800"):
-        assert outside(TrainingConfig, "output_dir", wrong) == "text without NUL, in UTF-8"
+        assert expected_range(TrainingConfig, "output_dir", wrong) == "text without NUL, in UTF-8"

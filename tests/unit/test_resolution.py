@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from common.config import TrainingConfig
-from common.flags import record_reads, stop_recording
+from common.flag_reads import record_reads, stop_recording
 from common.resolution import ConfigResolution
 from tests.launch import REPOSITORY
 

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from common import flags
+from common import flag_reads
 from common.config import TrainingConfig
 from common.data.batch import Data, TensorSamples, refuse_unread
 from common.errors import UserError
-from common.flags import flag, mark_read, record_reads, refuse_flag, unread_flags
+from common.flag_reads import mark_read, record_reads, refuse_flag, unread_flags
+from common.flags import flag
 
 
 @dataclass(kw_only=True)
@@ -54,7 +55,7 @@ def test_flag_that_nothing_reads_is_refused(name: str) -> None:
         refuse_flag(config, name, "mine.py")
     assert f"--{name.replace('_', '-')} was set to {OTHER.get(name, 7)}" in error.value.message
     assert "mine.py" in error.value.message
-    assert (name in flags.TAKES_EFFECT_IN) == ("takes effect in" in error.value.message)
+    assert (name in flag_reads.TAKES_EFFECT_IN) == ("takes effect in" in error.value.message)
 
 
 @pytest.mark.parametrize("name", LEARNING)

@@ -9,7 +9,7 @@ from torch import nn
 
 from common.errors import UserError
 from common.run_directory.finished_model import WEIGHTS, model_folder
-from common.run_directory.records import FACTS, ModelFacts, read_record
+from common.run_directory.records import MODEL_JSON, ModelFacts, read_record
 from common.run_directory.standing import advice_to_go_on, present_status
 from common.sentences import reading
 from common.tools.recipe import load_recipe
@@ -36,7 +36,7 @@ def load_model(
         UserError: there is no finished model, or the file does not define this model.
     """
     folder = finished_model(Path(run_directory))
-    facts = read_record(folder / FACTS, ModelFacts)
+    facts = read_record(folder / MODEL_JSON, ModelFacts)
     if (folder / TRANSFORMERS_CONFIG).is_file():
         model = load_transformers_model(folder, facts, recipe_file)
     else:
@@ -107,9 +107,9 @@ def load_recipe_model(folder: Path, facts: ModelFacts, recipe_file: str | Path |
     if facts.arguments is None:
         name = model_class.__name__
         advice = f'add "arguments", those of {name}, to the description given to run.start'
-        raise UserError(f"{folder / FACTS} does not say how to build a {name}", advice=advice)
+        raise UserError(f"{folder / MODEL_JSON} does not say how to build a {name}", advice=advice)
     advice = 'correct its "arguments", or name the file of the model by --recipe'
-    with reading(str(folder / FACTS), advice):
+    with reading(str(folder / MODEL_JSON), advice):
         model = model_class(**facts.arguments)
     load_weights(model, folder)
     return model

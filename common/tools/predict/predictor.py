@@ -22,10 +22,17 @@ from common.errors import UserError, is_out_of_memory
 from common.files import plain
 from common.json_files import PUT_BACK, read_json
 from common.models.packing import leave_out_padding, token_positions
-from common.run_directory.records import FACTS, ImageInput, ModelFacts, TextInput, parse_record
+from common.run_directory.records import (
+    MODEL_JSON,
+    ImageInput,
+    ModelFacts,
+    TextInput,
+    parse_record,
+)
 from common.sentences import reading
 from common.tools.predict.loading import finished_model, load_model
-from common.training.accelerator import build_accelerator, compute_dtype
+from common.training.accelerator import build_accelerator
+from common.training.precision import compute_dtype
 
 # A text of this many words, longer than any model's limit, shows at once whether encoding works.
 PROBE_WORDS = 4096
@@ -61,7 +68,7 @@ class Predictor:
         """
         self.folder = finished_model(Path(run))
         self.batch_size = batch_size
-        self.input = read_input(self.folder / FACTS, str(run), recipe)
+        self.input = read_input(self.folder / MODEL_JSON, str(run), recipe)
         self.accelerator = build_accelerator(TrainingConfig(mixed_precision=mixed_precision))
         self.is_text = isinstance(self.input, TextInput)
         self.class_names = [str(name) for name in self.input.class_names]
@@ -73,7 +80,7 @@ class Predictor:
         if self.is_text:
             self.tokenizer = load_tokenizer(str(self.folder))
         self.model = self.accelerator.prepare_model(model, evaluation_mode=True)
-        with reading(str(self.folder / FACTS), PUT_BACK):
+        with reading(str(self.folder / MODEL_JSON), PUT_BACK):
             self.classify_probe()
 
     def arranged(self, model: nn.Module) -> nn.Module:

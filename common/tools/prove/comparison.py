@@ -43,7 +43,7 @@ WEIGHTS = 2e-2  # of the distance that the weights have moved up to the update `
 SMALL_LOSS = 1e-5
 SMALL_NORM = 1e-6
 SMALL_RATE = 1e-12
-STATED = (
+TOLERANCES = (
     f"tolerance: losses {LOSS:.1%}, gradients {GRADIENTS:.0%}, weights {WEIGHTS:.0%} of the "
     f"distance that they moved up to update {COMPARED_UPDATE}"
 )

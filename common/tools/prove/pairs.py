@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from common.tools.prove.bench import Cause
 from common.tools.prove.comparison import (
-    STATED,
+    TOLERANCES,
     WEIGHTS,
     UpdateDifference,
     Way,
@@ -40,7 +40,7 @@ class Pair:
 def summary(pair: Pair) -> str:
     """Return what was compared, in words."""
     updates = len(updates_of(pair.first).keys() & updates_of(pair.second).keys())
-    return f"{updates} updates, {pair.second_way} against {pair.first_way} ({STATED})"
+    return f"{updates} updates, {pair.second_way} against {pair.first_way} ({TOLERANCES})"
 
 
 def values_of(pair: Pair, difference: UpdateDifference) -> str:

@@ -14,7 +14,7 @@ from common.run_directory.provenance import saved_attempts
 from common.run_directory.records import (
     CHECKPOINT_DIGESTS,
     CONFIG,
-    FACTS,
+    MODEL_JSON,
     SUMMARY,
     Attempt,
     CheckpointDigests,
@@ -121,7 +121,7 @@ def digest_in(folder: Path) -> str | None:
     """Return the digest of weights that `model.json` in a folder states."""
     if not (folder / WEIGHTS).exists():
         return None
-    record = read_record_if_there(folder / FACTS, WeightsDigest)
+    record = read_record_if_there(folder / MODEL_JSON, WeightsDigest)
     return None if record is None else record.weights_sha256
 
 

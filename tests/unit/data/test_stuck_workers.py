@@ -179,6 +179,17 @@ def test_wait_for_stopped_workers_is_announced_and_times_out(
     assert not stopped.is_running()
 
 
+def test_killed_workers_are_gone() -> None:
+    """Also one that is stopped is gone when the function returns."""
+    before = multiprocessing.active_children()
+    batches = make_loader(Odd(), 2).epoch(0)
+    next(batches)
+    stopped = suspend_workers(before)
+    module.kill_workers()
+    assert stopped
+    assert not any(worker.is_running() for worker in stopped)
+
+
 @pytest.mark.parametrize("killed", [0, 1])
 def test_killed_worker_is_noticed_while_another_is_stopped(killed: int) -> None:
     """Otherwise this process would wait for the stopped worker forever."""

@@ -19,7 +19,7 @@ from common.measure.classification import ClassificationSums
 from common.measure.sums import Sums
 from common.measure.training_sums import TrainingSums
 from common.system.devices import trials
-from common.training.accelerator import SharedScaler
+from common.training.loss_scale import SharedScaler
 
 CPU = torch.device("cpu")
 ACCURACY = 1e-13  # of a total, relative to the sum of absolute values

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,10 +17,12 @@ from accelerate.utils.launch import prepare_simple_launcher_cmd_env
 
 from common.config import TrainingConfig
 from common.errors import UserError
-from common.system.devices import is_cpu_asked_for, trials
+from common.system.devices import is_cpu_asked_for
 from common.system.machine import FALSE_WORDS, TRUE_WORDS
 from common.track import facts
-from common.training import accelerator
+from common.training import accelerator, launcher_checks
+from common.training.precision import running_precision, set_kernels
+from tests.launch import free_port
 
 
 class Built(Exception):  # noqa: N818
@@ -98,21 +103,21 @@ def test_torch_settings_follow_the_precision(
         return SimpleNamespace(num_processes=1, mixed_precision=mixed_precision)
 
     monkeypatch.setattr(accelerator, "ShardingAccelerator", build)
-    monkeypatch.setattr(accelerator, "is_offered", lambda precision, use_cpu: True)
+    monkeypatch.setattr("common.training.precision.is_offered", lambda precision, use_cpu: True)
     before = torch.backends.cudnn.benchmark
     config = TrainingConfig(mixed_precision=precision, deterministic=deterministic)
     try:
         built: Any = accelerator.build_accelerator(config)
         is_tf32 = precision == "tf32"
         assert precisions == [expected]
-        assert accelerator.running_precision(built) == precision
+        assert running_precision(built) == precision
         assert torch.get_float32_matmul_precision() == ("high" if is_tf32 else "highest")
         # Both raise where the old and the new settings contradict each other.
         assert torch.backends.cuda.matmul.allow_tf32 is is_tf32
         assert torch.backends.cudnn.allow_tf32 is is_tf32
         assert not torch.backends.cuda.cudnn_sdp_enabled()
     finally:
-        accelerator.set_kernels("no", deterministic=False)
+        set_kernels("no", deterministic=False)
         torch.use_deterministic_algorithms(False)
         torch.backends.cudnn.benchmark = before
 
@@ -126,7 +131,7 @@ def test_emulated_bf16_is_warned_of(
     """It is correct but very slow. A resumed run gets no warning, as it cannot change."""
     alone = SimpleNamespace(num_processes=1, mixed_precision=precision)
     monkeypatch.setattr(accelerator, "ShardingAccelerator", lambda **_: alone)
-    monkeypatch.setattr(accelerator, "cpu_has_bf16", lambda: has_bf16)
+    monkeypatch.setattr("common.training.precision.cpu_has_bf16", lambda: has_bf16)
     accelerator.build_accelerator(TrainingConfig(mixed_precision=precision, resume=resume))
     is_slow = precision == "bf16" and not has_bf16 and resume is None
     assert ("emulates bf16" in capsys.readouterr().out) == is_slow
@@ -162,106 +167,38 @@ def test_single_process_in_place_of_several_is_refused(
         assert accelerator.build_accelerator(TrainingConfig(mixed_precision="no")) is alone
 
 
-def pretend_accelerator(
-    monkeypatch: pytest.MonkeyPatch,
-    kind: str,
-    *,
-    has_fp16: bool = True,
-    has_bf16: bool = True,
-    has_tf32: bool = False,
-    has_loss_scaling: bool = True,
-) -> None:
-    """Pretend that torch has an accelerator of this type, with these capabilities."""
-    device = torch.device(kind, 0)
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda *_: torch.device(kind))
-    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
-    answers = {
-        ("has_autocast", device, torch.float16): has_fp16,
-        ("has_autocast", device, torch.bfloat16): has_bf16,
-        ("has_loss_scaling", device): has_loss_scaling,
-    }
-    for question, answer in answers.items():
-        monkeypatch.setitem(trials.ANSWERS, question, answer)
-    module = torch.get_device_module(device)
-    monkeypatch.setattr(module, "is_tf32_supported", lambda: has_tf32, raising=False)
-
-
-@pytest.mark.parametrize(
-    ("kind", "lacks", "auto", "refused"),
-    [
-        ("cuda", {}, "fp16", ["tf32"]),
-        ("cuda", {"has_tf32": True}, "fp16", []),
-        ("xpu", {"has_loss_scaling": False}, "bf16", ["fp16", "tf32"]),
-        ("xpu", {"has_bf16": False}, "no", ["bf16", "tf32"]),
-        ("mps", {}, "no", ["tf32"]),
-        ("mps", {"has_bf16": False}, "no", ["bf16", "tf32"]),
-    ],
+BUILD = (
+    "from common.config import TrainingConfig\n"
+    "from common.training.accelerator import build_accelerator\n"
+    "build_accelerator(TrainingConfig(mixed_precision='no', collective_timeout=1))\n"
 )
-def test_auto_precision_fits_each_accelerator(
-    kind: str, lacks: Any, auto: str, refused: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`auto` takes a fast one, and an unsupported one is refused instead of emulated."""
-    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
-    pretend_accelerator(monkeypatch, kind, **lacks)
-    assert accelerator.choose_precision("auto", use_cpu=False) == auto
-    for precision in ("no", "fp16", "bf16", "tf32"):
-        if precision in refused:
-            with pytest.raises(UserError, match=f"pass --mixed-precision {auto}"):
-                accelerator.choose_precision(precision, use_cpu=False)
-        else:
-            assert accelerator.choose_precision(precision, use_cpu=False) == precision
 
 
-@pytest.mark.parametrize(
-    ("requested", "launcher", "has_cuda", "cpu_bf16", "expected"),
-    [
-        ("auto", "no", True, False, "fp16"),
-        ("auto", "no", False, True, "bf16"),
-        ("auto", "no", False, False, "no"),
-        ("auto", "bf16", True, False, "bf16"),
-        ("auto", "fp16", True, False, "fp16"),
-        ("no", "fp16", True, False, "no"),
-        ("bf16", "no", False, False, "bf16"),
-        ("bf16", "fp16", True, True, "bf16"),
-        ("fp16", "no", True, True, "fp16"),
-        ("fp16", "no", False, True, "--mixed-precision bf16"),
-        ("fp16", "no", False, False, "--mixed-precision no"),
-        ("auto", "fp16", False, True, "--mixed-precision bf16"),
-        ("tf32", "fp16", True, True, "tf32"),
-        ("tf32", "no", False, True, "--mixed-precision bf16"),
-        ("tf32", "no", False, False, "--mixed-precision no"),
-    ],
-)
-def test_precision_follows_flag_launcher_and_hardware(
-    requested: str,
-    launcher: str,
-    has_cuda: bool,
-    cpu_bf16: bool,
-    expected: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Without CUDA, fp16 is refused with the flag to pass."""
-    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", launcher)
-    if has_cuda:
-        pretend_accelerator(monkeypatch, "cuda", has_bf16=True, has_tf32=True)
-    monkeypatch.setattr(accelerator, "cpu_has_bf16", lambda: cpu_bf16)
-    if expected.startswith("--"):
-        with pytest.raises(UserError, match=expected):
-            accelerator.choose_precision(requested, use_cpu=not has_cuda)
-    else:
-        assert accelerator.choose_precision(requested, use_cpu=not has_cuda) == expected
+def launch_one_of_two(**variables: str) -> str:
+    """Start the second of two processes, where no first one answers; return its last line."""
+    environment = os.environ | {"RANK": "1", "LOCAL_RANK": "0", "WORLD_SIZE": "2"} | variables
+    process = subprocess.run(
+        [sys.executable, "-c", BUILD], capture_output=True, text=True, env=environment
+    )
+    assert process.returncode == 1
+    return process.stderr.strip().splitlines()[-1]
 
 
-@pytest.mark.parametrize("precision", ["bf16", "tf32"])
-def test_older_gpu_has_neither_bf16_nor_tf32(
-    precision: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The message names fp16, because torch would only emulate bf16 there."""
-    pretend_accelerator(monkeypatch, "cuda", has_bf16=False, has_tf32=False)
-    with pytest.raises(UserError, match=r"GPU.*: pass --mixed-precision fp16"):
-        accelerator.choose_precision(precision, use_cpu=False)
-    assert accelerator.choose_precision("auto", use_cpu=False) == "fp16"
+def test_unreachable_process_is_no_mistake_of_the_launch() -> None:
+    """The message names what the user can check: the address, the port and the network."""
+    message = launch_one_of_two(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
+    expected = (
+        r"error: the launched processes could not reach each other \(DistNetworkError: .*\): "
+        "check MASTER_ADDR, MASTER_PORT and the network between the machines"
+    )
+    assert re.fullmatch(expected, message)
+
+
+def test_malformed_port_is_a_mistake_of_the_launch() -> None:
+    """The message names the launcher's settings to use."""
+    message = launch_one_of_two(MASTER_ADDR="127.0.0.1", MASTER_PORT="x")
+    assert message.startswith("error: the launched processes can't begin (ValueError: ")
+    assert message.endswith(launcher_checks.LAUNCH)
 
 
 def test_commit_is_found_in_a_checkout() -> None:
@@ -284,13 +221,13 @@ def test_launchers_compiler_is_refused(backend: str, monkeypatch: pytest.MonkeyP
 def test_other_ways_to_train_are_refused(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A launcher's setting that recipes do not support is named."""
     monkeypatch.setenv(f"ACCELERATE_USE_{setting}", "false")
-    accelerator.refuse_other_launchers()
+    launcher_checks.refuse_other_launchers()
     monkeypatch.setenv(f"ACCELERATE_USE_{setting}", "true")
     with pytest.raises(UserError, match=f"ACCELERATE_USE_{setting}=true asks for"):
         accelerator.build_accelerator(TrainingConfig())
 
 
-@pytest.mark.parametrize("variable", accelerator.YES_OR_NO)
+@pytest.mark.parametrize("variable", launcher_checks.YES_OR_NO)
 @pytest.mark.parametrize("value", ["junk", "", "2"])
 def test_malformed_yes_or_no_is_named(
     variable: str, value: str, monkeypatch: pytest.MonkeyPatch
@@ -307,25 +244,5 @@ def test_words_for_yes_and_no_are_those_of_accelerate(
 ) -> None:
     """The run and Accelerate read the same device from the variable."""
     monkeypatch.setenv("ACCELERATE_USE_CPU", value)
-    accelerator.refuse_malformed_variables()
+    launcher_checks.refuse_malformed_variables()
     assert is_cpu_asked_for() is parse_flag_from_env("ACCELERATE_USE_CPU")
-
-
-@pytest.mark.parametrize("value", ["junk", "fp8", "fp32"])
-def test_unknown_precision_of_the_launcher_is_named(
-    value: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`auto` would follow it; a precision that the command line states replaces it."""
-    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", value)
-    with pytest.raises(UserError, match=f"ACCELERATE_MIXED_PRECISION is '{value}', .*: set"):
-        accelerator.choose_precision("auto", use_cpu=True)
-    assert accelerator.choose_precision("no", use_cpu=True) == "no"
-
-
-@pytest.mark.parametrize("value", ["", "no", "NO"])
-def test_no_precision_of_the_launcher_leaves_the_choice(
-    value: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", value)
-    best = accelerator.best_precision(use_cpu=True)
-    assert accelerator.choose_precision("auto", use_cpu=True) == best

@@ -7,8 +7,8 @@ import pytest
 from common.config import TrainingConfig
 from common.errors import UserError
 from common.objective import Objective
+from common.training.best import Best
 from common.training.early_stopping import EarlyStopping
-from common.training.evaluation import Best
 
 
 def test_run_ends_after_evaluations_without_improvement(
@@ -37,7 +37,7 @@ def test_resumed_run_decides_as_before() -> None:
 
 def test_without_the_flag_no_run_ends_early() -> None:
     """No validation split is needed, either."""
-    best = Best(Objective.parse("accuracy:max"), later=99)
+    best = Best(Objective.parse("accuracy:max"), evaluations_since_best=99)
     assert not EarlyStopping(TrainingConfig(), best, "test").decide(100)
 
 

@@ -1,4 +1,4 @@
-"""Evaluation in training: averaged buffers that are restored, the best model, the rehearsal."""
+"""Evaluation in training: averaged buffers that are restored, and random numbers."""
 
 from __future__ import annotations
 
@@ -17,19 +17,10 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from common.checkpoints.kinds import RandomState
-from common.objective import Objective
-from common.training.evaluation import (
-    Best,
-    Rehearsal,
-    average_buffers,
-    evaluation_mode,
-    keep_buffers,
-)
+from common.training.evaluation import average_buffers, evaluation_mode, keep_buffers
 
 if TYPE_CHECKING:  # a rank of this file does not find the package of the tests
     from tests.launch import Runner
-
-NAN = float("nan")
 
 
 def network(rank: int) -> nn.Module:
@@ -97,39 +88,6 @@ def test_one_process_averages_nothing() -> None:
     assert all(map(torch.equal, before, model.buffers()))
 
 
-def test_best_is_the_last_of_equal_values() -> None:
-    """NaN is never the best, and a resumed run continues the count."""
-    best = Best(Objective.parse("rmse:min"))
-    improvements = []
-    for step, value in enumerate([NAN, 3.0, 2.0, 2.0, NAN, 2.5]):
-        improvements.append(best.record(value, step))
-    assert improvements == [False, True, True, True, False, False]
-    assert (best.value, best.step, best.later) == (2.0, 3, 3)
-    again = Best(best.objective)
-    again.load_state_dict(best.state_dict())
-    assert again == best
-    assert again.record(1.0, 9)
-    assert (again.value, again.step, again.later) == (1.0, 9, 0)
-
-
-def test_ties_are_broken_by_loss() -> None:
-    """The lower loss wins, then the later step. NaN is not lower."""
-    best = Best(Objective.parse("accuracy:max"))
-    improvements = []
-    for step, loss in enumerate([0.354, 0.1, 0.2, 0.1, NAN, None]):
-        improvements.append(best.record(1.0, step, loss))
-    assert improvements == [True, True, False, True, False, False]
-    assert (best.step, best.later, best.loss) == (3, 5, 0.1)
-
-
-def test_state_of_older_checkpoints_still_loads() -> None:
-    """It has no loss, so that the next tie wins."""
-    best = Best(Objective.parse("accuracy:max"))
-    best.load_state_dict({"value": 1.0, "step": 4, "later": 1})
-    assert best.record(1.0, 8, 0.5)
-    assert (best.step, best.later, best.loss) == (8, 2, 0.5)
-
-
 def test_evaluation_draws_repeatably_and_restores_generators() -> None:
     """Each rank draws its own numbers, whatever was drawn before, and modules keep their modes."""
     drawn = []
@@ -148,24 +106,6 @@ def test_evaluation_draws_repeatably_and_restores_generators() -> None:
             assert (model.training, model[0].training, model[1].training) == (True, True, False)
     assert len(drawn) == 4
     assert len(set(drawn)) == 2
-
-
-def test_rehearsal_is_due_once() -> None:
-    """It is due from the first batch until recorded, unless a real evaluation is due there."""
-    rehearsal = Rehearsal(is_wanted=True)
-    rehearsal.begin(is_replaced=False)
-    assert rehearsal.is_due
-    rehearsal.begin_evaluation()
-    assert (rehearsal.is_due, rehearsal.is_on, rehearsal.is_reading) == (False, True, True)
-    rehearsal.end_evaluation()
-    assert (rehearsal.is_on, rehearsal.is_reading) == (True, False)
-    rehearsal.end()
-    rehearsal.begin(is_replaced=False)
-    assert not rehearsal.is_on
-    replaced = Rehearsal(is_wanted=True)
-    replaced.begin(is_replaced=True)
-    replaced.begin(is_replaced=False)
-    assert not replaced.is_on
 
 
 def test_buffers_are_restored() -> None:

@@ -12,8 +12,8 @@ from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
 
 from common.errors import TrainingError, UserError
-from common.training.accelerator import SharedScaler
 from common.training.guard import GradientGuard
+from common.training.loss_scale import SharedScaler
 
 
 def alone(**others: Any) -> Any:

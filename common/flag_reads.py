@@ -1,0 +1,159 @@
+"""Notes which flags code reads, so that a run can name flags that were set without effect."""
+
+import dataclasses
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+from common.errors import UserError
+from common.flags import spelled, stated
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance  # a recipe's `Config` with its values
+
+
+class RecipeCall(NamedTuple):
+    """A call by which a recipe puts a flag into effect."""
+
+    text: str  # as a message shows it
+    # Whether it belongs into the loop, where a recipe may make it only after the first update.
+    is_in_loop: bool = False
+
+    @property
+    def name(self) -> str:
+        """The call without its arguments, such as ``run.plan.schedule``."""
+        return self.text.partition("(")[0]
+
+
+SCHEDULE = RecipeCall("run.plan.schedule(...)")
+# Flags that take effect only if a recipe makes a certain call. The core reads them for other
+# purposes too, which does not count as a use. The call itself counts, by `mark_read`, and so does a
+# recipe that reads the flag.
+TAKES_EFFECT_IN = {
+    "schedule": SCHEDULE,
+    "warmup_steps": SCHEDULE,
+    "scale_learning_rate": SCHEDULE,
+    "base_batch_size": SCHEDULE,
+    "auto_batch_size": RecipeCall("run.start(description, compute_loss)"),
+    "max_grad_norm": RecipeCall("run.clip_grad_norm_(model, optimizer)", is_in_loop=True),
+    "early_stopping": RecipeCall("run.should_stop", is_in_loop=True),
+}
+# Modules that only copy or show all flags. Their reading a flag does not count as a use.
+MERELY_COPY = (
+    *("dataclasses", "common.flags", "common.flag_reads", "common.command_line"),
+    "common.run_directory.resume",
+    *("common.track.", "common.profile."),
+)
+
+
+def record_reads(config: "DataclassInstance") -> None:
+    """Note from now on which flags code looks at, until `stop_recording`.
+
+    `unread_flags` needs this, to find flags that were set and have no effect. The object gets a
+    new class that notes each reading. The new class is derived from the object's own, and to other
+    code the object still seems to be of its own class.
+    """
+    config_class = type(config)
+    if hasattr(config_class, "flags_read"):
+        return
+    names = frozenset(field.name for field in dataclasses.fields(config))
+    flags_read: set[str] = set()
+
+    def look_up(self: "DataclassInstance", name: str) -> object:
+        """Return an attribute, and note it if it is a flag that the calling module uses."""
+        if name in names and is_use(sys._getframe(1).f_globals.get("__name__", ""), name):
+            flags_read.add(name)
+        return config_class.__getattribute__(self, name)
+
+    body = {
+        "__getattribute__": look_up,
+        "__class__": property(lambda self: config_class),  # for `isinstance`
+        # To pickle it for a loader's worker: there it is an object of its own class.
+        "__reduce__": lambda self: (from_values, (config_class, dict(vars(self)))),
+        "__module__": config_class.__module__,
+        "__qualname__": config_class.__qualname__,
+        "flags_read": flags_read,
+    }
+    set_class(config, type(config_class.__name__, (config_class,), body))
+
+
+def is_use(module: str, name: str) -> bool:
+    """Whether a module that reads a flag does something by its value.
+
+    A recipe and other code of the user's always does. Modules of the core do, except for those that
+    only copy flags, and for flags that need a call in the recipe to take effect.
+    """
+    is_core = module.startswith("common.")
+    return not module.startswith(MERELY_COPY) and not (is_core and name in TAKES_EFFECT_IN)
+
+
+def from_values(config_class: type, values: Mapping[str, object]) -> object:
+    """Return the config that a pickle of it stands for; pickle needs a named function."""
+    return config_class(**values)
+
+
+def set_class(config: object, config_class: type) -> None:
+    """Change an object's class, also of an object from `record_reads`, which hides its real class.
+
+    A plain assignment to ``__class__`` would meet the property that hides the real class.
+    """
+    vars(object)["__class__"].__set__(config, config_class)
+
+
+def mark_read(config: object, *names: str) -> None:
+    """Note that flags have taken effect, for the calls in `TAKES_EFFECT_IN`.
+
+    Nothing happens to a config whose reads are not recorded.
+    """
+    flags_read: set[str] = getattr(type(config), "flags_read", set())
+    flags_read.update(names)
+
+
+def stop_recording(config: "DataclassInstance") -> set[str]:
+    """Return the flags that were read, and give the object its own class back.
+
+    If nothing was recorded, all flags count as read, so that none is reported as unused.
+    """
+    flags_read = getattr(type(config), "flags_read", None)
+    if flags_read is None:
+        return {field.name for field in dataclasses.fields(config)}
+    set_class(config, type(config).__mro__[1])
+    return flags_read
+
+
+def unread_flags(config: "DataclassInstance", stated_values: Mapping[str, object]) -> list[str]:
+    """Return the flags that a user set, that change what is learned, and that nothing has read.
+
+    They are in the order of the fields. A flag at its default counts as not set.
+
+    Args:
+        config: the flags; `record_reads` was called on them, and this stops the recording.
+        stated_values: the flags as they were when the run was first started.
+    """
+    flags_read = stop_recording(config)
+    unread = []
+    for field in dataclasses.fields(config):
+        value = stated_values.get(field.name, field.default)
+        value = tuple(value) if isinstance(value, list) else value
+        role = stated(type(config), field.name)["role"]
+        is_fixed = role in ("learning", "size") and field.default is not dataclasses.MISSING
+        if is_fixed and value != field.default and field.name not in flags_read:
+            unread.append(field.name)
+    return unread
+
+
+def refuse_flag(config: object, name: str, recipe: str) -> None:
+    """Raise a `UserError` for a flag that was set and has no effect.
+
+    Args:
+        recipe: the name of the recipe's file.
+    """
+    call = TAKES_EFFECT_IN.get(name)
+    needs = f"it takes effect in {call.text}" if call else f"use config.{name} before the loop"
+    raise UserError(
+        (
+            f"{spelled(name)} was set to {getattr(config, name)!s:.99}, and nothing in {recipe} "
+            "has used it by the end of the first update"
+        ),
+        advice=f"leave {spelled(name)} out, or change the recipe so that {needs}",
+    )

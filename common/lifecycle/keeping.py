@@ -1,0 +1,62 @@
+"""The parts of a recipe that each checkpoint saves."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from accelerate import Accelerator
+from torch import nn
+from torch.optim import Optimizer
+
+from common.checkpoints.kinds import bare_optimizer
+from common.errors import UserError
+from common.lifecycle.stages import Context, KeptParts
+from common.training.optim import leave_unfit_fused_path, start_momentum
+
+
+def keep(
+    context: Context, model: nn.Module, optimizer: Optimizer, parts: Mapping[str, Any]
+) -> KeptParts:
+    """Add the recipe's parts to those that checkpoints save.
+
+    Args:
+        parts: by name, all parts, among them the model and the optimizer. An optimizer may be of
+            any class that has `param_groups`.
+
+    Raises:
+        UserError: the Accelerator prepared a part that is not in `parts`.
+    """
+    for name, part in parts.items():
+        bare_part = bare_optimizer(part)
+        leave_unfit_fused_path(bare_part, context.accelerator.device)
+        start_momentum(bare_part)
+        context.parts.add(name, part)
+    missing_class = class_of_unkept_part(context.accelerator, parts.values())
+    if missing_class:
+        raise UserError(
+            (
+                f"{missing_class} was prepared but not passed to run.keep(), so a resume "
+                "would lose it"
+            ),
+            advice="add it to the call, as in run.keep(..., name=part)",
+        )
+    return KeptParts(
+        model=model,
+        optimizer=optimizer,
+        bare_model=context.accelerator.unwrap_model(model),
+        optimizers={name: part for name, part in parts.items() if hasattr(part, "param_groups")},
+    )
+
+
+def class_of_unkept_part(accelerator: Accelerator, kept_parts: Iterable[object]) -> str | None:
+    """Return the class name of a prepared object that is not in `kept_parts`; None if all are.
+
+    Only objects that `run.keep` names are saved, so a forgotten one would be lost on resume.
+    """
+    # Accelerate may wrap a network in DDP, which has it as `module`. A recipe may keep the network
+    # or the wrapper, so both are compared by the network. Optimizers are compared as they are:
+    # `optimizer` of Accelerate's wrapper only gives the name of the class.
+    kept_ids = {id(getattr(part, "module", part)) for part in kept_parts}
+    for part in (*accelerator._models, *accelerator._optimizers, *accelerator._schedulers):
+        if id(getattr(part, "module", part)) not in kept_ids:
+            return type(getattr(part, "module", getattr(part, "optimizer", part))).__name__
+    return None

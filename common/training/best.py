@@ -1,0 +1,91 @@
+"""The best evaluation of a run so far, which decides what is exported and when training stops."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NotRequired, TypedDict
+
+from common.errors import UserError
+from common.objective import Objective
+
+
+class BestState(TypedDict):
+    """The best evaluation's part of a checkpoint; see the fields of `Best`."""
+
+    value: float | None
+    step: int
+    later: int  # `evaluations_since_best`
+    loss: NotRequired[float | None]  # older checkpoints have none
+
+
+@dataclass
+class Best:
+    """The best evaluation on validation data so far, and the number of evaluations since.
+
+    Among equal values the model with the lower loss is kept, and among equal losses the later one.
+    An equal value is no improvement, so early stopping goes on counting.
+    """
+
+    objective: Objective
+    is_kept: bool = True  # whether `--keep best` saves its model, which checkpoints then name
+    value: float | None = None
+    step: int = -1  # the update after which the kept model was evaluated; -1 if there is none
+    evaluations_since_best: int = 0  # since the first one with this value
+    loss: float | None = None  # the loss of the kept model, if its evaluation had one
+
+    def record(self, value: float, step: int, loss: float | None = None) -> bool:
+        """Record an evaluation; return whether its model is the one to keep.
+
+        Args:
+            value: the value of the objective; NaN never improves.
+            step: the update after which it was evaluated.
+            loss: the loss of the same evaluation, which decides between equal values.
+        """
+        values = [value] if self.value is None else [self.value, value]
+        best = self.objective.best(values)
+        if best != self.value:  # the new value is better than all before
+            self.value = best
+            self.step = step
+            self.evaluations_since_best = 0
+            self.loss = loss
+            return True
+        self.evaluations_since_best += 1
+        # Only an equal value with a loss that is not higher replaces the kept model.
+        if value != self.value or sorting_loss(loss) > sorting_loss(self.loss):
+            return False
+        self.step = step
+        self.loss = loss
+        return True
+
+    def insist_on(self, files: Iterable[str], directory: Path) -> None:
+        """Raise a `UserError` if a checkpoint's `files` lack the model of the best evaluation."""
+        if not self.is_kept or self.step == -1:
+            return
+        name = f"best-{self.step:08d}"
+        if not any(file.startswith(name) for file in files):
+            raise UserError(
+                f"{directory} is damaged, because its checkpoint does not name {name}",
+                advice="put a whole copy of it back, or resume from an older checkpoint",
+            )
+
+    def state_dict(self) -> BestState:
+        return {
+            "value": self.value,
+            "step": self.step,
+            "later": self.evaluations_since_best,
+            "loss": self.loss,
+        }
+
+    def load_state_dict(self, state: BestState) -> None:
+        value = state["value"]
+        loss = state.get("loss")
+        self.value = None if value is None else float(value)
+        self.step = int(state["step"])
+        self.evaluations_since_best = int(state["later"])
+        self.loss = None if loss is None else float(loss)
+
+
+def sorting_loss(loss: float | None) -> float:
+    """Return a loss to sort by; an unknown loss or NaN sorts after all others."""
+    return math.inf if loss is None or math.isnan(loss) else loss

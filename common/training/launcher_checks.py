@@ -1,0 +1,136 @@
+"""What a launcher asks for and recipes do not have: each ends the run with a sentence."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from common.errors import UserError, is_loss, outcome_of
+from common.sentences import cause_text
+from common.system.devices import USE_CPU_VARIABLE
+from common.system.machine import FALSE_WORDS, TRUE_WORDS, local_world_size, rank, world_size
+
+LAUNCH = (
+    "launch with one of accelerate_configs/, such as multi_cpu.yaml, or with "
+    "--multi_gpu --num_processes N"
+)
+# The variables that `accelerate launch` sets for ways to train that recipes do not support.
+UNSUPPORTED_LAUNCHERS = {
+    "ACCELERATE_USE_DEEPSPEED": "DeepSpeed",
+    "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM",
+    "ACCELERATE_USE_PARALLELISM_CONFIG": "tensor or context parallelism",
+}
+# The variables in which Accelerate expects a word for yes or no. It raises an error for others.
+YES_OR_NO = (
+    USE_CPU_VARIABLE,
+    "ACCELERATE_CPU_AFFINITY",
+    "ACCELERATE_DEBUG_MODE",
+    "ACCELERATE_USE_FSDP",
+    "FORK_LAUNCHED",
+)
+
+
+@contextmanager
+def launching() -> Iterator[None]:
+    """Turn what Accelerate and torch raise about the launcher's environment into a `UserError`."""
+    try:
+        yield
+    except (ValueError, TypeError, OverflowError, RuntimeError) as error:
+        cause = cause_text(error)
+        if is_loss(error):
+            raise UserError(
+                f"the launched processes could not reach each other ({cause})",
+                advice="check MASTER_ADDR, MASTER_PORT and the network between the machines",
+                every_rank=True,
+                resumable=True,  # they may find each other if the job is started again
+            ) from None
+        raise UserError(
+            f"the launched processes can't begin ({cause})",
+            advice=LAUNCH,
+            every_rank=True,
+            resumable=outcome_of(error).resumable,
+        ) from None
+
+
+def refuse_unfit_environment() -> None:
+    """Raise a `UserError` if the launcher's variables contradict each other, or ask for too much.
+
+    These checks need no Accelerator, so they come before anything else.
+    """
+    refuse_malformed_variables()
+    refuse_launchers_compiler()
+    refuse_wrong_rank()
+    refuse_other_launchers()
+
+
+def refuse_malformed_variables() -> None:
+    """Raise a `UserError` if a variable of `YES_OR_NO` is set to neither yes nor no."""
+    for variable in YES_OR_NO:
+        value = os.environ.get(variable)
+        if value is not None and value.lower() not in TRUE_WORDS + FALSE_WORDS:
+            raise UserError(
+                f"the environment variable {variable} is {value!r:.50}, which is neither true nor "
+                "false",
+                advice=f"set {variable} to true or false, or unset it",
+                every_rank=True,
+            )
+
+
+def refuse_launchers_compiler() -> None:
+    """Raise a `UserError` if the launcher asks for torch.compile: recipes have a flag for it.
+
+    Accelerate would compile the network a second time.
+    """
+    backend = os.environ.get("ACCELERATE_DYNAMO_BACKEND", "no")
+    if backend.lower() not in ("", "no"):
+        problem = f"the launcher asks for torch.compile (--dynamo_backend {backend.lower():.50})"
+        raise UserError(
+            problem, advice="leave --dynamo_backend out, and pass --compile to the recipe"
+        )
+
+
+def refuse_wrong_rank() -> None:
+    """Raise a `UserError` if RANK is not between 0 and WORLD_SIZE - 1."""
+    if not 0 <= rank() < world_size():
+        position = f"this is process {rank()} of {world_size()}, numbered from 0"
+        raise UserError(f"RANK and WORLD_SIZE say that {position}", advice=LAUNCH, every_rank=True)
+
+
+def refuse_other_launchers() -> None:
+    """Raise a `UserError` where the launcher asks for a way to train that recipes do not have."""
+    for variable, setting in UNSUPPORTED_LAUNCHERS.items():
+        value = os.environ.get(variable, "")
+        if value.lower() in TRUE_WORDS:
+            problem = f"{variable}={value} asks for {setting}, which recipes do not use"
+            raise UserError(
+                problem, advice=f"unset {variable}, or launch with one of accelerate_configs/"
+            )
+
+
+def refuse_missing_devices() -> None:
+    """Raise a `UserError` if this machine has fewer accelerators than processes."""
+    devices = torch.accelerator.device_count()
+    local_processes = local_world_size()
+    if local_processes > devices:
+        counts = f"{local_processes} processes on this machine, which has {devices} GPUs"
+        raise UserError(
+            f"the launcher started {counts}", advice=f"pass it --num_processes {devices}"
+        )
+
+
+def refuse_missing_processes(processes: int) -> None:
+    """Raise a `UserError` if the processes of this job do not train together.
+
+    Args:
+        processes: those that the Accelerator trains with.
+    """
+    if processes != world_size():
+        problem = f"but each of them sees {processes}"
+        raise UserError(f"the launcher started {world_size()} processes, {problem}", advice=LAUNCH)
+    # For `--cpu` or MULTI_CPU, `accelerate launch` sets these variables for several processes, but
+    # starts only one.
+    expects_more = {"ACCELERATE_USE_CPU", "MASTER_ADDR"} <= {*os.environ}
+    if expects_more and "WORLD_SIZE" not in os.environ and processes == 1:
+        problem = "was asked for more (or MASTER_ADDR is set, and should not be)"
+        raise UserError(f"the launcher started one process, and {problem}", advice=LAUNCH)

@@ -1,0 +1,34 @@
+"""Runs inside another program, such as a notebook, which gets its process back as it was."""
+
+import os
+import sys
+
+import torch
+from accelerate.state import AcceleratorState, GradientState
+
+
+def is_called_by_a_program(recipe_file: str) -> bool:
+    """Whether another program, such as a notebook, imported the recipe and outlives its run.
+
+    Such a program gets back what a run has changed in the process, such as signal handlers.
+    """
+    script = getattr(sys.modules["__main__"], "__file__", None)
+    return script is None or os.path.realpath(script) != os.path.realpath(recipe_file)
+
+
+def note_ranks_of_debug_launcher() -> None:
+    """Set RANK and similar variables under Accelerate's `debug_launcher`.
+
+    It tells only torch the rank, but recipes read the rank from these variables.
+    """
+    if "RANK" not in os.environ and torch.distributed.is_initialized():
+        own_rank = str(torch.distributed.get_rank())
+        processes = str(torch.distributed.get_world_size())
+        os.environ |= {"RANK": own_rank, "LOCAL_RANK": own_rank}
+        os.environ |= {"WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
+
+
+def forget_accelerator() -> None:
+    """Reset Accelerate's global state, so that another run in this process can build its own."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()

@@ -1,0 +1,176 @@
+"""The precision in which a run computes: what `auto` takes, and what this device can run."""
+
+import os
+import platform
+
+import torch
+from accelerate import Accelerator
+
+from common.console import warn
+from common.errors import UserError
+from common.system.devices import (
+    default_device,
+    has_autocast,
+    has_loss_scaling,
+    has_tf32,
+    is_accelerator,
+)
+from common.training.loss_scale import SharedScaler
+
+# By precision, why a device can't run it.
+MISSING_PRECISION = {
+    "fp16": (
+        "fp16 needs a GPU that supports it, and this machine has none (Accelerate would silently "
+        "train in fp32)"
+    ),
+    "bf16": "this GPU does not support bf16",
+    "tf32": (
+        "tf32 needs a GPU that supports it, such as NVIDIA's since Ampere (2020), and this machine "
+        "has none"
+    ),
+}
+# What `auto` chooses, if the device has it, on accelerators whose matrix units are faster in 16
+# bits. NVIDIA and AMD: fp16. Intel: bf16, which needs no loss scale; torch's loss scale takes
+# float64, which many Intel GPUs lack. Apple is missing here, because its GPUs compute fp16 no
+# faster than fp32, and each unfused fp16 update would wait for the GPU.
+AUTO_PRECISIONS = {"cuda": "fp16", "xpu": "bf16"}
+LAUNCHERS_PRECISION = "ACCELERATE_MIXED_PRECISION"
+
+
+def choose_precision(requested: str, use_cpu: bool, resumes: bool = False) -> str:
+    """Return the precision to run in: "no" (fp32), "tf32", "bf16" or "fp16".
+
+    Args:
+        requested: the value of `--mixed-precision`. ``auto`` takes the launcher's precision, or the
+            best of this device if the launcher names none.
+        use_cpu: whether the CPU trains.
+        resumes: whether a run is resumed. Its precision can't change, so an error has other advice.
+
+    Raises:
+        UserError: the device can't run this precision.
+    """
+    best = best_precision(use_cpu)
+    precision = requested
+    if requested == "auto":
+        launcher_precision = launchers_precision()
+        precision = best if launcher_precision == "no" else launcher_precision
+    advice = f"pass --mixed-precision {best}"
+    if resumes:
+        advice = (
+            "resume this run on a machine that has it, or start another run from its model with "
+            "--init-from RUN"
+        )
+    if not is_offered(precision, use_cpu):
+        raise UserError(MISSING_PRECISION[precision], advice=advice)
+    return precision
+
+
+def launchers_precision() -> str:
+    """Return the precision that the launcher asks for, "no" if it asks for none.
+
+    Raises:
+        UserError: the variable names no precision that recipes have.
+    """
+    value = os.environ.get(LAUNCHERS_PRECISION) or "no"
+    precision = value.lower()
+    if precision not in ("no", "fp16", "bf16"):
+        raise UserError(
+            f"the environment variable {LAUNCHERS_PRECISION} is {value!r:.50}, which is no "
+            "precision of these recipes",
+            advice=f"set {LAUNCHERS_PRECISION} to no, fp16 or bf16, or unset it",
+            every_rank=True,
+        )
+    return precision
+
+
+def best_precision(use_cpu: bool) -> str:
+    """Return the precision that `auto` takes if the launcher names none."""
+    if use_cpu:
+        return "bf16" if cpu_has_bf16() else "no"
+    precision = AUTO_PRECISIONS.get(default_device().type, "no")
+    return precision if is_offered(precision, use_cpu) else "no"
+
+
+def is_offered(precision: str, use_cpu: bool) -> bool:
+    """Whether a precision can be chosen on this device.
+
+    Torch could run fp16 on a CPU, but slower than fp32, so it is not offered there. Any CPU can run
+    bf16; `prepare_cpu` warns if it is slow.
+    """
+    if precision == "no":
+        return True
+    device = torch.device("cpu") if use_cpu else default_device()
+    if not is_accelerator(device):
+        return precision == "bf16"
+    if precision == "tf32":
+        return has_tf32(device)
+    if precision == "bf16":
+        return has_autocast(device, torch.bfloat16)
+    return has_autocast(device, torch.float16) and has_loss_scaling(device)
+
+
+def cpu_has_bf16() -> bool:
+    """Whether the processor has bf16 matrix instructions (AVX512-BF16 or AMX)."""
+    return platform.machine() in ("x86_64", "AMD64") and (
+        torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    )
+
+
+def warn_of_slow_bf16(precision: str, resumes: bool) -> None:
+    """Say if this processor only emulates the bf16 that a training on the CPU is to run in.
+
+    A resumed run can't change its precision, so it gets no such advice.
+    """
+    if precision == "bf16" and not (cpu_has_bf16() or resumes):
+        problem = "this processor emulates bf16, which takes many times as long as fp32"
+        warn(f"{problem}: pass --mixed-precision no")
+
+
+def enable_precision(
+    accelerator: Accelerator, precision: str, is_known_to_accelerate: bool
+) -> None:
+    """Turn on 16-bit precisions where Accelerate does not.
+
+    Args:
+        precision: the one that runs; see `choose_precision`.
+        is_known_to_accelerate: whether Accelerate knows the type of the device.
+    """
+    if precision in ("fp16", "bf16") and not is_known_to_accelerate:
+        # Accelerate refuses these on devices that it does not know.
+        accelerator.state._mixed_precision = precision
+        accelerator.native_amp = True
+    if precision == "fp16":
+        # Accelerate would have no loss scale on a CPU, where tests run fp16.
+        accelerator.native_amp = True
+        accelerator.scaler = SharedScaler(accelerator.device.type)
+
+
+def set_kernels(precision: str, deterministic: bool) -> None:
+    """Choose the kernels for a precision, and deterministic ones if requested."""
+    # Torch has two interfaces to TF32. Use the older one: torch's compiler reads it, and raises an
+    # error if the newer one was set. cuDNN uses TF32 by default, so turn that off for fp32.
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    torch.backends.cudnn.benchmark = not deterministic
+    # On Hopper GPUs torch 2.11 prefers cuDNN's attention. That builds a plan for each batch size
+    # and length, half a second each, and texts come in many. It also rounds the dropout rate.
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    if deterministic:
+        # cuBLAS repeats its results only with workspaces of a fixed size.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+
+
+def compute_dtype(accelerator: Accelerator) -> torch.dtype:
+    """Return the dtype that matrix products run in; for TF32 it is float32, as of its tensors."""
+    types = {"fp16": torch.float16, "bf16": torch.bfloat16}
+    return types.get(accelerator.mixed_precision, torch.float32)
+
+
+def running_precision(accelerator: Accelerator) -> str:
+    """Return the precision that runs: "no" (fp32), "tf32", "bf16" or "fp16".
+
+    Accelerate itself calls TF32 "no".
+    """
+    is_tf32 = torch.get_float32_matmul_precision() == "high"
+    return "tf32" if is_tf32 else accelerator.mixed_precision

@@ -1,0 +1,78 @@
+"""The rehearsal of the evaluation, which comes before the first update."""
+
+from typing import Literal
+
+
+class Rehearsal:
+    """A short evaluation before the first update, which finds mistakes while they are cheap.
+
+    It is due at the first batch of each start. Until that batch is recorded, evaluations read one
+    batch, and then one with the same samples twice. Their figures are checked and discarded.
+
+    Its state is one of these:
+
+    - ``wanted``: the first batch has not come yet.
+    - ``due``: the recipe should evaluate now.
+    - ``reading``: the recipe evaluates, and loaders yield only the two batches.
+    - ``read``: the evaluation is over, and `run.log` has not had its figures yet.
+    - ``checked``: the figures are as they should be. The recipe may evaluate again before it
+      records the first batch, and that is a rehearsal too.
+    - ``over``: all evaluations are real ones.
+    """
+
+    def __init__(self, is_wanted: bool) -> None:
+        self.state: Literal["wanted", "due", "reading", "read", "checked", "over"]
+        self.state = "wanted" if is_wanted else "over"
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether it has to begin at the next batch."""
+        return self.state == "wanted"
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the recipe should evaluate now."""
+        return self.state == "due"
+
+    @property
+    def is_on(self) -> bool:
+        """Whether an evaluation that begins now is a rehearsal."""
+        return self.state in ("due", "reading", "read", "checked")
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether loaders yield only the batches of a rehearsal."""
+        return self.state == "reading"
+
+    def begin(self, is_replaced: bool) -> None:
+        """Make the rehearsal due if it is wanted, unless a real evaluation replaces it.
+
+        A resumed run may begin with a real evaluation, which finds the same mistakes.
+        """
+        if self.is_wanted:
+            self.state = "over" if is_replaced else "due"
+
+    def begin_evaluation(self) -> None:
+        """Note that the recipe evaluates now."""
+        self.state = "reading"
+
+    def end_evaluation(self) -> None:
+        """Note that the evaluation has read its batches. Its figures come later, to `run.log`."""
+        self.state = "read"
+
+    def accept_figures(self) -> None:
+        """Note that the figures of the rehearsal are as they should be."""
+        self.state = "checked"
+
+    def end(self) -> None:
+        """Make all further evaluations real ones, even if the recipe has not rehearsed."""
+        self.state = "over"
+
+    def explain(self, error: BaseException) -> None:
+        """Add a note to an error of the rehearsal: that it was one, and how to turn it off."""
+        if self.state in ("reading", "read") and isinstance(error, Exception):
+            error.add_note(
+                "This was the rehearsal of the evaluation before the first update, on a few "
+                "samples. If the evaluation needs all data, write Run(config, __file__, OBJECTIVE, "
+                "rehearse=False)."
+            )

@@ -1,0 +1,41 @@
+"""The best evaluation: equal values, ties by loss, and a resumed run."""
+
+from __future__ import annotations
+
+from common.objective import Objective
+from common.training.best import Best
+
+NAN = float("nan")
+
+
+def test_best_is_the_last_of_equal_values() -> None:
+    """NaN is never the best, and a resumed run continues the count."""
+    best = Best(Objective.parse("rmse:min"))
+    improvements = []
+    for step, value in enumerate([NAN, 3.0, 2.0, 2.0, NAN, 2.5]):
+        improvements.append(best.record(value, step))
+    assert improvements == [False, True, True, True, False, False]
+    assert (best.value, best.step, best.evaluations_since_best) == (2.0, 3, 3)
+    again = Best(best.objective)
+    again.load_state_dict(best.state_dict())
+    assert again == best
+    assert again.record(1.0, 9)
+    assert (again.value, again.step, again.evaluations_since_best) == (1.0, 9, 0)
+
+
+def test_ties_are_broken_by_loss() -> None:
+    """The lower loss wins, then the later step. NaN is not lower."""
+    best = Best(Objective.parse("accuracy:max"))
+    improvements = []
+    for step, loss in enumerate([0.354, 0.1, 0.2, 0.1, NAN, None]):
+        improvements.append(best.record(1.0, step, loss))
+    assert improvements == [True, True, False, True, False, False]
+    assert (best.step, best.evaluations_since_best, best.loss) == (3, 5, 0.1)
+
+
+def test_state_of_older_checkpoints_still_loads() -> None:
+    """It has no loss, so that the next tie wins."""
+    best = Best(Objective.parse("accuracy:max"))
+    best.load_state_dict({"value": 1.0, "step": 4, "later": 1})
+    assert best.record(1.0, 8, 0.5)
+    assert (best.step, best.evaluations_since_best, best.loss) == (8, 2, 0.5)
