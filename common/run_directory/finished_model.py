@@ -6,9 +6,9 @@ from pathlib import Path
 from common.digests import remembered_sha256_of_file
 from common.errors import UserError
 from common.json_files import reading_saved
-from common.run_directory.records import FACTS, WeightsDigest, read_record
+from common.run_directory.records import MODEL_JSON, WeightsDigest, read_record
 
-WEIGHTS = "model.safetensors"  # in the folder of a finished model, beside FACTS
+WEIGHTS = "model.safetensors"  # in the folder of a finished model, beside MODEL_JSON
 
 
 def model_folder(path: str | Path, flag: str = "--init-from ") -> Path:
@@ -22,11 +22,11 @@ def model_folder(path: str | Path, flag: str = "--init-from ") -> Path:
         UserError: there is no finished model, or its weights have changed since they were written.
     """
     for folder in (Path(path, "model"), Path(path)):
-        if os.path.isfile(folder / WEIGHTS) and os.path.isfile(folder / FACTS):
+        if os.path.isfile(folder / WEIGHTS) and os.path.isfile(folder / MODEL_JSON):
             insist_on_written_weights(folder)
             return folder
     advice = "pass a run that finished, or its model folder"
-    raise UserError(f"{flag}{path} holds no finished model ({WEIGHTS} and {FACTS})", advice=advice)
+    raise UserError(f"{flag}{path} holds no finished model ({WEIGHTS} and {MODEL_JSON})", advice=advice)
 
 
 def insist_on_written_weights(folder: Path) -> None:
@@ -35,12 +35,12 @@ def insist_on_written_weights(folder: Path) -> None:
     A `model.json` without a digest, as older versions wrote, is accepted.
     """
     path = folder / WEIGHTS
-    expected_digest = read_record(folder / FACTS, WeightsDigest).weights_sha256
+    expected_digest = read_record(folder / MODEL_JSON, WeightsDigest).weights_sha256
     if expected_digest is None:
         return
     with reading_saved(path):
         digest = remembered_sha256_of_file(path)
     if digest != expected_digest:
-        mistake = f"{path} can't be read as it was written: its SHA-256 is not the one in {FACTS}"
+        mistake = f"{path} can't be read as it was written: its SHA-256 is not the one in {MODEL_JSON}"
         advice = "take a whole copy, or remove weights_sha256 there if you changed the weights"
         raise UserError(mistake, advice=advice)
