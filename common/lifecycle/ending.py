@@ -12,7 +12,7 @@ from common.measure.memory_plan import MemoryRows
 from common.models.compile import compile_seconds
 from common.objective import PREFIXES
 from common.run_directory.records import SUMMARY, ModelFacts, Summary
-from common.track import media, report
+from common.track import report
 from common.track.card import model_card
 from common.track.names import Facts
 
@@ -143,6 +143,9 @@ def attach_results(started: StartedRun, figures: Facts, memory: MemoryRows) -> N
     loaded = started.loaded
     split = loaded.test_split
     loader = loaded.loaders[split]
-    logs.attach(media.results, figures, PREFIXES[split], loader, loaded.data, memory)
+    logs.attach(
+        lambda tracker: tracker.log_results(figures, PREFIXES[split], loader, loaded.data, memory)
+    )
     if config.log_model and not config.evaluate_only:
-        logs.attach(media.artifact, started.context.directory.path / "model", "model")
+        model_folder = started.context.directory.path / "model"
+        logs.attach(lambda tracker: tracker.log_model(model_folder))

@@ -18,10 +18,10 @@ from common.objective import PREFIXES, Objective
 from common.run_directory.records import RunConfig
 from common.system.platforms import quoted
 from common.track import report
-from common.track.dashboard import Trackio
 from common.track.names import STEP, Facts
 from common.track.recorded_media import RecordedMedia
-from common.track.trackers import Command, TensorBoard, TrackerUnavailableError, WandB
+from common.track.trackers import TRACKERS
+from common.track.trackers.tracker import Command, TrackedRun, Tracker, TrackerUnavailableError
 
 
 class LogState(TypedDict):
@@ -51,7 +51,7 @@ class Log:
         self.accelerator = accelerator
         self.directory = directory
         self.objective = objective
-        self.tracker: WandB | TensorBoard | Trackio | None = None
+        self.tracker: Tracker | None = None  # None if there is none, or if it has failed
         self.media = RecordedMedia(directory, accelerator.is_main_process)
         self.file: TextIO | None = None
         self.output: TextIO | None = None
@@ -84,15 +84,11 @@ class Log:
             self.file = open_to_append(path)
             self.output = open_to_append(path.with_name("output.log"))
             LINE_LISTENERS.append(self.keep_line)
-            with self.tracking():
-                if config.tracker == "wandb":
-                    self.tracker = WandB(self.accelerator, config, run_config, self.directory, rows)
-                elif config.tracker == "tensorboard":
-                    self.tracker = TensorBoard(self.accelerator, self.directory)
-                elif config.tracker == "trackio":
-                    self.tracker = Trackio(
-                        self.accelerator, config, run_config, self.directory, rows, step
-                    )
+            tracker_class = TRACKERS.get(config.tracker)
+            if tracker_class is not None:
+                run = TrackedRun(self.accelerator, config, run_config, self.directory, rows, step)
+                with self.tracking():
+                    self.tracker = tracker_class(run)
         shown = self.tracker.shown if self.tracker is not None else "metrics.jsonl only"
         report.show_plan(run_config, f"{self.directory}; {shown}")
         DISPLAY.start(run_config.plan.total_steps, self.place)
@@ -216,20 +212,19 @@ class Log:
                 every_rank=True,
                 resumable=is_of_disk(problem),
             ) from None
-        self.media.write(self.tracker)
+        self.write_media()
         if self.tracker is not None:
             with self.tracking():
                 self.tracker.log(row)
 
-    def attach(self, send: Callable[..., None], *arguments: object) -> None:
-        """Call `send` with the W&B run, if there is one, and `arguments`; warn if that fails.
+    def attach(self, send: Callable[[Tracker], None]) -> None:
+        """Send what is no row, such as the model: call `send` with the tracker, if there is one.
 
-        This sends what is no row: the model, the profile, and tables of the final evaluation.
+        A failure is a warning, and the tracker stays in use.
         """
-        if self.tracker is not None and self.tracker.run is not None:
+        if self.tracker is not None:
             try:
-                with self.tracker.limited():
-                    send(self.tracker.run, *arguments)
+                send(self.tracker)
             except Exception as problem:
                 warn(f"not sent to the tracker ({type(problem).__name__}: {problem})")
 
@@ -240,9 +235,12 @@ class Log:
         """
         with contextlib.suppress(Exception):
             print(line, file=self.output, flush=True)
-            if self.tracker is not None and self.tracker.run is not None:
-                with self.tracker.limited():
-                    self.tracker.run.write_logs(line)
+            if self.tracker is not None:
+                self.tracker.log_line(line)
+
+    def write_media(self) -> None:
+        """Write the images, tables and histograms that the recipe has logged since the last row."""
+        self.media.write(None if self.tracker is None else self.tracker.log_media)
 
     def finish(self, summary: Facts | None = None, exit_code: int = 0) -> list[Command]:
         """Close the files and the tracker; return how the user can view or upload the run.
@@ -252,7 +250,7 @@ class Log:
         """
         with contextlib.suppress(TrainingError):  # the disk may be full
             self.write_row()
-        self.media.write(self.tracker)  # media that no row followed
+        self.write_media()  # media that no row followed
         if self.keep_line in LINE_LISTENERS:
             LINE_LISTENERS.remove(self.keep_line)
         for file in (self.file, self.output):

@@ -12,7 +12,7 @@ from common.system.machine import is_main_rank
 from common.system.platforms import limits
 from common.tables import print_facts
 from common.track.names import METRICS, RATE, STEP, Facts, describe, precision_name
-from common.track.trackers import Command
+from common.track.trackers.tracker import Command
 
 # The rows of the final table that describe the whole run, not one split.
 WHOLE_RUN_METRICS = (

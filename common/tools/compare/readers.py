@@ -218,7 +218,8 @@ def asking_wandb(problem: str, advice: str) -> Iterator[None]:
     """
     import wandb
 
-    from common.track.trackers import TrackerSettingsError, wandb_mode
+    from common.track.trackers.tracker import TrackerSettingsError
+    from common.track.trackers.wandb_environment import wandb_mode
 
     try:
         mode, reason = wandb_mode()

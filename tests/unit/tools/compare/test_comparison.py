@@ -375,7 +375,8 @@ def test_wandb_project_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Foreign runs of the project are left out."""
     monkeypatch.setattr("wandb.Api", FakeApi)
     monkeypatch.setattr(
-        "common.track.trackers.wandb_mode", lambda: ("online", "https://api.wandb.ai")
+        "common.track.trackers.wandb_environment.wandb_mode",
+        lambda: ("online", "https://api.wandb.ai"),
     )
     first, second = read_runs(["me/project"])
     assert (first.name, first.source, first.status) == ("first", "me/project/id-first", "finished")
