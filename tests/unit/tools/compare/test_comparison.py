@@ -600,3 +600,21 @@ def test_control_characters_are_escaped_in_tables(
     for text in (shown, as_markdown(comparison)):
         assert "\\x1b[31mred" in text
         assert not {"\x1b", "\x9b"} & {*text}
+
+
+def test_facts_decide_whether_a_pair_is_fair(tmp_path: Path) -> None:
+    """A recipe that was edited during the run does; another text of the recipe does not."""
+    edited = {"global_step": 7, "sha256": "1" * 64, "file": "recipe-1.py"}
+    sources = [
+        write_run(tmp_path / "first", {"source": {"sha256": "0" * 64}}),
+        write_run(tmp_path / "second", {"source": {"sha256": "1" * 64}}),
+        write_run(tmp_path / "third", {"source": {"sha256": "0" * 64, "changes": [edited]}}),
+    ]
+    comparison = compare(read_runs(sources))
+    assert comparison.differences == {
+        "text of the recipe": ["0" * 8, "1" * 8, "0" * 8],
+        "recipe changed": [None, None, "at update 7"],
+    }
+    assert [(pair["run"], pair["what"]) for pair in comparison.unfair] == [
+        ("third", "recipe changed")
+    ]
