@@ -11,7 +11,7 @@ from common.lifecycle.stages import Context, StartedRun
 from common.measure.memory_plan import MemoryRows
 from common.models.compile import compile_seconds
 from common.objective import PREFIXES
-from common.run_directory.records import SUMMARY, ModelFacts, Summary
+from common.run_directory.records import MEMORY, SUMMARY, ModelFacts, PartMemory, Summary
 from common.track import report
 from common.track.card import model_card
 from common.track.names import Facts
@@ -129,11 +129,11 @@ def write_memory(context: Context, memory: MemoryRows) -> None:
     """Write `memory.json`, if the memory was planned and measured."""
     if not memory:
         return
-    rows = {
-        part: {"planned_mib": planned, "measured_mib": measured}
+    entries = {
+        part: PartMemory(planned_mib=planned, measured_mib=measured).to_json()
         for part, planned, measured in memory
     }
-    context.directory.write("memory.json", rows)
+    context.directory.write(MEMORY, entries)
 
 
 def attach_results(started: StartedRun, figures: Facts, memory: MemoryRows) -> None:

@@ -14,8 +14,8 @@ def present_status(directory: Path) -> Status:
     """
     status = read_status(directory)
     if status.status == "running" and is_lock_free(directory / LOCK):
-        correction = {"status": "stopped", "reason": "its process ended without a word"}
-        return status.model_copy(update=correction)
+        reason = "its process ended before it could record a reason"
+        return status.model_copy(update={"status": "stopped", "reason": reason})
     return status
 
 
@@ -30,4 +30,4 @@ def advice_to_go_on(directory: Path) -> str:
     if status.resumable is False:
         reason = status.reason or "its status.json does not say why"
         return f"it would fail again for the same reason ({reason}): start another run"
-    return f"go on with it by --resume {quoted(directory)}"
+    return f"continue it with --resume {quoted(directory)}"

@@ -35,7 +35,7 @@ def test_free_lock_means_that_the_run_was_killed(tmp_path: Path) -> None:
         job.kill()
     assert present_status(run).to_json() == {
         "status": "stopped",
-        "reason": "its process ended without a word",
+        "reason": "its process ended before it could record a reason",
         "global_step": 0,
     }
     assert json.loads((run / "status.json").read_text())["status"] == "running"  # nothing written
@@ -53,8 +53,8 @@ def test_reading_the_status_leaves_the_lock_free(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("status", "has_config", "message"),
     [
-        ({"status": "preempted", "resumable": True}, True, "go on with it by --resume"),
-        ({"status": "failed", "resumable": True}, True, "go on with it by --resume"),
+        ({"status": "preempted", "resumable": True}, True, "continue it with --resume"),
+        ({"status": "failed", "resumable": True}, True, "continue it with --resume"),
         ({"status": "failed", "resumable": False, "reason": "NaN"}, True, r"reason \(NaN\): start"),
         ({"status": "failed", "resumable": True}, False, "before training began: start it again"),
     ],

@@ -550,7 +550,7 @@ def test_killed_run_is_shown_as_stopped(tmp_path: Path) -> None:
     (tmp_path / "run" / ".lock").touch()
     comparison = compare(read_runs([str(tmp_path / "run")]))
     assert comparison.figures[0]["status"] == "stopped at step 40 of 40"
-    assert "its process ended without a word" in notes(comparison)[0]
+    assert "its process ended before it could record a reason" in notes(comparison)[0]
 
 
 @pytest.mark.parametrize(
