@@ -4,7 +4,7 @@ import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TextIO, TypedDict
+from typing import NamedTuple, Self, TextIO, TypedDict
 
 from accelerate import Accelerator
 
@@ -15,7 +15,7 @@ from common.errors import TrainingError, UserError, advice_for, is_of_disk
 from common.files import json_safe, open_to_append, read_lines, write_text
 from common.measure.sums import Evaluation, of_all_ranks
 from common.objective import PREFIXES, Objective
-from common.run_directory.records import RunConfig
+from common.run_directory.records import METRICS_FILE, RunConfig
 from common.system.platforms import quoted
 from common.track import report
 from common.track.names import STEP, Facts
@@ -29,6 +29,18 @@ class LogState(TypedDict):
 
     latest: dict[str, float]
     pending: dict[str, float]
+
+
+class PrintedEvaluation(NamedTuple):
+    """What tells one printed evaluation from another."""
+
+    split: str
+    step: float
+    values: tuple[tuple[str, float | None], ...]  # by name; None for NaN, which never equals itself
+
+    @classmethod
+    def of(cls, split: str, position: Mapping[str, float], values: Evaluation) -> Self:
+        return cls(split, position[STEP], tuple(json_safe(values).items()))
 
 
 class Log:
@@ -59,7 +71,7 @@ class Log:
         self.position: Callable[[], Mapping[str, float]] = dict
         self.pending: dict[str, float] = {}  # the row of the present step, not yet written
         self.latest: dict[str, float] = {}  # the latest value of each figure
-        self.printed_evaluations: set[str] = set()  # lines, none of which is printed twice
+        self.printed_evaluations: set[PrintedEvaluation] = set()  # none is printed twice
 
     def start(
         self,
@@ -78,7 +90,7 @@ class Log:
         self.position = position
         step = int(position()[STEP])
         if self.accelerator.is_main_process:
-            path = self.directory / "metrics.jsonl"
+            path = self.directory / METRICS_FILE
             rows = [row for row in read_lines(path, STEP, warn) if row[STEP] < step]
             write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
             self.file = open_to_append(path)
@@ -132,11 +144,12 @@ class Log:
         """
         present = self.position()
         model_position = position or present
-        text = report.evaluation_text(values, split, model_position)
         # Where validation stands in for test, the final evaluation repeats an earlier one.
-        if text not in self.printed_evaluations:
+        evaluation = PrintedEvaluation.of(split, model_position, values)
+        if evaluation not in self.printed_evaluations:
+            self.printed_evaluations.add(evaluation)
+            text = report.evaluation_text(values, split, model_position)
             say(f"{text}  ★ best" if is_best else text)
-            self.printed_evaluations.add(text)
         full_names = {f"{PREFIXES[split]}/{name}": value for name, value in values.items()}
         is_present_model = model_position[STEP] == present[STEP]
         if is_present_model or not full_names.keys() & self.pending.keys():
@@ -207,7 +220,7 @@ class Log:
                 f"{advice_for(str(problem))}, then go on with --resume {quoted(self.directory)}"
             )
             raise TrainingError(
-                f"{self.directory}/metrics.jsonl can't be written ({problem})",
+                f"{self.directory}/{METRICS_FILE} can't be written ({problem})",
                 advice=advice,
                 every_rank=True,
                 resumable=is_of_disk(problem),

@@ -18,7 +18,16 @@ from pathlib import Path
 from common.errors import UserError
 from common.files import PUT_BACK, read_json_if_there, read_lines
 from common.objective import PREFIXES, Objective
-from common.run_directory.records import Flags, RunConfig, parse_record, read_record_if_there
+from common.run_directory.records import (
+    CONFIG,
+    METRICS_FILE,
+    STATUS,
+    SUMMARY,
+    Flags,
+    RunConfig,
+    parse_record,
+    read_record_if_there,
+)
 from common.run_directory.standing import present_status
 from common.track.names import STEP, Facts, unflat
 
@@ -146,12 +155,12 @@ def read_directory(path: Path) -> RunRecord:
         UserError: the directory holds no run that began to train, or a damaged file.
     """
     # The next line raises for a damaged file; `present_status` would take it for a missing one.
-    read_json_if_there(path / "status.json")
+    read_json_if_there(path / STATUS)
     present = present_status(path)
     # Without a `status.json`, nothing says that the run has ended.
     status = "running" if present.status == "unknown" else present.status
     reason = present.reason
-    saved_config = read_record_if_there(path / "config.json", RunConfig)
+    saved_config = read_record_if_there(path / CONFIG, RunConfig)
     if saved_config is None and present.status != "unknown":
         detail = f": {reason}" if reason else ""
         raise UserError(
@@ -162,7 +171,7 @@ def read_directory(path: Path) -> RunRecord:
             advice="leave this run out, or repeat the command that started it",
         )
     if saved_config is None:
-        runs_inside = len([*path.glob("*/config.json")])
+        runs_inside = len([*path.glob(f"*/{CONFIG}")])
         if runs_inside:
             raise UserError(
                 f"{path} is a folder of {runs_inside} runs, and not a run",
@@ -176,8 +185,8 @@ def read_directory(path: Path) -> RunRecord:
     # Other runs may have an outdated summary: a run that missed its target has ended and written
     # one, and may go on since then.
     if status in ("finished", "failed"):
-        summary = numbers(read_json_if_there(path / "summary.json") or {})
-    rows = merge_rows(read_lines(path / "metrics.jsonl", STEP))
+        summary = numbers(read_json_if_there(path / SUMMARY) or {})
+    rows = merge_rows(read_lines(path / METRICS_FILE, STEP))
     run = RunRecord(path.resolve().name, str(path), saved_config, rows, summary, status, reason)
     return replace(run, name=str(run.flags.get("run_name") or run.name))
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from common.config import TrainingConfig
+from common.measure.sums import Evaluation
 from common.objective import Objective
 from common.track.log import Log
 from common.track.trackers import TRACKERS
@@ -119,4 +120,21 @@ def test_malformed_setting_of_a_tracker_is_a_sentence(
         "WANDB_MODE='junk': correct or unset WANDB_MODE\n"
     )
     assert capsys.readouterr().out == expected
+    log.finish({})
+
+
+def test_evaluation_is_printed_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Another split, step or value is another evaluation, even where its text is the same."""
+    log = log_with(Refusing(), tmp_path)
+
+    def lines_of(accuracy: float, split: str = "validation", step: float = 1.0) -> int:
+        position = {"progress/global_step": step, "progress/epoch": 0.5}
+        log.evaluation(Evaluation(accuracy=accuracy), split, is_best=False, position=position)
+        return len(capsys.readouterr().out.splitlines())
+
+    assert [lines_of(0.5), lines_of(0.5)] == [1, 0]
+    assert [lines_of(float("nan")), lines_of(float("nan"))] == [1, 0]
+    assert lines_of(0.5000001) == 1
+    assert lines_of(0.5, split="test") == 1
+    assert lines_of(0.5, step=2.0) == 1
     log.finish({})
