@@ -28,7 +28,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
-from common.errors import UserError
+from common.errors import RunStatus, UserError
 from common.files import PUT_BACK, JsonObject, json_safe, read_json_if_there
 
 # The files of a run that hold records.
@@ -48,6 +48,8 @@ Flags = dict[str, JsonValue]  # by the field name in the recipe's `Config`
 # JSON by the part's name. Pydantic neither validates nor converts it, because it refuses JSON that
 # is nested more than 255 levels deep, and a checkpoint must never be lost for that.
 PartStates = JsonObject
+# A job that was killed leaves the status "running", and readers call the run "stopped".
+PresentStatus = Literal[RunStatus, "stopped"]
 
 
 class Record(BaseModel):
@@ -226,11 +228,10 @@ class CheckpointDigests(Record):
 class Status(Record):
     """`status.json`: whether a run goes on, or how it ended.
 
-    The status of a run without a readable file is "unknown". A tool calls a run "stopped" whose
-    job was killed before it could write another status than "running".
+    The status of a run without a readable file is "unknown".
     """
 
-    status: Literal["running", "finished", "preempted", "failed", "stopped", "unknown"] = "unknown"
+    status: Literal[PresentStatus, "unknown"] = "unknown"
     resumable: bool | None = None  # whether the same command may end in another way
     reason: str | None = None
     global_step: int = 0

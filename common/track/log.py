@@ -14,7 +14,7 @@ from common.console import DISPLAY, LINE_LISTENERS, say, warn
 from common.errors import TrainingError, UserError, advice_for, is_of_disk
 from common.files import json_safe, open_to_append, read_lines, write_text
 from common.measure.sums import Evaluation, of_all_ranks
-from common.objective import PREFIXES, Objective
+from common.objective import PREFIXES, Objective, Split
 from common.run_directory.records import METRICS_FILE, RunConfig
 from common.system.platforms import quoted
 from common.track import report
@@ -34,12 +34,12 @@ class LogState(TypedDict):
 class PrintedEvaluation(NamedTuple):
     """What tells one printed evaluation from another."""
 
-    split: str
+    split: Split
     step: float
     values: tuple[tuple[str, float | None], ...]  # by name; None for NaN, which never equals itself
 
     @classmethod
-    def of(cls, split: str, position: Mapping[str, float], values: Evaluation) -> Self:
+    def of(cls, split: Split, position: Mapping[str, float], values: Evaluation) -> Self:
         return cls(split, position[STEP], tuple(json_safe(values).items()))
 
 
@@ -130,7 +130,7 @@ class Log:
     def evaluation(
         self,
         values: Evaluation,
-        split: str,
+        split: Split,
         is_best: bool,
         position: Mapping[str, float] | None = None,
     ) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import JsonValue
 
+from common.objective import Mode
 from common.run_directory.records import RunConfig
 
 Facts = Mapping[str, Any]  # JSON values by name: metrics, or facts about a run
@@ -44,7 +45,7 @@ class Metric:
     label: str
     panel: str = "Learning"  # the section of a chart page; "" for no chart
     unit: str = ""  # for "s", `text` chooses seconds, minutes or hours and writes the unit
-    better: str | None = None  # "max" or "min"; None if neither direction is good
+    better: Mode | None = None  # None if neither direction is good
     form: str = ".4f"  # a format specification
 
     @property

@@ -7,7 +7,7 @@ from itertools import chain
 from statistics import median
 from typing import Any, TypedDict
 
-from common.objective import PREFIXES, Objective
+from common.objective import PREFIXES, Objective, Split
 from common.tools.compare.facts import facts_of, unfair_labels
 from common.tools.compare.groups import RunGroup, group_runs
 from common.tools.compare.readers import RunRecord
@@ -220,7 +220,7 @@ def mfu_kind(run: RunRecord) -> str:
     return f"of the {measured}{precision} peak"
 
 
-def standard_error(run: RunRecord, value: float | None, split: str) -> float | None:
+def standard_error(run: RunRecord, value: float | None, split: Split) -> float | None:
     """Return the standard error of a value of the run's objective, from its number of samples.
 
     It is the chance in which samples a split happens to have. It is known for proportions such as
@@ -236,7 +236,7 @@ def standard_error(run: RunRecord, value: float | None, split: str) -> float | N
     return proportion_error(value, count)
 
 
-def evaluated_samples(run: RunRecord, split: str) -> float | None:
+def evaluated_samples(run: RunRecord, split: Split) -> float | None:
     """Return the number of samples of a run's last evaluation on a split; None if unknown."""
     name = f"{PREFIXES[split]}/count"
     counts = [row[name] for row in (*run.rows, run.summary) if name in row]

@@ -12,7 +12,7 @@ from accelerate.tracking import filter_trackers
 from common.data.batch import Data
 from common.data.loader import Loader
 from common.measure.memory_plan import MemoryRows
-from common.objective import PREFIXES, Objective
+from common.objective import EVALUATED_SPLITS, PREFIXES, Objective
 from common.system.platforms import quoted, shown_path
 from common.system.printable import with_letters
 from common.track.names import SPLITS, STEP, Facts, flat
@@ -46,7 +46,8 @@ class WandbTracker(Tracker):
         self.objective = Objective.parse(run.saved_config.objective)
         self.best: float | None = None
         # The split that is evaluated during training: validation, or else test.
-        split = next(PREFIXES[name] for name in PREFIXES if name in run.saved_config.data.sizes)
+        sizes = run.saved_config.data.sizes
+        split = next(PREFIXES[name] for name in EVALUATED_SPLITS if name in sizes)
         # A metric without a slash in its name belongs to no section, and W&B shows it before all
         # sections. So the most important metrics are logged under such names as well.
         self.top_names = {
