@@ -2,7 +2,7 @@
 
 import errno
 import time
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from common.disk_errors import is_of_disk
 from common.system.machine import is_main_rank
@@ -89,10 +89,13 @@ class LostProcessError(RuntimeError):
     """Another rank or a loader's worker is gone or hangs. A restart helps."""
 
 
+RunStatus = Literal["running", "finished", "preempted", "failed"]  # as a run writes it itself
+
+
 class Outcome(NamedTuple):
     """How a run ended, as `status.json` records it."""
 
-    status: str  # as in `Status` of `common.run_directory.records`
+    status: RunStatus
     resumable: bool  # whether the same command, given again, may end in another way
     reason: str | None
 

@@ -2,10 +2,14 @@
 
 import math
 from collections.abc import Iterable
-from typing import NamedTuple, Self
+from typing import Literal, NamedTuple, Self
 
 from common.errors import TrainingError, UserError
 
+Mode = Literal["max", "min"]  # whether more or less of a metric is better
+MODES: dict[str, Mode] = {"max": "max", "min": "min"}  # by their text in an objective
+Split = Literal["validation", "test"]  # the splits that are evaluated
+EVALUATED_SPLITS: tuple[Split, ...] = ("validation", "test")
 # The prefixes of metrics' names, by split.
 PREFIXES = {"validation": "val", "test": "test"}
 
@@ -14,7 +18,7 @@ class Objective(NamedTuple):
     """A metric of the evaluation, such as ``accuracy``, and its better direction."""
 
     metric: str
-    mode: str  # max or min
+    mode: Mode
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -25,12 +29,12 @@ class Objective(NamedTuple):
                 advice="write a metric and max or min in one text, as in 'accuracy:max'",
             )
         metric, _, mode = text.partition(":")
-        if not metric or mode not in ("max", "min"):
+        if not metric or mode not in MODES:
             raise UserError(
                 f"objective {text!r} does not name a metric and max or min",
                 advice="write it as in accuracy:max",
             )
-        return cls(metric, mode)
+        return cls(metric, MODES[mode])
 
     def __str__(self) -> str:
         return f"{self.metric}:{self.mode}"

@@ -31,7 +31,7 @@ from common.lifecycle.stages import KeptParts, LoadedData, Stages, StartedRun, r
 from common.measure.flops import ComputeLoss
 from common.measure.memory import lift_limit
 from common.measure.values import Metrics
-from common.objective import PREFIXES
+from common.objective import EVALUATED_SPLITS
 from common.track.names import Facts
 from common.training.early_stopping import EarlyStopping
 from common.training.gathering import Gatherer
@@ -135,7 +135,7 @@ class Run:
             UserError: `--early-stopping` has no validation data to choose by.
         """
         refuse_unread(self.config, data)
-        names = [name for name in PREFIXES if name in data.splits]
+        names = [name for name in EVALUATED_SPLITS if name in data.splits]
         validation_split = names[0]
         test_split = names[-1]
         self.early_stopping = EarlyStopping(self.config, self.context.best, validation_split)

@@ -1,6 +1,6 @@
 """A stand-in for the package trackio, which few machines have: its calls, and its database.
 
-`common.track.dashboard` uses no more of trackio than this. The tests that run with the stand-in run
+`trackio_tracker.py` uses no more of trackio than this. The tests that run with the stand-in run
 with the real package, too, where it is installed.
 """
 

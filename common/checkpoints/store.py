@@ -39,6 +39,7 @@ from common.run_directory.records import (
     CHECKPOINT_DIGESTS,
     CheckpointDigests,
     Manifest,
+    PartStates,
     RankReceipt,
     Receipt,
     read_record,
@@ -245,7 +246,7 @@ class Checkpoints:
     def write_lasting(self, files: Mapping[str, Tensors]) -> None:
         """Write files beside the checkpoints, and keep their receipts for later manifests.
 
-        The metadata of each file name the run, because no manifest may name the file yet.
+        Each file's metadata contains the run's id, because no manifest lists the file yet.
         """
         metadata = None if self.run_id is None else {"run_id": self.run_id}
         for name, tensors in files.items():
@@ -267,16 +268,14 @@ class Checkpoints:
             for name, tensors in contents.files.items()
         }
         receipt_paths = [unfinished / f"receipt-{rank}.json" for rank in range(self.world_size)]
-        own_receipt = {
-            "files": {name: receipt.to_json() for name, receipt in receipts.items()},
-            "once": {name: receipt.to_json() for name, receipt in self.lasting_receipts.items()},
-            "state": contents.of_rank,
-        }
-        write_json(receipt_paths[self.rank], own_receipt)
+        own_receipt = RankReceipt(
+            files=receipts, once=self.lasting_receipts, state=contents.of_rank
+        )
+        write_json(receipt_paths[self.rank], own_receipt.to_json())
         finished = unfinished.with_suffix("")
         if self.rank == 0:
             self.await_files(unfinished, receipt_paths)
-            self.finish(unfinished, finished, receipt_paths, {**facts, "parts": contents.shared})
+            self.finish(unfinished, finished, receipt_paths, contents.shared, facts)
         else:
             self.await_files(unfinished, [finished])
 
@@ -285,22 +284,20 @@ class Checkpoints:
         unfinished: Path,
         finished: Path,
         receipt_paths: Sequence[Path],
-        facts: dict[str, JsonValue],
+        shared: PartStates,
+        facts: Mapping[str, JsonValue],
     ) -> None:
-        """Write the manifest on rank 0, give the folder its final name, remove old checkpoints."""
+        """Write the manifest on rank 0, give the folder its final name, remove old checkpoints.
+
+        Args:
+            shared: the states of the shared parts by name, without their tensors.
+            facts: further entries of the manifest.
+        """
         rank_receipts = [read_record(path, RankReceipt) for path in receipt_paths]
         for path in receipt_paths:
             path.unlink()
-        files = {}
-        for receipts in rank_receipts:
-            for name, receipt in receipts.once.items():
-                files[f"{BESIDE}{name}"] = receipt.to_json()
-        for receipts in rank_receipts:
-            for name, receipt in receipts.files.items():
-                files[name] = receipt.to_json()
-        states = [receipts.state for receipts in rank_receipts]
-        manifest = {**facts, "ranks": states, "files": files}
-        write_json(unfinished / MANIFEST, signed(manifest))
+        manifest = manifest_of(rank_receipts, shared, facts)
+        write_json(unfinished / MANIFEST, signed(manifest.to_json()))
         sync(unfinished / MANIFEST)
         sync(unfinished)
         rename_path(unfinished, finished)
@@ -365,3 +362,23 @@ class Checkpoints:
         for name, receipt in manifest.files.items():
             if name.startswith(BESIDE) and not (without_best and is_best(name)):
                 self.lasting_receipts[name.removeprefix(BESIDE)] = receipt
+
+
+def manifest_of(
+    rank_receipts: Sequence[RankReceipt], shared: PartStates, facts: Mapping[str, JsonValue]
+) -> Manifest:
+    """Return the manifest of the files and states that all ranks have written.
+
+    Args:
+        rank_receipts: of each rank, in order.
+        shared: the states of the shared parts by name, without their tensors.
+        facts: further entries, such as the flags that a resume compares.
+    """
+    files: dict[str, Receipt] = {}
+    for receipts in rank_receipts:
+        files |= {f"{BESIDE}{name}": receipt for name, receipt in receipts.once.items()}
+    for receipts in rank_receipts:
+        files |= receipts.files
+    states = [receipts.state for receipts in rank_receipts]
+    entries = {**facts, "parts": shared, "ranks": states, "files": files}
+    return Manifest.model_validate(entries)

@@ -11,8 +11,8 @@ from common.lifecycle.stages import Context, StartedRun
 from common.measure.memory_plan import MemoryRows
 from common.models.compile import compile_seconds
 from common.objective import PREFIXES
-from common.run_directory.records import SUMMARY, ModelFacts, Summary
-from common.track import media, report
+from common.run_directory.records import MEMORY, SUMMARY, ModelFacts, PartMemory, Summary
+from common.track import report
 from common.track.card import model_card
 from common.track.names import Facts
 
@@ -129,11 +129,11 @@ def write_memory(context: Context, memory: MemoryRows) -> None:
     """Write `memory.json`, if the memory was planned and measured."""
     if not memory:
         return
-    rows = {
-        part: {"planned_mib": planned, "measured_mib": measured}
+    entries = {
+        part: PartMemory(planned_mib=planned, measured_mib=measured).to_json()
         for part, planned, measured in memory
     }
-    context.directory.write("memory.json", rows)
+    context.directory.write(MEMORY, entries)
 
 
 def attach_results(started: StartedRun, figures: Facts, memory: MemoryRows) -> None:
@@ -143,6 +143,9 @@ def attach_results(started: StartedRun, figures: Facts, memory: MemoryRows) -> N
     loaded = started.loaded
     split = loaded.test_split
     loader = loaded.loaders[split]
-    logs.attach(media.results, figures, PREFIXES[split], loader, loaded.data, memory)
+    logs.attach(
+        lambda tracker: tracker.log_results(figures, PREFIXES[split], loader, loaded.data, memory)
+    )
     if config.log_model and not config.evaluate_only:
-        logs.attach(media.artifact, started.context.directory.path / "model", "model")
+        model_folder = started.context.directory.path / "model"
+        logs.attach(lambda tracker: tracker.log_model(model_folder))

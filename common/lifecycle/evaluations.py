@@ -9,7 +9,7 @@ from common.checkpoints import export
 from common.console import DISPLAY
 from common.lifecycle.saving import compare_weights
 from common.lifecycle.stages import Context, KeptParts, LoadedData
-from common.objective import PREFIXES
+from common.objective import PREFIXES, Split
 from common.track.names import Facts
 from common.training.evaluation import evaluation_mode, keep_buffers
 from common.training.plan import Plan
@@ -99,7 +99,7 @@ class Evaluations:
         """
         return kept.bare_model if self.evaluated_model is None else self.evaluated_model
 
-    def log(self, figures: Facts, split: str, kept: KeptParts) -> None:
+    def log(self, figures: Facts, split: Split, kept: KeptParts) -> None:
         """Log an evaluation that was due. If it is the best, save its model in the background.
 
         The figures of a rehearsal are only checked.
@@ -119,7 +119,7 @@ class Evaluations:
                 weights = export.weights_of(self.model_to_export(kept))
                 context.checkpoints.save_best(context.best.step, weights)
 
-    def log_final(self, figures: Facts, split: str, position: Facts) -> dict[str, float]:
+    def log_final(self, figures: Facts, split: Split, position: Facts) -> dict[str, float]:
         """Log the final evaluation; return its figures by their full names.
 
         Args:
@@ -131,7 +131,7 @@ class Evaluations:
         logs.evaluation(values, split, is_best, position)
         return {f"{PREFIXES[split]}/{name}": value for name, value in values.items()}
 
-    def record_if_validation(self, values: Facts, split: str) -> bool:
+    def record_if_validation(self, values: Facts, split: Split) -> bool:
         """Record an evaluation of validation data; return whether its model is the one to keep.
 
         Test data choose no model, so their evaluations are not recorded.

@@ -24,7 +24,7 @@ from common.data.loader import Loader
 from common.errors import UserError
 from common.measure.memory_plan import MemoryPlan
 from common.measure.meters import Meters
-from common.objective import Objective
+from common.objective import Objective, Split
 from common.profile.profiler import Profiler
 from common.resolution import ConfigResolution
 from common.run_directory.directory import RunDirectory
@@ -78,8 +78,8 @@ class LoadedData:
 
     data: Data
     loaders: Mapping[str, Loader]  # by split
-    validation_split: str  # the test split where there is no validation split
-    test_split: str  # the validation split where there is no test split
+    validation_split: Split  # the test split where there is no validation split
+    test_split: Split  # the validation split where there is no test split
 
 
 @dataclass(frozen=True)

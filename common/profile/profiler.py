@@ -23,7 +23,7 @@ from common.profile.files import write_profile
 from common.profile.phases import Phases
 from common.standard_streams import without_native_messages
 from common.system.devices import is_accelerator, profiler_activity, synchronize_stream
-from common.track import media
+from common.track.trackers.tracker import Tracker
 from common.training.plan import Plan
 
 Batches = Iterator[tuple[Batch, Work]]  # as `Loader.epoch` yields them
@@ -79,7 +79,8 @@ class Profiler:
     accelerator: Accelerator
     stopwatch: Stopwatch
     plan: Plan
-    attach: Callable[..., None]  # calls a function with the W&B run, if there is one
+    # Calls a function with the run's tracker, if there is one.
+    attach: Callable[[Callable[[Tracker], None]], None]
 
     # The generator that `measure` returned, which `step` resumes; None until it is started.
     procedure: Generator[None, None, None] | None = None
@@ -297,7 +298,7 @@ class Profiler:
     def judge(
         self, kernels: dict[str, float], busy_seconds: float, is_gpu: bool, slowest: list[str]
     ) -> None:
-        """Print the verdict on the speed, write `verdict.json`, and send both to W&B.
+        """Print the verdict on the speed, write `verdict.json`, and send both to the tracker.
 
         Args:
             kernels: the milliseconds of an update's "memory" and "compute" kernels.
@@ -323,7 +324,7 @@ class Profiler:
         say(f"profile {judgement['verdict']}: {judgement['evidence']}. {judgement['advice']}")
         say(f"        {shares_text(phases)}")
         say(f"        slowest operations: {', '.join(slowest)}")
-        self.attach(media.profile, self.folder, judgement["verdict"])
+        self.attach(lambda tracker: tracker.log_profile(self.folder, judgement["verdict"]))
 
     def stop(self) -> None:
         """End the profile, because the run ends; called in any case.

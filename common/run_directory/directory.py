@@ -20,6 +20,7 @@ from common.errors import (
     LOST_AGAIN_ADVICE,
     Outcome,
     ReplacedDirectoryError,
+    RunStatus,
     UserError,
     let_main_rank_exit_first,
 )
@@ -174,7 +175,9 @@ class RunDirectory:
         if not is_own:
             raise ReplacedDirectoryError(self.path)
 
-    def write_status(self, status: str, global_step: int | None, reason: str | None = None) -> None:
+    def write_status(
+        self, status: RunStatus, global_step: int | None, reason: str | None = None
+    ) -> None:
         """Write the run's status to `status.json`, on rank 0; see `Status` for its values.
 
         Only a running or preempted run is marked as resumable: others would end in the same way.

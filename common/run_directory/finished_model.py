@@ -26,7 +26,9 @@ def model_folder(path: str | Path, flag: str = "--init-from ") -> Path:
             insist_on_written_weights(folder)
             return folder
     advice = "pass a run that finished, or its model folder"
-    raise UserError(f"{flag}{path} holds no finished model ({WEIGHTS} and {MODEL_JSON})", advice=advice)
+    raise UserError(
+        f"{flag}{path} holds no finished model ({WEIGHTS} and {MODEL_JSON})", advice=advice
+    )
 
 
 def insist_on_written_weights(folder: Path) -> None:
@@ -41,6 +43,8 @@ def insist_on_written_weights(folder: Path) -> None:
     with reading_saved(path):
         digest = remembered_sha256_of_file(path)
     if digest != expected_digest:
-        mistake = f"{path} can't be read as it was written: its SHA-256 is not the one in {MODEL_JSON}"
+        mistake = (
+            f"{path} can't be read as it was written: its SHA-256 is not the one in {MODEL_JSON}"
+        )
         advice = "take a whole copy, or remove weights_sha256 there if you changed the weights"
         raise UserError(mistake, advice=advice)

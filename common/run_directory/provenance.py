@@ -110,13 +110,19 @@ def present_attempt(recipe_file: Path, step: int) -> tuple[Attempt, list[Collect
         recipe = recipe_file.resolve().relative_to(trees[0].tree.folder).as_posix()
     else:
         problem = "the recipe is in no file"
-    attempt = machine_facts().model_copy(
-        update={
-            "global_step": step,
-            "recipe": recipe,
-            "trees": [collected.tree for collected in trees],
-            "problem": problem,
-        }
+    machine = machine_facts()
+    attempt = Attempt(
+        global_step=step,
+        recipe=recipe,
+        trees=[collected.tree for collected in trees],
+        problem=problem,
+        packages=machine.packages,
+        libraries=machine.libraries,
+        processor=machine.processor,
+        cores=machine.cores,
+        system=machine.system,
+        machines=machine.machines,
+        variables=machine.variables,
     )
     return attempt, trees
 

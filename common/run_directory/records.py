@@ -8,8 +8,7 @@ it is written again.
 Some readers must go on with a file that is old, edited, or written by hand. They parse an `Excerpt`
 or `InitialFacts`, which accept any JSON object.
 
-`memory.json` and the files of a profile have no record, because they are for people and no code
-reads them.
+The files of a profile have no record, because they are for people and no code reads them.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
-from common.errors import UserError
+from common.errors import RunStatus, UserError
 from common.json_files import PUT_BACK, JsonObject, json_safe, read_json_if_there
 
 # The files of a run.
@@ -37,6 +36,7 @@ CONFIG = "config.json"
 STATUS = "status.json"
 SUMMARY = "summary.json"
 METRICS_FILE = "metrics.jsonl"  # a row of figures for each log line
+MEMORY = "memory.json"  # a `PartMemory` for each part
 MODEL_JSON = "model.json"  # in the folder of a finished model, beside its weights
 PROVENANCE = "provenance"  # a folder
 ATTEMPTS = f"{PROVENANCE}/attempts.json"
@@ -45,9 +45,11 @@ CHECKPOINT_DIGESTS = f"{PROVENANCE}/weights.jsonl"
 Count = Annotated[int, Field(ge=1, le=2**53)]  # a larger one is damage
 Figures = dict[str, float | None]  # by metric name; None stands for NaN and infinities
 Flags = dict[str, JsonValue]  # by the field name in the recipe's `Config`
-# JSON by the part's name. It is not validated: pydantic refuses JSON that is nested more than 255
-# levels deep, and a checkpoint must never be lost for that.
+# JSON by the part's name. Pydantic neither validates nor converts it, because it refuses JSON that
+# is nested more than 255 levels deep, and a checkpoint must never be lost for that.
 PartStates = JsonObject
+# A job that was killed leaves the status "running", and readers call the run "stopped".
+PresentStatus = Literal[RunStatus, "stopped"]
 
 
 class Record(BaseModel):
@@ -226,11 +228,10 @@ class CheckpointDigests(Record):
 class Status(Record):
     """`status.json`: whether a run goes on, or how it ended.
 
-    The status of a run without a readable file is "unknown". A tool calls a run "stopped" whose
-    job was killed before it could write another status than "running".
+    The status of a run without a readable file is "unknown".
     """
 
-    status: Literal["running", "finished", "preempted", "failed", "stopped", "unknown"] = "unknown"
+    status: Literal[PresentStatus, "unknown"] = "unknown"
     resumable: bool | None = None  # whether the same command may end in another way
     reason: str | None = None
     global_step: int = 0
@@ -251,6 +252,10 @@ class RankReceipt(Record):
     files: dict[str, Receipt]  # in the checkpoint's folder
     once: dict[str, Receipt]  # beside the checkpoints
     state: PartStates  # the rank's own parts by name, without their tensors
+
+    def to_json(self) -> dict[str, JsonValue]:
+        converted = self.model_dump(mode="json", exclude_unset=True, exclude={"state"})
+        return {**converted, "state": self.state}
 
 
 class Manifest(Record):
@@ -276,6 +281,10 @@ class Manifest(Record):
     versions: dict[str, str] = Field(default_factory=dict)
     sha256: str | None = None  # of everything else in the file
 
+    def to_json(self) -> dict[str, JsonValue]:
+        converted = self.model_dump(mode="json", exclude_unset=True, exclude={"parts", "ranks"})
+        return {**converted, "parts": self.parts, "ranks": [*self.ranks]}
+
 
 class Summary(Record):
     """`summary.json`: the final figures of a run, by metric name.
@@ -293,6 +302,13 @@ class Summary(Record):
 def is_number(value: object) -> TypeGuard[int | float]:
     """Whether a JSON value is a number; null, which stands for NaN, is none."""
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+class PartMemory(Record):
+    """The memory of one part of a run, such as its weights; an entry of `memory.json`."""
+
+    planned_mib: float | None  # None if it could not be planned
+    measured_mib: float | None  # None if it could not be measured
 
 
 class WeightsDigest(Record):
@@ -342,7 +358,7 @@ class ImageInput(Record, extra="ignore"):
 class TextInput(Record, extra="ignore"):
     """What a classifier of texts reads; a part of `model.json`."""
 
-    class_names: list[object]  # likewise
+    class_names: list[object]  # texts, unless a copy numbers its classes
     text_columns: list[str]
     max_length: int  # tokens after which a text is cut
 
@@ -395,7 +411,7 @@ class Excerpt(Record, extra="ignore"):
     """
 
     run_id: object = None  # a text, unless the file was edited
-    recipe: object = None  # likewise
+    recipe: object = None  # a text, unless the file was edited
     # Values of flags are not validated: the type of a flag is in the recipe's `Config`.
     config: Lenient[JsonObject] = None  # the flags in `config.json`
     flags: Lenient[JsonObject] = None  # the flags in a manifest

@@ -14,8 +14,8 @@ def present_status(directory: Path) -> Status:
     """
     status = read_status(directory)
     if status.status == "running" and is_lock_free(directory / LOCK):
-        correction = {"status": "stopped", "reason": "its process ended without a word"}
-        return status.model_copy(update=correction)
+        reason = "its process ended before it could record a reason"
+        return status.model_copy(update={"status": "stopped", "reason": reason})
     return status
 
 

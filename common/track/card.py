@@ -7,7 +7,7 @@ from common.config import TrainingConfig
 from common.data.batch import Data
 from common.flags import role_of, spelled
 from common.measure.memory import peak_memory
-from common.objective import PREFIXES
+from common.objective import PREFIXES, Split
 from common.run_directory.records import Flags, RunConfig
 from common.system.platforms import command_line
 from common.track.names import PEAK, Facts, describe, precision_name
@@ -23,7 +23,7 @@ def model_card(
     run: RunConfig,
     description: Facts,
     data: Data,
-    split: str,
+    split: Split,
     summary: Facts,
 ) -> str:
     """Return a model's card as Markdown, with nothing private in it.
@@ -62,7 +62,7 @@ def model_card(
     return "\n".join(lines)
 
 
-def metrics_of_split(split: str, summary: Facts) -> list[str]:
+def metrics_of_split(split: Split, summary: Facts) -> list[str]:
     """Return the names of the split's metrics that have a chart, so not of its sample count."""
     prefix = f"{PREFIXES[split]}/"
     return [name for name in summary if name.startswith(prefix) and describe(name).panel]
@@ -72,7 +72,7 @@ def card_metadata(
     run: RunConfig,
     description: Facts,
     data: Data,
-    split: str,
+    split: Split,
     summary: Facts,
     task: str | None,
 ) -> str:
@@ -106,7 +106,7 @@ def card_metadata(
     return metadata.to_yaml()
 
 
-def result_rows(split: str, summary: Facts) -> list[tuple[str, str]]:
+def result_rows(split: Split, summary: Facts) -> list[tuple[str, str]]:
     """Return the heading and the value of each row of the card's table of results."""
     rows = []
     for name in metrics_of_split(split, summary):

@@ -4,7 +4,7 @@ import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TextIO, TypedDict
+from typing import NamedTuple, Self, TextIO, TypedDict
 
 from accelerate import Accelerator
 
@@ -16,14 +16,14 @@ from common.errors import TrainingError, UserError
 from common.files import open_to_append, write_text
 from common.json_files import json_safe, read_lines
 from common.measure.sums import Evaluation, of_all_ranks
-from common.objective import PREFIXES, Objective
-from common.run_directory.records import RunConfig
+from common.objective import PREFIXES, Objective, Split
+from common.run_directory.records import METRICS_FILE, RunConfig
 from common.system.platforms import quoted
 from common.track import report
-from common.track.dashboard import Trackio
 from common.track.names import STEP, Facts
 from common.track.recorded_media import RecordedMedia
-from common.track.trackers import Command, TensorBoard, TrackerUnavailableError, WandB
+from common.track.trackers import TRACKERS
+from common.track.trackers.tracker import Command, TrackedRun, Tracker, TrackerUnavailableError
 
 
 class LogState(TypedDict):
@@ -31,6 +31,18 @@ class LogState(TypedDict):
 
     latest: dict[str, float]
     pending: dict[str, float]
+
+
+class PrintedEvaluation(NamedTuple):
+    """What tells one printed evaluation from another."""
+
+    split: Split
+    step: float
+    values: tuple[tuple[str, float | None], ...]  # by name; None for NaN, which never equals itself
+
+    @classmethod
+    def of(cls, split: Split, position: Mapping[str, float], values: Evaluation) -> Self:
+        return cls(split, position[STEP], tuple(json_safe(values).items()))
 
 
 class Log:
@@ -53,7 +65,7 @@ class Log:
         self.accelerator = accelerator
         self.directory = directory
         self.objective = objective
-        self.tracker: WandB | TensorBoard | Trackio | None = None
+        self.tracker: Tracker | None = None  # None if there is none, or if it has failed
         self.media = RecordedMedia(directory, accelerator.is_main_process)
         self.file: TextIO | None = None
         self.output: TextIO | None = None
@@ -61,7 +73,7 @@ class Log:
         self.position: Callable[[], Mapping[str, float]] = dict
         self.pending: dict[str, float] = {}  # the row of the present step, not yet written
         self.latest: dict[str, float] = {}  # the latest value of each figure
-        self.printed_evaluations: set[str] = set()  # lines, none of which is printed twice
+        self.printed_evaluations: set[PrintedEvaluation] = set()  # none is printed twice
 
     def start(
         self,
@@ -80,21 +92,17 @@ class Log:
         self.position = position
         step = int(position()[STEP])
         if self.accelerator.is_main_process:
-            path = self.directory / "metrics.jsonl"
+            path = self.directory / METRICS_FILE
             rows = [row for row in read_lines(path, STEP, warn) if row[STEP] < step]
             write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
             self.file = open_to_append(path)
             self.output = open_to_append(path.with_name("output.log"))
             LINE_LISTENERS.append(self.keep_line)
-            with self.tracking():
-                if config.tracker == "wandb":
-                    self.tracker = WandB(self.accelerator, config, run_config, self.directory, rows)
-                elif config.tracker == "tensorboard":
-                    self.tracker = TensorBoard(self.accelerator, self.directory)
-                elif config.tracker == "trackio":
-                    self.tracker = Trackio(
-                        self.accelerator, config, run_config, self.directory, rows, step
-                    )
+            tracker_class = TRACKERS.get(config.tracker)
+            if tracker_class is not None:
+                run = TrackedRun(self.accelerator, config, run_config, self.directory, rows, step)
+                with self.tracking():
+                    self.tracker = tracker_class(run)
         shown = self.tracker.shown if self.tracker is not None else "metrics.jsonl only"
         report.show_plan(run_config, f"{self.directory}; {shown}")
         DISPLAY.start(run_config.plan.total_steps, self.place)
@@ -124,7 +132,7 @@ class Log:
     def evaluation(
         self,
         values: Evaluation,
-        split: str,
+        split: Split,
         is_best: bool,
         position: Mapping[str, float] | None = None,
     ) -> None:
@@ -138,11 +146,12 @@ class Log:
         """
         present = self.position()
         model_position = position or present
-        text = report.evaluation_text(values, split, model_position)
         # Where validation stands in for test, the final evaluation repeats an earlier one.
-        if text not in self.printed_evaluations:
+        evaluation = PrintedEvaluation.of(split, model_position, values)
+        if evaluation not in self.printed_evaluations:
+            self.printed_evaluations.add(evaluation)
+            text = report.evaluation_text(values, split, model_position)
             say(f"{text}  ★ best" if is_best else text)
-            self.printed_evaluations.add(text)
         full_names = {f"{PREFIXES[split]}/{name}": value for name, value in values.items()}
         is_present_model = model_position[STEP] == present[STEP]
         if is_present_model or not full_names.keys() & self.pending.keys():
@@ -213,25 +222,24 @@ class Log:
                 f"{advice_for(str(problem))}, then go on with --resume {quoted(self.directory)}"
             )
             raise TrainingError(
-                f"{self.directory}/metrics.jsonl can't be written ({problem})",
+                f"{self.directory}/{METRICS_FILE} can't be written ({problem})",
                 advice=advice,
                 every_rank=True,
                 resumable=is_of_disk(problem),
             ) from None
-        self.media.write(self.tracker)
+        self.write_media()
         if self.tracker is not None:
             with self.tracking():
                 self.tracker.log(row)
 
-    def attach(self, send: Callable[..., None], *arguments: object) -> None:
-        """Call `send` with the W&B run, if there is one, and `arguments`; warn if that fails.
+    def attach(self, send: Callable[[Tracker], None]) -> None:
+        """Send what is no row, such as the model: call `send` with the tracker, if there is one.
 
-        This sends what is no row: the model, the profile, and tables of the final evaluation.
+        A failure is a warning, and the tracker stays in use.
         """
-        if self.tracker is not None and self.tracker.run is not None:
+        if self.tracker is not None:
             try:
-                with self.tracker.limited():
-                    send(self.tracker.run, *arguments)
+                send(self.tracker)
             except Exception as problem:
                 warn(f"not sent to the tracker ({type(problem).__name__}: {problem})")
 
@@ -242,9 +250,12 @@ class Log:
         """
         with contextlib.suppress(Exception):
             print(line, file=self.output, flush=True)
-            if self.tracker is not None and self.tracker.run is not None:
-                with self.tracker.limited():
-                    self.tracker.run.write_logs(line)
+            if self.tracker is not None:
+                self.tracker.log_line(line)
+
+    def write_media(self) -> None:
+        """Write the images, tables and histograms that the recipe has logged since the last row."""
+        self.media.write(None if self.tracker is None else self.tracker.log_media)
 
     def finish(self, summary: Facts | None = None, exit_code: int = 0) -> list[Command]:
         """Close the files and the tracker; return how the user can view or upload the run.
@@ -254,7 +265,7 @@ class Log:
         """
         with contextlib.suppress(TrainingError):  # the disk may be full
             self.write_row()
-        self.media.write(self.tracker)  # media that no row followed
+        self.write_media()  # media that no row followed
         if self.keep_line in LINE_LISTENERS:
             LINE_LISTENERS.remove(self.keep_line)
         for file in (self.file, self.output):

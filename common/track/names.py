@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import JsonValue
 
+from common.objective import Mode
 from common.run_directory.records import RunConfig
 
 Facts = Mapping[str, Any]  # JSON values by name: metrics, or facts about a run
@@ -44,7 +45,7 @@ class Metric:
     label: str
     panel: str = "Learning"  # the section of a chart page; "" for no chart
     unit: str = ""  # for "s", `text` chooses seconds, minutes or hours and writes the unit
-    better: str | None = None  # "max" or "min"; None if neither direction is good
+    better: Mode | None = None  # None if neither direction is good
     form: str = ".4f"  # a format specification
 
     @property
@@ -98,6 +99,40 @@ METRICS = {
     "time/train_seconds": Metric("training time", "", "s", "min", ",.1f"),
     "time/total_seconds": Metric("total time", "", "s", "min", ",.1f"),
     "time/compile_seconds": Metric("compiling", "", "s", "min", ",.1f"),
+}
+
+# What the library itself logs, by full name, for the table in `docs/metrics.md`. Recipes add their
+# own names under `train/`, `val/` and `test/`.
+MEANINGS = {
+    "train/loss": "the mean loss since the last log line",
+    RATE: "the learning rate of the first parameter group",
+    "train/grad_norm": "the norm of all gradients of the last update, before clipping",
+    "train/loss_scale": "the factor of the loss, with fp16 only",
+    "train/skipped_updates": "updates so far that were left out, as a gradient was not finite",
+    THROUGHPUT: "samples that all processes train on in a second",
+    "perf/samples_per_second_per_device": "the same, divided by the number of processes",
+    "perf/tokens_per_second": "tokens that all processes train on in a second, for text only",
+    "perf/step_milliseconds": "the time of an update",
+    "perf/data_wait_fraction": "the share of the time in which the loop waits for its next batch",
+    "perf/tflops_per_device": "the model's floating-point operations on a device in a second",
+    "perf/mfu": "their share of the device's peak speed",
+    "perf/goodput": "the share of the time since the run began that its updates took",
+    OTHER_CPU: "the share of CPU time that other programs used; at the end of the run",
+    "perf/joules_per_sample": "the energy that the GPUs draw for a sample",
+    "memory/peak_allocated_mib": "the most memory of a device that tensors have used at one time",
+    "memory/allocated_mib": "the memory that tensors use now, on a device that keeps no peak",
+    "memory/peak_reserved_mib": "the most memory of a device that torch has reserved for tensors",
+    "memory/host_rss_mib": "the resident memory of a process; at the end of the run, its peak",
+    "gpu/utilization": "the share of the time in which the GPUs compute",
+    "gpu/utilization_min": "the same, of the GPU that computes least",
+    "gpu/power_watts": "the power of the GPU that draws most",
+    "time/train_seconds": "the time of all updates so far, without evaluations and saving",
+    "time/total_seconds": "the time of the whole run; at its end",
+    "time/compile_seconds": "the time that `--compile` took; at the end of the run",
+    STEP: "updates so far; the x-axis of charts",
+    "progress/epoch": "passes over the training data so far",
+    "progress/samples": "samples that all processes have trained on so far",
+    "progress/kept_step": "the update that the exported model is from; at the end of the run",
 }
 
 

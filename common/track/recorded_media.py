@@ -5,7 +5,6 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -90,12 +89,6 @@ class HistogramEntry(Entry):
         write_text(path, json.dumps(contents, indent=2) + "\n")
 
 
-class MediaTracker(Protocol):
-    """A tracker that shows media."""
-
-    def log_media(self, entry: Entry) -> None: ...
-
-
 class RecordedMedia:
     """Queues media until the next row of metrics is written, so that no update waits for the GPU.
 
@@ -177,8 +170,12 @@ class RecordedMedia:
         except (ValueError, TypeError, AttributeError, RuntimeError) as problem:
             warn(f"{name} is not logged ({type(problem).__name__}: {problem}): {advice}")
 
-    def write(self, tracker: MediaTracker | None) -> None:
-        """Write all queued entries to files, then send them to the tracker unless it is None."""
+    def write(self, send: Callable[[Entry], None] | None) -> None:
+        """Write all queued entries to files, and pass each to `send` unless it is None.
+
+        Args:
+            send: sends an entry to the run's tracker.
+        """
         entries = self.entries
         self.entries = []
         for entry in entries:
@@ -192,9 +189,9 @@ class RecordedMedia:
                 advice = "pass values that can be written to a file"
                 warn(f"{entry.name} is not logged ({type(problem).__name__}: {problem}): {advice}")
                 continue
-            if tracker is not None:
+            if send is not None:
                 try:
-                    tracker.log_media(entry)
+                    send(entry)
                 except Exception as problem:  # a tracker may raise anything
                     message = f"{type(problem).__name__}: {problem}"
                     warn(f"{entry.name} is not sent to the tracker ({message})")

@@ -6,13 +6,13 @@ from pathlib import Path
 from common.console import say
 from common.measure.memory import peak_memory
 from common.measure.memory_plan import MemoryRows, comparison_text, plan_text
-from common.objective import PREFIXES, Objective
+from common.objective import PREFIXES, Objective, Split
 from common.run_directory.records import RunConfig
 from common.system.machine import is_main_rank
 from common.system.platforms import limits
 from common.tables import print_facts
 from common.track.names import METRICS, RATE, STEP, Facts, describe, precision_name
-from common.track.trackers import Command
+from common.track.trackers.tracker import Command
 
 # The rows of the final table that describe the whole run, not one split.
 WHOLE_RUN_METRICS = (
@@ -122,7 +122,9 @@ def interval_text(row: Mapping[str, float]) -> str:
     return "  ".join([*training_metrics, speed, memory])
 
 
-def evaluation_text(values: Mapping[str, float], split: str, position: Mapping[str, float]) -> str:
+def evaluation_text(
+    values: Mapping[str, float], split: Split, position: Mapping[str, float]
+) -> str:
     """Return the line of an evaluation, usually at most 100 characters wide.
 
     Args:
@@ -139,7 +141,7 @@ def evaluation_text(values: Mapping[str, float], split: str, position: Mapping[s
 def show_summary(
     run: RunConfig,
     summary: Facts,
-    split: str,
+    split: Split,
     folder: Path,
     commands: list[Command],
     memory: MemoryRows,
@@ -174,7 +176,7 @@ def show_summary(
         say(f"{command.purpose:8}{command.text}")
 
 
-def summary_rows(objective: Objective, summary: Facts, split: str) -> dict[str, str]:
+def summary_rows(objective: Objective, summary: Facts, split: Split) -> dict[str, str]:
     """Return the metrics of the final table, in its order, each with a suffix for its heading.
 
     The suffix names the split that the metric was measured on, such as ", test".

@@ -4,6 +4,7 @@ from common.config import TrainingConfig
 from common.console import say
 from common.errors import UserError
 from common.flag_reads import mark_read
+from common.objective import Split
 from common.training.best import Best
 
 
@@ -14,7 +15,7 @@ class EarlyStopping:
     evaluations since the best one, so a resumed run decides as an uninterrupted one does.
     """
 
-    def __init__(self, config: TrainingConfig, best: Best, validation_split: str) -> None:
+    def __init__(self, config: TrainingConfig, best: Best, validation_split: Split) -> None:
         """Prepare to decide, by validation data only.
 
         Args:

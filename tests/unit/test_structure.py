@@ -40,7 +40,10 @@ LEVELS = (
 )
 LEVEL = {f"common.{room}": level for level, rooms in enumerate(LEVELS) for room in rooms}
 BASE = {f"common.{room}" for rooms in LEVELS[: LEVELS.index(("data",))] for room in rooms}
-TRACKS = {"common.track.service"} | {f"common.track.{module}" for module in ("names", "trackers")}
+TRACKS = {
+    f"common.track.{module}"
+    for module in ("names", "trackers.tracker", "trackers.wandb_environment")
+}
 PARSER = "common.tools.parser"
 RECIPE = "common.tools.recipe"
 STATISTICS = "common.tools.statistics"

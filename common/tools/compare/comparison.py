@@ -4,13 +4,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from operator import attrgetter
 from statistics import median
 from typing import Any, TypedDict
 
-from common.config import TrainingConfig
-from common.flags import role_of, spelled
-from common.objective import PREFIXES, Objective
+from common.objective import PREFIXES, Objective, Split
+from common.tools.compare.facts import facts_of, unfair_labels
 from common.tools.compare.groups import RunGroup, group_runs
 from common.tools.compare.readers import RunRecord
 from common.tools.statistics.samples import proportion_error
@@ -30,30 +28,6 @@ FIGURES = (
 )
 # The ratio to the baseline, by the figure that it is of.
 RATIOS = {THROUGHPUT: "throughput_ratio", PEAK: "memory_ratio"}
-# Runs must agree in these facts for their figures to be comparable. By label: the path in
-# `config.json`.
-FAIR = {
-    "recipe": "recipe",
-    "objective": "objective",
-    "data set": "data.name",
-    "samples of": "data.sizes",
-    "data's fingerprint": "data.fingerprint",
-    "model": "architecture.name",
-    "parameters": "architecture.parameters",
-    "device": "environment.device",
-    "threads per process": "environment.threads_per_process",
-    "effective batch": "environment.effective_batch_size",
-    "python": "environment.python",
-    "version of": "environment.versions",
-}
-# These facts often differ on purpose, as flags do.
-ON_PURPOSE = {
-    "processes": "environment.world_size",
-    "precision": "environment.mixed_precision",
-    "updates planned": "plan.total_steps",
-    "commit": "environment.git_commit",
-}
-DIGITS_OF_DIGEST = 8  # that a table shows of a SHA-256
 MEMORY = {"device": "memory/peak_allocated_mib", "host": "memory/host_rss_mib"}
 
 
@@ -102,15 +76,27 @@ def compare(
     figures = [figures_of(run, target if run.objective == objective else None) for run in runs]
     for own_figures in figures:
         add_ratios(own_figures, figures[0])
-    facts = [facts_of(run, runs) for run in runs]
-    groups = group_runs(runs, facts, labels)
+    saved_configs = [run.saved_config for run in runs]
+    facts = [facts_of(saved_config, saved_configs) for saved_config in saved_configs]
+    settings = [{label: fact.value for label, fact in own_facts.items()} for own_facts in facts]
+    groups = group_runs(runs, settings, labels)
+    differences = differences_of(settings)
+    unfair = unfair_pairs(runs, differences, unfair_labels(facts))
+    return Comparison(list(runs), figures, differences, unfair, target, target_is_given, groups)
+
+
+def differences_of(settings: Sequence[Mapping[str, object]]) -> dict[str, list[object]]:
+    """Return each run's value of the facts in which the runs differ, by label.
+
+    Args:
+        settings: each run's facts. A run that lacks a fact has the value None.
+    """
     differences = {}
-    for label in dict.fromkeys(chain(*facts)):
-        values = [own_facts.get(label) for own_facts in facts]
+    for label in dict.fromkeys(chain(*settings)):
+        values = [own_settings.get(label) for own_settings in settings]
         if any(value != values[0] for value in values):
             differences[label] = values
-    unfair = unfair_pairs(runs, differences)
-    return Comparison(list(runs), figures, differences, unfair, target, target_is_given, groups)
+    return differences
 
 
 def worst_of_best(runs: Sequence[RunRecord], objective: Objective) -> float | None:
@@ -152,13 +138,17 @@ def add_ratios(figures: RunFigures, baseline: RunFigures) -> None:
 
 
 def unfair_pairs(
-    runs: Sequence[RunRecord], differences: Mapping[str, Sequence[object]]
+    runs: Sequence[RunRecord], differences: Mapping[str, Sequence[object]], labels: set[str]
 ) -> list[UnfairPair]:
-    """Return the differences from the baseline that make a run's figures incomparable."""
+    """Return the differences from the baseline that make a run's figures incomparable.
+
+    Args:
+        differences: each run's value, by label, of the facts in which the runs differ.
+        labels: of the facts that make figures incomparable.
+    """
     pairs: list[UnfairPair] = []
     for label, values in differences.items():
-        # A label may add the name of a part, as in "version of torch"; see `facts_of`.
-        if not label.startswith(tuple(FAIR)):
+        if label not in labels:
             continue
         baseline_value = values[0]
         for run, value in zip(runs, values, strict=True):
@@ -168,51 +158,6 @@ def unfair_pairs(
                 )
                 pairs.append(pair)
     return pairs
-
-
-def facts_of(run: RunRecord, runs: Sequence[RunRecord]) -> dict[str, object]:
-    """Return the facts and flags that a run's figures may depend on, by label.
-
-    A group of facts, such as the versions of libraries, has a label for each of its parts. A flag
-    is left out if the recipe of any of the `runs` says that it is not to be compared.
-
-    Args:
-        run: the run to describe.
-        runs: all runs of the comparison.
-    """
-    facts: dict[str, object] = {}
-    for label, path in (FAIR | ON_PURPOSE).items():
-        fact = attrgetter(path)(run.saved_config)
-        if isinstance(fact, Mapping) and fact:
-            facts |= {f"{label} {name}": part for name, part in fact.items()}
-        else:
-            facts[label] = fact
-    recipe_digest = run.saved_config.source.sha256
-    if recipe_digest is not None:
-        facts["text of the recipe"] = recipe_digest[:DIGITS_OF_DIGEST]
-    changes = run.saved_config.source.changes
-    if changes:
-        steps = ", ".join(str(change.global_step) for change in changes)
-        facts["recipe changed"] = f"at update {steps}"
-    environment = run.saved_config.environment
-    facts["precision"] = precision_name(environment.mixed_precision)  # the one that `auto` chose
-    if environment.device_type != "cpu":  # the number of threads hardly matters then
-        facts.pop("threads per process", None)
-    for name, value in run.flags.items():
-        # The fact "precision" stands for the flag --mixed-precision.
-        if name != "mixed_precision" and all(is_compared(name, other) for other in runs):
-            facts[spelled(name)] = value
-    return facts
-
-
-def is_compared(flag: str, run: RunRecord) -> bool:
-    """Return whether a run's recipe wants a flag compared.
-
-    `config.json` states this only where the recipe differs from `TrainingConfig`, which has the
-    flags that all recipes share.
-    """
-    is_usually_compared = role_of(TrainingConfig, flag).compared
-    return run.saved_config.compared.get(flag, is_usually_compared)
 
 
 def figures_of(run: RunRecord, target: float | None) -> RunFigures:
@@ -275,7 +220,7 @@ def mfu_kind(run: RunRecord) -> str:
     return f"of the {measured}{precision} peak"
 
 
-def standard_error(run: RunRecord, value: float | None, split: str) -> float | None:
+def standard_error(run: RunRecord, value: float | None, split: Split) -> float | None:
     """Return the standard error of a value of the run's objective, from its number of samples.
 
     It is the chance in which samples a split happens to have. It is known for proportions such as
@@ -291,7 +236,7 @@ def standard_error(run: RunRecord, value: float | None, split: str) -> float | N
     return proportion_error(value, count)
 
 
-def evaluated_samples(run: RunRecord, split: str) -> float | None:
+def evaluated_samples(run: RunRecord, split: Split) -> float | None:
     """Return the number of samples of a run's last evaluation on a split; None if unknown."""
     name = f"{PREFIXES[split]}/count"
     counts = [row[name] for row in (*run.rows, run.summary) if name in row]

@@ -15,15 +15,31 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from common.errors import UserError
+from common.errors import RunStatus, UserError
 from common.json_files import PUT_BACK, read_json_if_there, read_lines
-from common.objective import PREFIXES, Objective
-from common.run_directory.records import Flags, RunConfig, parse_record, read_record_if_there
+from common.objective import EVALUATED_SPLITS, PREFIXES, Objective, Split
+from common.run_directory.records import (
+    CONFIG,
+    METRICS_FILE,
+    STATUS,
+    SUMMARY,
+    Flags,
+    PresentStatus,
+    RunConfig,
+    parse_record,
+    read_record_if_there,
+)
 from common.run_directory.standing import present_status
 from common.sentences import as_user_error
 from common.track.names import STEP, Facts, unflat
 
 TOO_LARGE = 1e100  # a chart can't show such values
+# A run's status by W&B's word for it.
+STATUSES: dict[str, RunStatus] = {
+    "finished": "finished",
+    "running": "running",
+    "preempted": "preempted",
+}
 LARGEST_COUNT = 2**53  # larger integers become floats, because a chart takes integers of 64 bits
 
 
@@ -36,7 +52,7 @@ class RunRecord:
     saved_config: RunConfig  # as in `config.json`
     rows: list[dict[str, float]]  # as in `metrics.jsonl`: one for each step, in order
     summary: Mapping[str, float]  # as in `summary.json`; empty before the end of the run
-    status: str  # running, stopped, finished, preempted or failed
+    status: PresentStatus
     reason: str | None = None  # why it was preempted or failed
     objective: Objective = field(init=False)
 
@@ -57,13 +73,13 @@ class RunRecord:
         return self.saved_config.config
 
     @property
-    def splits(self) -> tuple[str, str]:
+    def splits(self) -> tuple[Split, Split]:
         """The split that is evaluated during training, and the one at its end.
 
         Both are the same if the data has only one of validation and test. A run with neither has
         logged no evaluation, so it does not matter which split is named.
         """
-        splits = [split for split in PREFIXES if split in self.saved_config.data.sizes]
+        splits = [split for split in EVALUATED_SPLITS if split in self.saved_config.data.sizes]
         return (splits[0], splits[-1]) if splits else ("validation", "validation")
 
     @property
@@ -147,12 +163,12 @@ def read_directory(path: Path) -> RunRecord:
         UserError: the directory holds no run that began to train, or a damaged file.
     """
     # The next line raises for a damaged file; `present_status` would take it for a missing one.
-    read_json_if_there(path / "status.json")
+    read_json_if_there(path / STATUS)
     present = present_status(path)
     # Without a `status.json`, nothing says that the run has ended.
-    status = "running" if present.status == "unknown" else present.status
+    status: PresentStatus = "running" if present.status == "unknown" else present.status
     reason = present.reason
-    saved_config = read_record_if_there(path / "config.json", RunConfig)
+    saved_config = read_record_if_there(path / CONFIG, RunConfig)
     if saved_config is None and present.status != "unknown":
         detail = f": {reason}" if reason else ""
         raise UserError(
@@ -163,7 +179,7 @@ def read_directory(path: Path) -> RunRecord:
             advice="leave this run out, or repeat the command that started it",
         )
     if saved_config is None:
-        runs_inside = len([*path.glob("*/config.json")])
+        runs_inside = len([*path.glob(f"*/{CONFIG}")])
         if runs_inside:
             raise UserError(
                 f"{path} is a folder of {runs_inside} runs, and not a run",
@@ -177,8 +193,8 @@ def read_directory(path: Path) -> RunRecord:
     # Other runs may have an outdated summary: a run that missed its target has ended and written
     # one, and may go on since then.
     if status in ("finished", "failed"):
-        summary = numbers(read_json_if_there(path / "summary.json") or {})
-    rows = merge_rows(read_lines(path / "metrics.jsonl", STEP))
+        summary = numbers(read_json_if_there(path / SUMMARY) or {})
+    rows = merge_rows(read_lines(path / METRICS_FILE, STEP))
     run = RunRecord(path.resolve().name, str(path), saved_config, rows, summary, status, reason)
     return replace(run, name=str(run.flags.get("run_name") or run.name))
 
@@ -219,7 +235,8 @@ def asking_wandb(problem: str, advice: str) -> Iterator[None]:
     """
     import wandb
 
-    from common.track.trackers import TrackerSettingsError, wandb_mode
+    from common.track.trackers.tracker import TrackerSettingsError
+    from common.track.trackers.wandb_environment import wandb_mode
 
     with as_user_error((wandb.Error, ValueError, OSError), problem, advice, first_line=True):
         try:
@@ -289,13 +306,13 @@ def record_of(
     rows = merge_rows(metrics_only)
     # A run writes its total time only at its end.
     final_summary = numbers(summary) if "time/total_seconds" in summary else {}
-    status = state if state in ("finished", "running", "preempted") else "failed"
+    status = STATUSES.get(state, "failed")  # W&B's "crashed" and "killed" are failures, too
     reason = None
     # W&B also calls a run finished that saved itself and left before its end.
     if status == "finished" and not final_summary:
         status = "preempted"
         reason = "its summary was never written"
-    elif status == "failed":  # also W&B's "crashed" and "killed"
+    elif status == "failed":
         reason = f"W&B calls it {state} after update {rows[-1][STEP] if rows else 0:g}"
     saved_config = parse_record(unflat(config), RunConfig, source)
     return RunRecord(name, source, saved_config, rows, final_summary, status, reason)

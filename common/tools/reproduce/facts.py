@@ -4,9 +4,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from common.config import TrainingConfig
-from common.flags import role_of, spelled
+from common.flags import spelled
 from common.run_directory.records import Attempt, CodeTree
+from common.tools.compare.facts import is_compared
 from common.tools.compare.words import value_text
 from common.tools.reproduce.past_run import PastRun
 from common.tools.reproduce.receipt import FactDifference
@@ -60,9 +60,7 @@ def facts_of_flags(run: PastRun) -> Facts:
     """Return the flags on which results depend."""
     facts = {}
     for name, value in run.config.config.items():
-        is_usually_compared = role_of(TrainingConfig, name).compared
-        is_compared = run.config.compared.get(name, is_usually_compared)
-        if is_compared and name not in FLAGS_OF_OTHER_FACTS:
+        if is_compared(name, run.config) and name not in FLAGS_OF_OTHER_FACTS:
             facts[spelled(name)] = Fact(value_text(value))
     return facts
 

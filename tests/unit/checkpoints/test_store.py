@@ -169,6 +169,24 @@ def test_checkpoint_holds_the_state_at_the_call(tmp_path: Path) -> None:
     assert read_manifest(newest).to_json()["loss"] is None  # JSON has no NaN
 
 
+def test_states_may_be_nested_deeply(tmp_path: Path) -> None:
+    """Pydantic refuses more than 255 levels, so the states of parts bypass it."""
+    state: dict[str, Any] = {}
+    for _ in range(300):
+        state = {"inner": state}
+    contents = contents_of(3)
+    contents.shared = {"deep": state}
+    contents.of_rank = {"deep of rank": state}
+    checkpoints = opened(tmp_path)
+    checkpoints.save(3, contents, {"recipe": "tiny"})
+    checkpoints.wait()
+    assert checkpoints.failure is None
+    manifest = read_manifest(tmp_path / "step-00000003")
+    assert manifest.recipe == "tiny"
+    assert manifest.parts == {"deep": state}
+    assert manifest.ranks == [{"deep of rank": state}]
+
+
 def test_a_step_is_saved_once(tmp_path: Path) -> None:
     """A signal may ask for a checkpoint at a step that the schedule saves anyway."""
     checkpoints = save(tmp_path, 3)

@@ -35,7 +35,7 @@ def test_free_lock_means_that_the_run_was_killed(tmp_path: Path) -> None:
         job.kill()
     assert present_status(run).to_json() == {
         "status": "stopped",
-        "reason": "its process ended without a word",
+        "reason": "its process ended before it could record a reason",
         "global_step": 0,
     }
     assert json.loads((run / "status.json").read_text())["status"] == "running"  # nothing written

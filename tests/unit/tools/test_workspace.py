@@ -93,7 +93,8 @@ def test_view_is_sent_to_wandb(
         return {"upsertView": {"view": {"name": "nw-abc-v", "id": "1"}}}
 
     monkeypatch.setattr(
-        "common.track.trackers.wandb_mode", lambda: ("online", "https://api.wandb.ai")
+        "common.track.trackers.wandb_environment.wandb_mode",
+        lambda: ("online", "https://api.wandb.ai"),
     )
     monkeypatch.setattr("wandb_workspaces.workspaces.internal.upsert_view2", upsert)
     interface = "wandb_workspaces.workspaces.interface"

@@ -2,44 +2,52 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 import torch
 
+from common.config import TrainingConfig
+from common.measure.sums import Evaluation
 from common.objective import Objective
 from common.track.log import Log
-from common.track.media import confusion
-from common.track.trackers import TrackerSettingsError, wandb_mode
+from common.track.trackers import TRACKERS
+from common.track.trackers.tracker import Command, Tracker, TrackerSettingsError
+from common.track.trackers.wandb_environment import wandb_mode
+from common.track.trackers.wandb_panels import confusion
 
 KEY = "0badc0de" * 5  # W&B expects a key of this length
 
 
-class Refusing:
+class Refusing(Tracker):
     """A tracker whose calls fail."""
 
-    commands: list[str] = []
-    run = object()
+    native = None
+    commands: list[Command] = []
 
-    def limited(self) -> contextlib.AbstractContextManager[None]:
-        """Set no limit on the time of calls."""
-        return contextlib.nullcontext()
+    def __init__(self) -> None:
+        """Start without a run."""
 
     def log(self, row: object) -> None:
         """Fail."""
         raise ConnectionError("no route")
 
+    def log_media(self, entry: object) -> None:
+        """Fail."""
+        raise ConnectionError("no route")
 
-def refuse(wandb_run: object, panel: str) -> None:
-    """Fail to attach a panel."""
-    raise ValueError(f"{panel} is too large")
+    def log_model(self, folder: Path) -> None:
+        """Fail."""
+        raise ValueError(f"{folder} is too large")
+
+    def finish(self, summary: object, exit_code: int) -> None:
+        """Do nothing."""
 
 
-def log_with(tracker: Any, folder: Path) -> Log:
+def log_with(tracker: Tracker, folder: Path) -> Log:
     """Return an open log at its first step."""
     accelerator: Any = SimpleNamespace(is_main_process=True, num_processes=1)
     log = Log(accelerator, folder, Objective.parse("accuracy:max"))
@@ -62,10 +70,16 @@ def test_failing_panel_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture
     """Metrics are still sent."""
     tracker = Refusing()
     log = log_with(tracker, tmp_path)
-    log.attach(refuse, "picture")
+    log.attach(lambda tracker: tracker.log_model(Path("picture")))
     assert log.tracker is tracker
     assert "picture is too large" in capsys.readouterr().out
     log.finish({})
+
+
+def test_each_choice_of_a_tracker_has_a_class() -> None:
+    """`--tracker none` is no tracker."""
+    choices = get_args(get_type_hints(TrainingConfig)["tracker"])
+    assert [*TRACKERS, "none"] == [*choices]
 
 
 @pytest.mark.parametrize("mode", ["disabled", "offline", "online"])
@@ -106,4 +120,21 @@ def test_malformed_setting_of_a_tracker_is_a_sentence(
         "WANDB_MODE='junk': correct or unset WANDB_MODE\n"
     )
     assert capsys.readouterr().out == expected
+    log.finish({})
+
+
+def test_evaluation_is_printed_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Another split, step or value is another evaluation, even where its text is the same."""
+    log = log_with(Refusing(), tmp_path)
+
+    def lines_of(accuracy: float, split: str = "validation", step: float = 1.0) -> int:
+        position = {"progress/global_step": step, "progress/epoch": 0.5}
+        log.evaluation(Evaluation(accuracy=accuracy), split, is_best=False, position=position)
+        return len(capsys.readouterr().out.splitlines())
+
+    assert [lines_of(0.5), lines_of(0.5)] == [1, 0]
+    assert [lines_of(float("nan")), lines_of(float("nan"))] == [1, 0]
+    assert lines_of(0.5000001) == 1
+    assert lines_of(0.5, split="test") == 1
+    assert lines_of(0.5, step=2.0) == 1
     log.finish({})

@@ -6,8 +6,9 @@ import pytest
 
 from common.run_directory.records import RunConfig
 from common.track import names
-from common.track.names import METRICS, describe, flat, is_proportion, unflat
+from common.track.names import MEANINGS, METRICS, PEAK, describe, flat, is_proportion, unflat
 from common.training import rates
+from tests.launch import REPOSITORY
 from tests.unit.saved_config import contents_with
 
 
@@ -76,3 +77,16 @@ def test_facts_survive_the_flat_form_of_wandb() -> None:
 def test_proportions_are_known_by_name(name: str, expected: bool) -> None:
     """Only they have a standard error from the number of samples."""
     assert is_proportion(name) == expected
+
+
+def test_page_lists_the_logged_names() -> None:
+    """The table in `docs/metrics.md` is this one. A run logs all full names except `PEAK`."""
+    assert {name for name in METRICS if "/" in name and name != PEAK} <= MEANINGS.keys()
+    lines = ["| name | meaning | unit |", "|---|---|---|"]
+    for name, meaning in MEANINGS.items():
+        metric = describe(name)
+        unit = "0 to 1" if metric.form.endswith("%") else metric.unit
+        lines.append(f"| `{name}` | {meaning} | {unit or '–'} |")
+    table = "\n".join(lines)
+    page = (REPOSITORY / "docs" / "metrics.md").read_text(encoding="utf-8")
+    assert f"\n\n{table}\n" in page, f"put this table in the page:\n{table}"

@@ -375,7 +375,8 @@ def test_wandb_project_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Foreign runs of the project are left out."""
     monkeypatch.setattr("wandb.Api", FakeApi)
     monkeypatch.setattr(
-        "common.track.trackers.wandb_mode", lambda: ("online", "https://api.wandb.ai")
+        "common.track.trackers.wandb_environment.wandb_mode",
+        lambda: ("online", "https://api.wandb.ai"),
     )
     first, second = read_runs(["me/project"])
     assert (first.name, first.source, first.status) == ("first", "me/project/id-first", "finished")
@@ -549,7 +550,7 @@ def test_killed_run_is_shown_as_stopped(tmp_path: Path) -> None:
     (tmp_path / "run" / ".lock").touch()
     comparison = compare(read_runs([str(tmp_path / "run")]))
     assert comparison.figures[0]["status"] == "stopped at step 40 of 40"
-    assert "its process ended without a word" in notes(comparison)[0]
+    assert "its process ended before it could record a reason" in notes(comparison)[0]
 
 
 @pytest.mark.parametrize(
@@ -599,3 +600,21 @@ def test_control_characters_are_escaped_in_tables(
     for text in (shown, as_markdown(comparison)):
         assert "\\x1b[31mred" in text
         assert not {"\x1b", "\x9b"} & {*text}
+
+
+def test_facts_decide_whether_a_pair_is_fair(tmp_path: Path) -> None:
+    """A recipe that was edited during the run does; another text of the recipe does not."""
+    edited = {"global_step": 7, "sha256": "1" * 64, "file": "recipe-1.py"}
+    sources = [
+        write_run(tmp_path / "first", {"source": {"sha256": "0" * 64}}),
+        write_run(tmp_path / "second", {"source": {"sha256": "1" * 64}}),
+        write_run(tmp_path / "third", {"source": {"sha256": "0" * 64, "changes": [edited]}}),
+    ]
+    comparison = compare(read_runs(sources))
+    assert comparison.differences == {
+        "text of the recipe": ["0" * 8, "1" * 8, "0" * 8],
+        "recipe changed": [None, None, "at update 7"],
+    }
+    assert [(pair["run"], pair["what"]) for pair in comparison.unfair] == [
+        ("third", "recipe changed")
+    ]

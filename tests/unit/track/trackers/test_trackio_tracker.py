@@ -20,10 +20,11 @@ from PIL import Image
 from common.config import TrainingConfig
 from common.objective import Objective
 from common.run_directory.records import RunConfig
-from common.track.dashboard import Trackio
 from common.track.log import Log
 from common.track.names import STEP
 from common.track.recorded_media import HistogramEntry, ImagesEntry, TableEntry
+from common.track.trackers.tracker import TrackedRun
+from common.track.trackers.trackio_tracker import TrackioTracker
 from tests.trackio_stand_in import stand_in
 from tests.unit.saved_config import contents_with
 
@@ -53,14 +54,15 @@ def trackio(request: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> An
     return module
 
 
-def start(directory: Path, earlier: list[Row], step: int, **flags: Any) -> Trackio:
+def start(directory: Path, earlier: list[Row], step: int, **flags: Any) -> TrackioTracker:
     """Start or resume the run of a directory; the directory's name is the run's id."""
     config = TrainingConfig(tracker="trackio", project="tests", **flags)
     facts = contents_with(run_id=f"id-of-{directory}", config={"seed": 7})
-    return Trackio(Accelerator(cpu=True), config, RunConfig(**facts), directory, earlier, step)
+    run = TrackedRun(Accelerator(cpu=True), config, RunConfig(**facts), directory, earlier, step)
+    return TrackioTracker(run)
 
 
-def end(tracker: Trackio) -> None:
+def end(tracker: TrackioTracker) -> None:
     """Write all rows. The thread of the real package would write them soon after."""
     tracker.finish({}, 0)
 

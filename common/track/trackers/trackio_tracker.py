@@ -13,21 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 import huggingface_hub.constants
 import numpy as np
-from accelerate import Accelerator
-from accelerate.tracking import TrackioTracker
+from accelerate import tracking
 
-from common.config import TrainingConfig
 from common.console import warn
-from common.run_directory.records import RunConfig
 from common.system.platforms import quoted
 from common.system.printable import with_letters
 from common.track.names import STEP, Facts, flat
 from common.track.recorded_media import Entry, HistogramEntry, ImagesEntry, TableEntry
-from common.track.trackers import (
+from common.track.trackers.tracker import (
     Command,
+    TrackedRun,
+    Tracker,
     TrackerMissingError,
     TrackerSettingsError,
-    tags_of_run,
 )
 
 if TYPE_CHECKING:  # a run imports only its own tracker
@@ -38,59 +36,40 @@ REMOTE_VARIABLES = ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL")  # they would send
 LOCK_SECONDS = 30.0  # for which to wait while another process writes to the database
 
 
-class Trackio:
+class TrackioTracker(Tracker):
     """A run in trackio's folder on this machine, on rank 0, started through Accelerate.
 
     Nothing is sent over a network. After a resume, the run has the rows of `metrics.jsonl`: those
     that a kill lost are logged again, and those that the resumed run will repeat are removed.
     """
 
-    run = None  # there is no W&B run, so results and models are not attached to one
-
-    def __init__(
-        self,
-        accelerator: Accelerator,
-        config: TrainingConfig,
-        run_config: RunConfig,
-        directory: Path,
-        earlier: Sequence[Mapping[str, float]],
-        step: int,
-    ) -> None:
-        """Start the run, or continue it if an earlier attempt has started it.
-
-        Args:
-            earlier: the rows of `metrics.jsonl` so far.
-            step: the present step, which a resumed run repeats.
-
-        Raises:
-            TrackerMissingError: trackio is not installed.
-            TrackerSettingsError: trackio's folder can't be written.
-        """
+    def __init__(self, run: TrackedRun) -> None:
         self.trackio = import_trackio()
         folder = Path(self.trackio.TRACKIO_DIR)
         insist_on_writable(folder)
         # On a network file system, trackio leaves new rows in an inbox. Its dashboard moves them to
         # the database, and so must we, to see which rows there are.
         self.trackio.fragments.import_inbox_dir()
-        name = with_letters(config.run_name or directory.name)
+        config = run.config
+        name = with_letters(config.run_name or run.directory.name)
         arguments = {
-            "name": self.unused_name(config.project, name, run_config),
+            "name": self.unused_name(config.project, name, run.saved_config.run_id),
             "group": config.group,
-            "config": configuration(config, run_config),
+            "config": configuration(run),
             "resume": "allow",
             "embed": False,  # open no dashboard in a notebook
             "auto_log_cpu": False,  # the rows have such figures already
             "auto_log_gpu": False,
         }
-        accelerator.log_with = [TrackioTracker(config.project, **arguments)]
+        self.accelerator = run.accelerator
+        self.accelerator.log_with = [tracking.TrackioTracker(config.project, **arguments)]
         with without_network(), as_own_warnings(), silence():
-            accelerator.init_trackers(config.project)
-        self.accelerator = accelerator
-        self.restore_rows(config.project, earlier, step)
+            self.accelerator.init_trackers(config.project)
+        self.restore_rows(config.project, run.earlier_rows, run.step)
         self.shown = f"trackio's folder {folder}, and metrics.jsonl"
         self.commands = [Command("view", f"trackio show --project {quoted(config.project)}")]
 
-    def unused_name(self, project: str, name: str, run_config: RunConfig) -> str:
+    def unused_name(self, project: str, name: str, run_id: str | None) -> str:
         """Return the run's name, or the name with the run's id if another run has the name.
 
         trackio continues the newest run that has the name. The run's id in its configuration shows
@@ -101,15 +80,17 @@ class Trackio:
         if not same_name:
             return name
         newest = same_name[-1]
-        is_this_run = (newest.config or {}).get("run_id") == run_config.run_id
-        return name if is_this_run else f"{name}-{run_config.run_id}"
+        is_this_run = (newest.config or {}).get("run_id") == run_id
+        return name if is_this_run else f"{name}-{run_id}"
 
     def database(self, project: str) -> Path:
         """Return the SQLite file with the rows of a project's runs."""
         return Path(self.trackio.sqlite_storage.SQLiteStorage.get_project_db_path(project))
 
-    def restore_rows(self, project: str, earlier: Sequence[Mapping[str, float]], step: int) -> None:
-        """Make the rows at trackio those in `earlier`, after a kill at any time.
+    def restore_rows(
+        self, project: str, earlier_rows: Sequence[Mapping[str, float]], step: int
+    ) -> None:
+        """Make the rows at trackio those in `earlier_rows`, after a kill at any time.
 
         Rows from `step` on are removed, because the resumed run repeats them. trackio's own
         interface can only add rows, so this removes them from the database.
@@ -130,13 +111,9 @@ class Trackio:
                 )
                 # Images, tables and histograms have rows of their own, without the step's name.
                 present_steps = {row_step for row_step, row in rows if STEP in json.loads(row)}
-        for row in earlier:
+        for row in earlier_rows:
             if row[STEP] not in present_steps:
                 self.log(row)
-
-    def limited(self) -> contextlib.AbstractContextManager[None]:
-        """Limit nothing: `WandB.limited` guards against a service, and trackio has none."""
-        return contextlib.nullcontext()
 
     def log(self, row: Mapping[str, float]) -> None:
         """Queue a row of metrics; trackio's thread writes it within half a second."""
@@ -148,7 +125,6 @@ class Trackio:
         return self.accelerator.get_tracker("trackio", unwrap=True)
 
     def log_media(self, entry: Entry) -> None:
-        """Show images, a table or a histogram that a recipe has logged, at the entry's step."""
         media: dict[str, object] = {}
         if isinstance(entry, ImagesEntry):
             captions = entry.captions or [file.stem for file in entry.files]
@@ -186,9 +162,9 @@ def import_trackio() -> Any:
     return trackio
 
 
-def configuration(config: TrainingConfig, run_config: RunConfig) -> Facts:
+def configuration(run: TrackedRun) -> Facts:
     """Return the run's flags and facts, with its tags and notes, for which trackio has no place."""
-    return {**flat(run_config), "tags": tags_of_run(config, run_config), "notes": config.notes}
+    return {**flat(run.saved_config), "tags": run.tags, "notes": run.config.notes}
 
 
 def insist_on_writable(folder: Path) -> None:

@@ -10,8 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from common.track import service, trackers
-from common.track.service import ServiceWatch
+from common.track.trackers import wandb_environment
+from common.track.trackers import wandb_service as service
+from common.track.trackers.wandb_service import ServiceWatch
 
 
 @pytest.fixture(autouse=True)
@@ -79,8 +80,8 @@ def test_wandb_dir_that_cannot_be_written_is_reported(
 ) -> None:
     """W&B itself would silently use a folder for temporary files."""
     (tmp_path / "file").touch()
-    monkeypatch.setattr(trackers.os, "environ", {"WANDB_DIR": f"{tmp_path}/{ending}"})
-    assert trackers.wandb_folder(tmp_path / "run") == tmp_path / "run"
+    monkeypatch.setattr(wandb_environment.os, "environ", {"WANDB_DIR": f"{tmp_path}/{ending}"})
+    assert wandb_environment.wandb_folder(tmp_path / "run") == tmp_path / "run"
     output = capsys.readouterr().out
     assert output.startswith("WANDB_DIR ")
     assert output.endswith(f"W&B's files go to {tmp_path}/run instead\n")
@@ -92,6 +93,6 @@ def test_wandb_dir_that_can_be_written_is_used(
 ) -> None:
     """It is created if missing, and nothing is left in it."""
     monkeypatch.setenv("WANDB_DIR", str(tmp_path / "new"))
-    assert trackers.wandb_folder(tmp_path / "run") == tmp_path / "new"
+    assert wandb_environment.wandb_folder(tmp_path / "run") == tmp_path / "new"
     assert not [*(tmp_path / "new").iterdir()]
     assert capsys.readouterr().out == ""

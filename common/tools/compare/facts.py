@@ -1,0 +1,127 @@
+"""The facts and flags on which a run's figures may depend, and which of them must be the same."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from common.config import TrainingConfig
+from common.flags import role_of, spelled
+from common.run_directory.records import RunConfig
+from common.track.names import precision_name
+
+DIGITS_OF_DIGEST = 8  # that a table shows of a SHA-256
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A fact about a run."""
+
+    value: object
+    # Whether another value makes the figures of two runs incomparable. Other facts often differ on
+    # purpose, as flags do.
+    makes_unfair: bool = False
+
+
+Facts = dict[str, Fact]  # by the label that a table shows
+
+
+def facts_of(run: RunConfig, runs: Sequence[RunConfig]) -> Facts:
+    """Return a run's facts and flags by label, first those that must be the same.
+
+    A flag is left out if the recipe of any of the `runs` says that it is not to be compared.
+
+    Args:
+        run: the run to describe.
+        runs: all runs of the comparison.
+    """
+    return {
+        **facts_of_task(run),
+        **facts_of_machine(run),
+        **facts_of_course(run),
+        **facts_of_text(run),
+        **facts_of_flags(run, runs),
+    }
+
+
+def facts_of_task(run: RunConfig) -> Facts:
+    """Return what the run trained, and on which data."""
+    return {
+        "recipe": Fact(run.recipe, makes_unfair=True),
+        "objective": Fact(run.objective, makes_unfair=True),
+        "data set": Fact(run.data.name, makes_unfair=True),
+        **unfair_parts("samples of", run.data.sizes),
+        "data's fingerprint": Fact(run.data.fingerprint, makes_unfair=True),
+        "model": Fact(run.architecture.name, makes_unfair=True),
+        "parameters": Fact(run.architecture.parameters, makes_unfair=True),
+    }
+
+
+def facts_of_machine(run: RunConfig) -> Facts:
+    """Return the device and the versions on which the run was measured."""
+    environment = run.environment
+    facts = {"device": Fact(environment.device, makes_unfair=True)}
+    if environment.device_type == "cpu":  # otherwise the number of threads hardly matters
+        facts["threads per process"] = Fact(environment.threads_per_process, makes_unfair=True)
+    return {
+        **facts,
+        "effective batch": Fact(environment.effective_batch_size, makes_unfair=True),
+        "python": Fact(environment.python, makes_unfair=True),
+        **unfair_parts("version of", environment.versions),
+    }
+
+
+def facts_of_course(run: RunConfig) -> Facts:
+    """Return the facts that often differ on purpose."""
+    environment = run.environment
+    return {
+        "processes": Fact(environment.world_size),
+        "precision": Fact(precision_name(environment.mixed_precision)),  # that `auto` chose
+        "updates planned": Fact(run.plan.total_steps),
+        "commit": Fact(environment.git_commit),
+    }
+
+
+def facts_of_text(run: RunConfig) -> Facts:
+    """Return the digest of the recipe's text, and when the text changed during the run."""
+    facts = {}
+    source = run.source
+    if source.sha256 is not None:
+        facts["text of the recipe"] = Fact(source.sha256[:DIGITS_OF_DIGEST])
+    if source.changes:
+        steps = ", ".join(str(change.global_step) for change in source.changes)
+        facts["recipe changed"] = Fact(f"at update {steps}", makes_unfair=True)
+    return facts
+
+
+def facts_of_flags(run: RunConfig, runs: Sequence[RunConfig]) -> Facts:
+    """Return the run's flags that all `runs` want compared."""
+    return {
+        spelled(name): Fact(value)
+        for name, value in run.config.items()
+        # The fact "precision" stands for the flag --mixed-precision.
+        if name != "mixed_precision" and all(is_compared(name, other) for other in runs)
+    }
+
+
+def unfair_parts(label: str, values: Mapping[str, object]) -> Facts:
+    """Return a fact for each part of a group, such as "version of torch"."""
+    if not values:
+        return {label: Fact(values, makes_unfair=True)}
+    return {f"{label} {name}": Fact(value, makes_unfair=True) for name, value in values.items()}
+
+
+def unfair_labels(facts_of_runs: Sequence[Facts]) -> set[str]:
+    """Return the labels of the facts that make figures incomparable."""
+    labels: set[str] = set()
+    for facts in facts_of_runs:
+        labels |= {label for label, fact in facts.items() if fact.makes_unfair}
+    return labels
+
+
+def is_compared(flag: str, run: RunConfig) -> bool:
+    """Return whether a run's recipe wants a flag compared.
+
+    `config.json` states this only where the recipe differs from `TrainingConfig`, which has the
+    flags that all recipes share.
+    """
+    is_usually_compared = role_of(TrainingConfig, flag).compared
+    return run.compared.get(flag, is_usually_compared)

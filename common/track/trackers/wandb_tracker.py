@@ -1,0 +1,217 @@
+"""The tracker that shows a run at W&B, online or offline."""
+
+import contextlib
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from accelerate.tracking import filter_trackers
+
+from common.data.batch import Data
+from common.data.loader import Loader
+from common.measure.memory_plan import MemoryRows
+from common.objective import EVALUATED_SPLITS, PREFIXES, Objective
+from common.system.platforms import quoted, shown_path
+from common.system.printable import with_letters
+from common.track.names import SPLITS, STEP, Facts, flat
+from common.track.recorded_media import Entry, HistogramEntry, ImagesEntry, TableEntry
+from common.track.trackers import wandb_panels
+from common.track.trackers.tracker import Command, TrackedRun, Tracker
+from common.track.trackers.wandb_environment import wandb_folder, wandb_mode
+from common.track.trackers.wandb_service import MOST_SECONDS_TO_FINISH, ServiceWatch
+
+if TYPE_CHECKING:  # a run imports only its own tracker
+    import wandb
+    from wandb import Run as WandbRun
+
+LONGEST_TAG = 64  # characters; W&B refuses a run with a longer tag
+
+
+class WandbTracker(Tracker):
+    """A run at W&B, on rank 0, started through Accelerate: `accelerator.get_tracker` has it.
+
+    The run is online if the server accepts the key, else offline. Rows that a kill lost are logged
+    again.
+    """
+
+    def __init__(self, run: TrackedRun) -> None:
+        # W&B's own error reports can delay the end of a run, and they print.
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+        # W&B stages its uploads in the run's directory, next to its other files.
+        staging_folder = Path(os.environ.get("WANDB_DIR") or run.directory, "wandb")
+        os.environ.setdefault("WANDB_DATA_DIR", str(staging_folder.absolute()))
+        mode, reason = start_wandb(run)
+        self.objective = Objective.parse(run.saved_config.objective)
+        self.best: float | None = None
+        # The split that is evaluated during training: validation, or else test.
+        sizes = run.saved_config.data.sizes
+        split = next(PREFIXES[name] for name in EVALUATED_SPLITS if name in sizes)
+        # A metric without a slash in its name belongs to no section, and W&B shows it before all
+        # sections. So the most important metrics are logged under such names as well.
+        self.top_names = {
+            f"{split}/{self.objective.metric}": f"{self.objective.metric}_{split}",
+            "train/loss": "loss_train",
+            f"{split}/loss": f"loss_{split}",
+        }
+        self.service = ServiceWatch()
+        with self.limited():
+            self.wandb_run: WandbRun = run.accelerator.get_tracker("wandb", unwrap=True)
+            self.wandb_run.config.update(flat(run.saved_config), allow_val_change=True)
+            self.define_metrics()
+            self.restore_rows(run.earlier_rows)
+        self.shown = f"W&B {mode} ({reason}), and metrics.jsonl"
+        folder = quoted(shown_path(Path(self.wandb_run.dir).parent))
+        self.commands: list[Command] = []
+        if self.wandb_run.offline:
+            self.commands.append(Command("view", f"wandb leet {folder}"))
+            self.commands.append(Command("upload", f"wandb sync {folder}"))
+        elif self.wandb_run.url:
+            self.commands.append(Command("view", self.wandb_run.url))
+
+    def limited(self) -> contextlib.AbstractContextManager[None]:
+        """Limit the time that the calls in a block may wait for W&B's service."""
+        return self.service.limited()
+
+    def define_metrics(self) -> None:
+        """Define how W&B shows the metrics."""
+        self.wandb_run.define_metric("*", step_metric=STEP)  # the x-axis of every chart
+        for name in (STEP, "progress/*", "time/*", *(f"{split}/count" for split in SPLITS)):
+            self.wandb_run.define_metric(name, hidden=True)  # these make no useful charts
+
+    def restore_rows(self, earlier_rows: Sequence[Mapping[str, float]]) -> None:
+        """Log those of the earlier rows again that W&B lost."""
+        for row in earlier_rows:
+            if row[STEP] >= self.wandb_run.step:  # the next step that W&B expects
+                self.log(row)
+
+    def log(self, row: Mapping[str, float]) -> None:
+        top_values = {
+            top_name: row[name] for name, top_name in self.top_names.items() if name in row
+        }
+        with self.limited():
+            # Commit at once. Otherwise W&B would write the last row after the summary, over it.
+            self.wandb_run.log({**top_values, **row}, step=int(row[STEP]), commit=True)
+            value = row.get(f"val/{self.objective.metric}")
+            if value is not None:
+                self.note_best(value)
+
+    def note_best(self, value: float) -> None:
+        """Keep the best value in the summary, under the name that `summary.json` and sweeps use."""
+        values = [value] if self.best is None else [self.best, value]
+        self.best = self.objective.best(values)
+        if self.best is not None:
+            self.wandb_run.summary[self.objective.best_key] = self.best
+
+    @property
+    def native(self) -> "WandbRun":
+        """W&B's own object, which a recipe gets as `run.tracker`."""
+        return self.wandb_run
+
+    def log_media(self, entry: Entry) -> None:
+        import wandb
+
+        panel: wandb.Table | wandb.Histogram | list[wandb.Image] | None = None
+        if isinstance(entry, ImagesEntry):
+            captions = entry.captions or [file.stem for file in entry.files]
+            pairs = zip(entry.files, captions, strict=True)
+            panel = [wandb.Image(str(file), caption=caption) for file, caption in pairs]
+        elif isinstance(entry, TableEntry):
+            panel = wandb.Table(columns=[*entry.columns], data=entry.rows, allow_mixed_types=True)
+            wandb_panels.keep_in_run(self.wandb_run, entry.name, panel, entry.step)
+        elif isinstance(entry, HistogramEntry):
+            histogram = (np.array(entry.counts), np.array(entry.edges))
+            panel = wandb.Histogram(np_histogram=histogram)
+        # Do not commit: the metrics of the same step follow, and belong to the same row.
+        with self.limited():
+            self.wandb_run.log({entry.name: panel, STEP: entry.step}, step=entry.step, commit=False)
+
+    def log_line(self, line: str) -> None:
+        with self.limited():
+            self.wandb_run.write_logs(line)
+
+    def log_results(
+        self, evaluation: Facts, prefix: str, loader: Loader, data: Data, memory: MemoryRows
+    ) -> None:
+        with self.limited():
+            wandb_panels.results(self.wandb_run, evaluation, prefix, loader, data, memory)
+
+    def log_profile(self, folder: Path, verdict: str) -> None:
+        with self.limited():
+            wandb_panels.profile(self.wandb_run, folder, verdict)
+
+    def log_model(self, folder: Path) -> None:
+        with self.limited():
+            wandb_panels.artifact(self.wandb_run, folder, "model")
+
+    def finish(self, summary: Facts, exit_code: int) -> None:
+        """Close the run, and replace the summary that W&B made of the last row."""
+        with self.service.limited(MOST_SECONDS_TO_FINISH):
+            self.wandb_run.summary.update(dict(summary))
+            self.wandb_run.finish(exit_code=exit_code)
+
+
+def start_wandb(run: TrackedRun) -> tuple[str, str]:
+    """Start a W&B run through Accelerate, offline if the server refuses it.
+
+    Returns:
+        The mode, "online" or "offline", and the reason for it.
+    """
+    import wandb
+
+    mode, reason = wandb_mode()
+    arguments = {**init_arguments(run), "mode": mode, "settings": settings_of_run()}
+    accelerator = run.accelerator
+    project = run.config.project
+    accelerator.log_with = filter_trackers(["wandb"])
+    try:
+        accelerator.init_trackers(project, None, {"wandb": arguments})
+    except Exception as problem:
+        accelerator.trackers.clear()
+        wandb.teardown()  # the failed attempt would keep the run's id in use
+        mode = "offline"
+        reason = f"the server refused: {type(problem).__name__}"
+        accelerator.init_trackers(project, None, {"wandb": {**arguments, "mode": mode}})
+    return mode, reason
+
+
+def init_arguments(run: TrackedRun) -> dict[str, object]:
+    """Return the arguments of `wandb.init`; flags take precedence over `WANDB_*` variables."""
+    config = run.config
+    variable = os.environ.get
+    default_job_type = "evaluate" if config.evaluate_only else "train"
+    tags = [*run.tags, *variable("WANDB_TAGS", "").split(",")]
+    return {
+        "id": run.saved_config.wandb_run_id,
+        "resume": "allow",
+        "name": with_letters(config.run_name or variable("WANDB_NAME") or run.directory.name),
+        "dir": wandb_folder(run.directory),
+        "group": config.group or variable("WANDB_RUN_GROUP"),
+        "job_type": variable("WANDB_JOB_TYPE") or default_job_type,
+        "notes": config.notes or variable("WANDB_NOTES"),
+        "tags": short_tags(tags),
+    }
+
+
+def settings_of_run() -> "wandb.Settings":
+    """Return the settings of the W&B run, which print nothing and send nothing private."""
+    import wandb
+
+    return wandb.Settings(
+        silent=True,
+        # W&B would store every redrawing of a progress bar. The run keeps whole lines itself.
+        console="off",
+        init_timeout=20,  # seconds
+        # Upload no command line, which may contain a token, and no code or git remotes.
+        x_disable_meta=True,
+        save_code=False,
+        disable_git=True,
+        disable_code=True,
+    )
+
+
+def short_tags(tags: Sequence[str]) -> list[str]:
+    """Return the tags as W&B accepts them: shortened, without empty ones and repetitions."""
+    shortened = [with_letters(tag).strip()[:LONGEST_TAG] for tag in tags if tag.strip()]
+    return list(dict.fromkeys(shortened))
