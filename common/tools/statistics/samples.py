@@ -133,9 +133,12 @@ def sum_of_quantiles(probability: float, power: float, degrees: float) -> float:
 def simultaneous_confidence(comparisons: int, confidence: float = CONFIDENCE) -> float:
     """Return the confidence that each interval needs, so that all hold at once with `confidence`.
 
-    This is Bonferroni's correction. It makes each interval wider. Holm's procedure would find
-    slightly more differences, but it corrects only the verdicts: the printed intervals would
-    contradict them.
+    This is Bonferroni's correction, which makes each interval wider: O. J. Dunn, "Multiple
+    comparisons among means", Journal of the American Statistical Association 56, 1961. It holds for
+    any intervals, also for those of all pairs of groups, which share groups. Holm's procedure would
+    find slightly more differences, but it corrects only the verdicts: the printed intervals would
+    contradict them. Tukey and Kramer's intervals of all pairs are narrower, but they assume that
+    all groups vary equally.
     """
     return 1.0 - (1.0 - confidence) / max(1, comparisons)
 

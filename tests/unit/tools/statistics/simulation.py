@@ -7,6 +7,9 @@ prints the rates that docs/compare.md states. The tests repeat a part of it.
 
 from __future__ import annotations
 
+import itertools
+import math
+
 import numpy as np
 
 from common.tools.statistics.samples import (
@@ -60,12 +63,15 @@ def error_rates(
 def rate_of_any_error(
     generator: np.random.Generator, groups: int, count: int, repetitions: int
 ) -> float:
-    """Return how often any of several equal groups is called different from the first one."""
-    confidence = simultaneous_confidence(groups - 1)
+    """Return how often any pair of several equal groups is called different."""
+    confidence = simultaneous_confidence(math.comb(groups, 2))
     samples = [draw(generator, count, 5.0, 1.0, repetitions) for _ in range(groups)]
     errors = 0
-    for baseline, *others in zip(*samples, strict=True):
-        intervals = [welch_interval(baseline, other, confidence) for other in others]
+    for groups_of_experiment in zip(*samples, strict=True):
+        intervals = [
+            welch_interval(first, second, confidence)
+            for first, second in itertools.combinations(groups_of_experiment, 2)
+        ]
         errors += any(interval is not None and interval.excludes_zero for interval in intervals)
     return errors / repetitions
 
@@ -94,7 +100,7 @@ def main() -> None:
         print(f"n, n, deviation {design}: called different {equal:.3f}, covered {1 - missed:.3f}")
     for groups in (3, 6):
         rate = rate_of_any_error(generator, groups, 5, repetitions)
-        print(f"{groups} equal groups of 5: any called different {rate:.3f}")
+        print(f"{groups} equal groups of 5: any pair called different {rate:.3f}")
     for effect in EFFECTS:
         count, power = power_of_needed_runs(generator, effect, repetitions)
         print(f"difference, deviation {effect}: {count} runs each, power {power:.3f}")

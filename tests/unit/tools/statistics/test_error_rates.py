@@ -35,7 +35,7 @@ def test_intervals_cover_the_true_difference() -> None:
 
 
 def test_several_equal_groups_are_called_different_in_five_percent_together() -> None:
-    """Without the correction, it would be more than 10 %."""
+    """These are all pairs. Without the correction, it would be about 20 %."""
     rate = rate_of_any_error(np.random.default_rng(3), groups=4, count=6, repetitions=700)
     assert 0.01 < rate < 0.05 + 3 * math.sqrt(0.05 * 0.95 / 700)
 
