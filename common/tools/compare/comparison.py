@@ -41,6 +41,7 @@ FAIR = {
     "model": "architecture.name",
     "parameters": "architecture.parameters",
     "device": "environment.device",
+    "processor": "environment.processor",
     "threads per process": "environment.threads_per_process",
     "effective batch": "environment.effective_batch_size",
     "python": "environment.python",
@@ -196,8 +197,9 @@ def facts_of(run: RunRecord, runs: Sequence[RunRecord]) -> dict[str, object]:
         facts["recipe changed"] = f"at update {steps}"
     environment = run.saved_config.environment
     facts["precision"] = precision_name(environment.mixed_precision)  # the one that `auto` chose
-    if environment.device_type != "cpu":  # the number of threads hardly matters then
+    if environment.device_type != "cpu":  # the host's threads and processor hardly matter then
         facts.pop("threads per process", None)
+        facts.pop("processor", None)
     for name, value in run.flags.items():
         # The fact "precision" stands for the flag --mixed-precision.
         if name != "mixed_precision" and all(is_compared(name, other) for other in runs):
