@@ -20,6 +20,7 @@ from common.tools.statistics.samples import (
     Interval,
     Sample,
     runs_needed,
+    series_sample,
     simultaneous_confidence,
     welch_interval,
 )
@@ -251,10 +252,13 @@ def logarithm(rate: float | None) -> float | None:
 
 
 def log_lines(run: RunRecord) -> Sample:
-    """Describe the logarithms of the throughput at a run's log lines, if there are enough."""
+    """Describe the logarithms of the throughput at a run's log lines, if there are enough.
+
+    Lines that follow each other are alike, so they count as fewer independent ones.
+    """
     logarithms = [logarithm(rate) for rate in run.values(THROUGHPUT)]
     known = [value for value in logarithms if value is not None]
-    return Sample.of(known if len(known) >= FEWEST_LOG_LINES else [])
+    return series_sample(known if len(known) >= FEWEST_LOG_LINES else [])
 
 
 def verdict_lines(

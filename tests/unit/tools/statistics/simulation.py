@@ -15,6 +15,7 @@ import numpy as np
 from common.tools.statistics.samples import (
     Sample,
     runs_needed,
+    series_sample,
     simultaneous_confidence,
     welch_interval,
 )
@@ -25,6 +26,9 @@ DESIGNS += [(10, 10, 1.0), (10, 20, 2.0)]
 # The difference of the means in standard deviations of the first group, and the deviation of the
 # second group.
 EFFECTS = [(0.5, 1.0), (1.0, 1.0), (1.5, 1.0), (2.0, 1.0), (1.0, 2.0), (3.0, 2.0)]
+
+# Log lines of each of two runs, and the correlation of neighbouring lines.
+LINES = [(5, 0.5), (10, 0.0), (10, 0.5), (20, 0.5), (50, 0.0), (50, 0.5), (50, 0.8), (200, 0.5)]
 
 
 def draw(
@@ -76,6 +80,28 @@ def rate_of_any_error(
     return errors / repetitions
 
 
+def coverage_of_lines(
+    generator: np.random.Generator, lines: int, correlation: float, repetitions: int
+) -> float:
+    """Return how often the interval of two series covers the true difference of their means.
+
+    Args:
+        lines: values of each series, which is autoregressive of order one.
+        correlation: of neighbouring values.
+    """
+    noise = generator.normal(0.0, (1 - correlation**2) ** 0.5, (2, repetitions, lines))
+    series = np.empty_like(noise)
+    series[:, :, 0] = generator.normal(0.0, 1.0, (2, repetitions))
+    for line in range(1, lines):
+        series[:, :, line] = correlation * series[:, :, line - 1] + noise[:, :, line]
+    covered = 0
+    for first, second in zip(*series.tolist(), strict=True):
+        interval = welch_interval(series_sample(first), series_sample(second))
+        assert interval is not None
+        covered += interval.low <= 0.0 <= interval.high
+    return covered / repetitions
+
+
 def power_of_needed_runs(
     generator: np.random.Generator, effect: tuple[float, float], repetitions: int
 ) -> tuple[int, float]:
@@ -101,6 +127,9 @@ def main() -> None:
     for groups in (3, 6):
         rate = rate_of_any_error(generator, groups, 5, repetitions)
         print(f"{groups} equal groups of 5: any pair called different {rate:.3f}")
+    for lines, correlation in LINES:
+        covered = coverage_of_lines(generator, lines, correlation, repetitions)
+        print(f"{lines} log lines, correlation {correlation}: covered {covered:.3f}")
     for effect in EFFECTS:
         count, power = power_of_needed_runs(generator, effect, repetitions)
         print(f"difference, deviation {effect}: {count} runs each, power {power:.3f}")

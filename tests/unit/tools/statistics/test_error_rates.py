@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.unit.tools.statistics.simulation import (
+    coverage_of_lines,
     error_rates,
     power_of_needed_runs,
     rate_of_any_error,
@@ -46,3 +47,12 @@ def test_needed_runs_find_the_difference_in_eighty_percent(effect: tuple[float, 
     _, power = power_of_needed_runs(np.random.default_rng(4), effect, 1000)
     tolerance = 3 * math.sqrt(0.8 * 0.2 / 1000)
     assert 0.8 - tolerance < power < 0.84 + tolerance
+
+
+@pytest.mark.parametrize(("lines", "correlation"), [(10, 0.0), (10, 0.5), (50, 0.5), (50, 0.8)])
+def test_intervals_of_log_lines_cover_although_neighbours_are_alike(
+    lines: int, correlation: float
+) -> None:
+    """As independent values, 50 lines with a correlation of 0.5 would cover 75 % of the time."""
+    covered = coverage_of_lines(np.random.default_rng(7), lines, correlation, 1000)
+    assert covered > 0.9
