@@ -399,7 +399,8 @@ def refuse_unread(config: TrainingConfig, data: Data) -> None:
     # The recipe reads `--init-from` for its model, so it has an effect with any data.
     flags_in_effect = {"init_from", *data.reads}
     # A recipe that splits its own data may take the share of its validation split from the flag.
-    if "validation" in data.splits:
+    # A share of 0 holds nothing out, which is true of any data.
+    if "validation" in data.splits or config.validation_share == 0:
         flags_in_effect.add("validation_share")
     for field in fields(config):
         # Other flags are not read here, because reading a flag counts as using it.

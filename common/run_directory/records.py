@@ -67,6 +67,7 @@ class Environment(Record):
 
     device: str
     device_type: str
+    processor: str | None = None  # see `processor_kind`; None in runs of older versions
     world_size: Count
     mixed_precision: str  # the precision that really ran; "no" is fp32
     effective_batch_size: Count  # samples of an update over all processes

@@ -78,11 +78,38 @@ def cpu_threads(requested: int | None = None) -> int:
 
 def processor_name() -> str:
     """Return the name of the processor, such as "AMD EPYC 7763 64-Core Processor"."""
+    return cpu_info().get("model name") or platform.processor() or platform.machine()
+
+
+def processor_kind(capability: str) -> str:
+    """Return the processor's name, family, model and best instructions.
+
+    A virtual machine may hide the exact name: quite different processors are all called "AMD EPYC".
+    An example is "AMD EPYC, family 25, model 1, AVX2". Family and model are known on Linux only.
+
+    Args:
+        capability: the instructions that torch's kernels use, such as "AVX2" or "AVX512".
+    """
+    info = cpu_info()
+    parts = [processor_name()]
+    if "cpu family" in info and "model" in info:
+        parts += [f"family {info['cpu family']}", f"model {info['model']}"]
+    instructions = capability
+    if capability.startswith("AVX512"):
+        features = info.get("flags", "").split()
+        extensions = {"avx512_bf16": "-BF16", "amx_bf16": " with AMX-BF16"}
+        instructions += "".join(name for flag, name in extensions.items() if flag in features)
+    return ", ".join([*parts, instructions])
+
+
+def cpu_info() -> dict[str, str]:
+    """Return what Linux says about the first processor, by name; empty on other systems."""
     try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
-        lines = []
-    for line in lines:
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+        return {}
+    info: dict[str, str] = {}
+    for line in text.partition("\n\n")[0].splitlines():
+        name, _, value = line.partition(":")
+        info[name.strip()] = value.strip()
+    return info

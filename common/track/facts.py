@@ -25,6 +25,7 @@ from common.run_directory.records import (
     RunConfig,
 )
 from common.system.devices import device_name
+from common.system.machine import processor_kind
 from common.track.card import flags_given
 from common.training.precision import running_precision
 from common.training.sharding import ShardingAccelerator
@@ -126,6 +127,7 @@ def environment(
     return Environment(
         device=device_name(accelerator.device),
         device_type=accelerator.device.type,
+        processor=processor_kind(torch.backends.cpu.get_cpu_capability()),
         world_size=world_size,
         sharding="no" if accelerator.mesh is None else "FSDP2",
         mixed_precision=running_precision(accelerator),

@@ -109,6 +109,16 @@ def test_bare_launch_uses_all_cores(learned_mlp: Finished) -> None:
     assert learned_mlp.config["environment"]["threads_per_process"] == usable_cores()
 
 
+def test_configuration_names_the_kind_of_processor(learned_mlp: Finished) -> None:
+    """The name alone may stand for processors with different kernels."""
+    import torch
+
+    from common.system.machine import processor_kind
+
+    capability = torch.backends.cpu.get_cpu_capability()
+    assert learned_mlp.config["environment"]["processor"] == processor_kind(capability)
+
+
 @pytest.mark.slow
 def test_multi_cpu_file_gives_two_processes_that_end_together(
     runner: Runner, odd_images: Path, tmp_path: Path

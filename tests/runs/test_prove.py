@@ -25,6 +25,8 @@ def test_a_recipe_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     output = capsys.readouterr().out
     receipt = read_receipt(receipt_path)
     assert receipt.passed, output
+    assert receipt.environment is not None
+    assert receipt.processor == receipt.environment.processor
     assert [result.passed for result in receipt.checks] == [True, True, True]
     assert "3 of 3 checks passed (learns, repeatable, resumes)" in output.splitlines()[-2]
     launches = read_launches(folder / "interrupted")

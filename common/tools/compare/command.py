@@ -1,7 +1,7 @@
 """Compare runs with the first of them, the baseline: speed, memory, energy, quality, settings.
 
-Runs that differ in the seed alone are one group. Each group is compared with the first one, with an
-interval where both have several seeds.
+Runs that differ in the seed alone are one group. Groups with several seeds are compared with each
+other, with an interval of their difference. A single run is compared with the first group.
 
 A RUN is one of these:
   a directory that a recipe wrote, such as runs/first

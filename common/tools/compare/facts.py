@@ -59,7 +59,8 @@ def facts_of_machine(run: RunConfig) -> Facts:
     """Return the device and the versions on which the run was measured."""
     environment = run.environment
     facts = {"device": Fact(environment.device, makes_unfair=True)}
-    if environment.device_type == "cpu":  # otherwise the number of threads hardly matters
+    if environment.device_type == "cpu":  # otherwise the host hardly matters
+        facts["processor"] = Fact(environment.processor, makes_unfair=True)
         facts["threads per process"] = Fact(environment.threads_per_process, makes_unfair=True)
     return {
         **facts,

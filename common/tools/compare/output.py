@@ -58,7 +58,8 @@ def as_json(comparison: Comparison) -> dict[str, object]:
     """Return the object that ``--json`` prints; `figures_of` explains the names of the figures.
 
     Each run has its own values of the settings in which any of the runs differ (``differs``).
-    Runs of one group differ in the seed alone. A verdict is on a group's difference from the first.
+    Runs of one group differ in the seed alone. A verdict is on a group's difference from another
+    group, the verdict's own baseline. Each pair of groups with repeated runs has its verdicts.
     """
     runs = []
     for index, run in enumerate(comparison.runs):

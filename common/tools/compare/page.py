@@ -43,7 +43,7 @@ def write_page(comparison: Comparison, file: Path) -> None:
 
 def page_of(comparison: Comparison) -> str:
     """Return the page as HTML."""
-    report = report_of(comparison)
+    report = report_of(comparison, most_pairs=None)
     style = read_part("page.css")
     script = read_part("page.js")
     baseline = comparison.runs[0].saved_config

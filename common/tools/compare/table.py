@@ -11,7 +11,12 @@ from common.tables import markdown_table, print_table
 from common.tools.compare.comparison import Comparison, RunFigures
 from common.tools.compare.group_table import group_cells, has_repetitions
 from common.tools.compare.rows import FigureRow, figure_rows, heading_of, kind_suffix
-from common.tools.compare.verdicts import correction_note, judge, verdict_lines
+from common.tools.compare.verdicts import (
+    MOST_PAIRS_IN_TEXT,
+    correction_note,
+    judge,
+    verdict_lines,
+)
 from common.tools.compare.words import value_text
 from common.track.names import OTHER_CPU, UNKNOWN, describe
 
@@ -179,14 +184,18 @@ class Report:
     lines: list[str]  # verdicts, with those of a group indented below its heading, and notes
 
 
-def report_of(comparison: Comparison) -> Report:
-    """Return the text of a comparison: warnings, tables of runs and groups, verdicts and notes."""
+def report_of(comparison: Comparison, most_pairs: int | None = MOST_PAIRS_IN_TEXT) -> Report:
+    """Return the text of a comparison: warnings, tables of runs and groups, verdicts and notes.
+
+    Args:
+        most_pairs: how many pairs of groups to show verdicts on; None for all of them.
+    """
     all_warnings = [LabelledWarning("not comparable", text) for text in warnings(comparison)]
     all_warnings += [LabelledWarning("busy machine", text) for text in load_warnings(comparison)]
     tables = [TitledTable("", table_cells(comparison))]
     if has_repetitions(comparison):
         tables.append(TitledTable(GROUPS_TITLE, arranged(group_cells(comparison))))
-    lines = [*verdict_lines(judge(comparison)), *notes(comparison)]
+    lines = [*verdict_lines(judge(comparison), most_pairs), *notes(comparison)]
     return Report(all_warnings, tables, lines)
 
 

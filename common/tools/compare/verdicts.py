@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 from common.tools.compare import sentences
 from common.tools.compare.comparison import Comparison
@@ -19,17 +20,19 @@ from common.tools.statistics.samples import (
     Interval,
     Sample,
     runs_needed,
+    series_sample,
     simultaneous_confidence,
     welch_interval,
 )
 from common.track.names import THROUGHPUT, describe
 
 FEWEST_LOG_LINES = 3  # of a single run, to show how much its throughput varies
+MOST_PAIRS_IN_TEXT = 10  # all pairs of five groups; a page and JSON have all pairs
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """A group's difference from the baseline in one figure.
+    """A group's difference in one figure from another group, the baseline of this pair.
 
     The difference of an objective is in its own unit. That of the throughput is the logarithm of
     the ratio, so that a ratio of 2 and one of 1/2 are equally far from 1.
@@ -54,11 +57,29 @@ class Verdict:
         return self.interval.excludes_zero
 
 
-def judge(comparison: Comparison, *, by_validation: bool = False) -> list[Verdict]:
-    """Compare each group with the first in the objective and in the throughput.
+@dataclass(frozen=True)
+class GroupFigures:
+    """What a group is judged by."""
 
-    With several groups of repeated runs, all intervals of a figure hold together with 95 %
-    confidence.
+    group: RunGroup
+    first_run: RunRecord
+    run_count: int  # of the runs that count
+    objective: Sample  # one value for each seed
+    standard_error: float | None  # of the first run's objective, from its number of samples
+    speed: Sample  # logarithms of the throughput, one for each run
+    speed_of_lines: Sample  # the same at the log lines of the first run that counts
+
+    @property
+    def is_repeated(self) -> bool:
+        """Whether enough runs count to show how much they vary by chance."""
+        return self.run_count >= FEWEST_RUNS
+
+
+def judge(comparison: Comparison, *, by_validation: bool = False) -> list[Verdict]:
+    """Compare groups with each other in the objective and in the throughput.
+
+    The pairs are those with the first group, in the groups' order, and then all other pairs of
+    groups with repeated runs. All intervals of a figure hold together with 95 % confidence.
 
     Args:
         comparison: runs of one or more groups. With one group, there is nothing to compare.
@@ -66,38 +87,78 @@ def judge(comparison: Comparison, *, by_validation: bool = False) -> list[Verdic
             on validation data where there are any. Otherwise the final evaluation counts, which is
             on test data where there are any.
     """
-    baseline, *others = comparison.groups
-    repeated = [group for group in others if len(counted_places(comparison, group)) >= FEWEST_RUNS]
-    confidence = simultaneous_confidence(len(repeated))
+    objectives = objective_values(comparison, by_validation)
+    logarithms = [logarithm(figures[THROUGHPUT]) for figures in comparison.figures]
+    error_name = "best_standard_error" if by_validation else "final_standard_error"
+    groups = [
+        figures_of_group(comparison, group, objectives, logarithms, error_name)
+        for group in comparison.groups
+    ]
+    pairs = pairs_to_judge(groups)
+    repeated_pairs = [pair for pair in pairs if pair[0].is_repeated and pair[1].is_repeated]
+    confidence = simultaneous_confidence(len(repeated_pairs))
     judged: list[Verdict] = []
-    for group in others:
+    for baseline, group in pairs:
         for verdict in (
-            judge_objective(comparison, baseline, group, confidence, by_validation),
-            judge_throughput(comparison, baseline, group, confidence),
+            judge_objective(baseline, group, confidence, by_validation),
+            judge_throughput(baseline, group, confidence),
         ):
             if verdict is not None:
                 judged.append(verdict)
     return judged
 
 
-def judge_objective(
+def figures_of_group(
     comparison: Comparison,
-    baseline: RunGroup,
     group: RunGroup,
-    confidence: float,
-    by_validation: bool,
+    objectives: Values,
+    logarithms: Values,
+    error_name: str,
+) -> GroupFigures:
+    """Return what a group is judged by.
+
+    Args:
+        objectives: of all runs of the comparison.
+        logarithms: of the throughputs of all runs.
+        error_name: the figure that has the standard error of the objective.
+    """
+    places = counted_places(comparison, group)
+    first_place = group.places[0]
+    return GroupFigures(
+        group=group,
+        first_run=comparison.runs[first_place],
+        run_count=len(places),
+        objective=sample_of_seeds(comparison, group, objectives),
+        standard_error=comparison.figures[first_place][error_name],
+        speed=sample_of_runs(comparison, group, logarithms),
+        speed_of_lines=log_lines(comparison.runs[places[0]]) if places else Sample.of([]),
+    )
+
+
+def pairs_to_judge(groups: Sequence[GroupFigures]) -> list[tuple[GroupFigures, GroupFigures]]:
+    """Return the pairs with the first group, then all other pairs of groups with repeated runs.
+
+    Single runs are compared with the first alone: none of their differences can be judged.
+    """
+    first = groups[0]
+    pairs = []
+    for baseline, group in combinations(groups, 2):
+        if baseline is first or (baseline.is_repeated and group.is_repeated):
+            pairs.append((baseline, group))
+    return pairs
+
+
+def judge_objective(
+    baseline: GroupFigures, group: GroupFigures, confidence: float, by_validation: bool
 ) -> Verdict | None:
     """Compare the objective of two groups; None if it is not the same figure, or is unknown."""
-    first_run = comparison.runs[baseline.places[0]]
-    second_run = comparison.runs[group.places[0]]
     split_place = 0 if by_validation else 1
-    split = first_run.splits[split_place]
-    objective = first_run.objective
-    if second_run.objective != objective or second_run.splits[split_place] != split:
+    split = baseline.first_run.splits[split_place]
+    objective = baseline.first_run.objective
+    if group.first_run.objective != objective or group.first_run.splits[split_place] != split:
         return None
-    values = objective_values(comparison, by_validation)
-    first = sample_of_seeds(comparison, baseline, values)
-    second = sample_of_seeds(comparison, group, values)
+    first = baseline.objective
+    second = group.objective
     if first.mean is None or second.mean is None:
         return None
     interval = welch_interval(first, second, confidence)
@@ -105,19 +166,11 @@ def judge_objective(
     if are_repeated(first, second):
         text = sentences.difference(objective, first, second, interval, needed)
     else:
-        errors = standard_errors(comparison, (baseline, group), by_validation)
+        errors = [baseline.standard_error, group.standard_error]
         text = sentences.difference_of_single_seeds(objective, first, second, errors)
     stage = "best" if by_validation else "final"
     figure = f"{stage} {describe(objective.metric).label}, {split}"
-    return make_verdict(baseline, group, figure, text, first, second, interval, needed)
-
-
-def standard_errors(
-    comparison: Comparison, groups: Sequence[RunGroup], by_validation: bool
-) -> list[float | None]:
-    """Return the standard error of the objective of each group's first run; None if unknown."""
-    name = "best_standard_error" if by_validation else "final_standard_error"
-    return [comparison.figures[group.places[0]][name] for group in groups]
+    return make_verdict(baseline.group, group.group, figure, text, first, second, interval, needed)
 
 
 def objective_values(comparison: Comparison, by_validation: bool) -> Values:
@@ -131,16 +184,15 @@ def objective_values(comparison: Comparison, by_validation: bool) -> Values:
 
 
 def judge_throughput(
-    comparison: Comparison, baseline: RunGroup, group: RunGroup, confidence: float
+    baseline: GroupFigures, group: GroupFigures, confidence: float
 ) -> Verdict | None:
     """Compare the throughput of two groups; None if one has none.
 
     Single runs are compared by their log lines. These show how much the throughput varies within a
     run, which is less than it varies between runs.
     """
-    logarithms = [logarithm(figures[THROUGHPUT]) for figures in comparison.figures]
-    first = sample_of_runs(comparison, baseline, logarithms)
-    second = sample_of_runs(comparison, group, logarithms)
+    first = baseline.speed
+    second = group.speed
     if first.mean is None or second.mean is None:
         return None
     needed = None
@@ -149,12 +201,10 @@ def judge_throughput(
         needed = runs_needed(first, second, confidence)
         text = sentences.ratio(first, second, interval, needed)
     else:
-        baseline_lines = log_lines(first_counted_run(comparison, baseline))
-        group_lines = log_lines(first_counted_run(comparison, group))
-        interval = welch_interval(baseline_lines, group_lines, confidence)
+        interval = welch_interval(baseline.speed_of_lines, group.speed_of_lines, confidence)
         text = sentences.ratio_of_single_runs(first, second, interval)
     figure = describe(THROUGHPUT).label
-    return make_verdict(baseline, group, figure, text, first, second, interval, needed)
+    return make_verdict(baseline.group, group.group, figure, text, first, second, interval, needed)
 
 
 def are_repeated(first: Sample, second: Sample) -> bool:
@@ -201,52 +251,84 @@ def logarithm(rate: float | None) -> float | None:
     return math.log(rate) if rate is not None and 0 < rate < math.inf else None
 
 
-def first_counted_run(comparison: Comparison, group: RunGroup) -> RunRecord:
-    """Return the first run of a group that finished; there must be one."""
-    return comparison.runs[counted_places(comparison, group)[0]]
-
-
 def log_lines(run: RunRecord) -> Sample:
-    """Describe the logarithms of the throughput at a run's log lines, if there are enough."""
+    """Describe the logarithms of the throughput at a run's log lines, if there are enough.
+
+    Lines that follow each other are alike, so they count as fewer independent ones.
+    """
     logarithms = [logarithm(rate) for rate in run.values(THROUGHPUT)]
     known = [value for value in logarithms if value is not None]
-    return Sample.of(known if len(known) >= FEWEST_LOG_LINES else [])
+    return series_sample(known if len(known) >= FEWEST_LOG_LINES else [])
 
 
-def verdict_lines(judged: Sequence[Verdict]) -> list[str]:
-    """Return lines of text: a heading for each group, and its verdicts below it, indented.
+def verdict_lines(
+    judged: Sequence[Verdict],
+    most_pairs: int | None = MOST_PAIRS_IN_TEXT,
+    place_of_all: str = "--json or --html",
+) -> list[str]:
+    """Return lines of text: a heading for each pair of groups, and its verdicts below it, indented.
 
-    If several groups can't be judged, because they ran once, one sentence stands for all of them.
+    If several pairs can't be judged, because a group ran once, one sentence stands for all of them.
+
+    Args:
+        most_pairs: how many pairs to show. A sentence counts the others. None shows all of them.
+        place_of_all: where a user finds all pairs, for this sentence.
     """
-    single_groups = {verdict.group for verdict in judged if not verdict.is_repeated}
-    repeated_groups = {verdict.group for verdict in judged if verdict.is_repeated}
-    left_out = single_groups - repeated_groups if len(single_groups) > 1 else set()
-    lines: list[str] = []
-    group = None
+    verdicts_of_pairs: dict[tuple[str, str], list[Verdict]] = {}
     for verdict in judged:
-        if verdict.group in left_out:
-            continue
-        if verdict.group != group:
-            group = verdict.group
-            lines.append(f"{verdict.group} against {verdict.baseline}:")
-        lines.append(f"  {verdict.figure}: {verdict.text}")
+        verdicts_of_pairs.setdefault((verdict.baseline, verdict.group), []).append(verdict)
+    single_pairs = {
+        pair
+        for pair, verdicts in verdicts_of_pairs.items()
+        if not any(verdict.is_repeated for verdict in verdicts)
+    }
+    left_out = single_pairs if len(single_pairs) > 1 else set()
+    pairs = [pair for pair in verdicts_of_pairs if pair not in left_out]
+    shown_pairs = pairs[:most_pairs]
+    lines: list[str] = []
+    for baseline, group in shown_pairs:
+        lines.append(f"{group} against {baseline}:")
+        for verdict in verdicts_of_pairs[baseline, group]:
+            lines.append(f"  {verdict.figure}: {verdict.text}")
+    further_pairs = [verdicts_of_pairs[pair] for pair in pairs[len(shown_pairs) :]]
+    if further_pairs:
+        lines.append(further_pairs_text(further_pairs, place_of_all))
     if left_out:
+        baselines = {baseline for baseline, _ in left_out}
+        from_baseline = f" from {baselines.pop()}" if len(baselines) == 1 else ""
         lines.append(
-            f"{len(left_out)} differences from {judged[0].baseline} can't be judged, because a "
+            f"{len(left_out)} differences{from_baseline} can't be judged, because a "
             "single run does not show what is chance: repeat these runs with several seeds"
         )
     return lines
 
 
+def further_pairs_text(further_pairs: Sequence[Sequence[Verdict]], place_of_all: str) -> str:
+    """Return a sentence on the pairs of groups that a text leaves out.
+
+    Args:
+        further_pairs: the verdicts of each of these pairs.
+        place_of_all: where a user finds all pairs.
+    """
+    differing = [
+        verdicts
+        for verdicts in further_pairs
+        if any(verdict.is_distinguishable for verdict in verdicts)
+    ]
+    pairs = sentences.counted(len(further_pairs), "further pair")
+    count = len(differing) or "none"
+    return f"and {pairs} of groups, of which {count} can be told apart: see {place_of_all}"
+
+
 def correction_note(judged: Sequence[Verdict]) -> str | None:
-    """Return a sentence on the width of the intervals, if several groups are compared."""
+    """Return a sentence on the width of the intervals, if several pairs are compared."""
     repeated = [verdict for verdict in judged if verdict.is_repeated]
-    group_count = len({verdict.group for verdict in repeated})
+    pair_count = len({(verdict.baseline, verdict.group) for verdict in repeated})
     intervals = [verdict.interval for verdict in repeated if verdict.interval is not None]
-    if group_count < 2 or not intervals:
+    if pair_count < 2 or not intervals:
         return None
     return (
-        f"{group_count} groups are compared with the first. Each interval is widened to "
+        f"{pair_count} pairs of groups are compared. Each interval is widened to "
         f"{sentences.percent(intervals[0].confidence)} (Bonferroni), so that all intervals of a "
         "figure hold together in 95 % of such comparisons"
     )

@@ -152,6 +152,9 @@ def make_receipt(
     """Return the receipt of a proof that is over."""
     reference = bench.finished.get(RunSpec("reference"))
     processor, cores = receipts.hardware()
+    environment = None if reference is None else Results(reference.directory).config.environment
+    if environment is not None and environment.processor is not None:
+        processor = environment.processor  # the name alone may stand for several kinds
     words = ["recipes", "prove", str(request.recipe), *request.flags]
     return receipts.ProofReceipt(
         format=receipts.FORMAT,
@@ -168,7 +171,7 @@ def make_receipt(
         updates=0 if reference is None else reference.started.total_steps,
         processor=processor,
         cores=cores,
-        environment=None if reference is None else Results(reference.directory).config.environment,
+        environment=environment,
         began=began,
         seconds=round(seconds, 1),
         checks=results,

@@ -1,51 +1,65 @@
-"""What a search says about its best trial: whether chance alone may have put it first."""
+"""What a search says about its best settings: whether chance alone may have put them first.
+
+The best of many equal trials is ahead of each other trial by more than chance explains in a single
+comparison. So every limit here is Bonferroni's for as many comparisons as the best has rivals.
+"""
 
 import dataclasses
 import math
 from collections.abc import Sequence
 from statistics import NormalDist
 
+from common.objective import Objective
 from common.tools.compare.comparison import standard_error
 from common.tools.compare.readers import RunRecord
-from common.tools.compare.sentences import decimals_for, scale_of
+from common.tools.compare.sentences import decimals_for, percent, scale_of
 from common.tools.recipe import Recipe
-from common.tools.statistics.samples import CONFIDENCE
+from common.tools.statistics.samples import (
+    Interval,
+    simultaneous_confidence,
+    welch_interval,
+)
+from common.tools.tune.ranking import SEED, TrialGroup, group_trials
 from common.tools.tune.space import Space
 from common.track.names import describe
 
 
-def certainty_lines(ranked: Sequence[RunRecord], recipe: Recipe, space: Space) -> list[str]:
-    """Return sentences on how far the best trial is ahead of the second, and of the defaults.
+def certainty_lines(
+    trials: Sequence[RunRecord], recipe: Recipe, space: Space, chosen_from: int = 0
+) -> list[str]:
+    """Return sentences on how far the best settings are ahead of the second, and of the defaults.
 
-    Each trial is one run with one seed. So the only chance that the trials show is that in the
-    samples of the validation data, and a verdict on it alone would be too confident.
+    Settings with several seeds are compared by the chance in the seeds. Others show only the chance
+    in the samples of the validation data, and a verdict on it alone would be too confident.
 
     Args:
-        ranked: the runs of finished trials, the best one first. Those without a summary, which
-            was lost, are left out.
+        trials: the runs of finished trials. Those without a summary, which was lost, are left out.
         recipe: has the default values of the flags.
         space: the flags that were searched.
+        chosen_from: how many settings the search tried, also in trials that it stopped early. It is
+            at least the number of settings of `trials`.
     """
-    known = [run for run in ranked if recipe.objective.best_key in run.summary]
-    if not known:
+    groups = group_trials(trials, recipe.objective, space)
+    if not groups:
         return []
-    best, *others = known
+    best, *others = groups
+    candidates = max(chosen_from, len(groups))
     lines = []
     if others:
-        lines.append(f"{pair_text(best, others[0], recipe)} (the second)")
-    lines += lines_on_defaults(known, recipe, space)
+        text = pair_text(best, others[0], recipe.objective, candidates)
+        lines.append(f"{text} (the second)")
+    lines += lines_on_defaults(groups, recipe, space, candidates)
     if others:
-        lines.append(
-            f"each trial is one seed, and the best of {len(known)} is partly the luckiest: repeat "
-            "it and its rivals with several seeds to be sure (recipes vary has --seeds)"
-        )
+        lines.append(advice_on_seeds(groups, candidates))
     return lines
 
 
-def lines_on_defaults(ranked: Sequence[RunRecord], recipe: Recipe, space: Space) -> list[str]:
-    """Return a sentence that compares the best trial with the recipe's own values, if it can."""
-    best = ranked[0]
-    defaults = [run for run in ranked if has_default_values(run, recipe, space)]
+def lines_on_defaults(
+    groups: Sequence[TrialGroup], recipe: Recipe, space: Space, candidates: int
+) -> list[str]:
+    """Return a sentence that compares the best settings with the recipe's own, if it can."""
+    best = groups[0]
+    defaults = [group for group in groups if has_default_values(group.runs[0], recipe, space)]
     if not defaults:
         return [
             "no finished trial has the recipe's default values of these flags, so the search does "
@@ -53,17 +67,20 @@ def lines_on_defaults(ranked: Sequence[RunRecord], recipe: Recipe, space: Space)
         ]
     if best in defaults:
         return [f"{best.name} has the recipe's default values of these flags"]
-    return [f"{pair_text(best, defaults[0], recipe)} (the recipe's default values)"]
+    text = pair_text(best, defaults[0], recipe.objective, candidates)
+    return [f"{text} (the recipe's default values)"]
 
 
 def has_default_values(run: RunRecord, recipe: Recipe, space: Space) -> bool:
-    """Return whether a trial ran with the default of each searched flag.
+    """Return whether a trial ran with the default of each searched flag, whatever its seed.
 
     A default that the recipe chooses at its start, such as a learning rate by data set, is unknown
     here, so that no trial has it.
     """
     defaults = {field.name: field.default for field in dataclasses.fields(recipe.config_class)}
     for flag in space:
+        if flag == SEED:
+            continue
         name = flag.replace("-", "_")
         default = defaults.get(name)
         if isinstance(default, tuple):
@@ -73,29 +90,100 @@ def has_default_values(run: RunRecord, recipe: Recipe, space: Space) -> bool:
     return True
 
 
-def pair_text(best: RunRecord, other: RunRecord, recipe: Recipe) -> str:
-    """Return by how much the best trial is ahead of another, and whether that may be chance."""
-    objective = recipe.objective
-    best_value = best.summary[objective.best_key]
-    other_value = other.summary[objective.best_key]
-    scale, unit = scale_of(objective)
-    lead = scale * abs(best_value - other_value)
-    errors = [
-        standard_error(best, best_value, "validation"),
-        standard_error(other, other_value, "validation"),
-    ]
+def advice_on_seeds(groups: Sequence[TrialGroup], candidates: int) -> str:
+    """Return a sentence on what the search can't know about its best settings."""
+    if groups[0].is_repeated:
+        return (
+            f"the best of {candidates} settings is partly the luckiest, so new seeds will probably "
+            "reach a little less"
+        )
+    return (
+        f"each trial is one seed, and the best of {candidates} is partly the luckiest: repeat "
+        "it and its rivals with several seeds to be sure (recipes vary has --seeds)"
+    )
+
+
+def pair_text(best: TrialGroup, other: TrialGroup, objective: Objective, candidates: int) -> str:
+    """Return by how much the best settings are ahead of others, and whether that may be chance.
+
+    Args:
+        candidates: how many settings the best was chosen from.
+    """
+    if best.is_repeated and other.is_repeated:
+        return text_by_seeds(best, other, objective, candidates)
+    return text_by_samples(best, other, objective, candidates)
+
+
+def text_by_seeds(
+    best: TrialGroup, other: TrialGroup, objective: Objective, candidates: int
+) -> str:
+    """Compare two settings that ran with several seeds each."""
     names = f"{best.name} against {other.name}"
-    if errors[0] is None or errors[1] is None:
+    scale, unit = scale_of(objective)
+    lead = scale * abs(best.mean - other.mean)
+    interval = interval_of_lead(best, other, candidates)
+    if interval is None:
+        return f"{names}: {lead:.3g}{unit} ahead, and no seed of either differs from the others"
+    half_width = scale * (interval.high - interval.low) / 2
+    form = f".{decimals_for(half_width)}f"
+    span = f"{lead - half_width:{form}} to {lead + half_width:{form}}"
+    figures = f"{lead:{form}}{unit} ahead ({percent(interval.confidence)} interval {span})"
+    if not interval.excludes_zero:
+        return f"{names}: {figures}, so they can't be told apart"
+    return f"{names}: {figures}, which is more than the choice of seeds explains"
+
+
+def interval_of_lead(best: TrialGroup, other: TrialGroup, candidates: int) -> Interval | None:
+    """Return Welch's interval of the difference between settings, from their seeds.
+
+    It is wide enough for the best of several candidates. None if no seed differs from the others.
+    """
+    confidence = simultaneous_confidence(candidates - 1)
+    return welch_interval(other.sample, best.sample, confidence)
+
+
+def text_by_samples(
+    best: TrialGroup, other: TrialGroup, objective: Objective, candidates: int
+) -> str:
+    """Compare two settings by the chance in the samples of the validation data."""
+    names = f"{best.name} against {other.name}"
+    scale, unit = scale_of(objective)
+    error = error_of_lead(best, other)
+    if error is None:
         metric = describe(objective.metric)
         return (
-            f"{names}: {metric.text(best_value)} and {metric.text(other_value)}, and nothing shows "
+            f"{names}: {metric.text(best.mean)} and {metric.text(other.mean)}, and nothing shows "
             f"how much of a difference in {metric.label} is chance"
         )
-    # Both trials have the same samples, which makes the true error smaller than this.
-    error = scale * math.hypot(errors[0], errors[1])
-    form = f".{decimals_for(error)}f"
-    figures = f"{lead:{form}}{unit} ahead, with a standard error of {error:{form}} by the samples"
-    limit = NormalDist().inv_cdf(0.5 + CONFIDENCE / 2) * error
-    if lead <= limit:
+    lead = scale * abs(best.mean - other.mean)
+    form = f".{decimals_for(scale * error)}f"
+    figures = (
+        f"{lead:{form}}{unit} ahead, with a standard error of {scale * error:{form}} by the samples"
+    )
+    if not exceeds_chance(abs(best.mean - other.mean), error, candidates):
         return f"{names}: {figures}, so they can't be told apart"
-    return f"{names}: {figures}, which is more than the choice of samples explains"
+    choice = f", for the best of {candidates}" if candidates > 2 else ""
+    return f"{names}: {figures}, which is more than the choice of samples explains{choice}"
+
+
+def error_of_lead(best: TrialGroup, other: TrialGroup) -> float | None:
+    """Return the standard error of a difference from the number of samples; None if unknown.
+
+    All trials have the same samples, which makes the true error smaller than this.
+    """
+    errors = [standard_error(group.runs[0], group.mean, "validation") for group in (best, other)]
+    if errors[0] is None or errors[1] is None:
+        return None
+    return math.hypot(errors[0], errors[1])
+
+
+def exceeds_chance(lead: float, error: float, candidates: int) -> bool:
+    """Return whether the best of several candidates is ahead of another by more than chance.
+
+    Args:
+        lead: of the best, at least 0.
+        error: the standard error of the difference of two candidates.
+        candidates: how many there are, these two included.
+    """
+    confidence = simultaneous_confidence(candidates - 1)
+    return lead > NormalDist().inv_cdf(0.5 + confidence / 2) * error

@@ -24,6 +24,7 @@ from common.tools.launching.folder import working_in
 from common.tools.launching.launched_run import LaunchedRun
 from common.tools.recipe import Recipe, load_recipe
 from common.tools.tune.certainty import certainty_lines
+from common.tools.tune.ranking import count_of_settings, mean_of_settings
 from common.tools.tune.records import write_settings
 from common.tools.tune.recovery import (
     STEPS_PER_EPOCH,
@@ -240,11 +241,16 @@ def report(search: Search, recipe: Recipe) -> None:
     picture = search.directory / "search.png"
     plot_search(search.study, metric.heading, picture)
     say(f"picture: {shown_path(picture)}")
-    for line in certainty_lines(readable_records(search, ranked), recipe, search.space):
+    judged = search.study.get_trials(states=(TrialState.COMPLETE, TrialState.PRUNED))
+    records = readable_records(search, ranked)
+    for line in certainty_lines(records, recipe, search.space, count_of_settings(judged)):
         say(line)
     best = ranked[0]
-    value = metric.text(best.value)
-    say(f"best: {search.directory_of(best).name}, validation {metric.label} {value}")
+    mean, count = mean_of_settings(ranked, best)
+    others = f" and {count - 1} more with these settings" if count > 1 else ""
+    average = "mean " if count > 1 else ""
+    figure = f"{average}validation {metric.label} {metric.text(mean)}"
+    say(f"best: {search.directory_of(best).name}{others}, {figure}")
     say(search.best_command(best, recipe))
 
 

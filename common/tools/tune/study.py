@@ -14,6 +14,7 @@ from common.errors import UserError
 from common.objective import Objective
 from common.sentences import as_user_error, writing
 from common.tools.recipe import Recipe
+from common.tools.tune.ranking import ranked_by_settings
 from common.tools.tune.records import SEARCH_FILE
 from common.tools.tune.recovery import STEPS_PER_EPOCH, TrialsOnDisk, put_aside
 from common.tools.tune.space import Space
@@ -109,11 +110,10 @@ def usable(path: Path, errors: type[Exception] = SQLAlchemyError) -> AbstractCon
 
 
 def finished_trials(study: Study) -> list[FrozenTrial]:
-    """Return the trials that finished, the best one first."""
+    """Return the trials that finished, those with the best settings first."""
     trials = study.get_trials(states=(TrialState.COMPLETE,))
-    more_is_better = study.direction == StudyDirection.MAXIMIZE
-    # A finished trial has a value; only its type allows None.
-    return sorted(trials, key=lambda trial: float(trial.value or 0), reverse=more_is_better)
+    sign = 1 if study.direction == StudyDirection.MAXIMIZE else -1
+    return ranked_by_settings(trials, sign)
 
 
 def with_defaults(shared: Sequence[str]) -> list[str]:

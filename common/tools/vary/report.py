@@ -1,19 +1,24 @@
 """Report on variants: a table of means over seeds, what it says, a picture, and model cards."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from common.console import say
 from common.errors import UserError
 from common.files import write_text
+from common.run_directory.records import ATTEMPTS, Provenance, read_record_if_there
 from common.system.platforms import shown_path
 from common.tables import Row, markdown_table, print_table
 from common.tools.compare.comparison import Comparison, compare
+from common.tools.compare.facts import DIGITS_OF_DIGEST
 from common.tools.compare.group_table import group_cells, has_repetitions
+from common.tools.compare.groups import SEED
 from common.tools.compare.readers import RunRecord, read_runs
-from common.tools.compare.table import arranged, load_warnings, warnings
-from common.tools.compare.verdicts import correction_note, judge, verdict_lines
+from common.tools.compare.table import LabelledWarning, arranged, load_warnings, warnings
+from common.tools.compare.verdicts import Verdict, correction_note, judge, verdict_lines
+from common.tools.compare.words import value_text
 
 # Headings the part of a model card that `add_to_cards` writes.
 CARD_HEADING = "\n## The same with other seeds\n"
@@ -39,17 +44,19 @@ def report(directory: Path, finished: Mapping[str, Sequence[str]], seeds: int) -
             advice="correct what made the runs fail (see above), and repeat the command",
         )
     comparison = compare_variants(finished)
-    for warning in warnings(one_run_each(comparison)):
-        say(f"not a fair comparison: {warning}")
-    for warning in load_warnings(comparison):
-        say(f"busy machine: {warning}")
+    all_warnings = labelled_warnings(comparison)
+    for label, warning in all_warnings:
+        say(f"{label}: {warning}")
     title = title_of(comparison.runs[0])
     rows = group_cells(comparison)
-    lines = conclusions(comparison, finished, seeds)
+    judged = judge(comparison, by_validation=has_validation_data(comparison))
+    remarks = conclusions(comparison, judged, finished, seeds)
     print_table(arranged(rows), title=title)
-    for line in lines:
+    for line in [*verdict_lines(judged, place_of_all="table.md"), *remarks]:
         say(line)
-    write_text(directory / "table.md", markdown_report(title, arranged(rows), lines))
+    all_lines = [*verdict_lines(judged, most_pairs=None), *remarks]
+    text = markdown_report(title, all_warnings, arranged(rows), all_lines)
+    write_text(directory / "table.md", text)
     if has_repetitions(comparison):
         for column, runs in enumerate(finished.values(), start=1):  # column 0 has the headings
             # Cut off the ratio to the first variant: it says nothing in a card of one model.
@@ -84,17 +91,76 @@ def title_of(run: RunRecord) -> str:
     return f"{run.saved_config.recipe} on {data.name} ({sizes}), compared on {run.splits[0]} data"
 
 
+def labelled_warnings(comparison: Comparison) -> list[LabelledWarning]:
+    """Return all reasons not to trust the comparison of variants, in the order of their weight."""
+    unfair = [*warnings(one_run_each(comparison)), *warnings_within_groups(comparison)]
+    return [
+        *(LabelledWarning("not a fair comparison", warning) for warning in unfair),
+        *(LabelledWarning("busy machine", warning) for warning in load_warnings(comparison)),
+    ]
+
+
+def warnings_within_groups(comparison: Comparison) -> list[str]:
+    """Return a sentence for each variant whose runs differ in more than the seed.
+
+    The runs of a variant may be of different days, because a repeated command keeps finished runs
+    and adds others. Code or versions may have changed in between.
+    """
+    sentences = []
+    for group in comparison.groups:
+        runs = [comparison.runs[place] for place in group.places]
+        differences = compare(runs).differences
+        differences.pop(SEED, None)
+        if "commit" in differences:
+            differences["commit"] = [
+                str(commit)[:DIGITS_OF_DIGEST] for commit in differences["commit"]
+            ]
+        texts = [f"{label} {values_text(values)}" for label, values in differences.items()]
+        known_codes = {code_of(run) for run in runs} - {()}
+        if len(known_codes) > 1:
+            texts.append("code of the recipe or of its library")
+        if texts:
+            sentences.append(
+                f"the runs of {group.label} differ in more than the seed: {'; '.join(texts)}"
+            )
+    return sentences
+
+
+def values_text(values: Sequence[object]) -> str:
+    """Return the different values of a fact, such as ``2.13.0 and 2.14.0``."""
+    return " and ".join(dict.fromkeys(value_text(value) for value in values))
+
+
+def code_of(run: RunRecord) -> tuple[tuple[str | None, str | None], ...]:
+    """Return the commit of each folder of code that a run used last, with its changes' digest.
+
+    The result is empty if the run did not save them.
+    """
+    path = Path(run.source, ATTEMPTS)
+    with suppress(UserError):
+        saved = read_record_if_there(path, Provenance)
+        if saved is not None and saved.attempts:
+            return tuple((tree.commit, tree.patch_sha256) for tree in saved.attempts[-1].trees)
+    return ()
+
+
+def has_validation_data(comparison: Comparison) -> bool:
+    """Return whether the runs were evaluated on validation data in training."""
+    return comparison.runs[0].splits[0] == "validation"
+
+
 def conclusions(
-    comparison: Comparison, finished: Mapping[str, Sequence[str]], seeds: int
+    comparison: Comparison,
+    judged: Sequence[Verdict],
+    finished: Mapping[str, Sequence[str]],
+    seeds: int,
 ) -> list[str]:
-    """Return sentences on what the figures say about the variants, and what they can't say."""
-    has_validation = comparison.runs[0].splits[0] == "validation"
-    judged = judge(comparison, by_validation=has_validation)
-    lines = verdict_lines(judged)
+    """Return sentences on what the verdicts rest on, and on what the figures can't say."""
+    lines: list[str] = []
     correction = correction_note(judged)
     if correction is not None:
         lines.append(correction)
-    if len(comparison.groups) > 1 and not has_validation:
+    if len(comparison.groups) > 1 and not has_validation_data(comparison):
         lines.append(
             "there is no validation data, so these are test figures: they describe the variants, "
             "but to choose one by them would overrate it; to choose, add --validation-share 0.1"
@@ -110,9 +176,16 @@ def conclusions(
     return lines
 
 
-def markdown_report(title: str, rows: Sequence[Row], lines: Sequence[str]) -> str:
+def markdown_report(
+    title: str,
+    all_warnings: Sequence[LabelledWarning],
+    rows: Sequence[Row],
+    lines: Sequence[str],
+) -> str:
     """Return the contents of `table.md`."""
-    parts = [title, "\n".join(markdown_table(rows)), *(line.strip() for line in lines)]
+    quoted_warnings = [f"> **{label}** {warning}" for label, warning in all_warnings]
+    table = "\n".join(markdown_table(rows))
+    parts = [title, *quoted_warnings, table, *(line.strip() for line in lines)]
     return "\n\n".join(parts) + "\n"
 
 

@@ -23,6 +23,7 @@ from common.tools.launching.folder import LOCK, working_in
 from common.tools.launching.launched_run import LaunchedRun
 from common.tools.recipe import load_recipe
 from common.tools.tune.space import Space, command_words, parse_space
+from common.tools.tune.study import with_defaults
 from common.tools.vary.records import read_command, write_command
 from common.tools.vary.report import report
 from common.track.names import precision_name
@@ -83,6 +84,8 @@ def run_variants(
     refuse_seeds(seeds, sets_seed="seed" in space or "--seed" in shared)
     process_counts = read_process_counts(num_processes)
     variants = list_variants(space, process_counts)
+    if len(variants) > 1:
+        shared = with_validation_share(shared)
     command = [recipe, *flags, "--num-processes", num_processes]
     directory = Path(output_dir or default_directory(command)).resolve()
     finished: defaultdict[str, list[str]] = defaultdict(list)
@@ -102,6 +105,20 @@ def run_variants(
             f"{failed_count} runs failed, for the reasons printed above",
             advice="correct what made them fail, and repeat the command to try them again",
         )
+
+
+def with_validation_share(shared: list[str]) -> list[str]:
+    """Return the flags that variants share, with a validation share if they state none.
+
+    Test data must not choose between variants. See `with_defaults`, which a search uses as well.
+    """
+    flags = with_defaults(shared)
+    if flags != shared:
+        say(
+            "variants are chosen on validation data: 10 % of train serves as validation data "
+            "where the data has no validation split (state --validation-share for another share)"
+        )
+    return flags
 
 
 def refuse_ranges(space: Space) -> None:

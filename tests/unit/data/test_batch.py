@@ -433,6 +433,7 @@ def test_data_flag_that_is_not_read_is_refused() -> None:
     # A search sets this flag. The data already have such a split, so it is not refused.
     split = Data("split", {"train": [1], "validation": [1]})
     refuse_unread(Config(validation_share=0.1), split)
+    refuse_unread(Config(validation_share=0.0), unread)  # nothing is held out
     mistakes: list[tuple[Config, Data, str]] = [
         (Config(dataset="mnist"), unread, "--dataset mnist"),
         (Config(dataset="mnist", validation_share=0.1), reader, "--validation-share 0.1"),

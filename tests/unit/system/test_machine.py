@@ -81,3 +81,44 @@ def test_gloo_uses_the_interface_to_the_other_machine(
     socket.getsockname = lambda: ("127.0.0.1", 5)
     machine.name_interface()
     assert "GLOO_SOCKET_IFNAME" not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("info", "capability", "expected"),
+    [
+        ({}, "DEFAULT", "a CPU, DEFAULT"),
+        (
+            {"model name": "AMD EPYC", "cpu family": "25", "model": "1", "flags": "avx2"},
+            "AVX2",
+            "AMD EPYC, family 25, model 1, AVX2",
+        ),
+        (
+            {"model name": "AMD EPYC", "cpu family": "25", "model": "17", "flags": "avx512_bf16"},
+            "AVX512",
+            "AMD EPYC, family 25, model 17, AVX512-BF16",
+        ),
+        # The user restricts torch to other kernels, for example by ATEN_CPU_CAPABILITY.
+        (
+            {"model name": "AMD EPYC", "cpu family": "25", "model": "17", "flags": "avx512_bf16"},
+            "AVX2",
+            "AMD EPYC, family 25, model 17, AVX2",
+        ),
+        (
+            {
+                "model name": "Xeon",
+                "cpu family": "6",
+                "model": "143",
+                "flags": "avx512_bf16 amx_bf16",
+            },
+            "AVX512",
+            "Xeon, family 6, model 143, AVX512-BF16 with AMX-BF16",
+        ),
+    ],
+)
+def test_processor_kind_names_model_and_instructions(
+    info: dict[str, str], capability: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Virtual machines hide the exact name, and other systems tell no family."""
+    monkeypatch.setattr(machine, "cpu_info", lambda: info)
+    monkeypatch.setattr(machine.platform, "processor", lambda: "a CPU")
+    assert machine.processor_kind(capability) == expected

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -73,6 +74,36 @@ def test_variants_are_run_once_and_compared_over_seeds(
     other = [str(STUB), "--learning-rate", "0.1,0.02", "--output-dir", str(folder)]
     with pytest.raises(UserError, match="contains files that this command did not write"):
         main(other)
+
+
+def shares_of_runs(folder: Path) -> set[float | None]:
+    """Return the validation shares with which the runs of a folder trained."""
+    configs = [json.loads(path.read_text()) for path in folder.glob("*/config.json")]
+    return {config["config"]["validation_share"] for config in configs}
+
+
+@pytest.mark.parametrize(
+    ("flags", "share"),
+    [
+        (["--learning-rate", "0.1,0.01"], 0.1),
+        (["--learning-rate", "0.1,0.01", "--validation-share", "0.3"], 0.3),
+        (["--learning-rate", "0.1"], None),
+        (["--num-processes", "1"], None),
+    ],
+)
+def test_variants_are_chosen_on_validation_data(
+    flags: list[str],
+    share: float | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A share is held out as in a search. A stated one wins, and one variant chooses nothing."""
+    monkeypatch.chdir(tmp_path)
+    main([str(STUB), *flags, "--epochs", "1", "--output-dir", "v"])
+    assert shares_of_runs(tmp_path / "v") == {share}
+    printed = " ".join(capsys.readouterr().out.split())
+    assert ("variants are chosen on validation data: 10 % of train" in printed) == (share == 0.1)
 
 
 def test_failed_variant_is_reported(

@@ -197,6 +197,24 @@ def test_threads_matter_on_a_cpu_only(tmp_path: Path) -> None:
         assert len(warnings(compare(read_runs(sources)))) == expected
 
 
+def test_processors_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    """Another kind of CPU is unfair, and no repetition with another seed. A GPU's host is not."""
+    for device, groups in (("cpu", 2), ("cuda", 1)):
+        sources = []
+        for model, instructions in ((1, "AVX2"), (17, "AVX512-BF16")):
+            facts = {
+                "environment.device": "AMD EPYC, 2 cores",
+                "environment.device_type": device,
+                "environment.processor": f"AMD EPYC, family 25, model {model}, {instructions}",
+            }
+            sources.append(write_run(tmp_path / device / str(model), facts))
+        comparison = compare(read_runs(sources))
+        assert len(comparison.groups) == groups
+        texts = warnings(comparison)
+        assert len(texts) == groups - 1
+        assert all("processor AMD EPYC, family 25, model 1, AVX2 and " in text for text in texts)
+
+
 @pytest.mark.parametrize(
     ("path", "value"),
     [

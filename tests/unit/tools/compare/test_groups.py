@@ -21,6 +21,7 @@ from tests.unit.tools.compare.run_folders import rows, write_run
 
 LOW = (0.970, 0.972, 0.974)
 HIGH = (0.976, 0.978, 0.980)
+HIGHEST = (0.982, 0.984, 0.986)
 CLOSE = (0.971, 0.975, 0.976)
 
 
@@ -272,6 +273,57 @@ def test_other_splits_and_objectives_get_no_verdict(tmp_path: Path) -> None:
     assert figures == {"throughput"}
 
 
+def write_groups(folder: Path, *values: Sequence[float]) -> list[list[str]]:
+    """Write a group of runs for each of these lists of values."""
+    return [
+        write_seeds(folder / str(number), own_values, {"config.dropout": number / 10})
+        for number, own_values in enumerate(values)
+    ]
+
+
+def test_each_pair_of_groups_is_compared(tmp_path: Path) -> None:
+    """The second and the third group may differ where neither differs from the first."""
+    comparison = compared(*write_groups(tmp_path, HIGH, LOW, HIGHEST))
+    judged = [verdict for verdict in judge(comparison) if verdict.figure != "throughput"]
+    pairs = [(verdict.baseline, verdict.group) for verdict in judged]
+    assert pairs == [
+        ("dropout=0", "dropout=0.1"),
+        ("dropout=0", "dropout=0.2"),
+        ("dropout=0.1", "dropout=0.2"),
+    ]
+    assert [verdict.is_distinguishable for verdict in judged] == [False, False, True]
+    confidences = [verdict.interval.confidence for verdict in judged if verdict.interval]
+    assert confidences == pytest.approx([1 - 0.05 / 3] * 3)
+    assert "dropout=0.2 against dropout=0.1:" in as_markdown(comparison)
+
+
+def test_many_pairs_stay_readable(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The terminal shows ten pairs and counts the others, which JSON and the page have."""
+    comparison = compared(*write_groups(tmp_path, *[LOW] * 5, HIGHEST))
+    lines = verdict_lines(judge(comparison))
+    headings = [line for line in lines if " against " in line and not line.startswith(" ")]
+    assert len(headings) == 10
+    assert lines[-1] == (
+        "and 5 further pairs of groups, of which 3 can be told apart: see --json or --html"
+    )
+    page = tmp_path / "page.html"
+    main([*(run.source for run in comparison.runs), "--json", "--html", str(page)])
+    verdicts = json.loads(capsys.readouterr().out)["verdicts"]
+    pairs = {(verdict["baseline"], verdict["group"]) for verdict in verdicts}
+    assert len(pairs) == 15
+    text = page.read_text(encoding="utf-8")
+    assert all(f"{group} against {baseline}:" in text for baseline, group in pairs)
+
+
+def test_single_baseline_leaves_the_other_groups_comparable(tmp_path: Path) -> None:
+    """A group that ran once can't be judged, but the others can."""
+    single, *repeated = write_groups(tmp_path, LOW[:1], LOW, HIGH)
+    lines = verdict_lines(judge(compared(single, *repeated)))
+    assert lines[0] == "dropout=0.2 against dropout=0.1:"
+    assert "0.60 points better (95 % interval 0.15 to 1.05)" in lines[1]
+    assert lines[3].startswith("2 differences from dropout=0 can't be judged")
+
+
 def test_intervals_of_several_groups_are_wider(tmp_path: Path) -> None:
     """A sentence says by how much, and why."""
     groups = [
@@ -279,8 +331,8 @@ def test_intervals_of_several_groups_are_wider(tmp_path: Path) -> None:
         for number, values in enumerate((LOW, HIGH, CLOSE))
     ]
     comparison = compared(*groups)
-    assert "97.5 % interval" in judge(comparison)[0].text
-    assert "2 groups are compared with the first" in notes(comparison)[0]
+    assert "98.3 % interval" in judge(comparison)[0].text
+    assert "3 pairs of groups are compared" in notes(comparison)[0]
     assert not [note for note in notes(compared(*groups[:2])) if "Bonferroni" in note]
 
 

@@ -7,11 +7,15 @@ prints the rates that docs/compare.md states. The tests repeat a part of it.
 
 from __future__ import annotations
 
+import itertools
+import math
+
 import numpy as np
 
 from common.tools.statistics.samples import (
     Sample,
     runs_needed,
+    series_sample,
     simultaneous_confidence,
     welch_interval,
 )
@@ -22,6 +26,9 @@ DESIGNS += [(10, 10, 1.0), (10, 20, 2.0)]
 # The difference of the means in standard deviations of the first group, and the deviation of the
 # second group.
 EFFECTS = [(0.5, 1.0), (1.0, 1.0), (1.5, 1.0), (2.0, 1.0), (1.0, 2.0), (3.0, 2.0)]
+
+# Log lines of each of two runs, and the correlation of neighbouring lines.
+LINES = [(5, 0.5), (10, 0.0), (10, 0.5), (20, 0.5), (50, 0.0), (50, 0.5), (50, 0.8), (200, 0.5)]
 
 
 def draw(
@@ -60,14 +67,39 @@ def error_rates(
 def rate_of_any_error(
     generator: np.random.Generator, groups: int, count: int, repetitions: int
 ) -> float:
-    """Return how often any of several equal groups is called different from the first one."""
-    confidence = simultaneous_confidence(groups - 1)
+    """Return how often any pair of several equal groups is called different."""
+    confidence = simultaneous_confidence(math.comb(groups, 2))
     samples = [draw(generator, count, 5.0, 1.0, repetitions) for _ in range(groups)]
     errors = 0
-    for baseline, *others in zip(*samples, strict=True):
-        intervals = [welch_interval(baseline, other, confidence) for other in others]
+    for groups_of_experiment in zip(*samples, strict=True):
+        intervals = [
+            welch_interval(first, second, confidence)
+            for first, second in itertools.combinations(groups_of_experiment, 2)
+        ]
         errors += any(interval is not None and interval.excludes_zero for interval in intervals)
     return errors / repetitions
+
+
+def coverage_of_lines(
+    generator: np.random.Generator, lines: int, correlation: float, repetitions: int
+) -> float:
+    """Return how often the interval of two series covers the true difference of their means.
+
+    Args:
+        lines: values of each series, which is autoregressive of order one.
+        correlation: of neighbouring values.
+    """
+    noise = generator.normal(0.0, (1 - correlation**2) ** 0.5, (2, repetitions, lines))
+    series = np.empty_like(noise)
+    series[:, :, 0] = generator.normal(0.0, 1.0, (2, repetitions))
+    for line in range(1, lines):
+        series[:, :, line] = correlation * series[:, :, line - 1] + noise[:, :, line]
+    covered = 0
+    for first, second in zip(*series.tolist(), strict=True):
+        interval = welch_interval(series_sample(first), series_sample(second))
+        assert interval is not None
+        covered += interval.low <= 0.0 <= interval.high
+    return covered / repetitions
 
 
 def power_of_needed_runs(
@@ -94,7 +126,10 @@ def main() -> None:
         print(f"n, n, deviation {design}: called different {equal:.3f}, covered {1 - missed:.3f}")
     for groups in (3, 6):
         rate = rate_of_any_error(generator, groups, 5, repetitions)
-        print(f"{groups} equal groups of 5: any called different {rate:.3f}")
+        print(f"{groups} equal groups of 5: any pair called different {rate:.3f}")
+    for lines, correlation in LINES:
+        covered = coverage_of_lines(generator, lines, correlation, repetitions)
+        print(f"{lines} log lines, correlation {correlation}: covered {covered:.3f}")
     for effect in EFFECTS:
         count, power = power_of_needed_runs(generator, effect, repetitions)
         print(f"difference, deviation {effect}: {count} runs each, power {power:.3f}")

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.unit.tools.statistics.simulation import (
+    coverage_of_lines,
     error_rates,
     power_of_needed_runs,
     rate_of_any_error,
@@ -35,7 +36,7 @@ def test_intervals_cover_the_true_difference() -> None:
 
 
 def test_several_equal_groups_are_called_different_in_five_percent_together() -> None:
-    """Without the correction, it would be more than 10 %."""
+    """These are all pairs. Without the correction, it would be about 20 %."""
     rate = rate_of_any_error(np.random.default_rng(3), groups=4, count=6, repetitions=700)
     assert 0.01 < rate < 0.05 + 3 * math.sqrt(0.05 * 0.95 / 700)
 
@@ -46,3 +47,12 @@ def test_needed_runs_find_the_difference_in_eighty_percent(effect: tuple[float, 
     _, power = power_of_needed_runs(np.random.default_rng(4), effect, 1000)
     tolerance = 3 * math.sqrt(0.8 * 0.2 / 1000)
     assert 0.8 - tolerance < power < 0.84 + tolerance
+
+
+@pytest.mark.parametrize(("lines", "correlation"), [(10, 0.0), (10, 0.5), (50, 0.5), (50, 0.8)])
+def test_intervals_of_log_lines_cover_although_neighbours_are_alike(
+    lines: int, correlation: float
+) -> None:
+    """As independent values, 50 lines with a correlation of 0.5 would cover 75 % of the time."""
+    covered = coverage_of_lines(np.random.default_rng(7), lines, correlation, 1000)
+    assert covered > 0.9

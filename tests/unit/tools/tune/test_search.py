@@ -198,6 +198,17 @@ def test_search_can_minimise(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         assert min(image.size) > 400
 
 
+def test_search_ranks_settings_over_their_seeds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Trials that differ in the seed alone are one group in the report."""
+    flags = ["--learning-rate", "0.1,0.00001", "--seed", "0,1", "--epochs", "1"]
+    main([str(STUB), *flags, "--trials", "6", "--study", str(tmp_path / "study")])
+    output = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"best: trial-\d+ and \d more with these settings, mean validation", output)
+    assert re.search(r"trial-\d+ and \d more against trial-\d+", output)
+
+
 @pytest.mark.slow
 def test_search_prunes_and_finds_the_best(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from common.errors import UserError
 from common.tools.vary.report import report
 from tests.unit.tools.compare.run_folders import rows, write_run
 
+SPLITS = {"data.sizes": {"train": 1000, "validation": 100, "test": 200}}
 TEST_ONLY = {"data.sizes": {"train": 1000, "test": 200}}
 
 
@@ -22,7 +24,7 @@ def write_variant(
     changes: dict[str, Any] | None = None,
 ) -> list[str]:
     """Write a variant's runs, one for each pair of a validation and a test accuracy."""
-    split = "val" if changes is None else "test"
+    split = "test" if changes is TEST_ONLY else "val"
     sources = []
     for seed, (best, final) in enumerate(zip(validation, test, strict=True)):
         settings = {"config.seed": seed, "config.dropout": dropout, **(changes or {})}
@@ -96,6 +98,68 @@ def test_variants_that_never_matter_are_still_variants(tmp_path: Path) -> None:
     ]
     text = report_text(tmp_path, {"tags=a": sources[:1], "tags=b": sources[1:]}, 1)
     assert "|  | tags=a (baseline) | tags=b |" in text
+
+
+def test_seeds_of_other_code_or_versions_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An upgrade between the seeds of a variant is no spread of seeds. The file warns, too."""
+    first = write_variant(tmp_path, 0.0, [0.90, 0.91], [0.9, 0.9])
+    second = write_variant(tmp_path, 0.1, [0.90, 0.91], [0.9, 0.9])
+    config = Path(second[1], "config.json")
+    facts = json.loads(config.read_text())
+    facts["environment"]["versions"]["torch"] = "2.14.0"
+    facts["environment"]["git_commit"] = "fedcba9876543210"
+    config.write_text(json.dumps(facts))
+    text = report_text(tmp_path, {"dropout=0": first, "dropout=0.1": second}, 2)
+    warning = (
+        "the runs of dropout=0.1 differ in more than the seed: "
+        "version of torch 2.13.0 and 2.14.0; commit 01234567 and fedcba98"
+    )
+    assert f"> **not a fair comparison** {warning}" in text
+    assert f"not a fair comparison: {warning}" in " ".join(capsys.readouterr().out.split())
+    assert "the runs of dropout=0 differ" not in text
+
+
+def test_seeds_with_other_uncommitted_changes_are_named(tmp_path: Path) -> None:
+    """An edit of the recipe or of its library changes no commit."""
+    runs = write_variant(tmp_path, 0.0, [0.90, 0.91, 0.92], [0.9, 0.9, 0.9])
+    for run, patch in zip(runs, ("a", "b", None), strict=True):
+        if patch is None:
+            continue  # an older run, which did not save its code
+        tree = {"folder": "/code", "commit": "c" * 40, "patch_sha256": patch * 64}
+        attempts = {"attempts": [{"global_step": 0, "trees": [tree]}]}
+        Path(run, "provenance").mkdir()
+        Path(run, "provenance", "attempts.json").write_text(json.dumps(attempts))
+    same = report_text(tmp_path, {"these flags": [runs[0], runs[2]]}, 2)
+    assert "more than the seed" not in same
+    text = report_text(tmp_path, {"these flags": runs}, 3)
+    assert (
+        "> **not a fair comparison** the runs of these flags differ in more than the seed: "
+        "code of the recipe or of its library\n"
+    ) in text
+
+
+def test_file_has_the_warnings_and_all_pairs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The terminal shows ten pairs, and a file can be read later and elsewhere."""
+    finished = {}
+    for number in range(6):
+        changes = {} if number else {"data.fingerprint": "another"}
+        name = f"dropout={number / 10:g}"
+        finished[name] = write_variant(
+            tmp_path, number / 10, [0.90, 0.91], [0.9, 0.9], {**SPLITS, **changes}
+        )
+    busy = Path(finished["dropout=0"][0], "summary.json")
+    busy.write_text(json.dumps({**json.loads(busy.read_text()), "perf/other_cpu_fraction": 0.4}))
+    text = report_text(tmp_path, finished, 2)
+    assert "> **not a fair comparison** dropout=0 and dropout=0.1: data's fingerprint" in text
+    assert "> **busy machine** other programs used 40%" in text
+    assert text.count(" against ") == 15
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "and 5 further pairs of groups" in printed
+    assert "see table.md" in printed
 
 
 def test_report_of_nothing_is_a_sentence(tmp_path: Path) -> None:

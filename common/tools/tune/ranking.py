@@ -1,0 +1,117 @@
+"""Trials with the same settings form one group, whatever their seeds. Groups rank by their mean."""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from optuna.trial import FrozenTrial
+
+from common.objective import Objective
+from common.tools.compare.groups import name_of_group
+from common.tools.compare.readers import RunRecord
+from common.tools.compare.repetitions import seed_of
+from common.tools.statistics.samples import FEWEST_RUNS, Sample
+from common.tools.tune.space import Space
+
+SEED = "seed"  # the flag, as a search space names it
+
+
+@dataclass(frozen=True)
+class TrialGroup:
+    """Trials with the same values of the searched flags, the seed apart."""
+
+    runs: tuple[RunRecord, ...]  # the best one first
+    sample: Sample  # of the best values on validation data, one for each seed
+    mean: float  # of the sample
+
+    @property
+    def name(self) -> str:
+        return name_of_group([run.name for run in self.runs])
+
+    @property
+    def is_repeated(self) -> bool:
+        """Whether several seeds show how much is chance."""
+        return self.sample.count >= FEWEST_RUNS
+
+
+def group_trials(
+    trials: Sequence[RunRecord], objective: Objective, space: Space
+) -> list[TrialGroup]:
+    """Return the groups of trials, the one with the best mean first.
+
+    A trial whose best value is unknown is left out.
+    """
+    sign = sign_of(objective)
+    runs_of_groups: dict[str, list[RunRecord]] = {}
+    for run in trials:
+        if math.isfinite(run.summary.get(objective.best_key, math.nan)):
+            runs_of_groups.setdefault(settings_of_run(run, space), []).append(run)
+    groups = []
+    for runs in runs_of_groups.values():
+        runs.sort(key=lambda run: sign * run.summary[objective.best_key], reverse=True)
+        values_of_seeds: dict[str, list[float]] = {}
+        for run in runs:
+            value = run.summary[objective.best_key]
+            values_of_seeds.setdefault(seed_of(run), []).append(value)
+        # The same settings and seed again are no further evidence.
+        values = [fmean(values_of_seed) for values_of_seed in values_of_seeds.values()]
+        groups.append(TrialGroup(tuple(runs), Sample.of(values), fmean(values)))
+    return sorted(groups, key=lambda group: sign * group.mean, reverse=True)
+
+
+def sign_of(objective: Objective) -> int:
+    """Return 1 if more is better, and -1 if less is."""
+    return 1 if objective.mode == "max" else -1
+
+
+def settings_of_run(run: RunRecord, space: Space) -> str:
+    """Return a text that is the same for runs with the same searched values, the seed apart."""
+    names = sorted(flag.replace("-", "_") for flag in space if flag != SEED)
+    return json.dumps([run.flags.get(name) for name in names], default=str)
+
+
+def settings_of_trial(trial: FrozenTrial) -> str:
+    """Return a text that is the same for trials of a study with the same values, the seed apart."""
+    values = {flag: value for flag, value in trial.params.items() if flag != SEED}
+    return json.dumps(values, sort_keys=True, default=str)
+
+
+def ranked_by_settings(trials: Sequence[FrozenTrial], sign: int) -> list[FrozenTrial]:
+    """Return finished trials by the mean of their settings, the best first; seeds by their value.
+
+    Settings that ran with several seeds are worth what these reach on average, and not what the
+    luckiest of them reached.
+
+    Args:
+        sign: 1 if more is better, -1 if less is.
+    """
+    values_of_seeds: dict[str, dict[object, float]] = {}
+    for trial in trials:
+        seeds = values_of_seeds.setdefault(settings_of_trial(trial), {})
+        seeds[trial.params.get(SEED)] = value_of(trial)
+    means = {settings: fmean(values.values()) for settings, values in values_of_seeds.items()}
+
+    def rank(trial: FrozenTrial) -> tuple[float, str, float]:
+        settings = settings_of_trial(trial)
+        return (-sign * means[settings], settings, -sign * value_of(trial))
+
+    return sorted(trials, key=rank)
+
+
+def count_of_settings(trials: Sequence[FrozenTrial]) -> int:
+    """Return how many different settings trials have, the seed apart."""
+    return len({settings_of_trial(trial) for trial in trials})
+
+
+def mean_of_settings(trials: Sequence[FrozenTrial], chosen: FrozenTrial) -> tuple[float, int]:
+    """Return the mean value of the trials with the settings of one of them, and their number."""
+    settings = settings_of_trial(chosen)
+    values = [value_of(trial) for trial in trials if settings_of_trial(trial) == settings]
+    return fmean(values), len(values)
+
+
+def value_of(trial: FrozenTrial) -> float:
+    """Return the value of a finished trial, which has one; only its type allows None."""
+    return float(trial.value or 0)
