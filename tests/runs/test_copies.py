@@ -26,7 +26,6 @@ from tests.launch import REPOSITORY, Finished, Launcher, Runner
 
 EACH = pytest.mark.parametrize("copy", COPIES, ids=lambda copy: copy.name, indirect=True)
 # By default the first ones alone: all others are slow tests.
-FIRST = pytest.mark.parametrize("copy", first(4, COPIES), ids=lambda copy: copy.name, indirect=True)
 TWO = pytest.mark.parametrize("copy", first(2, COPIES), ids=lambda copy: copy.name, indirect=True)
 # For these, the test makes what a kill leaves from a whole run, without a kill.
 RESUMED = COPIES[:4]
@@ -88,7 +87,7 @@ def test_copy_is_short_and_has_the_same_loop(copy: Copy) -> None:
     assert sum(line.startswith("+ ") for line in changes) <= copy.most_changed
 
 
-@FIRST
+@TWO
 def test_copy_learns(copy: Copy, runner: Runner) -> None:
     """The copy's objective reaches its target, and the summary has its best value."""
     run = whole(runner, copy)
@@ -201,7 +200,7 @@ def test_copy_is_exported(copy: Copy, runner: Runner) -> None:
     assert figures == {name: run.summary[name] for name in figures} != {}
 
 
-@FIRST
+@TWO
 def test_copy_is_compared(copy: Copy, runner: Runner, capsys: pytest.CaptureFixture[str]) -> None:
     """`recipes compare` shows the final value of the copy's own objective."""
     run = whole(runner, copy)

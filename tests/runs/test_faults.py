@@ -373,7 +373,7 @@ def test_resume_auto_finds_the_unfinished_run_and_leaves_a_finished_one(
     runner: Runner, tmp_path: Path
 ) -> None:
     """`--resume auto` starts a new run, resumes an unfinished one, and leaves a finished one."""
-    flags = (*MLP, "--epochs", 2, "--resume", "auto")
+    flags = (*MLP, "--max-steps", EVERY, "--resume", "auto")
     for expected in ("recipe", "is finished"):
         started = runner.run("mnist_mlp", *flags, "--output-dir", tmp_path / "run",
                              launcher="python", output_directory=False,

@@ -345,11 +345,12 @@ def needs_gpu(line: str) -> bool:
 
 
 def marked_lines() -> Iterator[object]:
-    """Yield the lines to run; those that launch a recipe or start a tool are slow."""
+    """Yield the lines to run; those that launch a recipe or a copy, or start a tool, are slow."""
     for line in LINES:
         if needs_gpu(line):
             continue
-        launches = re.search(r"(accelerate launch|torchrun|python\b).*\brecipes/\S+\.py", line)
+        script = r"(\brecipes/\S+|\btrain)\.py"
+        launches = re.search(rf"(accelerate launch|torchrun|python\b).*{script}", line)
         is_slow = launches is not None or any(word in line for word in TOOLS)
         marks = [pytest.mark.slow] if is_slow else []
         yield pytest.param(line, marks=marks, id=line[:60])
@@ -436,6 +437,7 @@ def test_flags_are_taken_as_written(line: str, monkeypatch: pytest.MonkeyPatch) 
             assert_flags_exist(*launched, monkeypatch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", PYTHON)
 def test_python_runs(block: str, workspace: Path, runner: Runner) -> None:
     """A Python snippet runs, on a run that a command of the README makes."""

@@ -28,11 +28,13 @@ INLINE_COMMAND = re.compile(r"`((?:python|recipes)\s[^`]+)`")
 # It stands for any script of the reader.
 PLACEHOLDER = "script.py"
 
-# Blocks of "py" are fragments. Those of "python" are whole programs, which another test runs.
+# Blocks of "py" are fragments. Those of "python" are whole programs, which a slow test also runs.
 FRAGMENTS = [
     pytest.param(block, id=f"{page.stem}-{number}")
-    for page in DOCS
-    for number, block in enumerate(re.findall(r"^```py\n(.*?)^```$", page.read_text(), re.M | re.S))
+    for page in PAGES
+    for number, block in enumerate(
+        re.findall(r"^```py(?:thon)?\n(.*?)^```$", page.read_text(), re.M | re.S)
+    )
 ]
 
 
