@@ -23,7 +23,7 @@ from tests.jobs import assert_same_result
 from tests.launch import Runner
 
 COUNT = 18
-BY_DEFAULT = 3
+BY_DEFAULT = 4
 
 
 @pytest.fixture(scope="module")
