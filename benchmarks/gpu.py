@@ -31,6 +31,7 @@ if __package__ in (None, ""):  # started as a file: make the package importable
 
 from benchmarks.gpu_session.steps import STEPS
 from benchmarks.harness.recipe_side import REPOSITORY
+from benchmarks.harness.text_tables import markdown_table
 
 LEAST_SECONDS = 20  # with less time left, no step begins
 ERROR_CHARACTERS = 4000  # of the log's end, kept with a failed step
@@ -172,22 +173,20 @@ def table(records: dict[str, Record]) -> str:
 
 def goal_rows(records: dict[str, Record]) -> list[str]:
     """Return the table of figures with a goal, with their spread over rounds."""
-    lines = ["| | | goal | |", "|---|--:|--:|---|"]
+    rows = [["", "", "goal", ""]]
     outcomes = {None: "", True: "reached", False: "**missed**"}
     for record in records.values():
         for row in record.get("goals", []):
             ratio = row.get("ratio")
             spread = f" ({ratio['least']:.3g}–{ratio['most']:.3g})" if ratio else ""
             outcome = outcomes[row["reached"]]
-            lines.append(
-                f"| {row['title']} | {row['value']:.4g}{spread} | {row['goal']} | {outcome} |"
-            )
-    return lines
+            rows.append([row["title"], f"{row['value']:.4g}{spread}", f"{row['goal']}", outcome])
+    return markdown_table(rows, "lrrl")
 
 
 def recipe_rows(records: dict[str, Record]) -> list[str]:
     """Return the table of each recipe in each precision."""
-    lines = [f"| | {' | '.join(COLUMNS)} | |", f"|---|{'--:|' * len(COLUMNS)}---|"]
+    rows = [["", *COLUMNS, ""]]
     all_figures: dict[str, Record] = {}
     for record in records.values():
         for name, figures in record.get("figures", {}).items():
@@ -197,8 +196,8 @@ def recipe_rows(records: dict[str, Record]) -> list[str]:
         if "samples_per_second" in figures or problems:
             fp32_figures = all_figures.get(f"{name.split()[0]} fp32", {})
             cells = [cell(column, figures, fp32_figures) for column in COLUMNS.values()]
-            lines.append(f"| {name} | {' | '.join(cells)} | {'; '.join(problems)} |")
-    return lines
+            rows.append([name, *cells, "; ".join(problems)])
+    return markdown_table(rows, "l" + "r" * len(COLUMNS) + "l")
 
 
 def cell(column: Column, figures: Record, fp32_figures: Record) -> str:
@@ -215,10 +214,10 @@ def cell(column: Column, figures: Record, fp32_figures: Record) -> str:
 
 def step_rows(records: dict[str, Record]) -> list[str]:
     """Return the table of each step's status and time."""
-    rows = [
-        f"| {name} | {record['status']} | {record['seconds']} |" for name, record in records.items()
-    ]
-    return ["| step | | seconds |", "|---|---|--:|", *rows]
+    rows = [["step", "", "seconds"]]
+    for name, record in records.items():
+        rows.append([name, record["status"], f"{record['seconds']}"])
+    return markdown_table(rows, "llr")
 
 
 def last_line(text: str) -> str:

@@ -19,6 +19,7 @@ from pathlib import Path
 if __package__ in (None, ""):  # started as a file: make the package importable
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
+from benchmarks.harness.text_tables import markdown_table
 from common.tools.prove.receipt import CheckResult, ProofReceipt, read_receipt
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -97,15 +98,12 @@ def trained_checkpoint() -> str:
 def markdown(receipts: list[ProofReceipt]) -> str:
     """Return a table with a row for each file, and a column for each check."""
     names = list(dict.fromkeys(check.name for receipt in receipts for check in receipt.checks))
-    lines = [
-        "| | " + " | ".join(f"`{name}`" for name in names) + " | seconds |",
-        "|---|" + ":-:|" * len(names) + "--:|",
-    ]
+    rows = [["", *(f"`{name}`" for name in names), "seconds"]]
     for receipt in receipts:
         checks = {check.name: check for check in receipt.checks}
         answers = [symbol(checks.get(name)) for name in names]
-        lines.append(f"| `{receipt.recipe}` | {' | '.join(answers)} | {receipt.seconds:.0f} |")
-    return "\n".join(lines)
+        rows.append([f"`{receipt.recipe}`", *answers, f"{receipt.seconds:.0f}"])
+    return "\n".join(markdown_table(rows, "l" + "c" * len(names) + "r"))
 
 
 def symbol(check: CheckResult | None) -> str:

@@ -21,8 +21,11 @@ from statistics import median
 from typing import Annotated
 
 import tyro
-from rich.console import Console
-from rich.table import Table
+
+if __package__ in (None, ""):  # started as a file: make the packages importable
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from common.tables import print_table
 
 
 @dataclass(frozen=True)
@@ -88,9 +91,7 @@ def samples_per_second(checkout: Path, case: Case, options: Options) -> float:
 
 def main(options: Options) -> None:
     """Print the median rates and the median and range of their ratio, for each case."""
-    table = Table(title=f"samples/s, medians of {options.rounds} rounds")
-    for column in ("", "before", "after", "after / before"):
-        table.add_column(column, justify="right" if column else "left")
+    rows = [["", "before", "after", "after / before"]]
     for title, case in CASES.items():
         rates_before: list[float] = []
         rates_after: list[float] = []
@@ -99,13 +100,9 @@ def main(options: Options) -> None:
             rates_after.append(samples_per_second(options.after, case, options))
         pairs = zip(rates_before, rates_after, strict=True)
         ratios = sorted(after / before for before, after in pairs)
-        table.add_row(
-            title,
-            f"{median(rates_before):,.0f}",
-            f"{median(rates_after):,.0f}",
-            f"{median(ratios):.2f} ({ratios[0]:.2f}–{ratios[-1]:.2f})",
-        )
-    Console().print(table)
+        spread = f"{median(ratios):.2f} ({ratios[0]:.2f}–{ratios[-1]:.2f})"
+        rows.append([title, f"{median(rates_before):,.0f}", f"{median(rates_after):,.0f}", spread])
+    print_table(rows, title=f"samples/s, medians of {options.rounds} rounds")
 
 
 if __name__ == "__main__":

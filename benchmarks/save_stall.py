@@ -30,14 +30,13 @@ from statistics import median
 
 import torch
 import tyro
-from rich.table import Table
 
 if __package__ in (None, ""):  # started as a file: make the package importable
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from benchmarks.harness.isolation import synchronize
-from benchmarks.harness.results import CONSOLE
 from common.run import Run
+from common.tables import print_table
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 FLAGS = {
@@ -153,12 +152,9 @@ def measure_in_fresh_process(recipe: str, rounds: int) -> list[str]:
 
 def main(options: Options) -> None:
     """Measure each recipe, and print a table of medians."""
-    table = Table(title=f"milliseconds, median (least–most) of {options.rounds} rounds")
-    for column in ("recipe", "state", *COLUMNS.values()):
-        table.add_column(column, justify="left" if column == "recipe" else "right")
-    for recipe in options.recipes:
-        table.add_row(*measure_in_fresh_process(recipe, options.rounds))
-    CONSOLE.print(table)
+    rows = [["recipe", "state", *COLUMNS.values()]]
+    rows += [measure_in_fresh_process(recipe, options.rounds) for recipe in options.recipes]
+    print_table(rows, title=f"milliseconds, median (least–most) of {options.rounds} rounds")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness.text_tables import markdown_table
+
 Results = dict[str, Any]  # a JSON object that `benchmarks.harness.results` wrote
 TITLES = {
     "mnist": "MNIST MLP",
@@ -26,32 +28,32 @@ def markdown(results: Results) -> str:
     Args:
         results: content of a file that `benchmarks.harness.results.write` wrote.
     """
-    rates = ["| samples a second | | recipe / this | goal |", "|---|--:|--:|--:|"]
-    others = ["| ratio of | goal | |", "|---|--:|--:|"]
+    rates = [["samples a second", "", "recipe / this", "goal"]]
+    others = [["ratio of", "goal", ""]]
     for name, suite in results["suites"].items():
         if name in TITLES:
             rates += rate_rows(TITLES[name], suite)
         else:
             others += ratio_rows(suite)
-    return "\n".join([*rates, "", *others])
+    return "\n".join([*markdown_table(rates, "lrrr"), "", *markdown_table(others, "lrr")])
 
 
-def rate_rows(title: str, suite: Results) -> list[str]:
+def rate_rows(title: str, suite: Results) -> list[list[str]]:
     """Return the rows of a suite whose contestants train at a rate: the recipe, then its peers."""
     contestants = suite["contestants"]
     batch_size = suite["workload"]["batch_size"]
     recipe_rate = rate(contestants["recipe"]["value"])
-    rows = [f"| **{title}, batch {batch_size}: the recipe** | **{recipe_rate}** | | |"]
+    rows = [[f"**{title}, batch {batch_size}: the recipe**", f"**{recipe_rate}**", "", ""]]
     for comparison in suite["comparisons"]:
         if comparison["ours"] == "recipe":
             peer = comparison["theirs"]
             peer_rate = rate(contestants[peer]["value"])
             ratio = median_and_range(comparison["ratio"])
-            rows.append(f"| {peer} | {peer_rate} | {ratio} | {comparison['goal']} |")
+            rows.append([peer, peer_rate, ratio, comparison["goal"]])
     return rows
 
 
-def ratio_rows(suite: Results) -> list[str]:
+def ratio_rows(suite: Results) -> list[list[str]]:
     """Return the rows of a suite that is shown by its ratios; memory also by its amounts."""
     rows = []
     for comparison in suite["comparisons"]:
@@ -60,7 +62,7 @@ def ratio_rows(suite: Results) -> list[str]:
             ours = suite["contestants"][comparison["ours"]]["value"]
             theirs = suite["contestants"][comparison["theirs"]]["value"]
             figure += f", {ours:,.0f} : {theirs:,.0f} MiB"
-        rows.append(f"| {comparison['title']} | {comparison['goal']} | {figure} |")
+        rows.append([comparison["title"], comparison["goal"], figure])
     return rows
 
 

@@ -22,11 +22,10 @@ if __package__ in (None, ""):  # started as a file: make the package importable
 
 import torch
 import tyro
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks.harness.isolation import default_device, synchronize
 from common.system.devices import device_name
+from common.tables import print_table
 
 MEGABYTE = 10**6
 MOST_MEGABYTES = 10**5
@@ -150,14 +149,14 @@ def main(options: Options) -> None:
     if options.output is not None:
         options.output.write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
     sizes = [f"{row['megabytes']:g} MB" for row in next(iter(measured.values()))]
-    table = Table("GB/s (the call returns after, ms)", *sizes)
+    table = [["GB/s (the call returns after, ms)", *sizes]]
     for name, rows in measured.items():
         cells = []
         for row in rows:
             rate = f"{row['gigabytes_per_second']:.1f}"
             cells.append(f"{rate} ({row['returns_after_milliseconds']:.2g})")
-        table.add_row(name, *cells)
-    Console().print(table)
+        table.append([name, *cells])
+    print_table(table)
     if options.plot is not None:
         draw(options.plot, measured)
 

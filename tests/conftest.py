@@ -189,6 +189,14 @@ def nvml(monkeypatch: pytest.MonkeyPatch, cuda: Cuda) -> Nvml:
     return Nvml(monkeypatch)
 
 
+@pytest.fixture
+def restored_sigterm() -> Iterator[None]:
+    """Restore the handler of SIGTERM, which a search in this process replaces."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
 @pytest.fixture(scope="session")
 def runner() -> Iterator[Runner]:
     """Launches recipes, with caches and shared runs that all workers use."""

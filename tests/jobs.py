@@ -117,6 +117,37 @@ class Job:
         return json.loads((self.directory / name).read_text())
 
 
+def killed_and_resumed(
+    runner: Runner,
+    script: str | Path,
+    *flags: object,
+    directory: Path,
+    kill_at: int,
+    total_steps: int,
+    launcher: Launcher = "python",
+) -> Job:
+    """Kill a run after a checkpoint of update `kill_at`, and resume it to its end.
+
+    Returns:
+        The job that has resumed it.
+    """
+    words = (*flags, "--output-dir", directory, "--resume", "auto")
+    job = Job(runner, script, *words, directory=directory, launcher=launcher)
+    job.wait_for_step(kill_at)
+    job.kill()
+    assert 0 < newest_step(directory) < total_steps, "the kill came too late"
+    job = Job(runner, script, *words, directory=directory, launcher=launcher)
+    assert job.end(240) == 0, job.said()
+    assert "resuming" in job.said()
+    return job
+
+
+def assert_same_result(directory: Path, expected: Path) -> None:
+    """Check that two runs have the same rows, and the same final weights bit for bit."""
+    assert learned(directory) == learned(expected)
+    assert final_weights(directory) == final_weights(expected)
+
+
 def newest_step(directory: Path) -> int:
     """Return the step of a run's newest finished checkpoint, or -1."""
     names = [path.name for path in directory.glob("checkpoints/step-*")]

@@ -422,26 +422,16 @@ class Runner:
         words = [str(script), *map(str, flags)]
         if output_directory:
             words += ["--output-dir", str(directory)]
-        variables: dict[str, str | None] = {
-            **clean_environment(self.folder),
-            "WANDB_DIR": str(wandb_folder),
-            **(environment or {}),
-        }
-        kept_variables = {name: value for name, value in variables.items() if value is not None}
+        changes = {"WANDB_DIR": str(wandb_folder), **(environment or {})}
+        variables = changed(clean_environment(self.folder), changes)
         with (folder / "output").open("w+") as output, (folder / "errors").open("w+") as errors:
             process = self.start(
-                *(words, launcher, kept_variables, working_directory or folder, output, errors),
+                *(words, launcher, variables, working_directory or folder, output, errors),
                 all_cores=all_cores,
                 forking=True,
             )
             status = wait_or_kill(process, timeout)
-            # If a process was killed, its output may end in the middle of a character.
-            texts = [
-                (folder / name).read_text(errors="replace").replace("\r\n", "\n")
-                for name in ("output", "errors")
-            ]
-        (folder / "output").unlink()
-        (folder / "errors").unlink()
+        texts = [taken_text(folder / name) for name in ("output", "errors")]
         assert status is not None, f"{words}\ntook longer than {timeout} s\n" + "\n".join(
             text[-4000:] for text in texts
         )
@@ -450,6 +440,20 @@ class Runner:
         if succeeds:
             finished.insist_on_success()
         return finished
+
+
+def changed(environment: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
+    """Return an environment with some variables set, or removed where the value is None."""
+    variables = {**environment, **changes}
+    return {name: value for name, value in variables.items() if value is not None}
+
+
+def taken_text(path: Path) -> str:
+    """Return what a process has written into a file, and remove the file."""
+    # If the process was killed, its output may end in the middle of a character.
+    text = path.read_text(errors="replace").replace("\r\n", "\n")
+    path.unlink()
+    return text
 
 
 def can_fork(environment: Mapping[str, str], clean: Mapping[str, str]) -> bool:

@@ -6,13 +6,18 @@ GPUs from the process.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tests.launch import REPOSITORY, Finished
 
 SCRIPT = REPOSITORY / "tests" / "fp16_on_cpu.py"
 # The initial scale, and after how many updates without an overflow it doubles. The first never
-# overflows; the second overflows at once and grows soon.
+# overflows; the second overflows at once and grows soon; the third overflows in each of a few
+# updates.
+Scale = tuple[int, int]
 STEADY = (1024, 10**6)
 WILD = (2**24, 4)
+OVERFLOWING = (2**110, 10**6)
 
 
 def assert_scale_follows_overflows(run: Finished) -> None:
@@ -36,3 +41,29 @@ def assert_scale_follows_overflows(run: Finished) -> None:
         previous_skipped = skipped_updates[step]
         updates_since_change = 0 if grows else updates_since_change
     assert 0 < previous_skipped < len(scales)
+
+
+def assert_overflows_only_skip(run: Finished, without_overflows: Finished) -> None:
+    """Check that overflows change the scale, and that the learning rate moves on all the same."""
+    assert_scale_follows_overflows(run)
+    assert run.series("train/learning_rate") == without_overflows.series("train/learning_rate")
+
+
+def assert_skipped_updates_change_nothing(train: Callable[..., Finished]) -> None:
+    """Check that the weights stay the same under a scale that always overflows.
+
+    Args:
+        train: makes a run from a loss scale, with the flags that it gets.
+    """
+    from safetensors.torch import load_file
+
+    updates = 5
+    flags = ("--max-steps", updates, "--checkpoint-every", 1, "--keep-checkpoints", updates)
+    run = train(OVERFLOWING, *flags)
+    assert run.summary["train/skipped_updates"] == updates
+    checkpoints = run.directory / "checkpoints"
+    first, last = (
+        load_file(checkpoints / f"step-{step:08}" / "model.safetensors") for step in (1, updates)
+    )
+    assert first.keys() == last.keys() == run.weights().keys()
+    assert all(values.equal(last[name]) for name, values in first.items())

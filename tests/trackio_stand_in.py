@@ -23,6 +23,34 @@ CREATE TABLE IF NOT EXISTS configs (run_id TEXT UNIQUE, config TEXT);
 """
 
 
+class Project:
+    """A project, whose runs are in one database."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def runs(self) -> list[SimpleNamespace]:
+        """Return the runs that have rows, oldest first."""
+        with sqlite3.connect(self.path) as connection:
+            rows = connection.execute(
+                "SELECT run_name, run_id, config FROM metrics JOIN configs USING (run_id) "
+                "GROUP BY run_id ORDER BY MIN(metrics.rowid)"
+            ).fetchall()
+        connection.close()
+        return [
+            SimpleNamespace(name=name, id=key, config=json.loads(text)) for name, key, text in rows
+        ]
+
+    def begin(self, name: str, group: str | None, config: Mapping[str, Any]) -> Run:
+        """Go on with the newest run of this name, or begin one."""
+        with sqlite3.connect(self.path) as connection:
+            connection.executescript(TABLES)
+        connection.close()
+        ids = [run.id for run in self.runs() if run.name == name]
+        run_id = ids[-1] if ids else uuid.uuid4().hex
+        return Run(self.path, name, run_id, {**config, "_Group": group})
+
+
 class Run:
     """A run that writes each row at once."""
 
@@ -57,15 +85,7 @@ def stand_in(folder: Path) -> ModuleType:
         return folder / f"{project}.db"
 
     def runs(project: str) -> list[SimpleNamespace]:
-        with sqlite3.connect(database(project)) as connection:
-            rows = connection.execute(
-                "SELECT run_name, run_id, config FROM metrics JOIN configs USING (run_id) "
-                "GROUP BY run_id ORDER BY MIN(metrics.rowid)"
-            ).fetchall()
-        connection.close()
-        return [
-            SimpleNamespace(name=name, id=key, config=json.loads(text)) for name, key, text in rows
-        ]
+        return Project(database(project)).runs()
 
     def init(
         project: str, name: str, group: str | None, config: Mapping[str, Any], **other: object
@@ -73,12 +93,7 @@ def stand_in(folder: Path) -> ModuleType:
         print("* Trackio project initialized")
         assert other["resume"] == "allow"
         module.started.append((dict(os.environ), huggingface_hub.constants.HF_HUB_OFFLINE))
-        with sqlite3.connect(database(project)) as connection:
-            connection.executescript(TABLES)
-        connection.close()
-        ids = [run.id for run in runs(project) if run.name == name]
-        run_id = ids[-1] if ids else uuid.uuid4().hex
-        return Run(database(project), name, run_id, {**config, "_Group": group})
+        return Project(database(project)).begin(name, group, config)
 
     module: Any = ModuleType("trackio")
     module.TRACKIO_DIR = folder

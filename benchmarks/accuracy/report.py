@@ -10,6 +10,7 @@ from typing import Any
 from benchmarks.accuracy.goals import Goal
 from benchmarks.accuracy.results import Results
 from benchmarks.accuracy.workloads import WORKLOADS, Published, Recipe, Workload
+from benchmarks.harness.text_tables import aligned_table, markdown_table
 
 COMPUTED = "*"
 COMPUTED_IN_MARKDOWN = "\\*"  # a bare asterisk would begin italics
@@ -168,26 +169,20 @@ def table_of(results: Results) -> list[dict[str, Any]]:
 
 def as_text(rows: Sequence[Row]) -> str:
     """Return the rows as aligned text."""
-    cells = [HEADINGS, *without_repetitions(rows)]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(HEADINGS))]
-    lines = []
-    for row in cells:
-        left = [row[column].ljust(widths[column]) for column in (0, 1)]
-        right = [row[column].rjust(widths[column]) for column in range(2, len(HEADINGS))]
-        lines.append("  ".join([*left, *right]).rstrip())
-    return "\n".join([*lines, *legend_for(rows)])
+    table = aligned_table([HEADINGS, *without_repetitions(rows)], names=2)
+    return "\n".join([table, *legend_for(rows)])
 
 
 def as_markdown(rows: Sequence[Row]) -> str:
     """Return the rows as a table in Markdown, the recipes in bold."""
-    lines = [f"| {' | '.join(HEADINGS)} |", "|---|---|--:|--:|--:|--:|"]
+    table: list[Sequence[str]] = [HEADINGS]
     for row, cells in zip(rows, without_repetitions(rows), strict=True):
         goal, *others = [cell.replace(COMPUTED, COMPUTED_IN_MARKDOWN) for cell in cells]
         if row.is_recipe:
             others = [f"**{cell}**" for cell in others]
-        lines.append(f"| {' | '.join([goal, *others])} |")
+        table.append([goal, *others])
     legend = ["\n" + line.replace(COMPUTED, COMPUTED_IN_MARKDOWN) for line in legend_for(rows)]
-    return "\n".join([*lines, *legend])
+    return "\n".join([*markdown_table(table, "llrrrr"), *legend])
 
 
 def without_repetitions(rows: Sequence[Row]) -> list[tuple[str, ...]]:

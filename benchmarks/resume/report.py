@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from benchmarks.harness.text_tables import aligned_table, markdown_table
 from benchmarks.resume.kills import UNINTERRUPTED
 from benchmarks.resume.results import Result, Results
 from benchmarks.resume.schedule import UPDATES
@@ -115,11 +116,8 @@ def resumed_words(result: Result) -> str:
 
 def markdown(headings: Row, rows: Sequence[Row], names: int) -> str:
     """Return a table in Markdown; all columns but the first `names` are aligned to the right."""
-    alignment = ["---"] * names + ["--:"] * (len(headings) - names)
-    table = [headings, alignment, *rows]
-    lines = [f"| {' | '.join(row)} |" for row in table]
-    lines[1] = f"|{'|'.join(alignment)}|"
-    return "\n".join(lines)
+    alignment = "l" * names + "r" * (len(headings) - names)
+    return "\n".join(markdown_table([headings, *rows], alignment))
 
 
 def summary_markdown(results: Results) -> str:
@@ -138,14 +136,7 @@ def detail_markdown(results: Results) -> str:
 
 def as_text(headings: Row, rows: Sequence[Row]) -> str:
     """Return a table as aligned text."""
-    table = [headings, *rows]
-    widths = [max(len(row[column]) for row in table) for column in range(len(headings))]
-    lines = []
-    for row in table:
-        cells = [row[0].ljust(widths[0])]
-        cells += [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
+    return aligned_table([headings, *rows], names=1)
 
 
 def caption(results: Results) -> str:

@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from typing import Any, Literal
 
 import psutil
 
+from benchmarks.harness.ports import free_port
 from benchmarks.resume.attempt import RUN_FOLDER, WEIGHTS_FILE, Attempt, record_name
 from benchmarks.resume.contestants import Contestant
 from benchmarks.resume.counting import Update, merge_ranks
@@ -301,11 +301,3 @@ def kill_all(launcher: psutil.Popen, ranks: list[psutil.Process]) -> None:
             process.kill()
     launcher.wait()
     psutil.wait_procs([*ranks, *children], timeout=30)
-
-
-def free_port() -> int:
-    """Return a port that no process uses now."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port

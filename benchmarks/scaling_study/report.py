@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
+from benchmarks.harness.text_tables import markdown_table
 from benchmarks.scaling_study.runs import Run
 from benchmarks.scaling_study.step_time import ASSUMPTIONS, STRATEGIES
 from benchmarks.scaling_study.study import CheckedRun, Study
@@ -15,9 +16,8 @@ BAR_WIDTH = 0.2
 
 def markdown(rows: list[Row]) -> str:
     """Return a table whose first row is its head."""
-    lines = [f"| {' | '.join(row)} |" for row in rows]
-    alignment = "|---" + "|--:" * (len(rows[0]) - 1) + "|"
-    return "\n".join([lines[0], alignment, *lines[1:], ""])
+    alignment = "l" + "r" * (len(rows[0]) - 1)
+    return "\n".join([*markdown_table(rows, alignment), ""])
 
 
 def report(study: Study) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -13,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks.harness.ports import free_port
 from benchmarks.harness.rounds import Contestant, Measurement, Round, Suite
 from benchmarks.scaling_study.link import ADDRESSES, DEVICE, Link, LinkError
 from benchmarks.scaling_study.messages import TrainingAnswer, TrainingRequest
@@ -154,13 +154,6 @@ def shared_variables(count: int, link: Link | None, on_cpu: bool) -> dict[str, s
         if on_cpu:
             variables["ACCELERATE_USE_CPU"] = "true"
     return variables
-
-
-def free_port() -> int:
-    """Return a port of this machine that nobody listens on."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 def bind_to_core(process_id: int, rank: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,10 @@ from common.tools.compare.comparison import compare
 from common.tools.compare.readers import read_runs
 from common.training import precision
 from examples import regression
-from tests.fuzz.small_run import FLAGS, digest, prepared, run
+from tests.fuzz.small_run import FLAGS, digest, run
 from tests.unit.recipes import status_of
+
+pytestmark = pytest.mark.usefixtures("quick_runs")
 
 STALE = {"status": "failed", "resumable": True, "reason": "rank 1: lost", "global_step": 0}
 MODEL = Path("model", "model.safetensors")
@@ -29,12 +30,6 @@ MODEL = Path("model", "model.safetensors")
 
 class Killed(BaseException):
     """Ends a run as kill -9 does: nothing catches it."""
-
-
-@pytest.fixture(autouse=True)
-def _quick() -> Iterator[None]:
-    with prepared():
-        yield
 
 
 def killed(monkeypatch: pytest.MonkeyPatch, where: Any, name: str, *flags: object) -> None:

@@ -8,7 +8,7 @@ import io
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ import safetensors.torch
 from common.checkpoints.finished import MANIFEST
 from common.errors import UserError
 from tests.fuzz.small_run import FLAGS, STEPS, digest, learned, prepared, run
+
+pytestmark = pytest.mark.usefixtures("quick_runs")
 
 # How the run begins, the errors that calls fail with in turn, and which of every eight calls fail.
 FAULTS = [
@@ -110,12 +112,6 @@ def failing(folder: Path, fails_at: int, number: int, *flags: object) -> tuple[D
         for module in (io, builtins):
             patch.setattr(module, "open", disk.open)
         return disk, *run(*flags)
-
-
-@pytest.fixture(autouse=True)
-def _quick() -> Iterator[None]:
-    with prepared():
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -13,16 +13,18 @@ import pytest
 
 from common.errors import UserError
 from common.run import Run
-from tests.fuzz.small_run import FLAGS, prepared, run
+from tests.fuzz.small_run import FLAGS, run
+
+pytestmark = pytest.mark.usefixtures("quick_runs")
 
 MANY = 10**9  # the most that a count may be
 
 
 @pytest.fixture(autouse=True)
-def _quick() -> Iterator[None]:
+def _limit() -> Iterator[None]:
+    """Restore the limit of memory."""
     before = resource.getrlimit(resource.RLIMIT_DATA)
-    with prepared():
-        yield
+    yield
     resource.setrlimit(resource.RLIMIT_DATA, before)
 
 

@@ -19,14 +19,10 @@ from common.digests import signed
 from common.errors import UserError
 from tests.fuzz.small_run import FLAGS, STEPS, digest, prepared, run
 
+pytestmark = pytest.mark.usefixtures("quick_runs")
+
 CHECKPOINTS = [Path("checkpoints", f"step-{step:08d}") for step in STEPS]
 OTHERS: list[Any] = [None, "x", -1, 1.5, 10**20, True, [], {}, [[[]]], {"x": {"y": 0}}]
-
-
-@pytest.fixture(autouse=True)
-def _quick() -> Iterator[None]:
-    with prepared():
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -495,7 +495,7 @@ def ending_well() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def _in_this_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """Write checkpoints in the test's own thread, and do not wait for the disk."""
     PartialState(cpu=True)
     monkeypatch.setattr("common.checkpoints.store.threading.Thread", Inline)

@@ -17,8 +17,9 @@ from tests.conftest import first
 from tests.generated.drawing import covering, drawn
 from tests.generated.figures import Record, check_figures
 from tests.generated.grammar import Case
-from tests.generated.running import Copies, ViolationError, check
+from tests.generated.running import Copies, ViolationError, check, folder_of_killed
 from tests.generated.writing import recipe_of
+from tests.jobs import assert_same_result
 from tests.launch import Runner
 
 COUNT = 18
@@ -73,7 +74,10 @@ UNALIGNED = Case(
 
 def test_a_kill_between_unaligned_batches_changes_no_bit(copies: Copies, tmp_path: Path) -> None:
     """A resumed run lays out batches in memory as the whole run did."""
-    check(UNALIGNED, copies, tmp_path / "case")
+    folder = tmp_path / "case"
+    check(UNALIGNED, copies, folder)
+    assert folder_of_killed(folder / "killed-notes").is_dir(), "the kill came too late"
+    assert_same_result(folder / "killed", folder / "whole")
 
 
 def test_each_copy_is_python(pool: list[Case]) -> None:

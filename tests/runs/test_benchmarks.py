@@ -136,43 +136,11 @@ def test_a_step_that_fails_or_takes_too_long_is_noted_and_the_next_begins(
 
     A step that lacks a package or time is not started.
     """
-    scripts = {
-        "tests": "raise SystemExit('broken')",
-        "mnist_mlp": 'file.write_text(\'{"figures": {"mlp fp16": {"failed": "so"}}}\')\n'
-        "time.sleep(60)",
-        "resnet": "file.write_text('{}')",
-    }
-    preamble = "import pathlib, sys, time\nfile = pathlib.Path(sys.argv[2])\n"
-    steps = {
-        "tests": Plan(nothing, 60),
-        "mnist_mlp": Plan(nothing, 3),
-        "resnet": Plan(nothing, 60),
-        "bert": Plan(nothing, 60, ("a_package_that_nobody_has",)),
-    }
-    monkeypatch.setattr(gpu, "STEPS", steps)
-    monkeypatch.setattr(gpu, "LEAST_SECONDS", 1)
-    started = []
-    popen = gpu.subprocess.Popen
-
-    def start(command: list[str], **named: Any) -> Any:
-        started.append(command[3])
-        words = [sys.executable, "-c", preamble + scripts[command[3]], *command[3:]]
-        return popen(words, **named)
-
-    monkeypatch.setattr(gpu.subprocess, "Popen", start)
+    started = replace_steps_by_scripts(monkeypatch)
     options = gpu.Options(output=tmp_path, budget_minutes=5)
     assert gpu.main(options) == 3
-    names = ("tests", "mnist_mlp", "resnet")
-    records = {name: json.loads((tmp_path / f"{name}.json").read_text()) for name in names}
-    statuses = [record["status"] for record in records.values()]
-    assert statuses == ["failed", "ended after 3 s", "done"]
-    assert "broken" in records["tests"]["error"]
-    table = (tmp_path / "table.md").read_text()
-    assert "| mnist_mlp | ended after 3 s |" in table
-    assert "| bert | needs a_package_that_nobody_has, which this machine lacks |" in table
-    assert "| mlp fp16 " in table, "figures written before the limit are lost"
-    assert "failed: so" in table
-    assert started == [*names]
+    assert started == ["tests", "mnist_mlp", "resnet"]
+    assert_failures_are_noted(tmp_path)
     started.clear()
     with pytest.raises(SystemExit, match="pass --resume to go on"):
         gpu.main(options)
@@ -183,6 +151,50 @@ def test_a_step_that_fails_or_takes_too_long_is_noted_and_the_next_begins(
     assert started == ["tests", "mnist_mlp"]
     with pytest.raises(SystemExit, match="resnet50x"):
         gpu.main(gpu.Options(output=tmp_path, only=("resnet50x",)))
+
+
+# What stands in for steps: one fails, one takes too long, and one succeeds.
+STEP_SCRIPTS = {
+    "tests": "raise SystemExit('broken')",
+    "mnist_mlp": 'file.write_text(\'{"figures": {"mlp fp16": {"failed": "so"}}}\')\ntime.sleep(60)',
+    "resnet": "file.write_text('{}')",
+}
+
+
+def replace_steps_by_scripts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Let a session run `STEP_SCRIPTS`; return the list that gets the name of each started step."""
+    preamble = "import pathlib, sys, time\nfile = pathlib.Path(sys.argv[2])\n"
+    steps = {
+        "tests": Plan(nothing, 60),
+        "mnist_mlp": Plan(nothing, 3),
+        "resnet": Plan(nothing, 60),
+        "bert": Plan(nothing, 60, ("a_package_that_nobody_has",)),
+    }
+    started: list[str] = []
+    popen = gpu.subprocess.Popen
+
+    def start(command: list[str], **named: Any) -> Any:
+        started.append(command[3])
+        words = [sys.executable, "-c", preamble + STEP_SCRIPTS[command[3]], *command[3:]]
+        return popen(words, **named)
+
+    monkeypatch.setattr(gpu, "STEPS", steps)
+    monkeypatch.setattr(gpu, "LEAST_SECONDS", 1)
+    monkeypatch.setattr(gpu.subprocess, "Popen", start)
+    return started
+
+
+def assert_failures_are_noted(output: Path) -> None:
+    """Check the records and the table of a session that ran `STEP_SCRIPTS`."""
+    records = {name: json.loads((output / f"{name}.json").read_text()) for name in STEP_SCRIPTS}
+    statuses = [record["status"] for record in records.values()]
+    assert statuses == ["failed", "ended after 3 s", "done"]
+    assert "broken" in records["tests"]["error"]
+    table = (output / "table.md").read_text()
+    assert "| mnist_mlp | ended after 3 s |" in table
+    assert "| bert | needs a_package_that_nobody_has, which this machine lacks |" in table
+    assert "| mlp fp16 " in table, "figures written before the limit are lost"
+    assert "failed: so" in table
 
 
 def nothing(step: gpu_step.Step) -> None:
@@ -347,6 +359,16 @@ def write_small_data(folder: Path) -> None:
     write_tiny_bert(folder / "checkpoint")
 
 
+# By workload and contestant.
+EPOCHS = {
+    ("mnist", "recipe mnist_mlp"): 20,
+    ("mnist", "PyTorch, MLP fp32"): 20,
+    ("mrpc", "recipe bert"): 5,
+    ("mrpc", "Accelerate, fp32"): 3,
+    ("mrpc", FAST_TRAINER): 5,
+}
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("forking_python")
 def test_time_to_accuracy_of_both_sides(
@@ -360,16 +382,9 @@ def test_time_to_accuracy_of_both_sides(
     monkeypatch.setattr(time_to_accuracy, "described_machine", lambda: machine)
     for module in (harness_materials, accuracy_materials):
         monkeypatch.setattr(module, "CACHE", tmp_path / "cache")
-    epochs = {
-        ("mnist", "recipe mnist_mlp"): 20,
-        ("mnist", "PyTorch, MLP fp32"): 20,
-        ("mrpc", "recipe bert"): 5,
-        ("mrpc", "Accelerate, fp32"): 3,
-        ("mrpc", FAST_TRAINER): 5,
-    }
     options = time_to_accuracy.Options(
         targets=("mnist", "mrpc"),
-        contestants=tuple(name for _, name in epochs),
+        contestants=tuple(name for _, name in EPOCHS),
         data=tmp_path,
         bert_checkpoint=tmp_path / "checkpoint",
         output=tmp_path / "results.json",
@@ -380,15 +395,28 @@ def test_time_to_accuracy_of_both_sides(
     time_to_accuracy.main(options)
     results = Results.read(options.output)
     assert results is not None
-    assert {key[:2] for key in results.runs} == {*epochs}
+    assert {key[:2] for key in results.runs} == {*EPOCHS}
+    assert_each_epoch_is_evaluated(results)
+    assert_both_sides_count_the_same_operations(results)
+    summary = tmp_path / "kept" / "mrpc" / "recipe-bert" / "seed-0" / "summary.json"
+    assert "test/f1" in json.loads(summary.read_text())
+    assert "MRPC 80 %, F1 86 %" in capsys.readouterr().out
+
+
+def assert_each_epoch_is_evaluated(results: Results) -> None:
+    """Check the evaluations of each run: their epochs, their times, and their figures."""
     for (name, contestant, _), run in results.runs.items():
         entries = results.evaluations(WORKLOADS[name], run)
-        assert [entry.epoch for entry in entries] == [*range(1, epochs[name, contestant] + 1)]
+        assert [entry.epoch for entry in entries] == [*range(1, EPOCHS[name, contestant] + 1)]
         seconds = [entry.seconds for entry in entries]
         assert seconds[0] > 0
         assert seconds == sorted(seconds)
         assert max(entry.figures["accuracy"] for entry in entries) > 0.4
         assert all(("f1" in entry.figures) == (name == "mrpc") for entry in entries)
+
+
+def assert_both_sides_count_the_same_operations(results: Results) -> None:
+    """Check the operations of a forward pass, by recipe and peer."""
     mlp_operations = 2 * (64 * 512 + 512 * 512 + 512 * 3)
     costs = {key[:2]: run.forward for key, run in results.runs.items()}
     assert costs["mnist", "recipe mnist_mlp"].per_sample == mlp_operations
@@ -396,9 +424,6 @@ def test_time_to_accuracy_of_both_sides(
     assert costs["mrpc", "recipe bert"].per_token == pytest.approx(
         costs["mrpc", "Accelerate, fp32"].per_token, rel=0.01
     )
-    summary = tmp_path / "kept" / "mrpc" / "recipe-bert" / "seed-0" / "summary.json"
-    assert "test/f1" in json.loads(summary.read_text())
-    assert "MRPC 80 %, F1 86 %" in capsys.readouterr().out
 
 
 def test_picture_shows_what_stood_in_the_terminal() -> None:

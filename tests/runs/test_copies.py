@@ -21,12 +21,11 @@ from common.tools.tune.command import main as search
 from common.tools.tune.space import parse_space
 from tests.conftest import first
 from tests.examples import COPIES, Copy
-from tests.jobs import Job, final_weights, learned, newest_step
+from tests.jobs import Job, assert_same_result, killed_and_resumed, newest_step
 from tests.launch import REPOSITORY, Finished, Launcher, Runner
 
 EACH = pytest.mark.parametrize("copy", COPIES, ids=lambda copy: copy.name, indirect=True)
 # By default the first ones alone: all others are slow tests.
-FIRST = pytest.mark.parametrize("copy", first(4, COPIES), ids=lambda copy: copy.name, indirect=True)
 TWO = pytest.mark.parametrize("copy", first(2, COPIES), ids=lambda copy: copy.name, indirect=True)
 # For these, the test makes what a kill leaves from a whole run, without a kill.
 RESUMED = COPIES[:4]
@@ -88,7 +87,7 @@ def test_copy_is_short_and_has_the_same_loop(copy: Copy) -> None:
     assert sum(line.startswith("+ ") for line in changes) <= copy.most_changed
 
 
-@FIRST
+@TWO
 def test_copy_learns(copy: Copy, runner: Runner) -> None:
     """The copy's objective reaches its target, and the summary has its best value."""
     run = whole(runner, copy)
@@ -126,8 +125,7 @@ def test_copy_resumes_after_a_kill(copy: Copy, runner: Runner, tmp_path: Path) -
     again = (*copy.flags, *QUIET, "--output-dir", directory, "--resume", "auto")
     resumed = runner.run(copy.path, *again, output_directory=False)
     assert "resuming" in resumed.output
-    assert learned(directory) == learned(run.directory)
-    assert final_weights(directory) == final_weights(run.directory)
+    assert_same_result(directory, run.directory)
 
 
 @pytest.mark.slow
@@ -139,7 +137,8 @@ def test_copy_resumes_after_a_kill(copy: Copy, runner: Runner, tmp_path: Path) -
 )
 def test_copy_survives_kill_9(copy: Copy, runner: Runner, tmp_path: Path) -> None:
     """A run that is really killed after its first checkpoint resumes to the same rows and bits."""
-    kill_and_resume(copy, runner, tmp_path / "run", "python")
+    resumed = kill_and_resume(copy, runner, tmp_path / "run", "python")
+    assert_same_result(resumed.directory, whole(runner, copy).directory)
 
 
 @pytest.mark.slow
@@ -151,21 +150,20 @@ def test_copy_survives_kill_9(copy: Copy, runner: Runner, tmp_path: Path) -> Non
 )
 def test_copy_survives_kill_9_on_two_processes(copy: Copy, runner: Runner, tmp_path: Path) -> None:
     """A run whose two processes are killed at once, as by a power cut, resumes to the same bits."""
-    kill_and_resume(copy, runner, tmp_path / "run", "two")
+    resumed = kill_and_resume(copy, runner, tmp_path / "run", "two")
+    assert_same_result(resumed.directory, whole(runner, copy, "two").directory)
 
 
-def kill_and_resume(copy: Copy, runner: Runner, directory: Path, launcher: Launcher) -> None:
-    """Kill a run halfway, resume it, and check that it has the rows and bits of a whole run."""
-    run = whole(runner, copy, launcher)
-    again = (*copy.flags, *QUIET, "--output-dir", directory, "--resume", "auto")
-    job = Job(runner, copy.path, *again, directory=directory, launcher=launcher)
-    job.wait_for_step(run.summary["progress/global_step"] // 3)
-    job.kill()
-    assert 0 < newest_step(directory) < run.summary["progress/global_step"], "killed too late"
-    job = Job(runner, copy.path, *again, directory=directory, launcher=launcher)
-    assert job.end(240) == 0, job.said()
-    assert learned(directory) == learned(run.directory)
-    assert final_weights(directory) == final_weights(run.directory)
+def kill_and_resume(copy: Copy, runner: Runner, directory: Path, launcher: Launcher) -> Job:
+    """Kill a run after a third of its updates and resume it to its end."""
+    total_steps = whole(runner, copy, launcher).summary["progress/global_step"]
+    return killed_and_resumed(
+        *(runner, copy.path, *copy.flags, *QUIET),
+        directory=directory,
+        kill_at=total_steps // 3,
+        total_steps=total_steps,
+        launcher=launcher,
+    )
 
 
 @pytest.mark.parametrize(
@@ -202,7 +200,7 @@ def test_copy_is_exported(copy: Copy, runner: Runner) -> None:
     assert figures == {name: run.summary[name] for name in figures} != {}
 
 
-@FIRST
+@TWO
 def test_copy_is_compared(copy: Copy, runner: Runner, capsys: pytest.CaptureFixture[str]) -> None:
     """`recipes compare` shows the final value of the copy's own objective."""
     run = whole(runner, copy)

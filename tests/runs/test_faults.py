@@ -125,43 +125,60 @@ def test_kills_at_random_moments_change_nothing(
     whole = runner.run(RECORDED, tmp_path / "whole", script, *flags, launcher=launcher)
     total, per_epoch = (whole.config["plan"][n] for n in ("total_steps", "updates_per_epoch"))
     directory = tmp_path / "run"
-    started_at = [0]
-    starts_within_epoch = 0
-    chance = random.Random(recipe + launcher)
     shares = (0.25, 0.5) if launcher == "python" else (0.4,)
-    for kills, stop in enumerate(int(share * total) for share in shares):
-        again = ("--resume", directory) if kills else (*flags, "--output-dir", directory)
+    started_at = [0]
+    for kill, least in enumerate(int(share * total) for share in shares):
+        again = ("--resume", directory) if kill else (*flags, "--output-dir", directory)
         job = Job(runner, RECORDED, tmp_path / "killed", script, *again, directory=directory,
                   launcher=launcher)  # fmt: skip
         # The last kill comes at once in the first half of an epoch, whose end is a checkpoint too;
         # those before it sooner or later, after any one.
-        last = kills == len(shares) - 1
-        end = per_epoch // 2 if last else per_epoch
-        job.wait_until(
-            lambda least=stop, end=end: (
-                newest_step(directory) >= least and 0 < newest_step(directory) % per_epoch < end
-            )
-        )
-        time.sleep(0 if last else chance.random() * 0.08)
+        is_last = kill == len(shares) - 1
+        wait_for_step_within_epoch(job, least, per_epoch, per_epoch // 2 if is_last else per_epoch)
+        time.sleep(0 if is_last else random.Random(recipe + launcher).random() * 0.08)
         job.kill()
-        saved_step = newest_step(directory)
-        starts_within_epoch += saved_step % per_epoch != 0
-        started_at.append(saved_step)
+        started_at.append(newest_step(directory))
     # The ResNet's last start has another seed of Python's hashes, as on another day.
     last_launcher: Launcher = "fresh" if recipe == "resnet" else launcher
     job = Job(runner, RECORDED, tmp_path / "killed", script, "--resume", directory,
               directory=directory, launcher=last_launcher)  # fmt: skip
     assert job.end(240) == 0, job.said()[-4000:]
-    expected, _, updates = recorded(tmp_path / "whole")
-    record, beginnings, updates_made = recorded(tmp_path / "killed")
-    assert record == expected
-    assert beginnings == [divmod(step, per_epoch) for step in started_at if step < total]
-    assert updates_made <= updates + every * (len(started_at) - 1)
+    assert_same_samples(tmp_path, started_at, every, total, per_epoch)
     assert learned(directory) == learned(whole.directory)
     assert final_weights(directory) == final_weights(whole.directory)
     assert started_at == sorted(started_at)
     assert started_at[1] >= int(shares[0] * total)
-    assert starts_within_epoch >= 1
+    assert any(step % per_epoch for step in started_at), "each start was at the end of an epoch"
+
+
+def wait_for_step_within_epoch(job: Job, least: int, per_epoch: int, end: int) -> None:
+    """Wait until the newest checkpoint is of update `least` or later, and before `end` of an epoch.
+
+    The checkpoint at the end of an epoch does not count.
+    """
+
+    def is_there() -> bool:
+        step = newest_step(job.directory)
+        return step >= least and 0 < step % per_epoch < end
+
+    job.wait_until(is_there)
+
+
+def assert_same_samples(
+    folder: Path, started_at: list[int], every: int, total: int, per_epoch: int
+) -> None:
+    """Check that a killed run used the samples of the whole one, and repeated few updates.
+
+    Args:
+        folder: its `whole` and `killed` hold what `recorded.py` wrote down.
+        started_at: the updates from whose checkpoints the killed run started.
+        every: updates between checkpoints.
+    """
+    expected, _, updates = recorded(folder / "whole")
+    record, beginnings, updates_made = recorded(folder / "killed")
+    assert record == expected
+    assert beginnings == [divmod(step, per_epoch) for step in started_at if step < total]
+    assert updates_made <= updates + every * (len(started_at) - 1)
 
 
 @pytest.mark.slow
@@ -356,7 +373,7 @@ def test_resume_auto_finds_the_unfinished_run_and_leaves_a_finished_one(
     runner: Runner, tmp_path: Path
 ) -> None:
     """`--resume auto` starts a new run, resumes an unfinished one, and leaves a finished one."""
-    flags = (*MLP, "--epochs", 2, "--resume", "auto")
+    flags = (*MLP, "--max-steps", EVERY, "--resume", "auto")
     for expected in ("recipe", "is finished"):
         started = runner.run("mnist_mlp", *flags, "--output-dir", tmp_path / "run",
                              launcher="python", output_directory=False,

@@ -7,9 +7,17 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import first
-from tests.jobs import Job, final_weights, learned, newest_step
+from tests.jobs import assert_same_result, killed_and_resumed
 from tests.launch import RECIPES, REPOSITORY, Finished, Launcher, Runner
-from tests.loss_scale import SCRIPT, STEADY, WILD, assert_scale_follows_overflows
+from tests.loss_scale import (
+    SCRIPT,
+    STEADY,
+    WILD,
+    Scale,
+    assert_overflows_only_skip,
+    assert_scale_follows_overflows,
+    assert_skipped_updates_change_nothing,
+)
 
 QUIET = ("--tracker", "none", "--log-every", 1)
 # In fp16 convolutions take many times as long on a CPU, and BERT's products some.
@@ -29,13 +37,13 @@ def small(recipe: str, odd_images: Path, odd_text: Path) -> tuple[object, ...]:
     return (*flags, "--batch-size", 8, "--gradient-accumulation-steps", 2, *QUIET)
 
 
-def scaled(recipe: str | Path, scale: tuple[int, int], *flags: object) -> tuple[object, ...]:
+def scaled(recipe: str | Path, scale: Scale, *flags: object) -> tuple[object, ...]:
     """Return the arguments of the script that trains a recipe in fp16 from a loss scale."""
     path = recipe if isinstance(recipe, Path) else REPOSITORY / "recipes" / f"{recipe}.py"
     return (*scale, path, *flags, "--mixed-precision", "fp16")
 
 
-def in_fp16(runner: Runner, recipe: str | Path, scale: tuple[int, int], *flags: object) -> Finished:
+def in_fp16(runner: Runner, recipe: str | Path, scale: Scale, *flags: object) -> Finished:
     return runner.shared(SCRIPT, *scaled(recipe, scale, *flags))
 
 
@@ -70,20 +78,17 @@ def test_an_overflow_is_skipped_and_halves_the_scale(
     """
     flags = small(recipe, odd_images, odd_text)
     run = in_fp16(runner, recipe, WILD, *flags)
-    assert_scale_follows_overflows(run)
     full = runner.shared(recipe, *flags, "--mixed-precision", "no")
-    assert run.series("train/learning_rate") == full.series("train/learning_rate")
+    assert_overflows_only_skip(run, full)
     assert all(loss < 100 for loss in run.series("train/loss").values())
 
 
 def test_a_skipped_update_changes_nothing(runner: Runner, odd_images: Path) -> None:
     """The weights end as they began under a scale that always overflows."""
     flags = small("mnist_mlp", odd_images, odd_images)
-    weights = [
-        in_fp16(runner, "mnist_mlp", (2**110, 10**6), *flags, "--max-steps", steps).weights()
-        for steps in (1, 5)
-    ]
-    assert all((values == weights[1][name]).all() for name, values in weights[0].items())
+    assert_skipped_updates_change_nothing(
+        lambda scale, *others: in_fp16(runner, "mnist_mlp", scale, *flags, *others)
+    )
 
 
 @pytest.mark.slow
@@ -93,17 +98,11 @@ def test_killed_and_resumed_it_ends_bit_equal(
     """A resumed run restores the scale and the number of updates since it last changed."""
     flags = (*small("mnist_mlp", odd_images, odd_images), "--checkpoint-every", 1)
     whole = in_fp16(runner, "mnist_mlp", WILD, *flags)
-    directory = tmp_path / "run"
-    words = scaled("mnist_mlp", WILD, *flags, "--output-dir", directory, "--resume", "auto")
-    job = Job(runner, SCRIPT, *words, directory=directory)
-    job.wait_for_step(5)
-    job.kill()
-    assert 0 < newest_step(directory) < 12, "the kill came too late"
-    job = Job(runner, SCRIPT, *words, directory=directory)
-    assert job.end(240) == 0, job.said()
-    assert "resuming" in job.said()
-    assert learned(directory) == learned(whole.directory)
-    assert final_weights(directory) == final_weights(whole.directory)
+    words = scaled("mnist_mlp", WILD, *flags)
+    resumed = killed_and_resumed(
+        *(runner, SCRIPT, *words), directory=tmp_path / "run", kill_at=5, total_steps=12
+    )
+    assert_same_result(resumed.directory, whole.directory)
 
 
 @pytest.mark.slow

@@ -158,23 +158,11 @@ def test_two_machines_are_two_processes(
     command_line += ("--checkpoint-every", 2)
     machines.start(*command_line)
     wait_for_step(machines, directory, 6)
-    machines.connect(False)
-    began = time.monotonic()
-    statuses = machines.end()
-    assert time.monotonic() - began < 6 * PATIENCE
-    assert all(statuses), machines.said()
-    status = json.loads((directory / "status.json").read_text())
-    assert (status["status"], status["resumable"]) == ("failed", True), machines.said()
-    assert status["reason"], status
+    assert_cut_link_ends_the_run(machines, directory)
 
     # With one machine left, the same command there accumulates what the other one made.
     alone = shutil.copytree(directory, tmp_path / "alone")
-    left = runner.run("mnist_mlp", "--resume", alone, output_directory=False)
-    left = replace(left, directory=alone)
-    assert left.config["config"]["gradient_accumulation_steps"] == 4
-    assert "resuming" in left.output
-    assert left.config["environment"]["world_size"] == 1
-    assert_same_figures(on_one, left)
+    assert_same_figures(on_one, resumed_on_one(runner, alone))
 
     machines.connect(True)
     machines.start(*command_line, "--resume", "auto")
@@ -186,6 +174,28 @@ def test_two_machines_are_two_processes(
     assert "epoch" not in second  # one log, one display
     for rank in range(2):  # data are prepared once a machine
         assert len([*tmp_path.glob(f"cache-{rank}/accelerate-recipes/*/facts.json")]) == 1
+
+
+def assert_cut_link_ends_the_run(machines: Machines, directory: Path) -> None:
+    """Cut the link; check that both machines soon fail, and that the run can be resumed."""
+    machines.connect(False)
+    began = time.monotonic()
+    statuses = machines.end()
+    assert time.monotonic() - began < 6 * PATIENCE
+    assert all(statuses), machines.said()
+    status = json.loads((directory / "status.json").read_text())
+    assert (status["status"], status["resumable"]) == ("failed", True), machines.said()
+    assert status["reason"], status
+
+
+def resumed_on_one(runner: Runner, directory: Path) -> Finished:
+    """Resume a run of two machines on one process, which accumulates twice as much."""
+    left = runner.run("mnist_mlp", "--resume", directory, output_directory=False)
+    left = replace(left, directory=directory)
+    assert left.config["config"]["gradient_accumulation_steps"] == 4
+    assert "resuming" in left.output
+    assert left.config["environment"]["world_size"] == 1
+    return left
 
 
 def wait_for_step(machines: Machines, directory: Path, step: int) -> None:

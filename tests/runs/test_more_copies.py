@@ -83,7 +83,8 @@ def test_draws_differ_between_epochs() -> None:
 
 def test_both_networks_and_optimizers_are_in_the_checkpoint(runner: Runner) -> None:
     """A checkpoint holds both networks with their optimizers; the export is the generator alone."""
-    run = whole(runner, LISTED["gan"])
+    copy = LISTED["gan"]
+    run = runner.run(copy.path, *copy.flags, "--tracker", "none", "--max-steps", 20)
     folder = newest_checkpoint(run)
     generator = load_file(folder / "model.safetensors")
     discriminator = load_file(folder / "discriminator.safetensors")
@@ -158,7 +159,8 @@ def test_adapters_are_kept_small_and_exported_merged(
     """Frozen weights are saved once, and `model/` is a whole BERT with the adapters merged."""
     from transformers import BertForSequenceClassification
 
-    run = whole(runner, with_data(LISTED["lora"], request))
+    copy = with_data(LISTED["lora"], request)
+    run = runner.run(copy.path, *copy.flags, "--tracker", "none", "--max-steps", 12)
     folder = kept_checkpoint(run)
     frozen = folder.parent / "frozen-model.safetensors"
     changing = load_file(folder / "model.safetensors")

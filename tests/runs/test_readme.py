@@ -20,7 +20,9 @@ from PIL import Image as PillowImage
 from benchmarks.table import markdown
 from common.config import parse_config
 from common.data.sources import BUILT_IN
+from common.tools.prove.command import read_command_line as read_proof
 from common.tools.recipe import load_recipe
+from common.tools.reproduce.command import read_command_line as read_reproduction
 from common.tools.tune.command import read_command_line
 from common.tools.tune.space import parse_space
 from common.tools.vary.command import read_command_line as read_variants
@@ -51,8 +53,12 @@ TOOLS = (
     "recipes tune ",
     "recipes compare ",
     "recipes predict ",
+    "recipes prove ",
+    "recipes reproduce ",
     "peers.py",
 )
+# Proves a recipe with the check that launches it least often, and with the fewest updates.
+QUICK_PROOF = ("--checks", "figures", "--updates", "8")
 
 # What ends a command within a line.
 SEPARATOR = re.compile(r"(\s*(?:&&|\|\||;|\|)\s*)")
@@ -203,8 +209,10 @@ def leave_unfinished(name: str, recipe: str, workspace: Path, runner: Runner) ->
 
 
 def prepare(line: str, workspace: Path, runner: Runner) -> None:
-    """Make the runs that earlier lines of the README would have left."""
-    for name in re.findall(r"\bruns/(\w+)", line):
+    """Make the runs and the copy of a recipe that earlier lines would have left."""
+    if "recipes prove train.py" in line and not (workspace / "train.py").exists():
+        shutil.copy(REPOSITORY / "recipes" / "mnist_mlp.py", workspace / "train.py")
+    for name in re.findall(r"\bruns/([\w-]+)", line):
         if makes(line, name) and "--resume" not in line:  # an earlier line may have needed it
             shutil.rmtree(workspace / "runs" / name, ignore_errors=True)
         if (workspace / "runs" / name).exists() or makes(line, name):
@@ -249,6 +257,64 @@ def two_variants(words: list[str]) -> list[str]:
     ]
 
 
+def small_variants(words: list[str]) -> list[str]:
+    """Return a command that runs variants, with tiny runs of few variants."""
+    tiny = ["--seeds", "1", "--max-steps", "2", "--tracker", "none", "--dataset", "digits"]
+    tiny += [] if "--batch-size" in words else ["--batch-size", "16"]
+    return [*two_variants(words), *tiny]
+
+
+def small_proof(words: list[str]) -> list[str]:
+    """Return a command that proves a recipe quickly, on built-in data."""
+    data = words.index("--dataset") + 1
+    return [*words[:data], "digits", *words[data + 1 :], *QUICK_PROOF]
+
+
+def small_peers(words: list[str]) -> list[str]:
+    """Return a command that compares a few updates with those of peers."""
+    tiny = ("--suites", "loop", "--rounds", "1", "--steps", "0.01", "--output", "peers.json")
+    return [*words[:2], *tiny]
+
+
+def looked_at(words: list[str]) -> list[str]:
+    """Check that the files of a command exist, which is not run; return a command in its place."""
+    for word in words:
+        assert not word.endswith((".yaml", ".txt", ".sh")) or (REPOSITORY / word).is_file()
+    return ["true"]
+
+
+def parsed_only(words: list[str]) -> list[str]:
+    """Check that the scripts of a command parse; return a command in its place."""
+    scripts = [word for word in words if word.endswith(".py")]
+    assert scripts, f"teach this test about: {shlex.join(words)}"
+    for script in scripts:
+        ast.parse((REPOSITORY / script).read_text())
+    return ["true"]
+
+
+SMALL_TOOLS = {"vary": small_variants, "tune": small_search, "prove": small_proof}
+# These are quick on the tiny runs of other commands.
+QUICK_TOOLS = ("compare", "workspace", "predict", "reproduce")
+
+
+def tiny_command(words: list[str], workspace: Path) -> list[str] | None:
+    """Return a command made tiny, `true` for one that is not run, or None for one of the shell."""
+    if words[0] == "recipes" and words[1] in SMALL_TOOLS:
+        return SMALL_TOOLS[words[1]](words)
+    if words[0] == "recipes" and words[1] in QUICK_TOOLS:
+        return words
+    if words[0] in TRAINING or is_python_launch(words):
+        return small(words, workspace)
+    if words[0] in LOOKED_AT:
+        return looked_at(words)
+    if words[1:2] == ["benchmarks/peers.py"]:
+        return small_peers(words)
+    if words[0] == "python":
+        return parsed_only(words)
+    assert words[0] in EXECUTED, f"teach this test about: {shlex.join(words)}"
+    return None
+
+
 def rewritten(line: str, workspace: Path) -> str:
     """Return a line with each of its commands made tiny, or left out where it only installs."""
     if not cpu_has_bf16():  # which emulates it, at a hundredth of the speed
@@ -261,42 +327,9 @@ def rewritten(line: str, workspace: Path) -> str:
         words = shlex.split(command.removeprefix(prefix))
         while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
             prefix += words.pop(0) + " "
-        if not words:
-            continue
-        if words[:2] == ["recipes", "vary"]:
-            tiny = ["--seeds", "1", "--max-steps", "2", "--tracker", "none", "--dataset", "digits"]
-            tiny += [] if "--batch-size" in words else ["--batch-size", "16"]
-            parts[position] = prefix + shlex.join([*two_variants(words), *tiny])
-        elif words[:2] == ["recipes", "tune"]:
-            parts[position] = prefix + shlex.join(small_search(words))
-        elif words[0] in TRAINING or is_python_launch(words):
-            parts[position] = prefix + shlex.join(small(words, workspace))
-        elif words[0] in LOOKED_AT:
-            for word in words:
-                assert not word.endswith((".yaml", ".txt", ".sh")) or (REPOSITORY / word).is_file()
-            parts[position] = prefix + "true"
-        elif words[1:2] == ["benchmarks/peers.py"]:
-            tiny = (
-                "--suites",
-                "loop",
-                "--rounds",
-                "1",
-                "--steps",
-                "0.01",
-                "--output",
-                "peers.json",
-            )
-            parts[position] = prefix + shlex.join([*words[:2], *tiny])
-        elif words[0] == "recipes" and words[1] in ("compare", "workspace", "predict"):
-            parts[position] = prefix + shlex.join(words)
-        elif words[0] == "python":
-            scripts = [word for word in words if word.endswith(".py")]
-            assert scripts, f"teach this test about: {command}"
-            for script in scripts:
-                ast.parse((REPOSITORY / script).read_text())
-            parts[position] = prefix + "true"
-        else:
-            assert words[0] in EXECUTED, f"teach this test about: {command}"
+        tiny = tiny_command(words, workspace) if words else None
+        if tiny is not None:
+            parts[position] = prefix + shlex.join(tiny)
     return "".join(parts)
 
 
@@ -312,11 +345,12 @@ def needs_gpu(line: str) -> bool:
 
 
 def marked_lines() -> Iterator[object]:
-    """Yield the lines to run; those that launch a recipe or start a tool are slow."""
+    """Yield the lines to run; those that launch a recipe or a copy, or start a tool, are slow."""
     for line in LINES:
         if needs_gpu(line):
             continue
-        launches = re.search(r"(accelerate launch|torchrun|python\b).*\brecipes/\S+\.py", line)
+        script = r"(\brecipes/\S+|\btrain)\.py"
+        launches = re.search(rf"(accelerate launch|torchrun|python\b).*{script}", line)
         is_slow = launches is not None or any(word in line for word in TOOLS)
         marks = [pytest.mark.slow] if is_slow else []
         yield pytest.param(line, marks=marks, id=line[:60])
@@ -329,15 +363,15 @@ def test_command_runs(line: str, workspace: Path, runner: Runner) -> None:
     before = set((workspace / "runs").glob("*"))
     command = rewritten(line, workspace)
     output = shell(command, workspace, runner)
-    is_training = "recipes/" in line and not {"--help", "sbatch"} & set(line.split())
-    is_training = is_training and not line.startswith("recipes ")
-    if is_training or "train.py" in line:
+    is_tool = line.startswith("recipes ") or {"--help", "sbatch"} & set(line.split())
+    if ("recipes/" in line or "train.py" in line) and not is_tool:
         assert "accuracy" in output or "is finished" in output, output
         for directory in set((workspace / "runs").glob("*")) - before:
             assert '"finished"' in (directory / "status.json").read_text(), directory
     shown = {"--help": "--learning-rate", "recipes compare ": "(baseline)"}
     shown |= {"recipes tune ": "best: trial-", "recipes workspace ": "train/loss"}
     shown |= {"recipes vary ": "with picture.png beside it"}
+    shown |= {"recipes prove ": "1 of 1 checks passed", "recipes reproduce ": "equal bits in "}
     predicted = '"p95_milliseconds": ' if "--benchmark" in line else '"label": "'
     shown |= {"peers.py": "written: peers.json", "recipes predict ": predicted}
     for word, expected_output in shown.items():
@@ -387,6 +421,14 @@ def test_flags_are_taken_as_written(line: str, monkeypatch: pytest.MonkeyPatch) 
             recipe = REPOSITORY / settings.recipe
             assert parse_space(settings.flags, load_recipe(recipe))[0]
             continue
+        if words[:2] == ["recipes", "prove"]:
+            flags = read_proof(words[2:])[1]
+            assert_flags_exist("mnist_mlp", flags, monkeypatch)
+            continue
+        if words[:2] == ["recipes", "reproduce"]:
+            flags = read_reproduction(words[2:])[1]
+            assert_flags_exist("mnist_mlp", flags, monkeypatch)
+            continue
         launched = recipe_of(words) if {"launch", "torchrun", "python"} & set(words) else None
         if launched is None or not Path(words[-len(launched[1]) - 1]).match("recipes/*.py"):
             continue
@@ -395,6 +437,7 @@ def test_flags_are_taken_as_written(line: str, monkeypatch: pytest.MonkeyPatch) 
             assert_flags_exist(*launched, monkeypatch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", PYTHON)
 def test_python_runs(block: str, workspace: Path, runner: Runner) -> None:
     """A Python snippet runs, on a run that a command of the README makes."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
-from tests.jobs import RECORDED, Job, final_weights, learned, newest_step, recorded
+from tests.jobs import RECORDED, Job, Record, final_weights, learned, newest_step, recorded
 from tests.launch import REPOSITORY, Runner
 from tests.unit.data.test_parquet import images_folder
 
@@ -45,28 +46,21 @@ def test_each_sample_once_an_epoch_after_a_kill(
     expected, _, _ = recorded(whole_folder)
     record, beginnings, _ = recorded(folder)
     assert beginnings == [(0, 0), divmod(saved_step, UPDATES)]
-    updates = [
-        {
-            (epoch, update): {
-                sample
-                for (*key, _, _), samples in micro_batches.items()
-                if key == [epoch, update]
-                for sample in samples
-            }
-            for epoch in range(EPOCHS)
-            for update in range(UPDATES)
-        }
-        for micro_batches in (expected, record)
-    ]
-    assert updates[0] == updates[1]
-    for number in range(EPOCHS):
-        samples_of_epoch = [
-            sample
-            for (epoch, _), samples in updates[1].items()
-            if epoch == number
-            for sample in samples
-        ]
-        assert len(samples_of_epoch) == len({*samples_of_epoch}) == UPDATES * 16
+    samples_of_updates = samples_by_update(record)
+    assert samples_of_updates == samples_by_update(expected)
+    for epoch in range(EPOCHS):
+        samples: list[int] = []
+        for update in range(UPDATES):
+            samples += samples_of_updates[epoch, update]
+        assert len(samples) == len({*samples}) == UPDATES * 16
     if launcher == "two":
         assert learned(directory) == learned(whole.directory)
         assert final_weights(directory) == final_weights(whole.directory)
+
+
+def samples_by_update(record: Record) -> dict[tuple[int, int], set[int]]:
+    """Return the samples of each (epoch, update), of all ranks and micro-batches together."""
+    samples_of_updates: defaultdict[tuple[int, int], set[int]] = defaultdict(set)
+    for (epoch, update, _, _), samples in record.items():
+        samples_of_updates[epoch, update].update(samples)
+    return dict(samples_of_updates)

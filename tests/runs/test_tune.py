@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-import signal
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,13 +12,7 @@ import pytest
 from common.tools.tune.command import main
 from tests.launch import REPOSITORY
 
-
-@pytest.fixture(autouse=True)
-def _signals() -> Iterator[None]:
-    """Restore the signal handler that a search in this process replaces."""
-    before = signal.getsignal(signal.SIGTERM)
-    yield
-    signal.signal(signal.SIGTERM, before)
+pytestmark = pytest.mark.usefixtures("restored_sigterm")
 
 
 @pytest.mark.slow

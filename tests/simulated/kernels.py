@@ -109,9 +109,25 @@ def run_on_host(operation: torch._ops.OpOverload, *arguments: Any, **options: An
     streams.current_stream().run()
     if traits.name == "aten::_local_scalar_dense":
         wait_for_stream("item")
+    outs = {name: options[name] for name in traits.outs if name in options}
+    lent_arguments = lend_arguments(traits, arguments, has_outs=bool(outs))
+    lent_options = lend_options(traits, options, outs)
+    call = functools.partial(GENERATOR.call, operation) if traits.is_random else operation
+    returned = call(*lent_arguments, **lent_options)
+    for name, out in outs.items():
+        write_out(out, lent_options[name])
+    return returned_values(traits, returned, arguments, options)
+
+
+def lend(traits: Traits, values: Any) -> Any:
+    """Replace the device's tensors by tensors of the host that have the same memory.
+
+    Raises:
+        RuntimeError: one of the tensors is already the host's.
+    """
     takes_host_tensors = traits.name in TAKE_HOST_TENSORS
 
-    def lend(tensor: torch.Tensor) -> torch.Tensor:
+    def lend_tensor(tensor: torch.Tensor) -> torch.Tensor:
         if is_ours(tensor):
             return memory.on_host(tensor)
         if tensor.dim() and not takes_host_tensors:
@@ -121,25 +137,44 @@ def run_on_host(operation: torch._ops.OpOverload, *arguments: Any, **options: An
             )
         return tensor
 
-    outs = {name: options[name] for name in traits.outs if name in options}
-    lent_arguments = tree_map_only(torch.Tensor, lend, arguments)
-    lent_options = tree_map_only(torch.Tensor, lend, options)
+    return tree_map_only(torch.Tensor, lend_tensor, values)
+
+
+def lend_arguments(traits: Traits, arguments: tuple[Any, ...], *, has_outs: bool) -> Any:
+    """Return the positional arguments for the CPU's kernel."""
+    lent_arguments = lend(traits, arguments)
+    if not has_outs:
+        return lent_arguments
+    # Torch gives numbers in place of tensors, and its variants with `out` take tensors.
+    return tuple(
+        torch.tensor(value) if name in traits.tensor_names and is_number(value) else value
+        for name, value in zip(traits.argument_names, lent_arguments, strict=False)
+    )
+
+
+def lend_options(
+    traits: Traits, options: dict[str, Any], outs: dict[str, torch.Tensor]
+) -> dict[str, Any]:
+    """Return the named arguments for the CPU's kernel.
+
+    Raises:
+        RuntimeError: one of them is a generator of the CPU.
+    """
+    lent_options = lend(traits, options)
     for name, out in outs.items():  # whose memory may have another size
         lent_options[name] = torch.empty(0, dtype=out.dtype)
-    if outs:  # torch gives numbers in place of tensors, and its variants with `out` take tensors
-        lent_arguments = tuple(
-            torch.tensor(value) if name in traits.tensor_names and is_number(value) else value
-            for name, value in zip(traits.argument_names, lent_arguments, strict=False)
-        )
     if "device" in lent_options:
         lent_options["device"] = torch.device("cpu")
         lent_options.pop("pin_memory", None)
     if lent_options.get("generator") is not None:
         raise RuntimeError("Expected a 'simulated' generator but found a 'cpu' one")
-    call = functools.partial(GENERATOR.call, operation) if traits.is_random else operation
-    returned = call(*lent_arguments, **lent_options)
-    for name, out in outs.items():
-        write_out(out, lent_options[name])
+    return lent_options
+
+
+def returned_values(
+    traits: Traits, returned: Any, arguments: tuple[Any, ...], options: dict[str, Any]
+) -> Any:
+    """Return what the operation returns on the device: new tensors, or arguments it wrote to."""
     if not traits.written:
         return None
     named = {**dict(zip(traits.argument_names, arguments, strict=False)), **options}

@@ -19,29 +19,47 @@ def classes_without_advice_of_their_own(trees: list[ast.Module]) -> set[str]:
     definitions = [
         node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)
     ]
-    names = {errors.UserError.__name__}
-    for _ in definitions:  # a subclass of a subclass takes another round
-        for definition in definitions:
-            bases = {ast.unparse(base).rpartition(".")[2] for base in definition.bases}
-            methods = {item.name for item in definition.body if isinstance(item, ast.FunctionDef)}
-            if bases & names and "__init__" not in methods:
-                names.add(definition.name)
+    inheriting = [definition for definition in definitions if not has_constructor(definition)]
+    names: set[str] = set()
+    more = {errors.UserError.__name__}
+    while more != names:  # a subclass of a subclass takes another round
+        names = set(more)
+        for definition in inheriting:
+            if {*map(last_name, definition.bases)} & names:
+                more.add(definition.name)
     return names
+
+
+def has_constructor(definition: ast.ClassDef) -> bool:
+    """Whether a class has a constructor of its own."""
+    methods = [item.name for item in definition.body if isinstance(item, ast.FunctionDef)]
+    return "__init__" in methods
+
+
+def last_name(expression: ast.expr) -> str:
+    """Return the last part of a dotted name, or nothing for another expression."""
+    if isinstance(expression, ast.Attribute):
+        return expression.attr
+    return expression.id if isinstance(expression, ast.Name) else ""
+
+
+def is_call_of_the_super_constructor(node: ast.AST) -> bool:
+    """Whether a node is a call of ``super().__init__``."""
+    if not isinstance(node, ast.Call) or last_name(node.func) != "__init__":
+        return False
+    return ast.unparse(node.func) == "super().__init__"
 
 
 def calls_of(tree: ast.Module, names: set[str]) -> Iterator[ast.Call]:
     """Yield the calls of these classes, and of the constructor that a subclass extends."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in names:
+        if isinstance(node, ast.Call) and last_name(node.func) in names:
             yield node
     for definition in ast.walk(tree):
         if not isinstance(definition, ast.ClassDef):
             continue
-        if not any(ast.unparse(base).rpartition(".")[2] in names for base in definition.bases):
-            continue
-        for node in ast.walk(definition):
-            if isinstance(node, ast.Call) and ast.unparse(node.func) == "super().__init__":
-                yield node
+        if {*map(last_name, definition.bases)} & names:
+            yield from filter(is_call_of_the_super_constructor, ast.walk(definition))
 
 
 def has_advice(call: ast.Call) -> bool:

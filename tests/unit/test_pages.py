@@ -1,20 +1,40 @@
-"""Python fragments in the pages under docs/: they parse, and their imports exist."""
+"""Code in the pages for users: fences name their language, fragments parse, and commands exist."""
 
 from __future__ import annotations
 
+import argparse
 import ast
+import importlib.util
 import re
+import shlex
+import sys
+from collections.abc import Callable, Iterable
 from importlib import import_module
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from common.config import parse_config
+from common.tools.__main__ import TOOLS
+from common.tools.recipe import load_recipe
 from tests.launch import REPOSITORY
 
-# Blocks of "py" are fragments. Those of "python" are whole programs, which another test runs.
+DOCS = sorted((REPOSITORY / "docs").glob("*.md"))
+PAGES = [REPOSITORY / "README.md", *DOCS, REPOSITORY / "examples" / "README.md"]
+FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
+# A command in the middle of a sentence, perhaps over two lines.
+INLINE_COMMAND = re.compile(r"`((?:python|recipes)\s[^`]+)`")
+# It stands for any script of the reader.
+PLACEHOLDER = "script.py"
+
+# Blocks of "py" are fragments. Those of "python" are whole programs, which a slow test also runs.
 FRAGMENTS = [
     pytest.param(block, id=f"{page.stem}-{number}")
-    for page in sorted((REPOSITORY / "docs").glob("*.md"))
-    for number, block in enumerate(re.findall(r"^```py\n(.*?)^```$", page.read_text(), re.M | re.S))
+    for page in PAGES
+    for number, block in enumerate(
+        re.findall(r"^```py(?:thon)?\n(.*?)^```$", page.read_text(), re.M | re.S)
+    )
 ]
 
 
@@ -26,3 +46,113 @@ def test_fragment_parses_and_its_imports_exist(block: str) -> None:
             module = import_module(node.module)
             for alias in node.names:
                 assert hasattr(module, alias.name), alias.name
+
+
+def languages(text: str) -> list[str]:
+    """Return the language of each fenced block, empty where it names none."""
+    return [language for language, _ in FENCE.findall(text)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_each_fence_names_its_language(page: Path) -> None:
+    """Other tests choose the blocks that they run by language."""
+    text = page.read_text()
+    assert "" not in languages(text), f"{page.name} has a fence without a language"
+    lines_of_fences = re.findall(r"^ *```", text, re.MULTILINE)
+    assert len(lines_of_fences) == 2 * len(languages(text)), f"{page.name}: a fence is not closed"
+
+
+def test_fence_without_a_language_is_seen() -> None:
+    """The test above can fail."""
+    assert languages("```bash\na\n```\n\n```\nb\n```\n\n  ```\n  c\n  ```\n") == ["bash", "", ""]
+
+
+def inline_commands(text: str) -> list[str]:
+    """Return the commands within sentences, each on one line."""
+    return [" ".join(command.split()) for command in INLINE_COMMAND.findall(FENCE.sub("", text))]
+
+
+COMMANDS = sorted({command for page in PAGES for command in inline_commands(page.read_text())})
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_inline_command_is_accepted(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The script, module or tool exists, and its parser takes the flags as written."""
+    assert_accepted(shlex.split(command), monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "recipes comprae",
+        "recipes compare --plott picture.png",
+        "python benchmarks/missing.py",
+        "python benchmarks/speedrun.py --datasets cifar10",
+        "python benchmarks/speedrun.py --dataset cifar10 --seeds one",
+        "python recipes/resnet.py --epoch 3",
+        "python -m tests.missing",
+        "python -m tests.generated --case 3",
+    ],
+)
+def test_misspelt_inline_command_is_not_accepted(
+    command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The test above can fail."""
+    with pytest.raises((AssertionError, SystemExit)):
+        assert_accepted(shlex.split(command), monkeypatch)
+
+
+def assert_accepted(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check that a command names something that exists and takes these flags."""
+    if words[0] == "recipes":
+        assert_tool_takes(words[1], words[2:], monkeypatch)
+    elif words[1] == "-m":
+        assert_module_takes(words[2], words[3:], monkeypatch)
+    elif words[1] != PLACEHOLDER:
+        assert_script_takes(words[1], words[2:], monkeypatch)
+
+
+def assert_tool_takes(name: str, words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check that `recipes` has a tool, which takes these words if there are any."""
+    assert name in TOOLS, f"recipes has no command {name}"
+    if words:
+        # The others leave flags that they do not know to a recipe, and would go on.
+        assert name in ("compare", "predict", "workspace"), "teach this test about this tool"
+        main = import_module(TOOLS[name].module).main
+        assert_parser_takes(lambda: main(words), monkeypatch)
+
+
+def assert_module_takes(name: str, flags: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check that a module exists, and takes these flags if there are any."""
+    spec = importlib.util.find_spec(name)
+    assert spec is not None, f"there is no module {name}"
+    if flags:
+        is_package = spec.submodule_search_locations is not None
+        module = import_module(f"{name}.__main__" if is_package else name)
+        monkeypatch.setattr(sys, "argv", [name, *flags])
+        assert_parser_takes(module.main, monkeypatch)
+
+
+def assert_script_takes(path: str, flags: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check that a script exists and takes these flags."""
+    assert (REPOSITORY / path).is_file(), f"there is no {path}"
+    folder, _, name = path.rpartition("/")
+    if folder in ("recipes", "examples"):
+        monkeypatch.setattr(sys, "argv", [path, *flags])
+        parse_config(load_recipe(REPOSITORY / path).config_class)
+    else:
+        assert_module_takes(f"{folder.replace('/', '.')}.{Path(name).stem}", flags, monkeypatch)
+
+
+def assert_parser_takes(main: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check that a program's parser accepts its command line, and end the program then."""
+    parse = argparse.ArgumentParser.parse_args
+
+    def parse_and_end(parser: argparse.ArgumentParser, words: Iterable[str] | None = None) -> None:
+        parse(parser, None if words is None else [*words])
+        raise SystemExit(0)  # as after --help
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_and_end)
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 0, "the parser refused a flag"

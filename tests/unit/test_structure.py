@@ -93,10 +93,32 @@ OTHERS = [
 ]
 
 
-def imported(path: Path) -> set[str]:
+Nodes = dict[str, list[ast.AST]]  # by module
+Imports = dict[str, set[str]]  # modules of `common` that a module imports
+
+
+def nodes_of(path: Path) -> list[ast.AST]:
+    """Return the syntax of a file as a flat list."""
+    return [*ast.walk(ast.parse(path.read_text()))]
+
+
+# Parsing takes a second: not while tests are collected, which each of pytest's workers does.
+@pytest.fixture(scope="module")
+def nodes() -> Nodes:
+    """The syntax of all modules of `common`."""
+    return {module: nodes_of(path) for module, path in FILES.items()}
+
+
+@pytest.fixture(scope="module")
+def imports(nodes: Nodes) -> Imports:
+    """The imports of all modules of `common`."""
+    return {module: imported(FILES[module], nodes[module]) for module in FILES}
+
+
+def imported(path: Path, nodes: list[ast.AST]) -> set[str]:
     """Return the modules of `common` that a file imports anywhere, even for types only."""
     imports = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes:
         if isinstance(node, ast.Import):
             imports |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
@@ -111,9 +133,6 @@ def imported(path: Path) -> set[str]:
     return {name for name in imports if name.split(".")[0] == "common" and name != "common"}
 
 
-IMPORTS = {name: imported(path) for name, path in FILES.items()}
-
-
 def room_of(module: str) -> str:
     """Return the room of a module: common.data for common.data.order; each tool is a room."""
     depth = 3 if is_tool(module) else 2
@@ -124,10 +143,10 @@ def is_tool(module: str) -> bool:
     return module == "common.tools" or module.startswith("common.tools.")
 
 
-def test_imports_name_existing_modules() -> None:
+def test_imports_name_existing_modules(imports: Imports) -> None:
     """Otherwise the tests below would not see them."""
     assert len(ROOMS) > 30
-    for name, modules in IMPORTS.items():
+    for name, modules in imports.items():
         assert modules <= FILES.keys(), (name, modules - FILES.keys())
 
 
@@ -136,10 +155,10 @@ def test_every_room_has_a_level() -> None:
     assert {room_of(name) for name in ROOMS} == LEVEL.keys() | TOOLS.keys()
 
 
-def test_imports_run_downward_only() -> None:
+def test_imports_run_downward_only(imports: Imports) -> None:
     """This includes imports inside functions and for types only."""
-    imports = [(module, other) for module in FILES for other in IMPORTS[module]]
-    for module, other in imports:
+    pairs = [(module, other) for module in FILES for other in imports[module]]
+    for module, other in pairs:
         room = room_of(module)
         if room_of(other) == room:
             continue
@@ -149,14 +168,14 @@ def test_imports_run_downward_only() -> None:
             assert LEVEL.get(room_of(other), 99) < LEVEL[room], f"{module} imports {other}"
 
 
-def test_core_imports_no_tool() -> None:
+def test_core_imports_no_tool(imports: Imports) -> None:
     """A training process never needs a tool, not even inside a function or for a type."""
     for module in FILES:
-        tools = {other for other in IMPORTS[module] if is_tool(other)}
+        tools = {other for other in imports[module] if is_tool(other)}
         assert is_tool(module) or not tools, f"{module} imports {min(tools)}"
 
 
-def import_cycles() -> Iterator[list[str]]:
+def import_cycles(imports: Imports) -> Iterator[list[str]]:
     """Yield each cycle of imports that a walk through the modules meets."""
     finished: set[str] = set()
 
@@ -164,7 +183,7 @@ def import_cycles() -> Iterator[list[str]]:
         if module in path:
             yield [*path[path.index(module) :], module]
         elif module not in finished:
-            for other in sorted(IMPORTS.get(module, set())):
+            for other in sorted(imports.get(module, set())):
                 yield from walk(other, [*path, module])
             finished.add(module)
 
@@ -172,22 +191,22 @@ def import_cycles() -> Iterator[list[str]]:
         yield from walk(module, [])
 
 
-def test_imports_have_no_cycles() -> None:
+def test_imports_have_no_cycles(imports: Imports) -> None:
     """No module imports itself through others."""
-    assert [*import_cycles()] == []
+    assert [*import_cycles(imports)] == []
 
 
 # It observes the methods of a recipe's run, in the process of the recipe.
 PROVE = "common.tools.prove."
 
 
-def test_only_recipes_import_run() -> None:
+def test_only_recipes_import_run(nodes: Nodes, imports: Imports) -> None:
     """Nothing in `common` imports `common.run` or names its class, apart from `recipes prove`."""
-    for module, path in FILES.items():
+    for module in FILES:
         if module == "common.run" or module.startswith(PROVE):
             continue
-        assert "common.run" not in IMPORTS[module], module
-        for node in ast.walk(ast.parse(path.read_text())):
+        assert "common.run" not in imports[module], module
+        for node in nodes[module]:
             # An annotation may be a string.
             words = (
                 getattr(node, "id", ""),
@@ -214,12 +233,12 @@ def test_recipes_are_short(path: Path) -> None:
     assert len(path.read_text().splitlines()) <= MOST_LINES_OF_A_RECIPE
 
 
-def test_common_knows_no_recipe() -> None:
+def test_common_knows_no_recipe(nodes: Nodes) -> None:
     """The shared code imports no recipe, unpickles nothing, and trusts no code from the Hub."""
     others = {"recipes", "examples", "tests", "benchmarks", "pickle"}
     for module, path in FILES.items():
         text = path.read_text()
-        for node in ast.walk(ast.parse(text)):
+        for node in nodes[module]:
             names = []
             if isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]
@@ -242,23 +261,18 @@ INHERITED = {
 }
 
 
-def test_objects_have_their_attributes_from_the_start() -> None:
+def test_objects_have_their_attributes_from_the_start(nodes: Nodes) -> None:
     """A value that does not exist yet is None or empty, so no code asks `hasattr(self, ...)`."""
-    nodes = [
-        (module, node)
-        for module, path in FILES.items()
-        for node in ast.walk(ast.parse(path.read_text()))
-    ]
-    for module, node in nodes:
+    for name, node in ((module, node) for module in FILES for node in nodes[module]):
         if isinstance(node, ast.ClassDef):
             late_attributes = attributes_set(node) - attributes_at_start(node)
             assert not late_attributes, (
-                f"{module}: {node.name} sets {late_attributes} outside of its constructor"
+                f"{name}: {node.name} sets {late_attributes} outside of its constructor"
             )
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("hasattr", "getattr"):
             is_of_self = getattr(node.args[0], "id", "") == "self"
             is_named = isinstance(node.args[1], ast.Constant)
-            assert not (is_of_self and is_named), f"{module}, line {node.lineno}"
+            assert not (is_of_self and is_named), f"{name}, line {node.lineno}"
 
 
 @pytest.mark.parametrize(
@@ -322,11 +336,11 @@ HAS_COLLECTIVES = {
 }
 
 
-def test_ranks_agree_in_one_module() -> None:
+def test_ranks_agree_in_one_module(nodes: Nodes) -> None:
     """Other code calls the functions of `common.agreement`."""
     users = set()
-    for module, path in FILES.items():
-        for node in ast.walk(ast.parse(path.read_text())):
+    for module in FILES:
+        for node in nodes[module]:
             name = getattr(node, "attr", None) or getattr(node, "id", None)
             if name in COLLECTIVES:
                 users.add(module)
@@ -336,5 +350,5 @@ def test_ranks_agree_in_one_module() -> None:
 def test_other_code_imports_existing_modules() -> None:
     """Recipes, tests and benchmarks name only modules of `common` that exist."""
     for path in OTHERS:
-        unknown = {name for name in imported(path) if name not in FILES}
+        unknown = {name for name in imported(path, nodes_of(path)) if name not in FILES}
         assert not unknown, (path, unknown)

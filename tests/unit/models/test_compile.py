@@ -14,6 +14,12 @@ from common.models import compile as compile_module
 from common.models.compile import as_written, compile_layers, compile_model, is_compiled
 from tests.cuda_stand_in import Cuda
 
+# The first compilation imports Inductor, and with it modules of torch that use what torch itself
+# calls deprecated.
+pytestmark = pytest.mark.filterwarnings(
+    r"ignore:`torch\.jit\.script_method` is deprecated:DeprecationWarning"
+)
+
 
 class Small(torch.nn.Module):
     """A user's model. torch never compiles one of its own layers by itself."""
