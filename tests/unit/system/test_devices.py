@@ -45,7 +45,7 @@ DECIDES_BY_NAME = {
     "common/profile/phases.py",
     "common/profile/profiler.py",
     "common/system/devices/compilation.py",
-    "common/training/accelerator.py",
+    "common/training/precision.py",
 }
 
 
