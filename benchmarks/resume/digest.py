@@ -50,10 +50,9 @@ def normalized(code: str) -> str:
     """Return code as its syntax tree, without docstrings."""
     tree = ast.parse(code)
     for node in ast.walk(tree):
-        is_documented = isinstance(
-            node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-        )
-        if is_documented and ast.get_docstring(node) is not None:
+        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if ast.get_docstring(node) is not None:
             del node.body[0]
     return ast.dump(tree)
 

@@ -213,12 +213,12 @@ class Training:
             kill_all(launcher, self.ranks(attempt))
         self.outcome.attempts.append(self.recorded(attempt, has_failed=end is None))
         if end is None:
-            output = log.read_text(encoding="utf-8", errors="replace")
+            text = log.read_text(encoding="utf-8", errors="replace")
             words = f"{self.contestant.name}, attempt {attempt.number}:"
-            message = "\n".join([words, *output.splitlines()[-LAST_LINES:]])
+            message = "\n".join([words, *text.splitlines()[-LAST_LINES:]])
             if launcher.returncode == -signal.SIGKILL:
                 raise AttemptError(message, f"no end after {SECONDS_AT_MOST:.0f} seconds")
-            raise AttemptError(message, exception_line(output.replace(str(self.folder), "FOLDER")))
+            raise AttemptError(message, exception_line(text.replace(str(self.folder), "FOLDER")))
         return end
 
     def variables_of_stop(self) -> dict[str, str]:
