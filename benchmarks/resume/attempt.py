@@ -18,6 +18,8 @@ class Attempt:
     number: int  # from 0
     variant: str  # of the contestant's settings
     stop_after: int | None = None  # the update after whose record the process stops itself
+    # Not None: after that stop, it stops again when it has written so many bytes of its checkpoint.
+    stop_after_bytes: int | None = None
     is_resumed: bool = False
     checkpoint: str | None = None  # where to resume from, if the framework needs a path
 
