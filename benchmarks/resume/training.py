@@ -252,10 +252,11 @@ class Training:
     ) -> None:
         """Wait until a process stops itself in a save, or until that save must be over."""
         assert attempt.stop_after is not None
+        last_update = attempt.stop_after + MOST_UPDATES_IN_SAVE
+        deadline = time.monotonic() + SECONDS_AT_MOST
         while not any(is_stopped(rank) for rank in ranks):
-            if launcher.poll() is not None:
-                return
-            if self.recorded_last(attempt) >= attempt.stop_after + MOST_UPDATES_IN_SAVE:
+            is_over = self.recorded_last(attempt) >= last_update or launcher.poll() is not None
+            if is_over or time.monotonic() > deadline:
                 return
             time.sleep(SECONDS_BETWEEN_LOOKS)
 
