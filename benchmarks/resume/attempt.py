@@ -8,6 +8,7 @@ from pathlib import Path
 
 ATTEMPT_FILE = "attempt.json"
 RUN_FOLDER = "run"  # within the folder of the training: checkpoints and logs
+TEMPORARY_FOLDER = "temporary"  # within it, too: of an attempt that is killed in a save
 WEIGHTS_FILE = "final-weights.pt"
 
 

@@ -20,7 +20,13 @@ from typing import Any, Literal
 
 import psutil
 
-from benchmarks.resume.attempt import RUN_FOLDER, WEIGHTS_FILE, Attempt, record_name
+from benchmarks.resume.attempt import (
+    RUN_FOLDER,
+    TEMPORARY_FOLDER,
+    WEIGHTS_FILE,
+    Attempt,
+    record_name,
+)
 from benchmarks.resume.contestants import Contestant
 from benchmarks.resume.counting import Update, merge_ranks
 from benchmarks.resume.failures import exception_line
@@ -191,7 +197,7 @@ class Training:
         log = self.folder / f"attempt-{attempt.number}.log"
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         if attempt.stop_after_bytes is not None:
-            environment |= preloading(build_library(self.folder))
+            environment |= self.variables_of_stop()
         with log.open("w", encoding="utf-8") as output:
             launcher = psutil.Popen(
                 command,
@@ -214,6 +220,15 @@ class Training:
                 raise AttemptError(message, f"no end after {SECONDS_AT_MOST:.0f} seconds")
             raise AttemptError(message, exception_line(output.replace(str(self.folder), "FOLDER")))
         return end
+
+    def variables_of_stop(self) -> dict[str, str]:
+        """Return the variables of the environment with which a process can stop itself in a save.
+
+        Lightning writes into a temporary file and moves it, so temporary files are counted, too.
+        """
+        temporary = self.folder / TEMPORARY_FOLDER
+        temporary.mkdir(exist_ok=True)
+        return preloading(build_library(self.folder)) | {"TMPDIR": str(temporary)}
 
     def watch(self, launcher: psutil.Popen, attempt: Attempt) -> End | None:
         """Wait for an attempt's end, or for the moment to kill it; return None if it failed."""
@@ -239,11 +254,11 @@ class Training:
         Returns:
             The bytes that are new on the disk, as a share of `CHECKPOINT_BYTES`.
         """
-        before = files_in(self.run_folder)
+        before = files_in(self.folder)
         send(ranks, signal.SIGCONT)
         self.wait_for_stop(launcher, ranks, attempt)
         send(ranks, signal.SIGSTOP)
-        files = files_in(self.run_folder)
+        files = files_in(self.folder)
         written = sum(size for key, size in files.items() if before.get(key) != size)
         return round(written / CHECKPOINT_BYTES, 3)
 
