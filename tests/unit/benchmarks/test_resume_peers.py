@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import shlex
@@ -274,15 +275,16 @@ def test_process_stops_within_the_write_that_reaches_the_share(tmp_path: Path) -
     library = stopping.build_library(tmp_path)
     environment = {**stopping.preloading(library), "PYTHONPATH": str(REPOSITORY)}
     command = [sys.executable, "-c", WRITES_AT_ONCE, str(tmp_path)]
-    with psutil.Popen(command, env=environment) as process:
-        try:
-            while not is_stopped(process):
-                assert process.poll() is None, "it was not stopped"
-                time.sleep(0.01)
-            assert (tmp_path / "run" / "large").stat().st_size == 200_001
-            process.send_signal(signal.SIGCONT)
-            assert process.wait(timeout=60) == 0
-        finally:
+    process = psutil.Popen(command, env=environment)
+    try:
+        while not is_stopped(process):
+            assert process.poll() is None, "it was not stopped"
+            time.sleep(0.01)
+        assert (tmp_path / "run" / "large").stat().st_size == 200_001
+        process.send_signal(signal.SIGCONT)
+        assert process.wait(timeout=60) == 0
+    finally:
+        with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
     assert (tmp_path / "run" / "large").stat().st_size == 1_000_000
 
