@@ -14,6 +14,9 @@ from hypothesis import strategies as st
 from common.config import TrainingConfig
 from common.data.order import EvaluationOrder, TrainingOrder
 from common.errors import UserError
+from common.json_files import write_json
+from common.run_directory.code_tree import collect_tree
+from common.run_directory.records import ATTEMPTS, PROVENANCE, Attempt, Provenance
 from common.tools.prove.checks.resuming import MANNERS, draw_interruptions
 from common.tools.prove.command import main, read_command_line
 from common.tools.prove.few_samples import FewEvaluationSamples, FewTrainingSamples, few_of
@@ -27,6 +30,7 @@ from common.tools.prove.flags import (
     words_of,
 )
 from common.tools.prove.observation import RECORD, line_of, read_launches
+from common.tools.prove.proof import code_of, has_passed
 from common.tools.prove.receipt import (
     FORMAT,
     CheckResult,
@@ -36,7 +40,7 @@ from common.tools.prove.receipt import (
     read_receipt,
     write_receipt,
 )
-from common.tools.prove.report import badge, table
+from common.tools.prove.report import badge, show_report, table
 from common.tools.prove.results import first_differing_tensor
 from common.tools.rows import Row, first_differing_row
 from tests.git_repository import commit_all
@@ -274,6 +278,39 @@ def test_the_commit_is_of_the_repository_that_the_recipe_is_in(
     alone.write_text("")
     assert commit_of_file(alone) is None
     assert is_edited(alone) is None
+
+
+def test_the_code_beside_a_recipe_changes_the_receipt(tmp_path: Path) -> None:
+    """The file of the recipe stays the same, and a module that it imports is edited."""
+    (tmp_path / "train.py").write_text("import helper\n")
+    helper = tmp_path / "helper.py"
+    helper.write_text("SCALE = 1\n")
+    commit = commit_all(tmp_path)
+    codes = []
+    for text in ("SCALE = 1\n", "SCALE = 2\n", "SCALE = 3\n"):
+        helper.write_text(text)
+        tree = collect_tree(tmp_path.resolve(), {helper.resolve()}).tree
+        directory = tmp_path / f"run-{len(codes)}"
+        (directory / PROVENANCE).mkdir(parents=True)
+        attempt = Attempt(global_step=0, trees=[tree])
+        write_json(directory / ATTEMPTS, Provenance(attempts=[attempt]).to_json())
+        codes += code_of([tmp_path / "nowhere", directory])
+    assert {code.commit for code in codes} == {commit}
+    assert codes[0].patch_sha256 is None
+    assert len({code.patch_sha256 for code in codes}) == 3
+    edited = receipt(True).model_copy(update={"code": codes[1:2]})
+    assert f"code with the patch {str(codes[1].patch_sha256)[:7]}" in badge(edited)
+
+
+def test_a_proof_without_an_answer_claims_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    """It does not pass, so that the command exits with status 1, and it says why."""
+    empty = receipt(None, None)
+    assert not has_passed(empty.checks)
+    assert has_passed(receipt(None, True).checks)
+    assert not has_passed(receipt(False, True).checks)
+    assert badge(empty).startswith("– `recipes prove`: no check applies; ")
+    show_report(empty, Path("proof.json"))
+    assert "nothing is proven" in " ".join(capsys.readouterr().out.split())
 
 
 def test_the_line_for_a_readme_counts_what_applies() -> None:
