@@ -41,6 +41,8 @@ class TrainingLoss(Note):
     function: str
     value: float  # mean over the elements
     micro_batch: int  # number within the update
+    # What the outputs say, as means over the elements: accuracy and error, or mse and mae.
+    means: dict[str, float] = {}
 
 
 class RowOutcomes(Observed):
