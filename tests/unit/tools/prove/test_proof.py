@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from common.config import TrainingConfig
-from common.data.order import EvaluationOrder, TrainingOrder
+from common.data.order import Blocks, EvaluationOrder, TrainingOrder
 from common.errors import UserError
 from common.json_files import write_json
 from common.run_directory.code_tree import collect_tree
@@ -141,6 +141,47 @@ def test_few_samples_are_used_as_all_would_be(
     assert len(evaluation) == len(set(evaluation)) == most
     assert training <= set(evaluation) <= set(range(total))
     assert max(evaluation) - min(evaluation) >= total // 2  # from all over the split
+
+
+@settings(deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 40), min_size=1, max_size=30),
+    most=st.integers(8, 30),
+    world_size=st.integers(1, 2),
+)
+def test_few_samples_of_blocks_are_used_as_all_would_be(
+    sizes: list[int], most: int, world_size: int
+) -> None:
+    """With `--streaming`, samples lie in blocks; a proof reads few of them, and all over the split.
+
+    A resumed run goes on with the same samples.
+    """
+    total = sum(sizes)
+    assume(total > most)
+    blocks = Blocks(np.array(sizes), 4)
+    training: list[int] = []
+    evaluation: list[int] = []
+    for rank in range(world_size):
+        order = few_of(
+            TrainingOrder(total, 2, 2, world_size, rank, 0, None, blocks), FewTrainingSamples, most
+        )
+        assert order.num_samples == order.blocks.sizes.sum() == most
+        batches = [batch.tolist() for batch in order.micro_batches(1, 0)]
+        assert len(batches) == most // (4 * world_size) * 2
+        assert [batch.tolist() for batch in order.micro_batches(1, 1)] == batches[2:]
+        training += [index for batch in batches for index in batch]
+        other = few_of(
+            EvaluationOrder(total, 4, world_size, rank, None, blocks), FewEvaluationSamples, most
+        )
+        evaluation += [index for batch in other.micro_batches() for index in batch.tolist()]
+    assert len(training) == len(set(training)) == most // (4 * world_size) * 4 * world_size
+    assert len(evaluation) == len(set(evaluation)) == most
+    assert set(training) <= set(evaluation) <= set(range(total))
+    block_of_sample = np.searchsorted(np.cumsum(sizes), sorted(evaluation), side="right")
+    used = np.unique(block_of_sample)
+    assert len(used) <= max(8, 2 * most // min(sizes))
+    if len(sizes) >= 8:
+        assert len(used) >= 8
 
 
 @given(st.integers(0, 1000))
