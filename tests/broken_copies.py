@@ -43,6 +43,7 @@ class Broken:
     flags: tuple[str, ...] = SMALL
     # A check that it does not concern, which must pass.
     passes: str | None = None
+    updates: int = 12  # of the reference run
 
     def write(self, folder: Path) -> Path:
         """Write the copy into a folder, and return its file.
@@ -192,6 +193,37 @@ BROKEN: tuple[Broken, ...] = (
         ),
         check="figures",
         words=("2 times those that were computed", "the number of processes"),
+    ),
+    Broken(
+        "the second process repeats a batch at the end of an epoch",
+        MLP,
+        (
+            (
+                OBJECTIVE,
+                """\
+def last_again(order: Any) -> None:
+    micro_batches = order.micro_batches
+
+    def changed(epoch: int, first_update: int = 0) -> torch.Tensor:
+        batches = micro_batches(epoch, 0)
+        batches[-1] = batches[0]
+        return batches[first_update * order.accumulation :]
+
+    object.__setattr__(order, "micro_batches", changed)
+
+
+OBJECTIVE = """,
+            ),
+            (
+                "        model, description = build_model(config, data)\n",
+                "        if accelerator.process_index == 1:\n"
+                "            last_again(train_loader.order)\n"
+                "        model, description = build_model(config, data)\n",
+            ),
+        ),
+        check="samples",
+        words=("epoch 1 used 16 training samples more than once",),
+        updates=32,  # an epoch of 8 updates
     ),
     Broken(
         "training metric of the least likely class",
