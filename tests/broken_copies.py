@@ -339,6 +339,20 @@ OBJECTIVE = """,
         flags=("--dataset", "digits"),
     ),
     Broken(
+        "a list that keeps the logits of evaluations",
+        MLP,
+        (
+            (OBJECTIVE, f"KEPT: list[torch.Tensor] = []\n{OBJECTIVE}"),
+            (
+                '            sums.add(loss, logits, batch["labels"])\n',
+                '            sums.add(loss, logits, batch["labels"])\n'
+                "            KEPT.append(logits)\n",
+            ),
+        ),
+        check="memory",
+        words=("live tensors grows by", "MiB an evaluation", "the list `KEPT` in train.py"),
+    ),
+    Broken(
         "generator object not kept",
         MLP,
         (
