@@ -41,6 +41,7 @@ class Broken:
     check: str  # that must fail
     words: tuple[str, ...]  # that its causes must have
     flags: tuple[str, ...] = SMALL
+    helpers: tuple[tuple[str, str], ...] = ()  # further files: paths beside it, and their texts
     # A check that it does not concern, which must pass.
     passes: str | None = None
     updates: int = 12  # of the reference run
@@ -58,6 +59,10 @@ class Broken:
             source = source.replace(old, new)
         path = folder / "train.py"
         path.write_text(source)
+        for name, text in self.helpers:
+            helper = folder / name
+            helper.parent.mkdir(exist_ok=True)
+            helper.write_text(text)
         return path
 
 
@@ -351,6 +356,17 @@ OBJECTIVE = """,
         ),
         check="memory",
         words=("live tensors grows by", "MiB an evaluation", "the list `KEPT` in train.py"),
+    ),
+    Broken(
+        ".item() in a module of another folder",
+        MLP,
+        (
+            (TORCH, f"{TORCH}from parts.values import value_of\n"),
+            (RECORD, RECORD.replace("loss,", "value_of(loss),")),
+        ),
+        check="waits",
+        words=("values.py, line 2", ".item()", "called by train.py, line", "value_of(loss)"),
+        helpers=(("parts/values.py", "def value_of(loss):\n    return loss.item()\n"),),
     ),
     Broken(
         "generator object not kept",
