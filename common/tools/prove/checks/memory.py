@@ -11,9 +11,9 @@ from common.tools.prove.observation import ObservedRun
 from common.tools.prove.steady import eventful_run, steady_run
 
 MEBIBYTE = 2**20
-# The most that memory may grow by, in MiB an update or an evaluation. Live tensors and a device's allocator are
-# exact. The process's allocator also has small objects of Python. Resident memory, which is only
-# used where the allocator does not tell, grows and shrinks by whole pages.
+# The most that memory may grow by, in MiB an update or an evaluation. Live tensors and a device's
+# allocator are exact. The process's allocator also has small objects of Python. Resident memory,
+# which is only used where the allocator does not tell, grows and shrinks by whole pages.
 MOST = {
     "tensors": 0.0002,
     "device": 0.01,
@@ -32,8 +32,8 @@ BYTES_OF_TENSOR = 512  # besides its values: the objects of Python and C++
 LEAST_POINTS = 5
 LEAST_RISES = 0.7  # share of the neighbouring points between which memory rises; noise has half
 ADVICE = (
-    "keep no tensors from update to update, or of evaluations: hand them to run.record, or keep numbers; `.detach()` "
-    "a loss that is added up, whose graph of gradients would stay"
+    "keep no tensors from update to update, or of evaluations: hand them to run.record, or keep "
+    "numbers; `.detach()` a loss that is added up, whose graph of gradients would stay"
 )
 
 
