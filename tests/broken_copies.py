@@ -41,8 +41,10 @@ class Broken:
     check: str  # that must fail
     words: tuple[str, ...]  # that its causes must have
     flags: tuple[str, ...] = SMALL
+    helpers: tuple[tuple[str, str], ...] = ()  # further files: paths beside it, and their texts
     # A check that it does not concern, which must pass.
     passes: str | None = None
+    updates: int = 12  # of the reference run
 
     def write(self, folder: Path) -> Path:
         """Write the copy into a folder, and return its file.
@@ -57,6 +59,10 @@ class Broken:
             source = source.replace(old, new)
         path = folder / "train.py"
         path.write_text(source)
+        for name, text in self.helpers:
+            helper = folder / name
+            helper.parent.mkdir(exist_ok=True)
+            helper.write_text(text)
         return path
 
 
@@ -194,6 +200,44 @@ BROKEN: tuple[Broken, ...] = (
         words=("2 times those that were computed", "the number of processes"),
     ),
     Broken(
+        "the second process repeats a batch at the end of an epoch",
+        MLP,
+        (
+            (
+                OBJECTIVE,
+                """\
+def last_again(order: Any) -> None:
+    micro_batches = order.micro_batches
+
+    def changed(epoch: int, first_update: int = 0) -> torch.Tensor:
+        batches = micro_batches(epoch, 0)
+        batches[-1] = batches[0]
+        return batches[first_update * order.accumulation :]
+
+    object.__setattr__(order, "micro_batches", changed)
+
+
+OBJECTIVE = """,
+            ),
+            (
+                "        model, description = build_model(config, data)\n",
+                "        if accelerator.process_index == 1:\n"
+                "            last_again(train_loader.order)\n"
+                "        model, description = build_model(config, data)\n",
+            ),
+        ),
+        check="samples",
+        words=("epoch 1 used 16 training samples more than once",),
+        updates=32,  # an epoch of 8 updates
+    ),
+    Broken(
+        "training metric of the least likely class",
+        MLP,
+        (("logits.argmax(-1) ==", "logits.argmin(-1) =="),),  # the evaluation does not use it
+        check="figures",
+        words=("the loop recorded accuracy", "the outputs of this micro-batch give"),
+    ),
+    Broken(
         "a file opened once and read on",
         MLP,
         (
@@ -298,6 +342,31 @@ BROKEN: tuple[Broken, ...] = (
         check="memory",
         words=("the process's memory grows",),
         flags=("--dataset", "digits"),
+    ),
+    Broken(
+        "a list that keeps the logits of evaluations",
+        MLP,
+        (
+            (OBJECTIVE, f"KEPT: list[torch.Tensor] = []\n{OBJECTIVE}"),
+            (
+                '            sums.add(loss, logits, batch["labels"])\n',
+                '            sums.add(loss, logits, batch["labels"])\n'
+                "            KEPT.append(logits)\n",
+            ),
+        ),
+        check="memory",
+        words=("live tensors grows by", "MiB an evaluation", "the list `KEPT` in train.py"),
+    ),
+    Broken(
+        ".item() in a module of another folder",
+        MLP,
+        (
+            (TORCH, f"{TORCH}from parts.values import value_of\n"),
+            (RECORD, RECORD.replace("loss,", "value_of(loss),")),
+        ),
+        check="waits",
+        words=("values.py, line 2", ".item()", "called by train.py, line", "value_of(loss)"),
+        helpers=(("parts/values.py", "def value_of(loss):\n    return loss.item()\n"),),
     ),
     Broken(
         "generator object not kept",

@@ -10,6 +10,7 @@ from common.tools.prove.command import main
 from common.tools.prove.observation import Interrupted, MicroBatch, read_launches
 from common.tools.prove.receipt import read_receipt
 from tests.launch import REPOSITORY
+from tests.unit.data.test_parquet import images_folder
 
 RECIPE = REPOSITORY / "recipes" / "mnist_mlp.py"
 
@@ -37,3 +38,22 @@ def test_a_recipe_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert min(steps[-1]) > 0
     (reference,) = read_launches(folder / "reference")
     assert {record.epoch for record in reference.of(MicroBatch)} == {0, 1, 2, 3}
+
+
+@pytest.mark.slow
+def test_a_recipe_that_streams_passes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], forking_python: Path
+) -> None:
+    """The proof reads few samples of its blocks, so its updates are as few as without streaming."""
+    receipt_path = tmp_path / "proof.json"
+    data = images_folder(tmp_path / "data")
+    words = [str(RECIPE), "--dataset", str(data), "--streaming", "--batch-size", "4"]
+    words += ["--hidden-sizes", "32", "--checks", "resumes,samples", "--updates", "16"]
+    main([*words, "--output", str(receipt_path), "--folder", str(tmp_path / "runs")])
+    receipt = read_receipt(receipt_path)
+    assert receipt.passed, capsys.readouterr().out
+    assert receipt.updates == 16
+    samples = receipt.checks[1].compared
+    assert samples.startswith("36 training samples")
+    assert "whole epochs: 4 of reference, 1 of divided, 1 of two-processes, 4 of interr" in samples
+    assert receipt.code[0].commit is not None

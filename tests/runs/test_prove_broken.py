@@ -16,7 +16,6 @@ from tests.broken_copies import BROKEN, BY_DEFAULT, Broken
 
 VARIABLE = "RECIPE_TESTS_BROKEN"
 OTHERS = pytest.mark.skipif(os.environ.get(VARIABLE) != "all", reason=f"{VARIABLE} is not all")
-UPDATES = 12  # of the reference run
 
 
 def test_each_copy_has_its_mistake(tmp_path: Path) -> None:
@@ -44,7 +43,7 @@ def test_broken_copy_fails_for_its_cause(
     output = tmp_path / "proof.json"
     names = [name for name in (broken.check, broken.passes) if name is not None]
     words = [str(recipe), *broken.flags, "--checks", ",".join(names), "--output", str(output)]
-    words += ["--folder", str(tmp_path / "runs"), "--updates", str(UPDATES)]
+    words += ["--folder", str(tmp_path / "runs"), "--updates", str(broken.updates)]
     with pytest.raises(SystemExit) as ended:
         main(words)
     assert ended.value.code == 1

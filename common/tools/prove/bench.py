@@ -47,6 +47,8 @@ class RunSpec:
     # The number of processes of the launches after the first one; None: the same number.
     resumed_processes: int | None = None
     environment: tuple[tuple[str, str], ...] = ()
+    # Of each split other than the training split, at most; None: as many as in the reference run.
+    evaluation_samples: int | None = None
     # Whether each launch is a fresh interpreter, with a seed of hashes of its own.
     is_fresh: bool = False
 
@@ -168,7 +170,7 @@ class Bench:
             folder=str(folder),
             launch=number,
             training_samples=self.flags.training_samples,
-            evaluation_samples=self.flags.evaluation_samples,
+            evaluation_samples=spec.evaluation_samples or self.flags.evaluation_samples,
             is_observed=spec.is_observed,
             instruments=spec.instruments,
             interruption=planned,

@@ -31,7 +31,7 @@ INSTRUMENTS = tuple(
     f"common.tools.prove.instruments.{name}"
     for name in ("without_dropout", "updates", "outcomes", "rows_used")
 )
-UPDATES = 6
+UPDATES = 6  # that are compared
 # Tolerances. All but the last are relative.
 LOSS = 1e-3
 GRADIENTS = 1e-2
@@ -86,11 +86,16 @@ def run_of(
     resumed_processes: int | None = None,
     environment: tuple[tuple[str, str], ...] = (),
 ) -> ObservedRun:
-    """Return a short run that makes its updates in a way, in fp32 and without dropout."""
+    """Return a run of an epoch that makes its updates in a way, in fp32 and without dropout.
+
+    The epoch is whole, so that the check of samples sees all of it on several processes.
+    """
+    effective_batch = way.batch_size * way.accumulation * way.processes
+    updates = max(UPDATES, bench.flags.training_samples // effective_batch)
     flags = (
         *("--batch-size", str(way.batch_size)),
         *("--gradient-accumulation-steps", str(way.accumulation)),
-        *("--max-steps", str(UPDATES), "--log-every", "1"),
+        *("--max-steps", str(updates), "--log-every", "1"),
         *("--mixed-precision", "no"),
     )
     spec = RunSpec(
@@ -141,7 +146,9 @@ def last_launches(run: ObservedRun) -> dict[int, int]:
 
 
 def updates_of(run: ObservedRun) -> dict[int, Update]:
-    """Return the updates of a run by number, from 1.
+    """Return the first `UPDATES` updates of a run by number, from 1.
+
+    Rounding moves the weights of later ones further apart.
 
     If a resume repeated an update, its last execution counts. Gradients and learning rates are
     those of rank 0.
@@ -168,6 +175,7 @@ def updates_of(run: ObservedRun) -> dict[int, Update]:
             tuple(rates[step]),
         )
         for step in sorted(last_launch)
+        if step < UPDATES
     }
 
 

@@ -41,6 +41,8 @@ class TrainingLoss(Note):
     function: str
     value: float  # mean over the elements
     micro_batch: int  # number within the update
+    # What the outputs say, as means over the elements: accuracy and error, or mse and mae.
+    means: dict[str, float] = {}
 
 
 class RowOutcomes(Observed):
@@ -137,4 +139,7 @@ class Wait(Note):
     file: str
     line: int
     operation: str  # in words
+    caller_file: str  # where the user's code has called that line; its own place if it is there
+    caller_line: int
+    is_installed: bool  # whether the line is in an installed package
     is_logged: bool  # whether the update ends with a log line

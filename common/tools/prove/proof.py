@@ -12,6 +12,7 @@ import torch
 from common.console import CONSOLE, say
 from common.digests import sha256_of_file
 from common.errors import UserError
+from common.run_directory.provenance import saved_attempts
 from common.sentences import writing
 from common.system.platforms import command_line, shown_path
 from common.tools.prove import receipt as receipts
@@ -37,7 +38,9 @@ class Request:
 
 
 def prove(request: Request) -> bool:
-    """Carry out a proof, show the answers, and return whether all checks passed.
+    """Carry out a proof, show the answers, and return whether all checks passed that apply.
+
+    If no check applies, nothing is proven, and the result is False.
 
     Raises:
         UserError: the request can't work.
@@ -141,6 +144,28 @@ def run_check(check: Check, bench: Bench) -> receipts.CheckResult:
     return result
 
 
+def has_passed(results: Sequence[receipts.CheckResult]) -> bool:
+    """Whether at least one check applies, and all that apply have passed."""
+    answers = {result.passed for result in results}
+    return True in answers and False not in answers
+
+
+def code_of(directories: Sequence[Path]) -> list[receipts.ProvenCode]:
+    """Return the code that the first run with a record of its code has used."""
+    for directory in directories:
+        attempts = saved_attempts(directory)
+        if attempts:
+            return [
+                receipts.ProvenCode(
+                    commit=tree.commit,
+                    patch_sha256=tree.patch_sha256,
+                    not_saved=tree.not_saved,
+                )
+                for tree in attempts[0].trees
+            ]
+    return []
+
+
 def make_receipt(
     request: Request,
     recipe: Recipe,
@@ -158,11 +183,12 @@ def make_receipt(
     words = ["recipes", "prove", str(request.recipe), *request.flags]
     return receipts.ProofReceipt(
         format=receipts.FORMAT,
-        passed=all(result.passed is not False for result in results),
+        passed=has_passed(results),
         recipe=str(request.recipe),
         recipe_sha256=sha256_of_file(recipe.path),
         recipe_commit=receipts.commit_of_file(recipe.path),
         recipe_is_edited=receipts.is_edited(recipe.path),
+        code=code_of([run.directory for run in bench.finished.values()]),
         command=command_line(
             [*words, "--draws", str(request.seed), "--updates", str(request.updates)]
         ),

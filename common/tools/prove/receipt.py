@@ -27,6 +27,19 @@ class CheckResult(Record):
     seconds: float
 
 
+class ProvenCode(Record):
+    """A folder of code that the runs used: the recipe's, or that of this library.
+
+    Equal commits and patches mean equal code, including modules beside the recipe.
+    """
+
+    commit: str | None  # None: the folder is in no git repository
+    # Of a patch of all that differed from the commit; without a commit, of all files that the runs
+    # used. None: nothing differed.
+    patch_sha256: str | None
+    not_saved: list[str]  # files that the patch lacks, each with the reason
+
+
 class ProofReceipt(Record):
     """The contents of `proof.json`."""
 
@@ -36,6 +49,9 @@ class ProofReceipt(Record):
     recipe_sha256: str = Field(pattern="^[0-9a-f]{64}$")
     recipe_commit: str | None  # of the repository that the recipe is in
     recipe_is_edited: bool | None  # whether the file differs from this commit; None without one
+    # The recipe's folder, and that of this library if it is another. Empty: no run has written it,
+    # or an earlier version made the receipt.
+    code: list[ProvenCode] = Field(default_factory=list)
     command: str
     flags: list[str]  # words of the reference run
     seed: int  # of the draws

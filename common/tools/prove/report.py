@@ -9,6 +9,10 @@ from common.tools.prove.receipt import CheckResult, ProofReceipt
 
 MARKS = {True: "✓", False: "✗", None: "–"}
 DIGITS = 7  # of a commit or a file's hash
+NOTHING_PROVEN = (
+    "nothing is proven, because none of these checks applies to this recipe: leave out --checks, "
+    "or name others"
+)
 
 
 def show_result(result: CheckResult) -> None:
@@ -29,6 +33,8 @@ def show_report(receipt: ProofReceipt, path: Path) -> None:
     """
     print_facts(table(receipt.checks), title="checks")
     say(f"receipt: {path}")
+    if is_without_answer(receipt):
+        say(NOTHING_PROVEN)
     say(badge(receipt))
 
 
@@ -41,6 +47,11 @@ def table(results: Sequence[CheckResult]) -> list[list[str]]:
     return rows
 
 
+def is_without_answer(receipt: ProofReceipt) -> bool:
+    """Whether no check applies to the recipe."""
+    return all(result.passed is None for result in receipt.checks)
+
+
 def badge(receipt: ProofReceipt) -> str:
     """Return one line of Markdown with the result, the file, the date and the machine."""
     applicable = [result for result in receipt.checks if result.passed is not None]
@@ -49,12 +60,21 @@ def badge(receipt: ProofReceipt) -> str:
     if receipt.recipe_commit:
         edited = ", edited" if receipt.recipe_is_edited else ""
         facts.append(f"commit {receipt.recipe_commit[:DIGITS]}{edited}")
+    facts += facts_of_patches(receipt)
     if receipt.environment is not None:
         torch_version = receipt.environment.versions.get("torch", "unknown")
         facts += [f"torch {torch_version}", receipt.environment.device]
     facts.append(receipt.began[:10])
+    if is_without_answer(receipt):
+        return f"{MARKS[None]} `recipes prove`: no check applies; {'; '.join(facts)}"
     names = ", ".join(result.name for result in applicable if result.passed)
     return (
         f"{MARKS[receipt.passed]} `recipes prove`: {passed_count} of {len(applicable)} checks "
         f"passed ({names or 'none'}); {'; '.join(facts)}"
     )
+
+
+def facts_of_patches(receipt: ProofReceipt) -> list[str]:
+    """Return the digests of patches, if the code has other changes than those of the recipe."""
+    digests = [code.patch_sha256 for code in receipt.code if code.patch_sha256 is not None]
+    return [f"code with the patch {digest[:DIGITS]}" for digest in digests]

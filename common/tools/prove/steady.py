@@ -1,4 +1,7 @@
-"""A longer run without evaluations, saves and usual observers, to measure memory and speed."""
+"""Runs without the usual observers, to measure memory and speed.
+
+One has updates alone. The other has an evaluation after each update, and many saves and epochs.
+"""
 
 from itertools import pairwise
 from statistics import median
@@ -10,6 +13,7 @@ from common.tools.prove.observation import ObservedRun, Recorded
 MOST_UPDATES = 60
 LEAST_UPDATES = 40
 SECONDS = 60.0  # that the run may take, if it is no faster than the reference run
+SAVE_EVERY = 4  # updates of the eventful run
 NEVER = "100000"  # updates, more than a proof makes
 
 
@@ -24,6 +28,21 @@ def steady_run(bench: Bench) -> ObservedRun:
             *("--gradient-accumulation-steps", "1"),
         ),
         instruments=tuple(f"common.tools.prove.instruments.{name}" for name in ("memory", "clock")),
+        is_observed=False,
+    )
+    return bench.run(spec)
+
+
+def eventful_run(bench: Bench) -> ObservedRun:
+    """Return a run that evaluates after each update and often saves, to measure memory alone."""
+    spec = RunSpec(
+        "eventful",
+        (
+            *("--max-steps", str(LEAST_UPDATES), "--epochs", "1000", "--log-every", str(EVERY)),
+            *("--eval-every", "1", "--checkpoint-every", str(SAVE_EVERY)),
+            *("--gradient-accumulation-steps", "1"),
+        ),
+        instruments=("common.tools.prove.instruments.memory",),
         is_observed=False,
     )
     return bench.run(spec)

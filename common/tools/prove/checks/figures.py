@@ -3,7 +3,6 @@
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, median
 
@@ -12,11 +11,13 @@ from pydantic import JsonValue
 from common.objective import PREFIXES
 from common.tools.prove.bench import Bench, Cause, Check, Verdict, failed
 from common.tools.prove.comparison import run_of, ways_of
+from common.tools.prove.counts import Counts
 from common.tools.prove.notes import Interval, Outcome, TrainingLoss, TrainingMode
 from common.tools.prove.observation import Evaluated, ObservedRun, Recorded
 from common.tools.prove.outcomes import Reading, judge, readings_of
 from common.tools.prove.results import Results
 from common.tools.prove.steady import steady_run
+from common.tools.prove.training_metrics import wrong_metrics
 from common.tools.rows import Row, number_or_none, step_of
 from common.track.names import THROUGHPUT
 
@@ -36,14 +37,6 @@ ADVICE_OF_LOSS = (
 )
 
 
-@dataclass
-class Counts:
-    """How much was compared."""
-
-    figures: int = 0
-    unknown: int = 0  # figures of evaluations that can't be computed again
-
-
 def answer(bench: Bench) -> Verdict:
     """Compute the figures of several runs again, and compare them with those that were logged."""
     ways = ways_of(bench)
@@ -55,6 +48,7 @@ def answer(bench: Bench) -> Verdict:
     for run in (divided, distributed):
         causes += training_modes(run)
         causes += wrong_losses(whole, run, counts)
+        causes += wrong_metrics(run, counts.metrics)
     causes += wrong_figures(divided, counts)
     causes += wrong_figures(distributed, counts, right_figures(divided))
     causes += wrong_speeds(steady_run(bench), counts)
@@ -62,10 +56,11 @@ def answer(bench: Bench) -> Verdict:
 
 
 def verdict_of(causes: Sequence[Cause], counts: Counts) -> Verdict:
-    compared = f"{counts.figures} figures, computed again from batches and outcomes"
-    if counts.unknown:
-        compared += f" ({counts.unknown} others of evaluations have a kind that is unknown here)"
-    return failed(compared, causes) if causes else Verdict(True, compared)
+    """Return the answer; None if no loss and no metric could be computed again."""
+    compared = counts.in_words()
+    if causes:
+        return failed(compared, causes)
+    return Verdict(True if counts.has_outcomes else None, compared)
 
 
 # The rows of training
@@ -81,7 +76,7 @@ def wrong_rows(run: ObservedRun, counts: Counts) -> Iterator[Cause]:
         for name, value in expected.items():
             if name not in row:
                 continue
-            counts.figures += 1
+            counts.rows.compared += 1
             logged = number_or_nan(row[name])
             if not is_mean(logged, value):
                 yield Cause(
@@ -135,21 +130,25 @@ def wrong_losses(whole: ObservedRun, run: ObservedRun, counts: Counts) -> Iterat
     Args:
         whole: a run of one micro-batch an update, on one process.
         run: a run with several micro-batches or processes.
+        counts: gets the losses whose multiple could be compared, and those whose could not.
     """
-    counts.figures += len(recorded_losses(run))
+    losses = len(recorded_losses(run))
     multiples = zip(multiples_of_losses(whole), multiples_of_losses(run), strict=False)
     known = [(first, second) for first, second in multiples if first and second]
     if any(is_multiple(second / first, 1.0) for first, second in known):
+        counts.losses.compared += losses
         return
     for first, second in known:
         for factor, words in factors(run):
             if is_multiple(second / first, factor):
+                counts.losses.compared += losses
                 yield Cause(
                     f"the recorded losses are {factor:.3g} times those that were computed, which "
                     f"is {words}",
                     ADVICE_OF_LOSS,
                 )
                 return
+    counts.losses.unknown += losses
 
 
 def multiples_of_losses(run: ObservedRun) -> list[float | None]:
@@ -260,9 +259,9 @@ def wrong_figures(
         for name, value in logged_figures(run, record).items():
             judged = judge(name, value, readings)
             if judged.is_right is None or (trusted is not None and name not in trusted):
-                counts.unknown += name != "count"
+                counts.evaluations.unknown += name != "count"
                 continue
-            counts.figures += 1
+            counts.evaluations.compared += 1
             if not judged.is_right:
                 ranks = f" on {run.world_size} processes" if run.world_size > 1 else ""
                 yield Cause(
@@ -333,7 +332,7 @@ def wrong_speeds(run: ObservedRun, counts: Counts) -> Iterator[Cause]:
         if speed and interval.after >= FIRST_UPDATES:
             samples = (interval.step - interval.after) * per_update
             ratios.append(speed * interval.seconds / samples)
-    counts.figures += len(ratios)
+    counts.speeds.compared += len(ratios)
     if ratios and abs(median(ratios) - 1) > SPEED:
         yield Cause(
             f"{THROUGHPUT} times the seconds of the clock is {median(ratios):.2f} times "

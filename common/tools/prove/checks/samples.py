@@ -28,23 +28,32 @@ ADVICE_EVALUATION = (
     "to whatever is added up"
 )
 
+NO_WHOLE_EPOCH = Cause(
+    "the run on two processes made no whole epoch, so nobody knows whether they use all samples",
+    "pass fewer --updates or more --epochs, so that an epoch is shorter",
+)
+
 
 def answer(bench: Bench) -> Verdict:
     """Check the reference run, one on two processes, and all runs that were interrupted."""
     ways = ways_of(bench)
+    distributed = run_of(bench, "two-processes", ways.distributed)
     runs = [
         bench.reference,
         run_of(bench, "divided", ways.divided),
-        run_of(bench, "two-processes", ways.distributed),
+        distributed,
         *interrupted_runs(bench),
     ]
     causes = [cause for run in runs for cause in causes_of(run)]
+    if not whole_epochs(distributed):
+        causes.append(NO_WHOLE_EPOCH)
     evaluations = sum(len(complete_evaluations(run)) for run in runs)
     samples = bench.reference.started.split_sizes["train"]
     launches = sum(len(run.of_rank(0)) for run in runs)
+    epochs = ", ".join(f"{len(whole_epochs(run))} of {run.name}" for run in runs)
     compared = (
         f"{samples} training samples and {evaluations} evaluations, in {len(runs)} runs with "
-        f"{launches} starts"
+        f"{launches} starts; whole epochs: {epochs}"
     )
     return failed(compared, causes) if causes else Verdict(True, compared)
 
@@ -119,6 +128,15 @@ def final_micro_batches(run: ObservedRun) -> list[MicroBatch]:
     ]
 
 
+def whole_epochs(run: ObservedRun) -> list[int]:
+    """Return the epochs, from 0, of which a run has made all updates."""
+    updates: defaultdict[int, set[int]] = defaultdict(set)
+    for record in final_micro_batches(run):
+        updates[record.epoch].add(record.step)
+    whole = run.started.updates_per_epoch
+    return sorted(epoch for epoch, steps in updates.items() if len(steps) == whole)
+
+
 def wrong_epochs(run: ObservedRun) -> Iterator[Cause]:
     """Yield a cause if an epoch uses a sample twice, or leaves out more than it may.
 
@@ -128,10 +146,9 @@ def wrong_epochs(run: ObservedRun) -> Iterator[Cause]:
     size = started.split_sizes["train"]
     whole = started.updates_per_epoch * started.samples_per_update
     uses: defaultdict[int, Counter[int]] = defaultdict(Counter)
-    updates: defaultdict[int, set[int]] = defaultdict(set)
     for record in final_micro_batches(run):
         uses[record.epoch].update(record.samples)
-        updates[record.epoch].add(record.step)
+    made = whole_epochs(run)
     for epoch, counts in sorted(uses.items()):
         repeated = [sample for sample, count in counts.items() if count > 1]
         if repeated:
@@ -141,8 +158,7 @@ def wrong_epochs(run: ObservedRun) -> Iterator[Cause]:
                 ADVICE_TRAINING,
             )
             return
-        is_whole = len(updates[epoch]) == started.updates_per_epoch
-        if is_whole and len(counts) != whole:
+        if epoch in made and len(counts) != whole:
             yield Cause(
                 f"epoch {epoch + 1} used {len(counts)} of {size} training samples, and only "
                 f"{size - whole} may be left out, as an incomplete batch",

@@ -3,6 +3,7 @@
 import linecache
 from collections import defaultdict
 from pathlib import Path
+from typing import NamedTuple
 
 from common.tools.prove.bench import Bench, Check, RunSpec, Verdict
 from common.tools.prove.notes import Wait
@@ -31,22 +32,61 @@ def answer(bench: Bench) -> Verdict:
 
 
 def verdict_of(run: ObservedRun) -> Verdict:
-    """Name each line that waits between log lines."""
-    updates_by_place: defaultdict[tuple[str, int, str], set[int]] = defaultdict(set)
+    """Name each line that waits between log lines.
+
+    A wait in an installed package is named without a failure, because the user can't edit it.
+    """
+    updates_by_place: defaultdict[Place, set[int]] = defaultdict(set)
     for _, wait in run.all(Wait):
         if wait.step >= FIRST and not wait.is_logged:
-            updates_by_place[wait.file, wait.line, wait.operation].add(wait.step)
+            updates_by_place[place_of(wait)].add(wait.step)
     # Updates FIRST to UPDATES - 1, without those that end with a log line.
     watched = sum(1 for step in range(FIRST, UPDATES) if (step + 1) % LOG_EVERY)
     causes = []
-    for (file, line, operation), updates in sorted(updates_by_place.items()):
-        text = linecache.getline(file, line).strip()
-        causes.append(
-            f"{Path(file).name}, line {line}, waits for the device by {operation}, in "
-            f"{len(updates)} of {watched} updates: {text}"
-        )
+    waits_of_packages = []
+    for place, updates in sorted(updates_by_place.items()):
+        sentence = in_words(place, f"in {len(updates)} of {watched} updates")
+        (waits_of_packages if place.is_installed else causes).append(sentence)
     compared = f"each operation of the loop in {watched} updates without a log line"
+    if waits_of_packages:
+        compared += f"; installed packages wait as well: {'; '.join(waits_of_packages)}"
     return Verdict(not causes, compared, tuple(causes), ADVICE if causes else "")
+
+
+class Place(NamedTuple):
+    """Where the loop waits, and the line of the user's code that led there."""
+
+    file: str
+    line: int
+    operation: str
+    caller_file: str
+    caller_line: int
+    is_installed: bool
+
+
+def place_of(wait: Wait) -> Place:
+    return Place(
+        wait.file,
+        wait.line,
+        wait.operation,
+        wait.caller_file,
+        wait.caller_line,
+        wait.is_installed,
+    )
+
+
+def in_words(place: Place, updates: str) -> str:
+    """Return where the loop waits, in which updates, and who has called that line."""
+    text = linecache.getline(place.file, place.line).strip()
+    sentence = (
+        f"{Path(place.file).name}, line {place.line}, waits for the device by {place.operation}, "
+        f"{updates}: {text}"
+    )
+    if (place.caller_file, place.caller_line) == (place.file, place.line):
+        return sentence
+    caller_text = linecache.getline(place.caller_file, place.caller_line).strip()
+    caller = f"{Path(place.caller_file).name}, line {place.caller_line}"
+    return f"{sentence} (called by {caller}: {caller_text})"
 
 
 CHECK = Check(

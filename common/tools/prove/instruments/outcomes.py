@@ -11,6 +11,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -136,6 +137,7 @@ class Outcomes:
                         function=function,
                         value=value,
                         micro_batch=self.session.micro_batch,
+                        means=means_of_outputs(function, input.detach(), target.detach()),
                     )
                 )
             return result
@@ -221,6 +223,21 @@ def outcomes_of_rows(function: str, input: torch.Tensor, target: torch.Tensor) -
             distances=means_of_rows(errors.abs(), rows),
         )
     return RowOutcomes()
+
+
+def means_of_outputs(function: str, input: torch.Tensor, target: torch.Tensor) -> dict[str, float]:
+    """Return what the outputs of a micro-batch say, as means by name; see `TrainingLoss`."""
+    if not target.ndim or not len(target):
+        return {}
+    of_rows = outcomes_of_rows(function, input, target)
+    means = {}
+    if of_rows.hits is not None:
+        means["accuracy"] = fmean(of_rows.hits)
+        means["error"] = 1 - means["accuracy"]
+    if of_rows.squares is not None and of_rows.distances is not None:
+        means["mse"] = fmean(of_rows.squares)
+        means["mae"] = fmean(of_rows.distances)
+    return means
 
 
 def means_of_rows(elements: torch.Tensor, rows: int) -> list[float]:

@@ -7,12 +7,14 @@ Two modes of torch see them. The dispatcher sees `.item()`, `bool(tensor)`, `pri
 comparisons and operations whose result has a size that depends on values. It does not see
 `.tolist()`, `.numpy()`, and on a CPU `.cpu()`: a mode of torch's Python functions sees these.
 
-An operation counts if the innermost code that is no library's is in the recipe's file or in a file
-beside it. `common`, which the recipe calls, waits at log lines alone.
+An operation counts if the innermost code that is no library's is the user's, in whatever folder, or
+that of an installed package that the user's code calls. `common`, which the recipe calls, waits at
+log lines alone.
 
 It writes a `Wait` for such an operation, once for each line and update.
 """
 
+import os
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator
@@ -30,6 +32,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as tree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import common
 from common.data.batch import Batch
 from common.data.loader import Loader
 from common.lifecycle.evaluations import Evaluations
@@ -71,6 +74,7 @@ MADE_UNSEEN = ("from_numpy", "frombuffer")
 LIBRARIES = tuple(str(Path(str(module.__file__)).parent) for module in (torch, accelerate, numpy))
 # torch's optimizers, schedules and averages read counters that lie on the host.
 OPTIMIZERS = str(Path(str(torch.__file__)).parent / "optim")
+OWN = f"{Path(str(common.__file__)).parent}{os.sep}"
 STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"]
 INSTALLED = (
     "site-packages",
@@ -148,9 +152,11 @@ class Watch:
         if self.is_evaluating or self.function in CHECKED_ON_CPU:
             return
         frame = calling_frame(sys._getframe(1))
+        if frame is None or is_own(frame.f_code.co_filename):
+            return
         run = self.run
-        folder = Path(run.context.recipe_file).resolve().parent
-        if frame is None or Path(frame.f_code.co_filename).resolve().parent != folder:
+        caller = users_frame(frame, Path(run.context.recipe_file).resolve())
+        if caller is None:
             return
         place = (self.session.step, frame.f_code.co_filename, frame.f_lineno, operation)
         if place in self.told:
@@ -162,6 +168,9 @@ class Watch:
                 file=place[1],
                 line=place[2],
                 operation=operation,
+                caller_file=caller.f_code.co_filename,
+                caller_line=caller.f_lineno,
+                is_installed=is_installed(place[1]),
                 is_logged=bool(run.plan.logs(self.session.step + 1)),
             )
         )
@@ -323,14 +332,40 @@ def calling_frame(frame: FrameType | None) -> FrameType | None:
     return None
 
 
+def users_frame(frame: FrameType, recipe: Path) -> FrameType | None:
+    """Return the frame of the user's code from which a frame was called; None if there is none.
+
+    This is the recipe's own frame if there is one, and otherwise the nearest one.
+    """
+    nearest = None
+    caller: FrameType | None = frame
+    while caller is not None:
+        path = caller.f_code.co_filename
+        if not (is_library(path) or is_installed(path) or is_own(path)):
+            nearest = nearest or caller
+            if Path(path).resolve() == recipe:
+                return caller
+        caller = caller.f_back
+    return nearest
+
+
+def is_own(path: str) -> bool:
+    """Whether a file belongs to this library."""
+    return path.startswith(OWN)
+
+
+def is_installed(path: str) -> bool:
+    """Whether a file belongs to an installed package."""
+    return any(folder in Path(path).parts for folder in INSTALLED)
+
+
 def is_library(path: str) -> bool:
     """Whether a file belongs to torch, Accelerate, NumPy or Python's standard library."""
     # Unlike in `common.tools.prove.reach`, other installed packages are no libraries: their own
     # waits are not those of the recipe's line that calls them.
     if path.startswith((*LIBRARIES, "<")):
         return True
-    is_installed = any(folder in Path(path).parts for folder in INSTALLED)
-    return path.startswith(STANDARD_LIBRARY) and not is_installed
+    return path.startswith(STANDARD_LIBRARY) and not is_installed(path)
 
 
 def storage_of(tensor: torch.Tensor) -> Any:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -26,6 +28,7 @@ from tests.unit.tools.prove.made_up import (
     started,
 )
 
+COUPLED = mixers(couples_samples=True)
 WHOLE = Way(8, 1)
 DIVIDED = Way(4, 2)
 DISTRIBUTED = Way(4, 1, processes=2)
@@ -171,6 +174,45 @@ def test_batch_norm_on_processes_leaves_out_evaluations(tmp_path: Path) -> None:
     verdict = processes.verdict_of(pair_of(DISTRIBUTED, tmp_path, **changes))
     assert verdict.passed is True
     assert "BatchNorm2d averages its statistics over processes" in verdict.compared
+
+
+@pytest.mark.parametrize("wrong", [None, "from-one-to-two", "from-two-to-one"])
+def test_runs_that_change_the_number_of_processes_are_compared(
+    wrong: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From one to two and from two to one; a difference names the direction."""
+    resumed_processes: dict[str, object] = {}
+
+    def run_for(bench: object, name: str, way: Way, **options: object) -> ObservedRun:
+        resumed_processes[name] = options.get("resumed_processes")
+        folder = tmp_path / name
+        folder.mkdir()
+        losses = (3.0, 2.0, 1.5 if name == wrong else 1.0)
+        return run_of(way, folder, losses=losses)
+
+    monkeypatch.setattr(processes, "run_of", run_for)
+    bench: Any = SimpleNamespace(batch_size=4, accumulation=2)
+    verdict = processes.answer(bench)
+    assert verdict.passed is (wrong is None)
+    if wrong is None:
+        assert resumed_processes["from-one-to-two"] == 2
+        assert resumed_processes["from-two-to-one"] == 1
+        assert "killed on two processes after update 5 and resumed on one" in verdict.compared
+    else:
+        words = "stopped on one" if wrong == "from-one-to-two" else "killed on two"
+        assert words in verdict.causes[0]
+
+
+def test_a_resume_that_is_not_compared_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One process makes an update of a coupled loss as a single batch."""
+    runs = {way: run_of(way, tmp_path, mixing=COUPLED) for way in (WHOLE, DIVIDED, DISTRIBUTED)}
+    monkeypatch.setattr(processes, "run_of", lambda bench, name, way, **options: runs[way])
+    bench: Any = SimpleNamespace(batch_size=4, accumulation=2)
+    verdict = processes.answer(bench)
+    assert verdict.passed is True
+    assert "no resume on another number of processes was compared" in verdict.compared
 
 
 def test_batch_norm_does_not_excuse_a_wrong_schedule(tmp_path: Path) -> None:

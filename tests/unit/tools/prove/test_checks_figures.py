@@ -10,22 +10,26 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import f1_score
 
 from common.tools.prove.checks.figures import (
-    Counts,
     training_modes,
+    verdict_of,
     wrong_figures,
     wrong_losses,
     wrong_rows,
     wrong_speeds,
 )
+from common.tools.prove.counts import Count, Counts
+from common.tools.prove.instruments.outcomes import means_of_outputs
 from common.tools.prove.notes import Interval, Outcome, TrainingLoss, TrainingMode
 from common.tools.prove.observation import ObservedRun
 from common.tools.prove.observed import Observed
 from common.tools.prove.outcomes import KNOWN, Reading, Row, judge, macro_f1, readings_of
+from common.tools.prove.training_metrics import wrong_metrics
 from common.track.names import THROUGHPUT
 from tests.unit.tools.prove.made_up import evaluated, recorded, run_with, started
 
@@ -195,7 +199,9 @@ def test_multiples_of_losses_are_explained(
     """A loss may be a multiple of a computed one, if it is the same on all numbers of processes."""
     first = run_that_records(*whole)
     second = run_that_records(*distributed, world_size=2)
-    causes = [cause.sentence for cause in wrong_losses(first, second, Counts())]
+    counts = Counts()
+    causes = [cause.sentence for cause in wrong_losses(first, second, counts)]
+    assert counts.losses.compared + counts.losses.unknown == 3
     assert len(causes) == (words is not None)
     assert words is None or words in causes[0]
 
@@ -217,7 +223,7 @@ def test_rows_are_means_of_what_was_recorded(tmp_path: Path) -> None:
     ]
     counts = Counts()
     assert [*wrong_rows(run_with(records, directory=tmp_path, rows=rows), counts)] == []
-    assert counts.figures == 6
+    assert counts.rows.compared == 6
     for name, value in (("train/loss", 6.1), ("train/hits", 0.7), ("progress/samples", 12)):
         wrong = [rows[0], rows[1] | {name: value}]
         (cause,) = wrong_rows(run_with(records, directory=tmp_path, rows=wrong), Counts())
@@ -268,6 +274,69 @@ def test_rows_and_summaries_may_have_null_and_a_torn_end(
     assert all("was logged as nan" in cause.sentence for cause in causes)
     [*wrong_figures(run, Counts())]
     [*wrong_speeds(run, Counts())]
+
+
+def test_losses_that_no_function_of_torch_computes_are_not_counted_as_compared() -> None:
+    """Nothing is computed again then, so the check does not claim to have passed."""
+    losses = [recorded(step, loss=3.0 - step) for step in range(3)]
+    runs = [run_with([started(), *losses]), run_with([started(world_size=2), *losses])]
+    counts = Counts()
+    assert [*wrong_losses(*runs, counts)] == []
+    assert (counts.losses.compared, counts.losses.unknown) == (0, 3)
+    counts.rows.compared = 4
+    verdict = verdict_of([], counts)
+    assert verdict.passed is None
+    assert verdict.compared == (
+        "computed again: 4 means in rows; not computed again, because their kind is unknown here: "
+        "3 recorded losses"
+    )
+    counts.metrics.compared = 1
+    assert verdict_of([], counts).passed is True
+
+
+def trained(*computed: dict[str, float], metrics: dict[str, float]) -> ObservedRun:
+    """Return a run of one micro-batch of 4 samples, in which losses were computed."""
+    notes = [
+        TrainingLoss(step=0, function="f", value=1.0, micro_batch=0, means=means)
+        for means in computed
+    ]
+    sums = {name: (4 * value, 4) for name, value in metrics.items()}
+    return run_with([started(), *notes, recorded(0, metrics=sums)])
+
+
+@pytest.mark.parametrize(
+    ("computed", "name", "value", "compared", "is_wrong"),
+    [
+        ([{"accuracy": 0.75, "error": 0.25}], "accuracy", 0.75, 1, False),
+        ([{"accuracy": 0.75, "error": 0.25}], "error_rate", 0.25, 1, False),
+        ([{"accuracy": 0.75}], "accuracy", 0.25, 1, True),
+        ([{"mse": 2.0, "mae": 1.0}], "mae", 1.002, 1, False),  # in bf16
+        ([{"mse": 2.0, "mae": 1.0}], "mae", 2.0, 1, True),
+        ([{"accuracy": 0.75}], "beauty", 0.25, 0, False),
+        ([], "accuracy", 0.25, 0, False),
+        ([{"accuracy": 0.75}, {"accuracy": 0.5}], "accuracy", 0.5, 1, False),
+        ([{"accuracy": 0.75}, {"accuracy": 0.5}], "accuracy", 0.25, 0, False),
+    ],
+)
+def test_metrics_of_training_are_computed_again(
+    computed: list[dict[str, float]], name: str, value: float, compared: int, is_wrong: bool
+) -> None:
+    count = Count()
+    causes = [*wrong_metrics(trained(*computed, metrics={name: value}), count)]
+    assert (count.compared, count.unknown) == (compared, 1 - compared)
+    assert bool(causes) == is_wrong
+    assert all(f"recorded {name} {value:.6g} in update 1" in cause.sentence for cause in causes)
+
+
+def test_outputs_of_a_micro_batch_give_means() -> None:
+    logits = torch.tensor([[2.0, 1.0], [0.0, 3.0], [1.0, 0.0], [1.0, 0.0]])
+    labels = torch.tensor([0, 1, 1, 0])
+    means = means_of_outputs("cross_entropy", logits, labels)
+    assert means == {"accuracy": 0.75, "error": 0.25}
+    errors = means_of_outputs("mse_loss", torch.tensor([1.0, 3.0]), torch.zeros(2))
+    assert errors == {"mse": 5.0, "mae": 2.0}
+    soft = means_of_outputs("cross_entropy", logits, torch.full((4, 2), 0.5))
+    assert soft == {}, "mixed labels have no right class"
 
 
 def test_training_mode_is_named() -> None:

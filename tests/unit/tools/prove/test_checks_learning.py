@@ -1,7 +1,8 @@
-"""The check `learns`, on made-up evaluations."""
+"""The check `learns`, on made-up evaluations, and its margins, on simulated models that guess."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -10,29 +11,37 @@ import pytest
 
 from common.objective import Objective
 from common.tools.prove.bench import RunSpec
-from common.tools.prove.checks.learning import answer
+from common.tools.prove.checks.learning import answer, learning_spec
+from common.tools.prove.margins import ERRORS, LATER_ERRORS, Evaluation, improvement
 from common.tools.prove.observation import AnyObserved, ObservedLaunch, ObservedRun
+from common.tools.prove.outcomes import Reading, Row
 from tests.unit.tools.prove.observed import evaluated, run, started
+
+ACCURACY = Objective("accuracy", "max")
+SAMPLES = 400
+EXPERIMENTS = 400
+LOOKS = (ERRORS, LATER_ERRORS)  # in the first run and in the longer one
+MOST_PASSES = 0.05  # share of the models that guess
 
 
 class MadeUpBench:
-    """Has a reference run and a longer run with made-up accuracies."""
+    """Has a first run and a longer run with made-up accuracies."""
 
     def __init__(self, short: Sequence[float], longer: Sequence[float], flags: dict[str, Any]):
-        self.recipe = SimpleNamespace(objective=Objective("accuracy", "max"))
+        self.recipe = SimpleNamespace(objective=ACCURACY)
         self.flags = SimpleNamespace(flags=flags)
-        self.reference = observed_run(short)
-        self.longer = observed_run(longer)
+        self.runs = {"learning": observed_run(short), "longer": observed_run(longer)}
         self.specs: list[RunSpec] = []
 
     def run(self, spec: RunSpec) -> ObservedRun:
         self.specs.append(spec)
-        return self.longer
+        return self.runs[spec.name]
 
 
 def observed_run(accuracies: Sequence[float]) -> ObservedRun:
     """Return a run whose first accuracy is that before training."""
-    records: list[AnyObserved] = [started()]
+    sizes = {"train": 14, "validation": SAMPLES}
+    records: list[AnyObserved] = [started().model_copy(update={"split_sizes": sizes})]
     for number, accuracy in enumerate(accuracies):
         phase = "validation" if number else "rehearsal"
         records.append(evaluated(number, accuracy, phase))
@@ -42,11 +51,15 @@ def observed_run(accuracies: Sequence[float]) -> ObservedRun:
 @pytest.mark.parametrize(
     ("short", "longer", "passed", "compared"),
     [
-        ([0.3, 0.5, 0.4], [], True, "0.3 before training, 0.5 after 1 updates"),
+        ([0.3, 0.4, 0.5], [], True, "0.3 before training, 0.5 after 2 updates"),
+        # The last model counts, not the best one.
+        ([0.3, 0.5, 0.3], [0.3, 0.5, 0.31], False, "0.3 before training, 0.31 after 2 updates"),
         ([0.3, 0.3, 0.2], [0.3, 0.3, 0.6], True, "0.3 before training, 0.6 after 2 updates"),
-        ([0.3, 0.2, 0.1], [0.3, 0.3, 0.2], False, "0.3 before training, 0.3 after 1 updates"),
-        ([0.3, float("nan")], [0.3, float("nan")], False, "accuracy on 9 samples of validation"),
-        ([0.3], [], False, "accuracy on 9 samples of validation"),
+        ([0.3, 0.2, 0.1], [0.3, 0.3, 0.2], False, "0.3 before training, 0.2 after 2 updates"),
+        # Two standard errors are 0.065.
+        ([0.3, 0.36], [0.3, 0.36], False, "0.3 before training, 0.36 after 1 updates (margin: 0.0"),
+        ([0.3, float("nan")], [0.3, float("nan")], False, "accuracy on 400 samples of validation"),
+        ([0.3], [0.3], False, "accuracy on 400 samples of validation"),
         ([], [], None, "no evaluation before the first update"),
     ],
 )
@@ -57,11 +70,124 @@ def test_only_a_longer_run_shows_that_a_recipe_does_not_learn(
     verdict = answer(bench)
     assert verdict.passed is passed
     assert compared in verdict.compared
-    expected = [RunSpec("longer", ("--epochs", "12"))] if longer else []
+    expected = [learning_spec("learning")]
+    if longer:
+        expected.append(learning_spec("longer", ("--epochs", "12")))
     assert bench.specs == expected
 
 
 def test_a_run_limited_by_steps_gets_more_steps() -> None:
-    bench: Any = MadeUpBench([0.3, 0.3], [0.3, 0.4], {"--max-steps": ["9"]})
+    bench: Any = MadeUpBench([0.3, 0.3], [0.3, 0.5], {"--max-steps": ["9"]})
     assert answer(bench).passed
-    assert bench.specs == [RunSpec("longer", ("--max-steps", "36"))]
+    assert bench.specs[1] == learning_spec("longer", ("--max-steps", "36"))
+
+
+def test_final_evaluation_may_be_of_the_best_model() -> None:
+    """It is on the validation split if there is no other. The last model was evaluated before."""
+    last = observed_run([0.3, 0.5, 0.3])
+    (first_launch,) = last.launches
+    records = (*first_launch.records, evaluated(2, 0.5, "final"))
+    bench: Any = MadeUpBench([], [0.3, 0.3], {"--epochs": ["3"]})
+    bench.runs["learning"] = run(ObservedLaunch(0, 0, records))
+    assert answer(bench).passed is False
+
+
+def reading_of(hits: Sequence[bool], losses: Sequence[float] = ()) -> Reading:
+    """Return a pass over samples, all in one batch."""
+    rows = [
+        Row(number, hit=float(hit), loss=losses[number] if losses else None)
+        for number, hit in enumerate(hits)
+    ]
+    return Reading("validation", [[rows]], calls=1)
+
+
+def evaluation(hits: Sequence[bool], *, is_paired: bool) -> Evaluation:
+    value = sum(hits) / len(hits)
+    return Evaluation(value, len(hits), [reading_of(hits)] if is_paired else [])
+
+
+@pytest.mark.parametrize(
+    ("samples", "share", "changed", "is_paired"),
+    [
+        (73, 0.1, 1.0, True),
+        (73, 0.1, 1.0, False),
+        (73, 0.5, 0.05, True),
+        (360, 0.1, 1.0, True),
+        (360, 0.1, 0.05, True),
+        (360, 0.5, 1.0, False),
+    ],
+)
+def test_a_guesser_rarely_passes(
+    samples: int, share: float, changed: float, is_paired: bool
+) -> None:
+    """Neither in the first run nor in the longer one, if training changes its guesses at random.
+
+    Args:
+        share: of the guesses that are right.
+        changed: the share of samples for which training draws another guess.
+    """
+    draws = random.Random(0)
+    passes = 0
+    for _ in range(EXPERIMENTS):
+        before = [draws.random() < share for _ in range(samples)]
+        answers = []
+        for errors in LOOKS:
+            after = [draws.random() < share if draws.random() < changed else hit for hit in before]
+            answers.append(
+                improvement(
+                    ACCURACY,
+                    evaluation(before, is_paired=is_paired),
+                    evaluation(after, is_paired=is_paired),
+                    errors,
+                ).is_enough
+            )
+        passes += any(answers)
+    assert passes / EXPERIMENTS <= MOST_PASSES
+
+
+@pytest.mark.parametrize("samples", [73, 360])
+def test_a_loss_that_changes_at_random_rarely_passes(samples: int) -> None:
+    draws = random.Random(0)
+    objective = Objective("loss", "min")
+    passes = 0
+    for _ in range(EXPERIMENTS):
+        before, *looks = ([draws.expovariate(1.0) for _ in range(samples)] for _ in range(3))
+        first = evaluation_of_losses(before)
+        answers = [
+            improvement(objective, first, evaluation_of_losses(after), errors)
+            for after, errors in zip(looks, LOOKS, strict=True)
+        ]
+        assert "paired by" in answers[0].basis
+        passes += any(each.is_enough for each in answers)
+    assert passes / EXPERIMENTS <= MOST_PASSES
+
+
+def evaluation_of_losses(losses: Sequence[float]) -> Evaluation:
+    hits = [False] * len(losses)
+    return Evaluation(sum(losses) / len(losses), len(losses), [reading_of(hits, losses)])
+
+
+def test_pairs_show_smaller_improvements() -> None:
+    """Of 73 samples, 8 more are right and none is wrong that was right before."""
+    before = [number < 30 for number in range(73)]
+    after = [number < 38 for number in range(73)]
+    for is_paired in (True, False):
+        first, second = (evaluation(hits, is_paired=is_paired) for hits in (before, after))
+        assert improvement(ACCURACY, first, second).is_enough is is_paired
+        assert not improvement(ACCURACY, second, first).is_enough
+
+
+def test_objective_of_another_kind_needs_a_relative_margin() -> None:
+    objective = Objective("frechet", "min")
+    before = Evaluation(60.0, SAMPLES)
+    assert not improvement(objective, before, Evaluation(55.0, SAMPLES)).is_enough
+    better = improvement(objective, before, Evaluation(50.0, SAMPLES))
+    assert better.is_enough
+    assert "10% of the value before training" in better.basis
+
+
+def test_outcomes_of_other_figures_are_not_paired() -> None:
+    """An accuracy of the recipe's own kind is not the mean of these hits."""
+    hits = [True, False, False, False]
+    own = Evaluation(0.9, 4, [reading_of(hits)])
+    assert "standard errors of a share" in improvement(ACCURACY, own, own).basis

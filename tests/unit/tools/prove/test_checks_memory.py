@@ -6,10 +6,12 @@ import random
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from common.tools.prove.checks import memory
 from common.tools.prove.checks.memory import MEBIBYTE, MOST, verdict_of
 from common.tools.prove.instruments.holders import holder_of
 from common.tools.prove.instruments.memory import bytes_in_use, bytes_of, live_tensors
@@ -88,6 +90,21 @@ def test_growing_tensors_are_named_first() -> None:
         "tensors of float32 [16 × 10] became more by 50, to 60, held by the list `history` of main "
         "in train.py"
     )
+
+
+def test_growth_with_evaluations_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run of updates alone does not grow. The other one keeps 5 batches an evaluation."""
+    kept = notes({"tensor_bytes": lambda step: 5 * 640 * step, "tensors": lambda step: 5 * step})
+    bench: Any = None
+    for measured_notes, passed in ((notes({}), True), (kept, False)):
+        eventful = run_with(measured_notes)
+        monkeypatch.setattr(memory, "steady_run", lambda bench: run_with(notes({})))
+        monkeypatch.setattr(memory, "eventful_run", lambda bench, run=eventful: run)
+        verdict = memory.answer(bench)
+        assert verdict.passed is passed
+        assert "with an evaluation after each update: " in verdict.compared
+        assert all("MiB an evaluation" in cause for cause in verdict.causes)
+        assert bool(verdict.causes) is not passed
 
 
 def test_short_run_has_no_answer() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from common.tools.prove.checks.samples import causes_of
+from common.tools.prove.checks.samples import causes_of, whole_epochs
 from common.tools.prove.notes import NotGiven, UnusedRows
 from common.tools.prove.observation import ObservedRun
 from common.tools.prove.observed import Observed
@@ -57,6 +57,28 @@ def test_missing_samples_are_counted() -> None:
     updates = [*EPOCHS[:3], (3, 1, (5, 4, 3))]
     (sentence,) = sentences(run_with(training(updates)))
     assert "epoch 2 used 7 of 10 training samples, and only 2 may be left out" in sentence
+
+
+def rank_of_two(updates: Sequence[tuple[int, int, Sequence[int]]]) -> list[Observed]:
+    """Return the records of one of two processes, each with 2 of the 4 samples of an update."""
+    records: list[Observed] = [started(batch_size=2, world_size=2)]
+    for step, epoch, samples in updates:
+        records += [micro_batch(step, samples=samples, epoch=epoch), recorded(step)]
+    return records
+
+
+def test_samples_of_a_whole_epoch_are_counted_over_ranks() -> None:
+    first = rank_of_two([(0, 0, (0, 1)), (1, 0, (4, 5))])
+    second = [(0, 0, (2, 3)), (1, 0, (6, 7))]
+    right = run_with(first, rank_of_two(second))
+    assert sentences(right) == []
+    assert whole_epochs(right) == [0]
+    fewer = run_with(first, rank_of_two([second[0], (1, 0, (6,))]))
+    assert "epoch 1 used 7 of 10 training samples" in sentences(fewer)[0]
+    again = run_with(first, rank_of_two([second[0], (1, 0, (2, 3))]))
+    assert sentences(again) == ["epoch 1 used 2 training samples more than once (2, 3)"]
+    short = run_with(rank_of_two([(0, 0, (0, 1))]), rank_of_two(second[:1]))
+    assert whole_epochs(short) == [], "the second update of the epoch is missing"
 
 
 def test_epoch_that_was_interrupted_may_be_incomplete() -> None:

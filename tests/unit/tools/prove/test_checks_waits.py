@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import linecache
+import runpy
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +20,16 @@ from tests.unit.tools.prove.made_up import run_with
 
 
 def wait_note(step: int, *, is_logged: bool = False) -> Wait:
-    return Wait(step=step, file=__file__, line=1, operation=".tolist()", is_logged=is_logged)
+    return Wait(
+        step=step,
+        file=__file__,
+        line=1,
+        operation=".tolist()",
+        caller_file=__file__,
+        caller_line=1,
+        is_installed=False,
+        is_logged=is_logged,
+    )
 
 
 def test_a_line_that_waits_is_named_with_its_text() -> None:
@@ -34,12 +45,27 @@ def test_first_updates_and_log_lines_may_wait() -> None:
     assert verdict_of(run_with(notes)).passed is True
 
 
+def test_the_line_that_called_is_named_as_well() -> None:
+    note = wait_note(2).model_copy(update={"caller_line": 3})
+    (cause,) = verdict_of(run_with([note])).causes
+    assert "line 1, waits for the device" in cause
+    assert "(called by test_checks_waits.py, line 3: from __future__" in cause
+
+
+def test_a_wait_in_an_installed_package_is_said() -> None:
+    note = wait_note(2).model_copy(update={"is_installed": True, "caller_line": 3})
+    verdict = verdict_of(run_with([note]))
+    assert verdict.passed is True
+    assert "installed packages wait as well: test_checks_waits.py, line 1" in verdict.compared
+
+
 class Notes:
     """A session that keeps what an instrument notes."""
 
     def __init__(self) -> None:
         self.step = 0
         self.operations: list[str] = []
+        self.waits: list[Wait] = []
         device = torch.device("cpu")
         self.run = SimpleNamespace(
             device=device,
@@ -50,10 +76,16 @@ class Notes:
 
     def write(self, wait: Wait) -> None:
         self.operations.append(wait.operation)
+        self.waits.append(wait)
 
 
 def operations_of(body: Callable[[torch.Tensor], object]) -> list[str]:
     """Return the waits in a loop's body, which gets a tensor of the device."""
+    return notes_of(body).operations
+
+
+def notes_of(body: Callable[[torch.Tensor], object]) -> Notes:
+    """Return what is noted of a loop's body, which gets a tensor of the device."""
     session = Notes()
     watch = Watch(session)  # type: ignore[arg-type]
 
@@ -62,7 +94,25 @@ def operations_of(body: Callable[[torch.Tensor], object]) -> list[str]:
 
     for values in watch.batches(batches, session.run, None):  # type: ignore[arg-type]
         body(values)
-    return session.operations
+    return session
+
+
+@pytest.mark.parametrize(
+    ("folder", "is_installed"), [("sub", False), ("lib/site-packages/package", True)]
+)
+def test_a_helper_in_another_folder_is_seen(
+    folder: str, is_installed: bool, tmp_path: Path
+) -> None:
+    """Both its own line and the recipe's are noted."""
+    helper = tmp_path / folder / "helper.py"
+    helper.parent.mkdir(parents=True)
+    helper.write_text("def total(values):\n    return values.sum().item()\n")
+    total = runpy.run_path(str(helper))["total"]
+    (wait,) = notes_of(lambda values: total(values)).waits[:1]
+    assert (wait.file, wait.line) == (str(helper), 2)
+    assert wait.caller_file == __file__
+    assert "notes_of(lambda values: total(values))" in linecache.getline(__file__, wait.caller_line)
+    assert wait.is_installed is is_installed
 
 
 WAITS: dict[str, Callable[[torch.Tensor], object]] = {

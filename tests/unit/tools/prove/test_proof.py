@@ -8,12 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from common.config import TrainingConfig
-from common.data.order import EvaluationOrder, TrainingOrder
+from common.data.order import Blocks, EvaluationOrder, TrainingOrder
 from common.errors import UserError
+from common.json_files import write_json
+from common.run_directory.code_tree import collect_tree
+from common.run_directory.records import ATTEMPTS, PROVENANCE, Attempt, Provenance
 from common.tools.prove.checks.resuming import MANNERS, draw_interruptions
 from common.tools.prove.command import main, read_command_line
 from common.tools.prove.few_samples import FewEvaluationSamples, FewTrainingSamples, few_of
@@ -27,6 +30,7 @@ from common.tools.prove.flags import (
     words_of,
 )
 from common.tools.prove.observation import RECORD, line_of, read_launches
+from common.tools.prove.proof import code_of, has_passed
 from common.tools.prove.receipt import (
     FORMAT,
     CheckResult,
@@ -36,7 +40,7 @@ from common.tools.prove.receipt import (
     read_receipt,
     write_receipt,
 )
-from common.tools.prove.report import badge, table
+from common.tools.prove.report import badge, show_report, table
 from common.tools.prove.results import first_differing_tensor
 from common.tools.rows import Row, first_differing_row
 from tests.git_repository import commit_all
@@ -137,6 +141,47 @@ def test_few_samples_are_used_as_all_would_be(
     assert len(evaluation) == len(set(evaluation)) == most
     assert training <= set(evaluation) <= set(range(total))
     assert max(evaluation) - min(evaluation) >= total // 2  # from all over the split
+
+
+@settings(deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 40), min_size=1, max_size=30),
+    most=st.integers(8, 30),
+    world_size=st.integers(1, 2),
+)
+def test_few_samples_of_blocks_are_used_as_all_would_be(
+    sizes: list[int], most: int, world_size: int
+) -> None:
+    """With `--streaming`, samples lie in blocks; a proof reads few of them, and all over the split.
+
+    A resumed run goes on with the same samples.
+    """
+    total = sum(sizes)
+    assume(total > most)
+    blocks = Blocks(np.array(sizes), 4)
+    training: list[int] = []
+    evaluation: list[int] = []
+    for rank in range(world_size):
+        order = few_of(
+            TrainingOrder(total, 2, 2, world_size, rank, 0, None, blocks), FewTrainingSamples, most
+        )
+        assert order.num_samples == order.blocks.sizes.sum() == most
+        batches = [batch.tolist() for batch in order.micro_batches(1, 0)]
+        assert len(batches) == most // (4 * world_size) * 2
+        assert [batch.tolist() for batch in order.micro_batches(1, 1)] == batches[2:]
+        training += [index for batch in batches for index in batch]
+        other = few_of(
+            EvaluationOrder(total, 4, world_size, rank, None, blocks), FewEvaluationSamples, most
+        )
+        evaluation += [index for batch in other.micro_batches() for index in batch.tolist()]
+    assert len(training) == len(set(training)) == most // (4 * world_size) * 4 * world_size
+    assert len(evaluation) == len(set(evaluation)) == most
+    assert set(training) <= set(evaluation) <= set(range(total))
+    block_of_sample = np.searchsorted(np.cumsum(sizes), sorted(evaluation), side="right")
+    used = np.unique(block_of_sample)
+    assert len(used) <= max(8, 2 * most // min(sizes))
+    if len(sizes) >= 8:
+        assert len(used) >= 8
 
 
 @given(st.integers(0, 1000))
@@ -274,6 +319,39 @@ def test_the_commit_is_of_the_repository_that_the_recipe_is_in(
     alone.write_text("")
     assert commit_of_file(alone) is None
     assert is_edited(alone) is None
+
+
+def test_the_code_beside_a_recipe_changes_the_receipt(tmp_path: Path) -> None:
+    """The file of the recipe stays the same, and a module that it imports is edited."""
+    (tmp_path / "train.py").write_text("import helper\n")
+    helper = tmp_path / "helper.py"
+    helper.write_text("SCALE = 1\n")
+    commit = commit_all(tmp_path)
+    codes = []
+    for text in ("SCALE = 1\n", "SCALE = 2\n", "SCALE = 3\n"):
+        helper.write_text(text)
+        tree = collect_tree(tmp_path.resolve(), {helper.resolve()}).tree
+        directory = tmp_path / f"run-{len(codes)}"
+        (directory / PROVENANCE).mkdir(parents=True)
+        attempt = Attempt(global_step=0, trees=[tree])
+        write_json(directory / ATTEMPTS, Provenance(attempts=[attempt]).to_json())
+        codes += code_of([tmp_path / "nowhere", directory])
+    assert {code.commit for code in codes} == {commit}
+    assert codes[0].patch_sha256 is None
+    assert len({code.patch_sha256 for code in codes}) == 3
+    edited = receipt(True).model_copy(update={"code": codes[1:2]})
+    assert f"code with the patch {str(codes[1].patch_sha256)[:7]}" in badge(edited)
+
+
+def test_a_proof_without_an_answer_claims_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    """It does not pass, so that the command exits with status 1, and it says why."""
+    empty = receipt(None, None)
+    assert not has_passed(empty.checks)
+    assert has_passed(receipt(None, True).checks)
+    assert not has_passed(receipt(False, True).checks)
+    assert badge(empty).startswith("– `recipes prove`: no check applies; ")
+    show_report(empty, Path("proof.json"))
+    assert "nothing is proven" in " ".join(capsys.readouterr().out.split())
 
 
 def test_the_line_for_a_readme_counts_what_applies() -> None:
