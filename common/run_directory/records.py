@@ -168,6 +168,7 @@ class RunConfig(Record):
     wandb_run_id: str = ""
     compared: dict[str, bool] = Field(default_factory=dict)  # flags compared unlike the usual
     source: Source = Field(default_factory=Source)
+    initial_weights: str | None = None  # their SHA-256; None: see `digest_of_weights`
     sha256: str | None = None  # of everything else in the file
 
 
@@ -201,6 +202,13 @@ class Attempt(Record):
     system: str | None = None
     machines: int = 1
     variables: dict[str, str] = Field(default_factory=dict)  # of the environment; they change bits
+    # Packages that the recipe and the modules beside it import. None in runs of older versions.
+    imported: list[str] | None = None
+    # How this attempt trained; `config.json` has only the last attempt's. None in older runs.
+    world_size: int | None = None
+    threads_per_process: int | None = None
+    mixed_precision: str | None = None
+    changed_flags: Flags = Field(default_factory=dict)  # with another value than before
 
 
 class Provenance(Record):
