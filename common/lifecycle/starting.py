@@ -9,9 +9,13 @@ from accelerate.utils import set_seed
 
 from common.checkpoints import export
 from common.checkpoints.state import State
+from common.config import TrainingConfig
 from common.console import say
 from common.data.iterable import IterableSamples
 from common.flag_reads import mark_read
+from common.flags import role_of
+from common.json_files import json_safe
+from common.lifecycle.initial_weights import digest_of_weights
 from common.lifecycle.saving import restore
 from common.lifecycle.stages import Context, KeptParts, LoadedData, StartedRun
 from common.measure.flops import ComputeLoss
@@ -21,6 +25,7 @@ from common.run_directory.directory import read_status
 from common.run_directory.records import (
     CONFIG,
     Architecture,
+    Flags,
     PeakRate,
     RunConfig,
     Source,
@@ -193,7 +198,7 @@ def compose_run_config(
 
 
 def write_run_config(started: StartedRun, saved: RunConfig | None) -> RunConfig:
-    """Add the recipe's source to the contents of `config.json`; write and return the contents.
+    """Add what the run begins with to the contents of `config.json`, write and return them.
 
     `status.json` says from now on that the run is at the present step. The provenance of this
     attempt is saved in the background.
@@ -205,10 +210,36 @@ def write_run_config(started: StartedRun, saved: RunConfig | None) -> RunConfig:
         directory.write_status("running", step)
     saved_source = Source() if saved is None else saved.source
     source = context.source.record(directory, saved_source, step)
-    saved_config = started.saved_config.model_copy(update={"source": source})
+    beginning = {"source": source, "initial_weights": initial_weights(started, saved)}
+    saved_config = started.saved_config.model_copy(update=beginning)
     directory.write(CONFIG, saved_config.to_json())
-    context.provenance.begin(step)
+    changes = changed_flags(context.config, saved)
+    context.provenance.begin(step, saved_config.environment, changes)
     return saved_config
+
+
+def changed_flags(config: TrainingConfig, saved: RunConfig | None) -> Flags:
+    """Return the flags on which results depend and that a resume has changed."""
+    if saved is None:
+        return {}
+    return {
+        name: value
+        for name, value in json_safe(vars(config)).items()
+        if role_of(type(config), name).compared and value != saved.config.get(name, value)
+    }
+
+
+def initial_weights(started: StartedRun, saved: RunConfig | None) -> str | None:
+    """Return the digest of the weights that training starts with, on rank 0.
+
+    A resume returns the one that the run has saved.
+    """
+    context = started.context
+    if saved is not None and context.progress.global_step > 0:
+        return saved.initial_weights
+    if context.config.evaluate_only or not context.accelerator.is_main_process:
+        return None
+    return digest_of_weights(context.accelerator.bare(started.kept.bare_model))
 
 
 def tell_unknown_contents(saved_config: RunConfig) -> None:

@@ -146,10 +146,14 @@ def imported_files() -> set[Path]:
         if not isinstance(name, str) or not name.endswith(".py") or not os.path.isabs(name):
             continue
         path = Path(name)
-        is_installed = {"site-packages", "dist-packages"} & {*path.parts}
-        if not is_installed and not path.is_relative_to(sys.prefix):
+        if not is_installed_file(name) and not path.is_relative_to(sys.prefix):
             files.add(path)
     return files
+
+
+def is_installed_file(name: str | None) -> bool:
+    """Whether a file belongs to an installed package; a module without a file is given as None."""
+    return name is not None and bool({"site-packages", "dist-packages"} & {*Path(name).parts})
 
 
 def is_below(path: Path, root: Path, inner: Iterable[Path]) -> bool:

@@ -169,6 +169,7 @@ class RunConfig(Record):
     wandb_run_id: str = ""
     compared: dict[str, bool] = Field(default_factory=dict)  # flags with another rule than usual
     source: Source = Field(default_factory=Source)
+    initial_weights: str | None = None  # their SHA-256; None: see `digest_of_weights`
     sha256: str | None = None  # of everything else in the file
 
 
@@ -203,6 +204,13 @@ class Attempt(Record):
     machines: int = 1
     # The environment variables that may change bits of results.
     variables: dict[str, str] = Field(default_factory=dict)
+    # Packages that the recipe and the modules beside it import. None in runs of older versions.
+    imported: list[str] | None = None
+    # How this attempt trained; `config.json` has only the last attempt's. None in older runs.
+    world_size: int | None = None
+    threads_per_process: int | None = None
+    mixed_precision: str | None = None
+    changed_flags: Flags = Field(default_factory=dict)  # with another value than before
 
 
 class Provenance(Record):
