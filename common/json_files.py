@@ -11,7 +11,9 @@ from common.errors import UserError
 from common.files import plain, write_text
 from common.sentences import as_user_error
 
-PUT_BACK = "put a whole copy of it back"  # the action for a damaged or missing file
+PUT_BACK = (
+    "restore it from a backup, or start a new run"  # the action for a damaged or missing file
+)
 # A JSON object as Python reads it, with values of any type. `common.run_directory.records` has the
 # types of the files in a run's directory.
 JsonObject = dict[str, Any]
@@ -54,7 +56,7 @@ def read_json_if_there(path: Path) -> JsonObject | None:
         except (FileNotFoundError, NotADirectoryError):
             return None
     if not isinstance(value, dict):
-        problem = f"{path} is not what a recipe wrote, because it holds no JSON object"
+        problem = f"{path} is damaged or was edited, because it does not contain a JSON object"
         raise UserError(problem, advice=PUT_BACK)
     return value
 

@@ -266,15 +266,41 @@ class LabelledData:
             return candidates[:0]
         count = max(1, round(share * total))
         if count >= len(candidates):
-            raise UserError(
-                f"data set {self.name} has {len(candidates)} {unit}, too few to hold some out",
-                advice="add rows, or add a split named validation",
-            )
+            raise self.cannot_hold_out(count, total, len(candidates), unit)
         self.held_out_count = count
         self.notes.append(f"held out {count:,} of {total:,} {unit} of train for validation")
         # The candidates are cut into `count` equal parts, and the middle of each part is chosen.
         positions = (np.arange(count) + 0.5) * len(candidates) / count
         return candidates[positions.astype(int)]
+
+    def cannot_hold_out(self, count: int, total: int, candidates: int, unit: str) -> UserError:
+        """Return the error for a train split from which `count` rows or row groups can't be taken.
+
+        Args:
+            total: how many rows or row groups train has.
+            candidates: how many of them may be held out.
+            unit: what is counted: rows or row groups.
+        """
+        reason = f"at least one of these {unit} must stay in train"
+        remedies = []
+        if unit != "rows":
+            remedies.append("write the parquet files with more row groups, or omit --streaming")
+        elif candidates < total:
+            reason = (
+                f"only {candidates:,} rows belong to a class with more than one row, and some of "
+                "them must stay in train"
+            )
+            remedies.append(f"check --label-column (it is {self.label_column})")
+        else:
+            remedies.append("add rows")
+        if count > 1:
+            remedies.append("pass a smaller --validation-share")
+        remedies.append("add a split named validation")
+        return UserError(
+            f"data set {self.name}: can't hold out {count:,} of the {total:,} {unit} of train for "
+            f"validation, because {reason}",
+            advice=", or ".join(remedies),
+        )
 
     def facts(self) -> PreparedFacts:
         """Return what the cache keeps about the data set."""

@@ -321,7 +321,7 @@ def test_two_starts_in_one_directory(
     assert first.end() == 0, first.said()
     assert second.said().count("error: ") == 1, second.said()
     # With `--resume auto` it may read its command line before the first has begun, or after that.
-    sentences = ("holds a run, which is kept", "with --seed 7 (the run has 0)")
+    sentences = ("already contains a run", "with --seed 7 (the run has 0)")
     assert any(sentence in second.said() for sentence in sentences)
     assert status_of(directory)["status"] == "finished"
     facts = json.loads((directory / "config.json").read_text())

@@ -65,7 +65,7 @@ def test_shape_that_does_not_fit_is_named(published: Path, tmp_path: Path) -> No
     """One sentence names the first such tensor."""
     with pytest.raises(UserError, match=r"conv1\.weight has the shape \(64, 3, 7, 7\) there"):
         load_initial(ResNet("resnet18", 3, 3, 4), config(published), tmp_path, list("abcd"))
-    with pytest.raises(UserError, match="holds no finished model"):
+    with pytest.raises(UserError, match="there is no finished model"):
         initial_facts(str(tmp_path))
 
 

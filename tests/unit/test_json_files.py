@@ -114,4 +114,7 @@ def test_unreadable_json_names_the_action(tmp_path: Path, text: str | None) -> N
         path.write_text(text)
     with pytest.raises(UserError) as refused:
         read_json(path)
-    assert refused.value.message == f"{refused.value.problem}: put a whole copy of it back"
+    assert (
+        refused.value.message
+        == f"{refused.value.problem}: restore it from a backup, or start a new run"
+    )

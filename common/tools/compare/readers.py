@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from common.errors import RunStatus, UserError
-from common.json_files import PUT_BACK, read_json_if_there, read_lines
+from common.json_files import read_json_if_there, read_lines
 from common.objective import EVALUATED_SPLITS, PREFIXES, Objective, Split
 from common.run_directory.records import (
     CONFIG,
@@ -62,8 +62,8 @@ class RunRecord:
             objective = Objective.parse(self.saved_config.objective)
         except UserError as problem:
             raise UserError(
-                f"{self.source}/config.json is not what a recipe wrote: {problem.problem}",
-                advice=PUT_BACK,
+                f"{self.source}/config.json is damaged or was edited ({problem.problem})",
+                advice="restore it from a backup, or leave this run out",
             ) from None
         object.__setattr__(self, "objective", objective)  # a frozen dataclass takes no assignment
 

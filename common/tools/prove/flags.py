@@ -7,7 +7,7 @@ from pathlib import Path
 
 from common.config import TrainingConfig
 from common.errors import UserError
-from common.sentences import reading
+from common.tools.recipe import loading
 
 Flags = dict[str, list[str]]  # by name, such as "--batch-size", its values
 EPOCHS = 4
@@ -151,7 +151,7 @@ def number(flags: Flags, name: str, default: int) -> int:
 
 def built_in_dataset(recipe: Path) -> str | None:
     """Return the data set that a recipe names as `built_in` to `choose_source`; None without it."""
-    with reading(str(recipe), "pass a recipe that Python runs"):
+    with loading(recipe):
         module = ast.parse(recipe.read_text(encoding="utf-8"))
     for node in ast.walk(module):
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "choose_source":

@@ -105,7 +105,12 @@ def present_folder(tree: CodeTree) -> Path:
     """
     folder = Path(tree.folder)
     if not folder.is_dir():
-        raise UserError(f"{folder} is gone", advice="put the code back there")
+        raise UserError(
+            f"--present-code needs {folder}, the folder with the run's code, which does not exist",
+            advice=(
+                "put the code there, or leave out --present-code to run the code that the run saved"
+            ),
+        )
     return folder
 
 

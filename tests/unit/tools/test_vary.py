@@ -183,7 +183,7 @@ def test_record_of_another_version_or_damage(
     assert '"command"' in record.read_text()
     for damaged in ("{}", '{"command": "r.py"}', '{"command": [1]}', "[]", "half"):
         record.write_text(damaged)
-        with pytest.raises(UserError, match=f"{VARY_FILE} .*: put a whole copy of it back"):
+        with pytest.raises(UserError, match=f"{VARY_FILE} .*: restore it from a backup"):
             claim(folder, command)
 
 

@@ -194,7 +194,7 @@ def test_text_model_that_lacks_a_weight_is_refused(tmp_path: Path) -> None:
     del weights["bert.encoder.layer.0.output.dense.weight"]
     write_tensors(folder / "model.safetensors", weights)
     (folder / "model.json").write_text(json.dumps(facts))  # without a digest of the weights
-    with pytest.raises(UserError, match=r"lacks bert\.encoder\.layer\.0\.output\.dense\.weight"):
+    with pytest.raises(UserError, match=r"has no bert\.encoder\.layer\.0\.output\.dense\.weight"):
         Predictor(folder)
 
 
@@ -223,29 +223,29 @@ def test_only_the_named_recipe_is_executed(run: Path, recipe: Path, tmp_path: Pa
     """A foreign recipe must be passed as `--recipe`, and code in the run's folder is not run."""
     for place in (run, run / "model"):
         (place / "train.py").write_text("raise AssertionError('it was run')")
-    with pytest.raises(UserError, match=r"recipe train: add --recipe train\.py"):
+    with pytest.raises(UserError, match=r"recipe train, .*: pass its file with --recipe train\.py"):
         Predictor(run)
     for name in ("../../train", str(recipe.with_suffix("")), "", None):
         (run / "model" / "model.json").write_text(json.dumps(FACTS | {"recipe": name}))
-        with pytest.raises(UserError, match="add --recipe"):
+        with pytest.raises(UserError, match="pass its file with --recipe"):
             Predictor(run)
     for name in ("Config", "OBJECTIVE", "nn", "missing"):
         (run / "model" / "model.json").write_text(json.dumps(FACTS | {"class": name}))
-        with pytest.raises(UserError, match="has no model"):
+        with pytest.raises(UserError, match="does not define the model's class"):
             Predictor(run, recipe=recipe)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("nowhere", "x.png"), "nowhere is no folder"),
+        (("nowhere", "x.png"), "there is no folder nowhere"),
         (("unfinished", "x.png"), "unfinished is preempted and has no model yet: .*--resume"),
         (("refused", "x.png"), r"refused is failed .*for the same reason \(the loss is NaN\)"),
         (("early", "x.png"), "early is failed .*it ended before training began: start it again$"),
         (("run", "nothing"), "nothing holds no images: pass image files"),
         (("run", "pipe.png"), r"image pipe\.png can't be read .*a pipe or a device"),
         (("run", "/dev/zero"), r"image /dev/zero can't be read .*a pipe or a device"),
-        (("empty", "x.png"), "empty holds no finished model"),
+        (("empty", "x.png"), "no finished model .* in empty: "),
         (("run", "missing.png"), r"image missing\.png can't be read"),
         (("run", "train.py"), r"image train\.py can't be read"),
         (("run", "train.py", "--batch-size", "0"), "--batch-size 0 can't work: give 1 to 65,536"),
@@ -261,7 +261,7 @@ def test_only_the_named_recipe_is_executed(run: Path, recipe: Path, tmp_path: Pa
         (("run", "train.py", "--device", "cpu:3"), "--device cpu:3 is not on this machine"),
         (("run", ""), "nothing to predict"),
         (("run", "-"), "nothing to predict"),
-        (("run", "train.py", "--recipe", "none.py"), r"none\.py is no file"),
+        (("run", "train.py", "--recipe", "none.py"), r"there is no file none\.py"),
     ],
 )
 def test_mistakes_are_sentences(
@@ -298,7 +298,9 @@ def test_mistakes_are_sentences(
 def test_damaged_facts_are_named(run: Path, recipe: Path, text: bytes) -> None:
     """The message has the path of `model.json`."""
     (run / "model" / "model.json").write_bytes(text)
-    with pytest.raises(UserError, match=r"model\.json (can.t be read|is not what)|no classifier"):
+    with pytest.raises(
+        UserError, match=r"model\.json (can.t be read|is damaged or was)|no classifier"
+    ):
         Predictor(run, recipe=recipe)
 
 

@@ -154,6 +154,24 @@ def test_file_that_is_no_recipe_is_refused(name: str) -> None:
         load_recipe(STUB.with_name(name))
 
 
+def test_recipe_that_fails_when_it_is_loaded_names_the_line(tmp_path: Path) -> None:
+    """The line is in the recipe, or in a module that it imports from its own folder."""
+    recipe = tmp_path / "broken.py"
+    check = f"correct it, and check it with: python {recipe} --help"
+    recipe.write_text("import json\n\nfoo\n")
+    with pytest.raises(UserError) as refused:
+        load_recipe(recipe)
+    cause = "broken.py, line 3: NameError: name 'foo' is not defined"
+    assert refused.value.message == f"{recipe} fails when Python loads it ({cause}): {check}"
+    recipe.write_text("x = (\n")
+    with pytest.raises(UserError, match=r"SyntaxError: .*broken\.py, line 1"):
+        load_recipe(recipe)
+    (tmp_path / "helper_of_broken.py").write_text("import json\njson.loads('{')\n")
+    recipe.write_text("import helper_of_broken\n")
+    with pytest.raises(UserError, match=r"\(helper_of_broken\.py, line 2: JSONDecodeError: "):
+        load_recipe(recipe)
+
+
 def test_recipe_must_state_a_valid_objective(tmp_path: Path) -> None:
     """Otherwise there is nothing to search for."""
     script = tmp_path / "aimless.py"
