@@ -73,7 +73,7 @@ def reading_saved(path: Path) -> AbstractContextManager[None]:
 
 def advice_to_read(error: Exception) -> str:
     if isinstance(error, PermissionError):
-        return "give this user the right to read it"
+        return "give your user the right to read it"
     return PUT_BACK
 
 
@@ -101,6 +101,6 @@ def read_lines(path: Path, key: str, say: Callable[[str], None] | None = None) -
         elif row is not None or number < len(lines):  # else the last line, which is half written
             damage = f"{path}, line {number}, is damaged"
             if say is None:
-                raise UserError(damage, advice="remove that line")
-            say(f"{damage}, and left out")
+                raise UserError(damage, advice="remove this line from the file")
+            say(f"{damage} and was left out")
     return rows

@@ -84,7 +84,7 @@ def fingerprint_of_tokenizer(checkpoint: str) -> str:
     Raises:
         UserError: the files can't be read.
     """
-    with reading(f"checkpoint {checkpoint}", "give this user the right to read its files"):
+    with reading(f"checkpoint {checkpoint}", "give your user the right to read its files"):
         # For example tokenizer.json, tokenizer_config.json and vocab.txt.
         files = [
             path for path in Path(checkpoint).glob("*") if path.name.startswith(("token", "vocab"))

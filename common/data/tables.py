@@ -89,8 +89,8 @@ class Tables(LabelledData):
             if unknown:
                 raise UserError(
                     (
-                        f"{self.where}column {self.label_column} of {role} holds {min(unknown)}, "
-                        f"and its classes are numbered from 0 to {len(numbers) - 1}"
+                        f"{self.where}column {self.label_column} of {role} contains the label "
+                        f"{min(unknown)}, but its classes are numbered from 0 to {len(numbers) - 1}"
                     ),
                     advice="correct this label in the data",
                 )
@@ -190,5 +190,5 @@ def refuse_unlabelled_images(split: "Dataset", where: str, notes: list[str]) -> 
 
     column_types = {type(feature) for feature in split.features.values()}
     if column_types == {Image}:
-        advice = "; ".join(["put each class into a folder of its name, side by side", *notes])
-        raise UserError(f"{where}its images have no labels", advice=advice)
+        example = "put the images of each class into a folder named after it, such as cat/1.png"
+        raise UserError(f"{where}the images have no labels", advice="; ".join([example, *notes]))

@@ -248,8 +248,8 @@ def insist_on_sight(mark: Path, patience: float) -> None:
         raise UserError(
             (
                 f"{mark.parent.absolute()} is not on a file system that all machines share: "
-                f"{names} can't see what rank 0 writes there, and their parts of a checkpoint "
-                "would be lost"
+                f"{names} can't see what rank 0 writes there, so parts of a checkpoint would be "
+                "lost"
             ),
             advice="pass an --output-dir on a file system that all machines share",
         )
@@ -283,7 +283,7 @@ def make_directory(output_dir: str | None, recipe: str, resume: bool) -> Path:
 def refuse_to_write_over(path: Path) -> None:
     """Raise a `UserError` if a directory contains a run, or a run's checkpoints."""
     if os.path.exists(path / CONFIG):
-        advice = "name another directory, or add --resume auto to continue that run"
+        advice = "pass another directory, or add --resume auto to continue that run"
         raise UserError(
             f"can't start in --output-dir {path}, because it already contains a run", advice=advice
         )
@@ -293,7 +293,7 @@ def refuse_to_write_over(path: Path) -> None:
             f"without its {CONFIG}"
         )
         advice = (
-            "name another directory; to continue that run instead, put its config.json back and "
+            "pass another directory; to continue that run instead, put its config.json back and "
             "add --resume auto"
         )
         raise UserError(mistake, advice=advice)

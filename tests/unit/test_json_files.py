@@ -103,7 +103,7 @@ def test_incomplete_line_is_left_out_and_damaged_one_is_named(tmp_path: Path) ->
             read_lines(path, "step")
         messages: list[str] = []
         assert read_lines(path, "step", messages.append) == rows[:2]
-        assert messages == [f"{path}, line 2, is damaged, and left out"]
+        assert messages == [f"{path}, line 2, is damaged and was left out"]
 
 
 @pytest.mark.parametrize("text", ["{", "[1]", None])

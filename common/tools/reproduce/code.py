@@ -92,7 +92,7 @@ def trees_of(past: PastRun) -> list[CodeTree]:
     if past.attempt.problem is not None or commit is None or repository is None:
         raise UserError(
             f"{past.directory} does not say which code it used",
-            advice="train it again with its flags, by --config, and reproduce that run",
+            advice="train it again with its flags, with --config, and reproduce that run",
         )
     return [CodeTree(folder=str(repository), commit=commit)]
 
@@ -136,7 +136,7 @@ def place(tree: CodeTree, past: PastRun, stack: ExitStack) -> tuple[Path, str]:
     places = " or ".join(map(str, candidates(tree)))
     raise UserError(
         f"commit {tree.commit} of {past.directory} is not in {places}",
-        advice=f"get it there by git fetch, {PRESENT_CODE}",
+        advice=f"get it there with git fetch, {PRESENT_CODE}",
     )
 
 

@@ -185,8 +185,8 @@ TEXTS: dict[str, tuple[Callable[[Path], None], tuple[str, ...] | None]] = {
     "a script of its name": (beside_a_script, ("scripts are no longer supported", "mine.py")),
     "a script alone": (with_file("mine.py", "raise RuntimeError"), ("mine.py",)),
     "no file": (lambda folder: folder.mkdir(), ("mine", "contain any data files")),
-    "a broken link": (linked_nowhere, ("mine", "'train.csv' is a link that leads nowhere")),
-    "a broken link beside": (linked_beside, ("mine", "'test.csv' is a link that leads nowhere")),
+    "a broken link": (linked_nowhere, ("mine", "'train.csv' in data set")),
+    "a broken link beside": (linked_beside, ("mine", "'test.csv' in data set")),
     "an empty csv": (with_file("train.csv", ""), ("train.csv", "is empty: remove it")),
     "an empty test": (with_beside("\n\n"), ("test.csv", "is empty: remove it")),
     "a ragged row": (

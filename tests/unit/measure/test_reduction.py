@@ -195,7 +195,7 @@ def test_differing_shapes_are_refused() -> None:
         sums.add(2, hits=torch.ones(2 + accelerator.process_index))
         return sums.result()
 
-    with pytest.raises(UserError, match=r"'hits' has shape \(3,\) on rank 1 and \(2,\)"):
+    with pytest.raises(UserError, match=r"'hits' with shape \(3,\) on rank 1 and \(2,\)"):
         on_ranks(2, between_ranks)
 
     def between_batches(accelerator: Any) -> None:
@@ -203,7 +203,7 @@ def test_differing_shapes_are_refused() -> None:
         sums.add(2, hits=torch.ones(2))
         sums.add(2, hits=1.0)
 
-    with pytest.raises(UserError, match="'hits' has shape"):
+    with pytest.raises(UserError, match="'hits' with shape"):
         on_ranks(1, between_batches)
 
 
@@ -265,7 +265,9 @@ def test_means_and_totals_can_be_combined() -> None:
         sums.record(1.0, None, 2)
         sums.add(2, loss=2.0)
 
-    with pytest.raises(UserError, match=r"'loss' is given to both sums\.add and sums\.record"):
+    with pytest.raises(
+        UserError, match=r"the name 'loss' is used in both sums\.add and sums\.record"
+    ):
         on_ranks(1, both)
 
 

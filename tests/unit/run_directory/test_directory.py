@@ -97,9 +97,9 @@ def test_two_jobs_never_write_to_one_directory(tmp_path: Path) -> None:
     """The second job is refused while the first one runs, and allowed afterwards."""
     first = RunDirectory(str(tmp_path), "mnist_mlp", False)
     lock = tmp_path / LOCK
-    with pytest.raises(UserError, match="another job writes to"), locked(lock, patience=0):
+    with pytest.raises(UserError, match="another job is writing to"), locked(lock, patience=0):
         pass
-    with pytest.raises(UserError, match="another job writes to"):
+    with pytest.raises(UserError, match="another job is writing to"):
         RunDirectory(str(tmp_path), "mnist_mlp", True)
     first.release()
     with locked(lock, patience=0):

@@ -161,7 +161,7 @@ def test_single_process_in_place_of_several_is_refused(
     for name in exported.keys() - os.environ.keys():
         monkeypatch.setenv(name, exported[name])
     if asked_for_more:
-        with pytest.raises(UserError, match=r"started one process, and was asked.*multi_cpu\.yaml"):
+        with pytest.raises(UserError, match=r"started one process, but was asked.*multi_cpu\.yaml"):
             accelerator.build_accelerator(TrainingConfig(mixed_precision="no"))
     else:
         assert accelerator.build_accelerator(TrainingConfig(mixed_precision="no")) is alone
@@ -197,7 +197,7 @@ def test_unreachable_process_is_no_mistake_of_the_launch() -> None:
 def test_malformed_port_is_a_mistake_of_the_launch() -> None:
     """The message names the launcher's settings to use."""
     message = launch_one_of_two(MASTER_ADDR="127.0.0.1", MASTER_PORT="x")
-    assert message.startswith("error: the launched processes can't begin (ValueError: ")
+    assert message.startswith("error: the launched processes can't start (ValueError: ")
     assert message.endswith(launcher_checks.LAUNCH)
 
 

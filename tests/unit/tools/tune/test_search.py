@@ -99,14 +99,14 @@ def test_names_are_not_searched() -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--learning-rate", "0.1"], "nothing to search"),
-        (["--learning-rate", "1:0.1"], "write a range as low:high"),
-        (["--learning-rate", "0:1:log"], "as low:high:log above 0"),
+        (["--learning-rate", "0.1"], "no flag has several values to try: pass a range"),
+        (["--learning-rate", "1:0.1"], "is not a range .*: write low:high"),
+        (["--learning-rate", "0:1:log"], "or low:high:log, where low is above 0"),
         (["--learning-rate", "a:b"], "could not convert string to float: 'a'"),
         (["--learning-rate", "0.1:1:linear"], "low:high:log"),
         (["--batch-size", "0.5:2"], "invalid literal for int"),
         (["--batch-size", "64,"], "empty"),
-        (["--batch-size", "0:64"], "--batch-size 0 can't work"),
+        (["--batch-size", "0:64"], "--batch-size 0 is out of range"),
         (["--output-dir", "here", *RATES], "leave --output-dir out"),
         (["--resume", "auto", *RATES], "leave --resume out"),
         (["stray", *RATES], "stray is a value without a flag"),
@@ -362,7 +362,7 @@ def test_failed_trials_do_not_end_a_search(tmp_path: Path) -> None:
 def test_search_whose_first_trials_all_fail_stops(tmp_path: Path) -> None:
     """Three failures at the start mean that the command is wrong, and its reason is shown."""
     study = tmp_path / "study"
-    with pytest.raises(UserError, match=r"no trial succeeds; .*learning rate .* is too high"):
+    with pytest.raises(UserError, match=r"all trials so far failed .*learning rate .* is too high"):
         main([str(STUB), *RATES, "--fail-above", "1e-9", "--study", str(study)])
     assert states(study) == ["FAIL"] * 3
 
@@ -377,7 +377,7 @@ def test_trial_that_is_killed_is_explained(
     place = source.index("    if config.learning_rate > config.fail_above")
     script.write_text(source[:place] + dying + source[place:])
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=r"no trial succeeds; .*SIGKILL: about to die"):
+    with pytest.raises(UserError, match=r"all trials so far failed .*SIGKILL: about to die"):
         main([str(script), *RATES, "--trials", "1"])
 
 
@@ -413,7 +413,7 @@ def test_preempted_trial_is_left_for_later(tmp_path: Path) -> None:
         )
     )
     study = tmp_path / "study"
-    with pytest.raises(UserError, match="stopped from outside"):
+    with pytest.raises(UserError, match="was stopped by a signal"):
         main([str(script), *RATES, "--trials", "1", "--study", str(study)])
     assert states(study) == ["RUNNING"]
 
@@ -427,15 +427,15 @@ def test_search_is_not_mixed_with_another(tmp_path: Path) -> None:
         ["recipes/resnet.py"],
         ["--config-file", str(CONFIGS / "cpu.yaml")],
     ):
-        with pytest.raises(UserError, match="leave recipe and flags out"):
+        with pytest.raises(UserError, match="leave the recipe and its flags out"):
             read_command_line([*words, "--study", str(study)])
     directory, settings = read_command_line(
         [str(STUB), *RATES, "--epochs", "1", "--study", str(study)]
     )
     assert (directory, settings.trials) == (study, 1)
-    with pytest.raises(UserError, match="is a folder without a search"):
+    with pytest.raises(UserError, match="contains files, but no search to continue"):
         read_command_line([str(STUB), "--study", str(study / "trial-000")])
-    with pytest.raises(UserError, match="name a recipe"):
+    with pytest.raises(UserError, match="pass a recipe first"):
         read_command_line(["--study", str(tmp_path / "none")])
     with pytest.raises(UserError, match="1 or more"):
         read_command_line([str(STUB), "--trials", "0"])

@@ -159,7 +159,10 @@ def test_nothing_is_sent_and_nothing_is_printed(
         assert is_offline
     assert os.environ["TRACKIO_SPACE_ID"] == "me/space"
     assert not huggingface_hub.constants.HF_HUB_OFFLINE
-    expected = "TRACKIO_SPACE_ID is ignored: recipes track runs with trackio on this machine only\n"
+    expected = (
+        "TRACKIO_SPACE_ID is ignored, because recipes track runs with trackio on this machine "
+        "only\n"
+    )
     assert capsys.readouterr() == (expected, "")
 
 
