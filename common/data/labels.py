@@ -299,8 +299,8 @@ class LabelledData:
             remedies.append("pass a smaller --validation-share")
         remedies.append("add a split named validation")
         return UserError(
-            f"data set {self.name}: can't hold out {count:,} of the {total:,} {unit} of train for "
-            f"validation, because {reason}",
+            f"{count:,} of the {total:,} {unit} of train in data set {self.name} can't be held out "
+            f"for validation, because {reason}",
             advice=", or ".join(remedies),
         )
 

@@ -24,7 +24,7 @@ def nothing_left(data_set: str, split: str, required: str) -> UserError:
         required: what they lack: label, text or image.
     """
     return UserError(
-        f"no row of split {split} of data set {data_set} has a {required}",
+        f"the rows of split {split} of data set {data_set} have no {required}s",
         advice=f"fill in the {required}s in the data, or name another column",
     )
 

@@ -34,7 +34,7 @@ class Tables(LabelledData):
             UserError: the data can't be read, or can't be used for classification.
         """
         dataset, notes = read_splits(source)
-        self.where = f"data set {source.name}: "
+        self.where = f"data set {source.name}"
         chosen_splits = choose_splits(dataset, source)
         first_role, first_name = chosen_splits[0]
         if source.is_whole:
@@ -89,7 +89,7 @@ class Tables(LabelledData):
             if unknown:
                 raise UserError(
                     (
-                        f"{self.where}column {self.label_column} of {role} contains the label "
+                        f"column {self.label_column} of split {role} of {self.where} contains "
                         f"{min(unknown)}, but its classes are numbered from 0 to {len(numbers) - 1}"
                     ),
                     advice="correct this label in the data",
@@ -183,7 +183,7 @@ def refuse_unlabelled_images(split: "Dataset", where: str, notes: list[str]) -> 
     """Raise a `UserError` if the only columns are images, so that nothing can be the label.
 
     Args:
-        where: begins the message.
+        where: the data set, for the message.
         notes: end the message, because they may explain why labels are missing.
     """
     from datasets import Image
@@ -191,4 +191,6 @@ def refuse_unlabelled_images(split: "Dataset", where: str, notes: list[str]) -> 
     column_types = {type(feature) for feature in split.features.values()}
     if column_types == {Image}:
         example = "put the images of each class into a folder named after it, such as cat/1.png"
-        raise UserError(f"{where}the images have no labels", advice="; ".join([example, *notes]))
+        raise UserError(
+            f"the images of {where} have no labels", advice="; ".join([example, *notes])
+        )

@@ -342,7 +342,7 @@ def test_wrong_type_in_a_config_file_is_refused(
         is_integer = kind_of(config_class(recipe), name) is int
         for value in ({}, ["many", 3], 2.5 if is_integer else {}):
             path.write_text(json.dumps({**whole, "config": whole["config"] | {name: value}}))
-            with pytest.raises(UserError, match=f"for --{name.replace('_', '-')}: "):
+            with pytest.raises(UserError, match=f"as the value of --{name.replace('_', '-')}: "):
                 parse(monkeypatch, recipe, "--config", path)
 
 

@@ -47,7 +47,7 @@ def main(words: Sequence[str] | None = None) -> None:
     first = next(inputs, None)
     if first is None:
         raise UserError(
-            f"there is nothing to predict in {' '.join(arguments.files)}, because it is empty",
+            f"there is nothing to predict in {' '.join(arguments.files)}",
             advice="pass files that are not empty",
         )
     inputs = itertools.chain([first], inputs)

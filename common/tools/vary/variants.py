@@ -176,7 +176,8 @@ def list_variants(space: Space, process_counts: Sequence[str]) -> list[Variant]:
     # Variants with the same name have replaced each other in the dictionary.
     if len(variants) < math.prod(map(len, (process_counts, *choices))):
         raise UserError(
-            "two variants would have the same name, because their values differ only in signs",
+            "two variants would have the same name, because their values differ only in signs that "
+            "names of folders lack",
             advice="choose values that differ in a letter or a digit",
         )
     return list(variants.values())

@@ -271,5 +271,5 @@ def test_renamed_checkpoint_gets_its_name_back(tmp_path: Path) -> None:
     """The manifest decides which update a checkpoint holds."""
     save(tmp_path, 3)
     (tmp_path / "step-00000003").rename(tmp_path / "step-00000009")
-    assert "is of update 3" in str(damage(tmp_path / "step-00000009"))
+    assert "was renamed from step-00000003" in str(damage(tmp_path / "step-00000009"))
     assert choose(tmp_path, None) == tmp_path / "step-00000003"

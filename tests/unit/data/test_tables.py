@@ -56,9 +56,7 @@ def test_too_few_rows_to_hold_out_name_the_label_column(tmp_path: Path) -> None:
     write_csv(tmp_path / "data" / "train.csv", columns)
     source = find_named(str(tmp_path / "data"), None)
     message = refusal(lambda: Tables(source, "title"))
-    assert (
-        "can't hold out 10 of the 100 rows of train for validation, because only 4 rows" in message
-    )
+    assert "10 of the 100 rows of train in data set data can't be held out" in message
     assert "check --label-column (it is title), or pass a smaller --validation-share" in message
 
 

@@ -296,7 +296,7 @@ def test_processes_that_cannot_divide_the_effective_batch_are_refused(
     ):
         parse(monkeypatch, "mnist_mlp", "--resume", run)
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(UserError, match="32 × 2 processes: pass --batch-size 16"):
+    with pytest.raises(UserError, match=r"32 × 2 processes\): pass --batch-size 16"):
         parse(monkeypatch, "mnist_mlp", "--resume", run)
 
 

@@ -157,7 +157,7 @@ def test_file_that_is_no_recipe_is_refused(name: str) -> None:
 def test_recipe_that_fails_when_it_is_loaded_names_the_line(tmp_path: Path) -> None:
     """The line is in the recipe, or in a module that it imports from its own folder."""
     recipe = tmp_path / "broken.py"
-    check = f"correct it, and check it with: python {recipe} --help"
+    check = f"correct it, and check it with python {recipe} --help"
     recipe.write_text("import json\n\nfoo\n")
     with pytest.raises(UserError) as refused:
         load_recipe(recipe)
