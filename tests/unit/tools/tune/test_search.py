@@ -100,7 +100,7 @@ def test_names_are_not_searched() -> None:
     ("arguments", "sentence"),
     [
         (["--learning-rate", "0.1"], "no flag has several values to try: pass a range"),
-        (["--learning-rate", "1:0.1"], "is not a range .*: write low:high"),
+        (["--learning-rate", "1:0.1"], "): write low:high, or low:high:log"),
         (["--learning-rate", "0:1:log"], "or low:high:log, where low is above 0"),
         (["--learning-rate", "a:b"], "could not convert string to float: 'a'"),
         (["--learning-rate", "0.1:1:linear"], "low:high:log"),
@@ -110,7 +110,7 @@ def test_names_are_not_searched() -> None:
         (["--output-dir", "here", *RATES], "leave --output-dir out"),
         (["--resume", "auto", *RATES], "leave --resume out"),
         (["stray", *RATES], "stray is a value without a flag"),
-        ([*RATES, *RATES], "stated twice"),
+        ([*RATES, *RATES], "occurs twice"),
     ],
 )
 def test_mistakes_are_found_before_any_trial(arguments: list[str], sentence: str) -> None:
