@@ -6,9 +6,9 @@ from common.system.platforms import words_for
 
 # The errors of a disk that is full or fails, which are not the user's mistake.
 OF_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
-FULL_ON_WINDOWS = "not enough space on the disk"  # in the words of its own errors, not of C's
+FULL_ON_WINDOWS = "not enough space on the disk"  # Windows' own words, not those of C
 NO_DISK = (*words_for(*OF_DISK), FULL_ON_WINDOWS)
-# What to do, by the error number.
+# Advice for the user, by the error number.
 ADVICE = {
     (errno.ENOSPC, errno.EDQUOT): "free some space",
     (errno.EIO,): "free some space, or look for a failing disk",
@@ -26,7 +26,7 @@ ADVICE = {
 
 
 def advice_for(problem: str) -> str:
-    """Return what to do about an error of a file system.
+    """Return advice on an error of a file system.
 
     Args:
         problem: the error's text; a library may have raised it without an error number.

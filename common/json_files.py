@@ -32,7 +32,8 @@ def json_safe(value: object) -> Any:
         return {name: json_safe(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [json_safe(item) for item in value]
-    is_not_finite = isinstance(value, float) and value - value != 0  # the difference is NaN then
+    # The difference is NaN for NaN and infinities.
+    is_not_finite = isinstance(value, float) and value - value != 0
     return None if is_not_finite else value
 
 
@@ -98,7 +99,7 @@ def read_lines(path: Path, key: str, say: Callable[[str], None] | None = None) -
             row = parse(line)
         if isinstance(row, dict) and isinstance(row.get(key), int | float):
             rows.append(row)
-        elif row is not None or number < len(lines):  # else the last line, which is half written
+        elif row is not None or number < len(lines):  # the last line may be half written
             damage = f"{path}, line {number}, is damaged"
             if say is None:
                 raise UserError(damage, advice="remove this line from the file")

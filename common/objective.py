@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple, Self
 from common.errors import TrainingError, UserError
 
 Mode = Literal["max", "min"]  # whether more or less of a metric is better
-MODES: dict[str, Mode] = {"max": "max", "min": "min"}  # by their text in an objective
+MODES: dict[str, Mode] = {"max": "max", "min": "min"}  # the modes by their text in an objective
 Split = Literal["validation", "test"]  # the splits that are evaluated
 EVALUATED_SPLITS: tuple[Split, ...] = ("validation", "test")
 # The prefixes of metrics' names, by split.
@@ -57,7 +57,7 @@ class Objective(NamedTuple):
             )
 
     def best(self, values: Iterable[float]) -> float | None:
-        """Return the best value; None if there is none. NaN is never the best."""
+        """Return the best value; None if there are no values. NaN is never the best."""
         numbers = [value for value in values if not math.isnan(value)]
         if not numbers:
             return None

@@ -39,9 +39,9 @@ PartDescription = TypedDict(
     "PartDescription",
     {
         "class": str,
-        "groups": list[GroupDescription],  # of an optimizer
+        "groups": list[GroupDescription],  # the groups of an optimizer
         "rates": JsonValue,  # the base learning rates of a schedule
-        "schedules": "list[PartDescription]",  # those that a schedule is made of
+        "schedules": "list[PartDescription]",  # the schedules that a schedule is made of
     },
     total=False,
 )
@@ -52,8 +52,8 @@ def describe(parts: Mapping[str, object]) -> dict[str, PartDescription]:
 
     Call it before the first update, because a schedule may change an optimizer's momentum.
     """
-    # By the id() of a parameter. The networks come first, because the description of an optimizer
-    # needs these names. A parameter of two networks keeps its name in the first.
+    # The names by the id() of a parameter. The networks come first, because the description of an
+    # optimizer needs these names. A parameter of two networks keeps its name in the first.
     names: dict[int, str] = {}
     described: dict[str, PartDescription] = {}
     for name, part in parts.items():
@@ -109,7 +109,7 @@ def describe_other(part: object) -> PartDescription:
     rates = getattr(part, "base_lrs", None)
     if is_plain(rates):
         described["rates"] = plain_value(rates)
-    schedules = getattr(part, "_schedulers", None)  # a schedule that is made of others has them
+    schedules = getattr(part, "_schedulers", None)  # a schedule that is made of others has these
     if isinstance(schedules, (list, tuple)):
         described["schedules"] = [describe_other(schedule) for schedule in schedules]
     return described

@@ -106,7 +106,7 @@ def damage_of_files(checkpoint: Path, receipts: Mapping[str, Receipt]) -> str | 
     """Return a sentence on the first file that differs from its receipt; None if none does.
 
     Args:
-        receipts: by the file's path relative to the checkpoint.
+        receipts: the receipts of the files, by path relative to the checkpoint.
     """
     for name, receipt in receipts.items():
         path = Path(os.path.normpath(checkpoint / name))  # without "..", for the message
@@ -259,7 +259,7 @@ def put_other_runs_aside(folder: Path, run_id: str | None) -> None:
 
 
 def free_name(path: Path) -> Path:
-    """Return `path`, or if it exists the first free one of `path`-2, `path`-3 and so on."""
+    """Return `path`, or if it exists the first free name of `path`-2, `path`-3 and so on."""
     candidate = path
     for number in itertools.count(2):
         if not os.path.lexists(candidate):
@@ -273,7 +273,7 @@ def remove_old(folder: Path, keep: int, newest: Path, run_id: str | None = None)
 
     Args:
         keep: the number of checkpoints that stay.
-        newest: the checkpoint that was just written, which is one of them.
+        newest: the checkpoint that was just written, which also stays.
         run_id: the run whose files may be removed; None allows any run's.
     """
     last_step = step_of(newest)

@@ -1,6 +1,6 @@
 """Adapters that save and restore modules, optimizers and random generators.
 
-Each gives its state as `state_dict` returns it, and takes it back, for `common.checkpoints.state`.
+`common.checkpoints.state` saves what `state_dict` of an adapter returns, and hands it back.
 """
 
 import random
@@ -23,7 +23,7 @@ State = dict[str, Any]  # a part's state: tensors and plain values, nested in di
 MODEL_ADVICE = "resume with the recipe and flags that wrote it, or start a new run"
 # The options of an optimizer that choose its kernels.
 KERNELS = ("fused", "foreach")
-# By the bytes of an element: the integer type of the same width, to read the element's bits.
+# The integer type of an element's width in bytes, to read the element's bits.
 INTEGER_TYPES = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -44,7 +44,7 @@ class Network:
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
-        # The parameters that were frozen from the start, by name, with the sum of their bits when
+        # By name: the parameters that were frozen from the start, with the sum of their bits when
         # they were last written; None before that.
         self.frozen: dict[str, int | None] = {
             name: None for name, value in module.named_parameters() if not value.requires_grad
@@ -199,7 +199,7 @@ class OptimizerState:
         own saved dtype again.
 
         Args:
-            saved_states: by the parameters' numbers, which count through all groups.
+            saved_states: the states by the parameters' numbers, which count through all groups.
         """
         groups = self.optimizer.param_groups
         parameters = [parameter for group in groups for parameter in group["params"]]

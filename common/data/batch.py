@@ -1,6 +1,7 @@
 """A data set and its splits, each of which makes batches of its samples.
 
-Recipes give a `Data` to a run. Its splits are `Samples`, or map-style data sets that become such.
+Recipes give a `Data` to a run. Its splits are `Samples`, or map-style data sets, from which it
+makes `Samples`.
 """
 
 import random
@@ -62,7 +63,7 @@ class Samples:
     epochs.
     """
 
-    seed = 0  # of the run; set by the loader
+    seed = 0  # the seed of the run; the loader sets it
     num_bytes: int | None = None  # device memory that `place` takes; None: `place` is not defined
     lengths: np.ndarray | None = None  # int64 [samples]; if set, a batch has similar lengths
     blocks: Blocks | None = None  # samples that one process should read together, in this order
@@ -132,7 +133,7 @@ class Samples:
     def values_of(self, samples: torch.Tensor, device: torch.device) -> Batch:
         """Return the batch of `samples` on `device`, in fp32.
 
-        It serves models whose operations depend on values, and can't be counted by shapes alone.
+        These serve models whose operations depend on values and can't be counted by shapes alone.
         """
         batch = send_to_device(self.read(samples, None), device)
         return convert_to_fp32(self.finish(batch, samples, None))
@@ -157,7 +158,7 @@ class Samples:
     def fingerprint(self) -> str | None:
         """Return a digest that changes with the samples; None if there can be none.
 
-        A resumed run compares it with that of the first start, to notice that its data have
+        A resumed run compares the digest with that of the first start, to notice that its data have
         changed. By default, it is a digest of a few samples, read as in an evaluation. A subclass
         may override it.
         """
@@ -170,7 +171,7 @@ class Samples:
     def seed_generators(self, epoch: int | None, sample: int) -> None:
         """Seed the random generators of the CPU by the run's seed, the epoch and a sample.
 
-        So a transform draws the same numbers for a sample, in whichever process it is made.
+        So a transform draws the same numbers for a sample in any process.
         """
         # -1 stands for an evaluation.
         seed = hash_integers(self.seed, -1 if epoch is None else epoch, sample)
@@ -223,7 +224,7 @@ class TensorSamples(Samples):
     They are placed on the device if they fit, and a batch is then a gather.
     """
 
-    # On the host; empty in a subclass that streams its samples and does not call `keep`.
+    # The arrays on the host; empty in a subclass that streams its samples and does not call `keep`.
     arrays: dict[str, torch.Tensor | np.ndarray] = {}
     placed: dict[str, torch.Tensor] = {}  # on the device, from `place` on
 
@@ -294,7 +295,8 @@ class Data:
     """
 
     name: str
-    # train, validation, test. They may be given as `MapStyle` data sets, and become `Samples`.
+    # The splits train, validation and test. They may be given as `MapStyle` data sets, and become
+    # `Samples`.
     splits: dict[str, Any]
     _: KW_ONLY
     class_names: list[str] | None = None
@@ -376,7 +378,7 @@ class Data:
             self.unknown_contents = [name for name, value in fingerprints.items() if value is None]
         sizes = {name: len(split) for name, split in self.splits.items() if split.is_sized}
         if self.is_evaluated_only:
-            # It is only the stand-in that `__post_init__` made.
+            # This split is only the stand-in that `__post_init__` made.
             sizes.pop("train", None)
         facts = {
             "name": self.name,

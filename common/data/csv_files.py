@@ -74,9 +74,9 @@ def find_dialect(path: str) -> Dialect:
 
 
 def refuse_separator_line(path: str, sample: str) -> None:
-    """Raise a `UserError` if the first line is meant for spreadsheets, as ``sep=;``.
+    """Raise a `UserError` if the first line is meant for spreadsheets, such as ``sep=;``.
 
-    It would be read as the header.
+    Otherwise that line would be read as the header.
     """
     first_line = sample.partition("\n")[0].strip().strip('"')
     if re.fullmatch(r"sep=.?", first_line, re.IGNORECASE):
@@ -123,7 +123,7 @@ def find_encoding(path: str) -> str:
     with open(path, "rb") as file:
         head = file.read(BLOCK)
     marked_encodings = [encoding for mark, encoding in BYTE_ORDER_MARKS if head.startswith(mark)]
-    # Text in UTF-8 has no zero bytes. The second of these functions always raises an error.
+    # Text in UTF-8 has no zero bytes. `refuse_unmarked_utf16` always raises an error.
     if not marked_encodings and b"\0" in head:
         refuse_stray_zeros(path, head)
         refuse_unmarked_utf16(path, head)
@@ -152,11 +152,11 @@ def check_encoding(path: str, encoding: str) -> None:
 def refuse_stray_zeros(path: str, head: bytes) -> None:
     """Raise a `UserError` if the beginning of a file is UTF-8 with a few zero bytes in it.
 
-    Latin letters in UTF-16 can be decoded as UTF-8, too, but every second byte of them is zero.
-    So a file with fewer zeros than an eighth of its bytes is not in UTF-16.
+    Latin letters in UTF-16 can be decoded as UTF-8, too, but every second byte is zero. So a file
+    with fewer zeros than an eighth of its bytes is not in UTF-16.
     """
     try:
-        # An incremental decoder, because `head` may end within a character.
+        # The decoder is an incremental one, because `head` may end within a character.
         codecs.getincrementaldecoder("utf-8")().decode(head)
     except UnicodeDecodeError:
         return
@@ -203,7 +203,7 @@ def decoding_error(path: str, encoding: str, problem: UnicodeDecodeError, place:
 
 
 def conversion_advice(path: str, encoding: str) -> str:
-    """Return the advice to convert a file from its likely encoding, with a command that does it."""
+    """Return the advice to convert a file from its likely encoding, with a command to run."""
     command = f"iconv -f {encoding} -t UTF-8 {quoted(path)} > new.csv"
     return with_posix_command("save it in UTF-8", command)
 
@@ -212,14 +212,14 @@ def find_separator(sample: str, is_whole: bool) -> str:
     """Infer the separator of the columns from the first characters of a CSV file.
 
     Separators that give all rows the same number of columns come before all others. Among equals,
-    it is the one that gives the most columns. A file in which no separator gives two columns has
-    only one, and can be read with a comma.
+    the one that gives the most columns is chosen. A file in which no separator gives two columns
+    has only one, and can be read with a comma.
 
     Args:
         is_whole: whether `sample` is the whole file.
     """
     column_counts: dict[str, int] = {}
-    regular_separators: list[str] = []  # those that give all rows the same number of columns
+    regular_separators: list[str] = []  # these give all rows the same number of columns
     for separator in SEPARATORS:
         rows = read_records(sample, separator, is_whole)
         if not rows or len(rows[0]) < 2:

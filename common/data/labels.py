@@ -26,9 +26,9 @@ LABEL_NAMES = ("label", "labels", "class", "target", "category")  # usual names 
 LABELLED_DATA_FLAGS = frozenset(
     {"dataset", "dataset_config", "label_column", "validation_share", "streaming"}
 )
-DEFAULT_VALIDATION_SHARE = 0.1  # of train, if train is the only split
+DEFAULT_VALIDATION_SHARE = 0.1  # the share of train, if train is the only split
 
-LabelValue = str | int | float | None  # in the label column; None if the label is missing
+LabelValue = str | int | float | None  # a value in the label column; None if it is missing
 
 
 class LabelledData:
@@ -37,8 +37,8 @@ class LabelledData:
     Both are inferred from the columns of the training split. A subclass reads the splits.
     """
 
-    name: str  # the data set's, for messages
-    # By role (train, validation, test), train first. The subclass fills it with its own objects.
+    name: str  # the data set's name, for messages
+    # The splits by role (train, validation, test), train first. A subclass puts its objects here.
     splits: Mapping[str, Sized]
     notes: list[str]  # printed for the user
     label_column: str
@@ -58,11 +58,11 @@ class LabelledData:
     ) -> None:
         """Find the label column.
 
-        It is the one that the user names, the one of type ClassLabel, the one with a usual name, or
-        the one that the values suggest.
+        It is the column that the user names, else the column of type ClassLabel, else the one with
+        a usual name, else the one that the values suggest.
 
         Args:
-            name: the data set's, for messages.
+            name: the data set's name, for messages.
             features: the type of each column.
             label_column: the value of `--label-column`.
             values_of: reads a column, for a guess by its values; None: its values are not read.
@@ -111,11 +111,11 @@ class LabelledData:
     def find_texts(self, flag: str, text_columns: tuple[str, ...]) -> list[str]:
         """Return the one or two columns of text.
 
-        If the flag names none, they are all columns of strings. If these are more than two, they
-        are only those that hold free text.
+        If the flag names no column, all columns of strings are taken. If there are more than two of
+        these, only the columns that hold free text are taken.
 
         Args:
-            flag: its spelling, for messages.
+            flag: the flag's spelling, for messages.
             text_columns: the value of the flag; empty: the columns are inferred.
 
         Raises:
@@ -145,7 +145,7 @@ class LabelledData:
         """Return the columns that a flag names, or the candidates if the flag is not set.
 
         Args:
-            flag: its spelling, for messages.
+            flag: the flag's spelling, for messages.
             candidates: the columns to choose if the flag is not set.
             suitable: the columns whose type the flag allows.
             at_most: how many columns may be chosen.
@@ -188,7 +188,8 @@ class LabelledData:
     def find_classes(self, labels: Iterable[LabelValue]) -> None:
         """Set `classes` and `class_names`.
 
-        They are those that the column's type lists, or else the distinct values, numbers first.
+        The column's type may list the classes. Otherwise they are the distinct values, numbers
+        first.
 
         Args:
             labels: the label column of all splits; not read if the column's type lists the classes.
@@ -224,7 +225,7 @@ class LabelledData:
     def share_to_hold_out(self, source: DataSource) -> float:
         """Return the share of train that becomes the validation split, from 0 to 1.
 
-        A data set with a validation split needs none. Otherwise it is the user's
+        A data set with a validation split needs no share. Otherwise the share is the user's
         `--validation-share`, or 10 % if train is the only split.
 
         Raises:
@@ -252,7 +253,7 @@ class LabelledData:
         """Choose the rows of train that become the validation split, and note how many.
 
         Args:
-            total: how many rows train has; the share is taken of these.
+            total: the number of rows in train, of which the share is taken.
             candidates: int64, the indices of rows that may be held out; the choice is spread evenly
                 over them, in this order.
             unit: what an index stands for, for messages.
@@ -261,7 +262,7 @@ class LabelledData:
             int64, the chosen indices; empty if none are held out.
 
         Raises:
-            UserError: nothing could be evaluated, or too little would be left to train on.
+            UserError: nothing could be evaluated, or too little would remain to train on.
         """
         share = self.share_to_hold_out(source)
         if not share:
@@ -305,7 +306,7 @@ class LabelledData:
         )
 
     def facts(self) -> PreparedFacts:
-        """Return what the cache keeps about the data set."""
+        """Return the facts that the cache keeps about the data set."""
         facts: PreparedFacts = {
             "splits": list(self.splits),
             "class_names": self.class_names,

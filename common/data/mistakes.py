@@ -21,7 +21,7 @@ def nothing_left(data_set: str, split: str, required: str) -> UserError:
     """Return the error for a split whose rows all lack something.
 
     Args:
-        required: what they lack: label, text or image.
+        required: what the rows lack: label, text or image.
     """
     return UserError(
         f"the rows of split {split} of data set {data_set} have no {required}s",
@@ -45,7 +45,7 @@ def other_columns(
 
     Args:
         columns: the types of the file's columns, by name.
-        expected: those of the first file.
+        expected: the types of the first file's columns, by name.
     """
     names = {**expected, **columns}
     differing = ", ".join(name for name in names if expected.get(name) != columns.get(name))

@@ -9,7 +9,7 @@ import sys
 import numpy as np
 from PIL import ExifTags, Image, ImageFile, ImageOps
 
-FULL_SCALE = 65535  # the white level of a model that states none: that of 16 bits
+FULL_SCALE = 65535  # the largest value of 16 bits: white for a model that states no white level
 # How to turn a photo upright, by its EXIF orientation.
 TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -59,8 +59,8 @@ def image_to_pixels(
 def deep_pixels(image: Image.Image) -> tuple[np.ndarray | None, Image.Image]:
     """Return the pixels of an image with more than 8 bits a channel, and the image itself.
 
-    These pixels determine the white level of a data set, and are then scaled by it. Pillow can do
-    neither.
+    These pixels determine the white level of a data set, by which they are then scaled. Pillow can
+    do neither.
 
     Returns:
         First, the pixels: integers [height, width] or [height, width, 3], without transparency;
@@ -89,8 +89,8 @@ def deep_pixels(image: Image.Image) -> tuple[np.ndarray | None, Image.Image]:
 def raw_mode_of(image: ImageFile.ImageFile) -> str:
     """Return Pillow's name for the layout of the pixels in the file, such as ``RGB;16B``.
 
-    It shows whether the file has 16 bits a colour, which the image's mode does not. It is empty for
-    an image whose pixels have been loaded.
+    The layout shows whether the file has 16 bits a colour, which the image's mode does not show.
+    The name is empty for an image whose pixels have been loaded.
     """
     if not image.tile:
         return ""
@@ -108,7 +108,7 @@ def deep_colours(image: ImageFile.ImageFile, raw_mode: str) -> tuple[np.ndarray,
 
     Args:
         image: a file of Pillow whose pixels have not been loaded.
-        raw_mode: from `raw_mode_of`.
+        raw_mode: the result of `raw_mode_of`.
 
     Raises:
         ValueError: the layout is not known.
@@ -119,7 +119,7 @@ def deep_colours(image: ImageFile.ImageFile, raw_mode: str) -> tuple[np.ndarray,
     encoded = image.fp.read()
     image.fp.seek(position)
     if raw_mode == "LA;16B":
-        # Read as four channels of 8 bits: the two bytes of grey, then those of transparency.
+        # These are read as four channels of 8 bits: two bytes of grey, then two of transparency.
         loaded = decoded_as(encoded, "RGBA", "RGBA")
         planes = np.asarray(loaded).astype(np.uint16)
         return planes[..., 0] * 256 + planes[..., 1], loaded
@@ -144,7 +144,7 @@ def decoded_as(encoded: bytes, mode: str, raw_mode: str) -> Image.Image:
 
     Args:
         encoded: the contents of the file.
-        mode: of the returned image.
+        mode: the mode of the returned image.
         raw_mode: Pillow's name for the layout.
     """
     image = Image.open(io.BytesIO(encoded))
@@ -161,8 +161,8 @@ def decoded_as(encoded: bytes, mode: str, raw_mode: str) -> Image.Image:
 def white_level_of(peak: int) -> int:
     """Return the value of white in images whose largest value is `peak`.
 
-    It is the largest value with as many bits: 1023 for a camera with 10 bits, for example. For
-    images without values above 255 it is 255, so that they stay as they are.
+    White is the largest value with as many bits: 1023 for a camera with 10 bits, for example.
+    Images without values above 255 have the white level 255, so they stay as they are.
     """
     return max(255, 2 ** int(peak).bit_length() - 1)
 

@@ -61,8 +61,8 @@ def prepare_text(
         max_length: tokens after which a sample is cut, special tokens included.
         text_columns: the value of `--text-columns`; empty: the columns are inferred.
         label_column: the value of `--label-column`; None: the column is inferred.
-        tokenizer_digest: not read here. It is part of the cache's name, and so caches differ if the
-            tokenizer in a folder changes.
+        tokenizer_digest: not read here. As a part of the cache's name, it makes another cache if
+            the tokenizer in a folder changes.
 
     Raises:
         UserError: the data can't be read, or the tokenizer can't be loaded or used.
@@ -135,7 +135,7 @@ def encode(encoder: "PreTrainedTokenizerBase", texts: Columns, max_length: int) 
         max_length: tokens after which a sample is cut, special tokens included.
 
     Returns:
-        tokens (int32, those of all samples, one after the other), offsets (int64 [samples + 1], the
+        tokens (int32, for all samples, one after the other), offsets (int64 [samples + 1], the
         place in `tokens` at which each sample begins) and seconds (int64 [samples], the place in
         each sample at which its second text begins; its length if it has one text).
 
@@ -239,10 +239,10 @@ def check_token_ids(tokenizer_file: Path) -> None:
 
 
 def train_wordpiece(texts: list[str]) -> "PreTrainedTokenizerBase":
-    """Train BERT's tokenizer, lower-cased WordPiece, on `texts`; the same texts give the same one.
+    """Train BERT's tokenizer, lower-cased WordPiece, on `texts`; equal texts give equal tokenizers.
 
     Training runs in another thread, because Rust handles no signals before it has finished. This
-    thread waits for it, and handles them.
+    thread waits for the training, and handles signals.
     """
     from tokenizers import BertWordPieceTokenizer
     from transformers import BertTokenizer

@@ -37,7 +37,7 @@ def log_interval(context: Context, kept: KeptParts) -> None:
 
 
 def refuse_unread_flags(context: Context, stated_flags: Flags) -> None:
-    """End the run if a flag was stated that nothing uses; called on all ranks.
+    """End the run if the user stated a flag that nothing uses; called on all ranks.
 
     The first update has used most flags. If the recipe's source has a line that may use a flag
     later, the run goes on. A message then names the line, because it may never be reached.

@@ -88,7 +88,7 @@ def try_loss(
 ) -> None:
     """Call the recipe's loss before training.
 
-    `--auto-batch-size` chooses the micro-batch by it, and the MFU needs the operations of a sample.
+    `--auto-batch-size` tries micro-batches with it, and the MFU needs the operations of a sample.
     """
     if context.config.auto_batch_size:
         choose_batch_size(context, loaded, kept, compute_loss, couples_samples)
@@ -147,7 +147,7 @@ def keep_own_parts(context: Context, loaded: LoadedData) -> None:
     parts.add("meters", context.meters, shared=False)
     parts.add("guard", context.guard, shared=False)
     parts.add("random", context.random, shared=False)
-    # Before the first update, because training may change an optimizer's options.
+    # Describe the parts before the first update: training may change an optimizer's options.
     parts.freeze_description()
 
 
@@ -170,7 +170,7 @@ def compose_run_config(
     """Return the contents of `config.json`, except for the recipe's source.
 
     Args:
-        saved: the file as an earlier attempt wrote it; None on a first start.
+        saved: the contents that an earlier attempt wrote; None on a first start.
     """
     config = context.config
     meters = context.meters
@@ -193,7 +193,7 @@ def compose_run_config(
 
 
 def write_run_config(started: StartedRun, saved: RunConfig | None) -> RunConfig:
-    """Add the recipe's source to the contents of `config.json`, write them, and return them.
+    """Add the recipe's source to the contents of `config.json`; write and return the contents.
 
     `status.json` says from now on that the run is at the present step. The provenance of this
     attempt is saved in the background.
@@ -230,13 +230,13 @@ def tell_other_device(device_before: str, device_now: str) -> None:
 
 
 def seed_generators(context: Context, random_states: State | None) -> None:
-    """Seed the random generators, or restore `random_states` where a resume has them.
+    """Seed the random generators; a resume with `random_states` restores these instead.
 
     This is the last step before the loop, because any earlier step may draw random numbers.
     """
     step = context.progress.global_step
     rank = context.accelerator.process_index
-    # With the step, a resumed run does not draw the numbers of the beginning once more.
+    # The step is in the seed, so that a resumed run does not draw its first numbers again.
     set_seed((context.config.seed + step + rank) % 2**32)
     if random_states is not None:
         context.random.load_state_dict(random_states)

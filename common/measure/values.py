@@ -12,14 +12,14 @@ from common.errors import UserError
 Value = torch.Tensor | float
 # What a recipe may give as a loss, a metric or a total; a bool is an int.
 Measured = torch.Tensor | np.ndarray | np.number | np.bool_ | float
-Metrics = Mapping[str, Measured]  # of any shape, by name
+Metrics = Mapping[str, Measured]  # values of any shape, by name
 
 
 def measured_value(name: str, value: Measured, caller: str) -> Value:
     """Return a value that a recipe measured in one of two forms: a detached tensor, or a float.
 
     Args:
-        name: of the loss, metric or total, for a message.
+        name: the name of the loss, metric or total, for a message.
         value: a tensor, a NumPy array or a plain number.
         caller: the function that the recipe called, for a message.
 
@@ -69,7 +69,7 @@ def figure(name: str, value: Measured) -> float:
         try:
             return float(value)
         except (TypeError, ValueError):
-            pass  # such as a string, which the error below names
+            pass  # the error below names the value, such as a string
     shape_text = "" if shape is None else f" of shape {shape}"
     raise UserError(
         f"the evaluation returned a {type(value).__name__}{shape_text} as {name!r} instead of one "

@@ -17,7 +17,7 @@ from common.sentences import reading
 if TYPE_CHECKING:
     from transformers import BertForSequenceClassification, PreTrainedModel
 
-# The weights that did not fit, by reason: names, or names with shapes.
+# The weights that did not fit, by reason: their names, or names with shapes.
 LoadingInfo = Mapping[str, Collection[Any]]
 PRETRAINED_ADVICE = "pass a folder with a complete model, or a Hub id that can be reached"
 PUBLIC_CHECKPOINT = "google-bert/bert-base-uncased"
@@ -72,7 +72,7 @@ def find_checkpoint(config: CheckpointFlags, is_accelerated: bool) -> str:
     """Find the checkpoint that the flags mean; see `choose_checkpoint`.
 
     ``auto`` is BERT-base if there is an accelerator and the Hub or its cache has the model.
-    Otherwise it is a small BERT.
+    Otherwise ``auto`` is a small BERT.
     """
     if config.init_from is not None:
         return str(model_folder(config.init_from).resolve())
@@ -135,7 +135,7 @@ def load_pretrained(
     """Load a model of Transformers, without running code or unpickling files of its repository.
 
     Args:
-        class_name: of the model's class in `transformers`.
+        class_name: the name of the model's class in `transformers`.
         name: a folder or the id of a model of the Hub.
         subject: what is loaded, the first words of an error message.
         options: further arguments of `from_pretrained`.
@@ -174,7 +174,7 @@ def load_bert(name: str, data: TextData, dropout: float) -> "BertForSequenceClas
         ignore_mismatched_sizes=True,  # the checkpoint's head may be for other classes
         **settings(data, dropout),
     )
-    # Transformers draws weights that don't fit at random. Only the head and the pooler may be new.
+    # Transformers gives weights that don't fit random values. Only head and pooler may be new.
     for keys in loading_info.values():
         for key in map(str, keys):
             if ".layer." in key or "_embeddings." in key:
@@ -195,7 +195,7 @@ def load_bert(name: str, data: TextData, dropout: float) -> "BertForSequenceClas
 
 
 def small_bert(name: str, data: TextData, dropout: float) -> "BertForSequenceClassification":
-    """Return a small BERT with random weights; called like `load_bert`, and `name` is not used."""
+    """Return a small BERT with random weights; `name` is not used, but `load_bert` takes it."""
     quiet_transformers()
     from transformers import BertConfig, BertForSequenceClassification
 
@@ -211,15 +211,15 @@ def settings(data: TextData, dropout: float) -> BertSettings:
         "label2id": {name: index for index, name in enumerate(data.class_names)},
         "hidden_dropout_prob": dropout,
         "attention_probs_dropout_prob": dropout,
-        "attn_implementation": "sdpa",  # takes the batches' mask as it is
+        "attn_implementation": "sdpa",  # SDPA takes the batches' mask as it is
     }
 
 
 def quiet_transformers() -> None:
-    """Silence Transformers' reports that a user can do nothing about, such as a new head's."""
+    """Silence reports of Transformers that a user can do nothing about, such as on a new head."""
     from transformers.utils import logging
 
     logging.set_verbosity_error()
-    # The name that all releases of version 5 know; it goes in version 6.
+    # All releases of version 5 know this name; version 6 removes it.
     warnings.filterwarnings("ignore", message="`gradient_checkpointing_enable` is deprecated")
     logging.disable_progress_bar()

@@ -8,7 +8,7 @@ from common.errors import UserError
 from common.json_files import reading_saved
 from common.run_directory.records import MODEL_JSON, WeightsDigest, read_record
 
-WEIGHTS = "model.safetensors"  # in the folder of a finished model, beside MODEL_JSON
+WEIGHTS = "model.safetensors"  # the file in a finished model's folder, beside MODEL_JSON
 
 
 def model_folder(path: str | Path, flag: str = "--init-from ") -> Path:
@@ -16,7 +16,7 @@ def model_folder(path: str | Path, flag: str = "--init-from ") -> Path:
 
     Args:
         path: a run, or the model's folder itself.
-        flag: the flag that names it, for a message, with a space or "=" behind it.
+        flag: the flag that names the model, for a message, with a space or "=" behind it.
 
     Raises:
         UserError: there is no finished model, or its weights have changed since they were written.

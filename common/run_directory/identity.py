@@ -16,7 +16,7 @@ from common.system.printable import listed
 
 
 class EditedConfigError(UserError):
-    """A run's `config.json` is not what the run wrote, or is another run's."""
+    """A run's `config.json` is not what the run wrote, or belongs to another run."""
 
 
 class Witness(NamedTuple):
@@ -27,7 +27,7 @@ class Witness(NamedTuple):
     contents: JsonObject
 
     def is_undamaged(self) -> bool:
-        """Whether the file is as the run wrote it. `status.json` has no digest that would tell."""
+        """Whether the file is as the run wrote it; always True for a file without a digest."""
         return self.path.name == STATUS or is_as_signed(self.contents)
 
     def flags(self) -> JsonObject:
@@ -46,7 +46,7 @@ def signed_config(facts: Mapping[str, object]) -> JsonObject:
 def may_be_of_run(found_id: str | None, run_id: str | None) -> bool:
     """Whether a file that names the run `found_id` may belong to the run `run_id`.
 
-    It may if one of the ids is None, because older versions wrote no ids.
+    If one of the ids is None, the file may, because older versions wrote no ids.
     """
     return run_id is None or found_id in (None, run_id)
 
@@ -101,7 +101,7 @@ def manifest_files(directory: Path) -> list[Path]:
 
 
 def find_witnesses(files: Iterable[Path]) -> Iterator[Witness]:
-    """Yield those of some JSON files that can be read and name a run, in their order."""
+    """Yield a witness for each JSON file that can be read and names a run, in the files' order."""
     for path in files:
         contents: JsonObject = {}
         with suppress(UserError):
@@ -114,7 +114,7 @@ def find_witnesses(files: Iterable[Path]) -> Iterator[Witness]:
 def describe_edit(saved: Mapping[str, object], witnesses: Iterable[Witness]) -> str:
     """Return a phrase for how an edited `config.json` differs from the files beside it.
 
-    If no witness shows the difference, only the digest does.
+    If no witness shows the difference, the phrase only says that the digest does.
     """
     excerpt = excerpt_of(saved)
     run_id = excerpt.run_id

@@ -39,7 +39,7 @@ class ProvenanceWriter:
         """Prepare to write.
 
         Args:
-            directory: of the run.
+            directory: the directory of the run.
             recipe_file: the recipe's file.
         """
         self.directory = directory
@@ -67,7 +67,7 @@ class ProvenanceWriter:
     def write(self, step: int) -> None:
         """Add this attempt to `attempts.json`, and write its patches.
 
-        Nothing is written if the disk is full, or if this user may not write there.
+        Nothing is written if the disk is full, or if this user may not write to the directory.
         """
         with suppress(OSError, UserError):
             attempt, trees = present_attempt(self.recipe_file, step)
@@ -90,7 +90,7 @@ def saved_attempts(directory: Path) -> list[Attempt]:
 def with_attempt(saved: list[Attempt], attempt: Attempt) -> list[Attempt]:
     """Return the attempts whose updates the run still has, and the present one.
 
-    An attempt that equals the one that it goes on from is left out.
+    The present attempt is left out if it equals the attempt that it goes on from.
     """
     earlier = [before for before in saved if before.global_step < attempt.global_step]
     if earlier:

@@ -22,7 +22,7 @@ def present_status(directory: Path) -> Status:
 def advice_to_go_on(directory: Path) -> str:
     """Return the advice for a user whose run is unfinished: resume it, or start another.
 
-    A tool that needs a finished run gives it.
+    A tool that needs a finished run gives this advice.
     """
     status = present_status(directory)
     if not (directory / CONFIG).is_file():

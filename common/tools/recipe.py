@@ -71,7 +71,7 @@ def load_recipe(path: Path) -> Recipe:
         )
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # `dataclass` looks up the types of the fields there
-    # The recipe may import modules from its own folder, as it can when it is launched.
+    # The recipe may import modules from its own folder, as a launched recipe can.
     beside = str(path.resolve().parent)
     sys.path.insert(0, beside)
     try:

@@ -27,18 +27,18 @@ from common.track.trackers.tracker import Command, TrackedRun, Tracker, TrackerU
 
 
 class LogState(TypedDict):
-    """What a checkpoint keeps of the log."""
+    """The log's part of a checkpoint."""
 
     latest: dict[str, float]
     pending: dict[str, float]
 
 
 class PrintedEvaluation(NamedTuple):
-    """What tells one printed evaluation from another."""
+    """The values by which printed evaluations differ."""
 
     split: Split
     step: float
-    values: tuple[tuple[str, float | None], ...]  # by name; None for NaN, which never equals itself
+    values: tuple[tuple[str, float | None], ...]  # names and values; None for NaN (NaN != NaN)
 
     @classmethod
     def of(cls, split: Split, position: Mapping[str, float], values: Evaluation) -> Self:
@@ -48,12 +48,12 @@ class PrintedEvaluation(NamedTuple):
 class Log:
     """Collects the figures of a step, and writes them as one row when the step is over.
 
-    A step is over when the next update is recorded, not when its own is. In between, at the top of
-    the recipe's loop, an evaluation may add the figures of the model after this update, and they
-    belong to the same row. So the flow of a row is:
+    A step is over when the next update is recorded, not when its own update is. In between, at the
+    top of the recipe's loop, an evaluation may add the figures of the model after this update. Such
+    figures belong to the same row. So the flow of a row is:
 
     1. `interval` adds the training figures of update N, if a row is due.
-    2. `evaluation` adds those of the model after update N, if an evaluation is due.
+    2. `evaluation` adds the figures of the model after update N, if an evaluation is due.
     3. `write_row` writes the row when update N + 1 is recorded, or when the run ends.
 
     A checkpoint after update N contains the row that is not yet written.
@@ -65,15 +65,16 @@ class Log:
         self.accelerator = accelerator
         self.directory = directory
         self.objective = objective
-        self.tracker: Tracker | None = None  # None if there is none, or if it has failed
+        self.tracker: Tracker | None = None  # None: there is no tracker, or it has failed
         self.media = RecordedMedia(directory, accelerator.is_main_process)
         self.file: TextIO | None = None
         self.output: TextIO | None = None
-        # Returns the figures of the present step's position, such as its epoch. `start` sets it.
+        # A function that returns the figures of the present step's position, such as its epoch.
+        # `start` sets it.
         self.position: Callable[[], Mapping[str, float]] = dict
         self.pending: dict[str, float] = {}  # the row of the present step, not yet written
         self.latest: dict[str, float] = {}  # the latest value of each figure
-        self.printed_evaluations: set[PrintedEvaluation] = set()  # none is printed twice
+        self.printed_evaluations: set[PrintedEvaluation] = set()  # no evaluation is printed twice
 
     def start(
         self,
@@ -83,7 +84,7 @@ class Log:
     ) -> None:
         """Open the tracker and `metrics.jsonl`, and print the plan of the run.
 
-        A resumed run repeats the present step and later ones, so their rows are removed from the
+        A resumed run repeats the present step and later steps, so their rows are removed from the
         file.
 
         Args:
@@ -144,14 +145,15 @@ class Log:
         """Add an evaluation to the row, and show it.
 
         Args:
-            values: its figures, as `checked` returns them.
-            is_best: whether it is the best on validation data so far.
-            position: that of the evaluated model, if it is from an earlier step. Its figures are
-                not added to a row that already has figures of the last model on the same split.
+            values: the figures of the evaluation, as `checked` returns them.
+            is_best: whether the evaluation is the best on validation data so far.
+            position: the position of the evaluated model, if it is from an earlier step. The
+                figures of such a model are not added to a row that already has figures of the last
+                model on the same split. None: the model is from the present step.
         """
         present = self.position()
         model_position = position or present
-        # Where validation stands in for test, the final evaluation repeats an earlier one.
+        # Where validation data stand in for test data, the final evaluation repeats an earlier one.
         evaluation = PrintedEvaluation.of(split, model_position, values)
         if evaluation not in self.printed_evaluations:
             self.printed_evaluations.add(evaluation)
@@ -166,7 +168,7 @@ class Log:
         """Return the figures of all ranks.
 
         Raises:
-            UserError: these are no figures by name, or the objective is not among them.
+            UserError: `figures` is no dict of figures by name, or lacks the objective.
         """
         if not isinstance(figures, Mapping):
             raise UserError(
@@ -198,7 +200,7 @@ class Log:
         """
         own_means = figures.evident_means() if isinstance(figures, Evaluation) else []
         means_of_ranks = gather_from_ranks(self.accelerator, own_means)
-        name = next((name for names in means_of_ranks for name in names), None)  # the first one
+        name = next((name for names in means_of_ranks for name in names), None)  # the first name
         if name is not None:
             raise UserError(
                 f"sums.add takes totals over a batch but got the mean of {name!r}, so the logged "
@@ -213,7 +215,7 @@ class Log:
         self.latest |= self.pending
 
     def write_row(self) -> None:
-        """Write the row of the present step, which is complete, and start the next one.
+        """Write the row of the present step, which is complete, and start the next row.
 
         Raises:
             TrainingError: the row can't be written.
@@ -244,9 +246,9 @@ class Log:
                 self.tracker.log(row)
 
     def attach(self, send: Callable[[Tracker], None]) -> None:
-        """Send what is no row, such as the model: call `send` with the tracker, if there is one.
+        """Send things other than rows, such as the model: call `send` with the tracker, if any.
 
-        A failure is a warning, and the tracker stays in use.
+        A failure leads to a warning, and the tracker stays in use.
         """
         if self.tracker is not None:
             try:
@@ -260,7 +262,7 @@ class Log:
     def keep_line(self, line: str) -> None:
         """Copy a line of the terminal, without the bar, to `output.log` and the tracker.
 
-        Any failure is ignored: a warning about it would be another line to keep.
+        Any failure is ignored, because a warning about it would be another line to keep.
         """
         with contextlib.suppress(Exception):
             print(line, file=self.output, flush=True)
@@ -275,11 +277,11 @@ class Log:
         """Close the files and the tracker; return how the user can view or upload the run.
 
         Args:
-            summary: for the tracker; by default, the latest values.
+            summary: the figures for the tracker; by default, the latest values.
         """
         with contextlib.suppress(TrainingError):  # the disk may be full
             self.write_row()
-        self.write_media()  # media that no row followed
+        self.write_media()  # no row has followed these media
         if self.keep_line in LINE_LISTENERS:
             LINE_LISTENERS.remove(self.keep_line)
         for file in (self.file, self.output):

@@ -22,17 +22,17 @@ ADVICE = (
 def networks_of(parts: Mapping[str, object]) -> dict[str, nn.Module]:
     """Return the networks among the parts of a checkpoint, by name.
 
-    A part of a checkpoint may wrap its network, which it then has as `module`.
+    A part of a checkpoint may wrap its network. The wrapper then has the network as `module`.
     """
     modules = {name: getattr(part, "module", part) for name, part in parts.items()}
     return {name: module for name, module in modules.items() if isinstance(module, nn.Module)}
 
 
 def insist_on_equal_weights(accelerator: Accelerator, networks: Mapping[str, nn.Module]) -> None:
-    """Compare the bits of all parameters over all ranks; called on all of them.
+    """Compare the bits of all parameters over all ranks; called on all ranks.
 
     Raises:
-        TrainingError: a parameter differs. The message names the first one.
+        TrainingError: a parameter differs. The message names the first such parameter.
     """
     if accelerator.num_processes == 1:
         return
@@ -55,7 +55,7 @@ def whole_parameters(networks: Mapping[str, nn.Module]) -> Iterator[tuple[str, t
 
     Ranks have different rows of a sharded parameter, so there is nothing to compare.
 
-    A name begins with that of the network, as in ``model.head.weight``.
+    A name begins with the network's name, such as ``model.head.weight``.
     """
     for name, network in networks.items():
         bare = extract_model_from_parallel(network)

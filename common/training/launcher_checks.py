@@ -1,4 +1,4 @@
-"""What a launcher asks for and recipes do not have: each ends the run with a sentence."""
+"""Checks of a launcher's environment: what recipes do not have ends the run with a sentence."""
 
 import os
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import torch
 
-from common.errors import UserError, is_loss, outcome_of
+from common.errors import UserError, is_lost_process, outcome_of
 from common.sentences import cause_text
 from common.system.devices import USE_CPU_VARIABLE
 from common.system.machine import FALSE_WORDS, TRUE_WORDS, local_world_size, rank, world_size
@@ -21,7 +21,7 @@ UNSUPPORTED_LAUNCHERS = {
     "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM",
     "ACCELERATE_USE_PARALLELISM_CONFIG": "tensor or context parallelism",
 }
-# The variables in which Accelerate expects a word for yes or no. It raises an error for others.
+# Variables in which Accelerate expects a word for yes or no. Other words raise an error there.
 YES_OR_NO = (
     USE_CPU_VARIABLE,
     "ACCELERATE_CPU_AFFINITY",
@@ -33,12 +33,12 @@ YES_OR_NO = (
 
 @contextmanager
 def launching() -> Iterator[None]:
-    """Turn what Accelerate and torch raise about the launcher's environment into a `UserError`."""
+    """Turn errors of Accelerate and torch about the launcher's environment into a `UserError`."""
     try:
         yield
     except (ValueError, TypeError, OverflowError, RuntimeError) as error:
         cause = cause_text(error)
-        if is_loss(error):
+        if is_lost_process(error):
             raise UserError(
                 f"the launched processes could not reach each other ({cause})",
                 advice="check MASTER_ADDR, MASTER_PORT and the network between the machines",
@@ -128,7 +128,7 @@ def refuse_missing_processes(processes: int) -> None:
     """Raise a `UserError` if the processes of this job do not train together.
 
     Args:
-        processes: those that the Accelerator trains with.
+        processes: the number of processes that the Accelerator trains with.
     """
     if processes != world_size():
         problem = f"but each of them sees {processes}"

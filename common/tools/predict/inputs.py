@@ -37,7 +37,7 @@ def read_standard_input() -> Iterator[str]:
     Raises:
         UserError: standard input is closed, or it is not UTF-8.
     """
-    if sys.stdin is None:  # Python sets this if it was closed from the start
+    if sys.stdin is None:  # Python sets None if standard input was closed from the start
         raise UserError("standard input is closed", advice="pass the names of files instead of -")
     # A program that calls this function may have replaced standard input by another stream.
     if isinstance(sys.stdin, io.TextIOWrapper):
@@ -50,7 +50,7 @@ def read_texts(file: str) -> Iterator[str]:
     """Yield the lines of a file that are not empty, without a byte order mark before the first.
 
     Raises:
-        UserError: it is a folder, or no text in UTF-8.
+        UserError: the path is a folder, or the file is no text in UTF-8.
     """
     if os.path.isdir(file):
         raise UserError(
@@ -88,7 +88,7 @@ def images_in(folder: Path) -> list[str]:
             advice="give your user the right to read it, or pass other files",
         )
 
-    # `os.walk` goes on with the folders that are left in the list `folders`.
+    # `os.walk` goes on with the folders that remain in the list `folders`.
     for parent, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
         if os.path.realpath(parent) in visited:
             folders.clear()

@@ -27,7 +27,7 @@ def load_model(
 
     Args:
         run_directory: the run's directory, or its `model` folder.
-        recipe_file: the Python file that trained it. You may leave it out for this repository's own
+        recipe_file: the Python file that trained the model. None will do for this repository's own
             recipes, and for a model that Transformers builds. A copy must be named, because nothing
             in the run's directory is executed.
         device: where the model goes.
@@ -45,7 +45,7 @@ def load_model(
 
 
 def finished_model(run: Path) -> Path:
-    """Return the model folder of a run, or the folder itself if it is one.
+    """Return the model folder of a run; `run` may also be the model folder itself.
 
     Raises:
         UserError: there is no finished model. The message says why.
@@ -56,8 +56,8 @@ def finished_model(run: Path) -> Path:
             advice="pass the directory of a finished run, such as runs/NAME",
         )
     status = present_status(run).status
-    # A model folder has no status, so it is unknown. An unfinished run may have a model of an
-    # earlier end. `model_folder` checks both.
+    # A model folder has no status, so its status is "unknown". An unfinished run may have a model
+    # from an earlier end. `model_folder` checks both.
     if status not in ("finished", "unknown") and not (run / "model").is_dir():
         raise UserError(f"{run} is {status} and has no model yet", advice=advice_to_go_on(run))
     return model_folder(run, "")
@@ -66,7 +66,7 @@ def finished_model(run: Path) -> Path:
 def load_transformers_model(
     folder: Path, facts: ModelFacts, recipe_file: str | Path | None
 ) -> nn.Module:
-    """Build a model with Transformers. Its class may be Transformers' or defined by a copy.
+    """Build a model with Transformers. Its class is from Transformers or from a recipe.
 
     Args:
         folder: the model's folder.
@@ -86,7 +86,7 @@ def load_transformers_model(
     if hasattr(transformers, class_name):
         model, loading = load_pretrained(class_name, source, source, **options)
     else:
-        # The class extends one of Transformers, and has its `from_pretrained`. The type that
+        # The class extends a class of Transformers, and has its `from_pretrained`. The type that
         # `class_of_recipe` returns does not say so, hence `Any`.
         model_class: Any = class_of_recipe(folder, facts, recipe_file)
         with reading(source, "copy the folder again from where it came, or train the model again"):
@@ -94,7 +94,7 @@ def load_transformers_model(
                 source, output_loading_info=True, use_safetensors=True, dtype="float32", **options
             )
     missing = loading["missing_keys"]
-    if missing:  # Transformers fills these with random values
+    if missing:  # Transformers fills missing weights with random values
         raise UserError(
             f"{folder} is incomplete, because {WEIGHTS} has no {min(missing)}",
             advice="copy the folder again from where it came, or train the model again",
@@ -144,10 +144,10 @@ def class_of_recipe(
 
 
 def own_recipe(folder: Path, facts: ModelFacts) -> Path:
-    """Return the file of this repository's recipe that trained a model.
+    """Return the recipe of this repository that trained a model, as a path.
 
     Raises:
-        UserError: another recipe trained it, whose file must be named.
+        UserError: the model's recipe is not in this repository, so the user must name its file.
     """
     name = str(facts.recipe)
     path = RECIPES / f"{name}.py"

@@ -38,7 +38,7 @@ from common.training.precision import compute_dtype
 PROBE_WORDS = 4096
 
 
-Input = Image.Image | str  # an image, the path of one, or a text
+Input = Image.Image | str  # an image, the path of an image, or a text
 
 
 class Predictor:
@@ -59,7 +59,7 @@ class Predictor:
         Args:
             run: a run's directory, or a `model` folder.
             batch_size: inputs that are classified at once.
-            mixed_precision: as the flag of this name.
+            mixed_precision: the value of the flag with this name.
             recipe: the file that trained the model, if it is a copy of a recipe.
 
         Raises:
@@ -72,7 +72,7 @@ class Predictor:
         self.accelerator = build_accelerator(TrainingConfig(mixed_precision=mixed_precision))
         self.is_text = isinstance(self.input, TextInput)
         self.class_names = [str(name) for name in self.input.class_names]
-        # The texts of a sample.
+        # The number of texts in a sample.
         self.columns = len(self.input.text_columns) if isinstance(self.input, TextInput) else 1
         # On a CPU, recipes leave out the padding of texts, so the predictor does so as well.
         self.leaves_out_padding = self.is_text and self.accelerator.device.type == "cpu"
@@ -190,12 +190,12 @@ class Predictor:
 
 
 def read_input(path: Path, run: str, recipe: str | Path | None) -> ImageInput | TextInput:
-    """Return what a classifier reads, from its `model.json`.
+    """Return the description of a classifier's inputs in its `model.json`.
 
     Args:
         path: the file.
-        run: the run, as the caller named it; for the advice.
-        recipe: the file that trained the model; for the advice.
+        run: the run as the caller named it, for the advice.
+        recipe: the file that trained the model, for the advice.
 
     Raises:
         UserError: the predictor can't feed the model, or the model has no classes, or the file is

@@ -141,7 +141,10 @@ def place(tree: CodeTree, past: PastRun, stack: ExitStack) -> tuple[Path, str]:
 
 
 def candidates(tree: CodeTree) -> list[Path]:
-    """Return folders that may have a tree's code: its own, and this library's repository."""
+    """Return folders that may have a tree's code: its own, and this library's repository.
+
+    The repository can serve only if the tree has a commit, which can be checked out there.
+    """
     folders = [Path(tree.folder)]
     repository = repository_of(LIBRARY)
     if tree.commit is not None and repository is not None and repository not in folders:

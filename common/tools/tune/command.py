@@ -22,9 +22,9 @@ from common.tools.tune.settings import SearchSettings
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Run the search that the command line describes, or the rest of one that was stopped."""
+    """Run the search that the command line describes, or the rest of a search that was stopped."""
     directory, settings = read_command_line([*(sys.argv[1:] if words is None else words)])
-    from common.tools.tune.search import run_search  # Optuna takes long to load: not for --help
+    from common.tools.tune.search import run_search  # it loads Optuna, which --help need not
 
     run_search(directory, settings)
 
@@ -77,12 +77,12 @@ def saved_settings(
     """
     if arguments.study is None:
         return None
-    from common.tools.tune.records import read_settings  # pydantic takes long: not for --help
+    from common.tools.tune.records import read_settings  # it loads pydantic, which --help need not
 
     settings = read_settings(arguments.study)
     if settings is None:
         return None
-    # A part that the command line leaves out stays as it was.
+    # A setting that the command line leaves out stays as it was.
     is_changed = (
         recipe not in (None, settings.recipe)
         or tuple(flags) not in ((), settings.flags)

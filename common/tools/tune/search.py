@@ -46,17 +46,17 @@ from common.track.names import describe, duration
 
 # If the first trials all fail, the command is wrong, and other values will not help.
 FIRST_TRIALS = 3
-TRIALS_SHOWN = 5  # in the table at the end
+TRIALS_SHOWN = 5  # trials in the table at the end
 
 
 class TrialResult(NamedTuple):
     state: TrialState
     value: float | None  # best value of the objective; None unless the trial is complete
-    message: str  # for the search's line about the trial
+    message: str  # the text of the search's line about the trial
 
 
 def run_search(directory: Path, settings: SearchSettings) -> None:
-    """Run what is left of the search in `directory`, and report on it."""
+    """Run the rest of the search in `directory`, and report on the search."""
     recipe = load_recipe(Path(settings.recipe))
     space, shared = parse_space(settings.flags, recipe)
     with (
@@ -80,7 +80,7 @@ def command_to_continue(directory: Path) -> str:
 class Search:
     """Runs the trials of a study. Each is a normal run in a directory of its own."""
 
-    directory: Path  # absolute
+    directory: Path  # an absolute path
     settings: SearchSettings
     space: Space
     shared: Sequence[str]  # words that all trials have on their command line
@@ -103,7 +103,7 @@ class Search:
             self.study.tell(trial, result.value, result.state)
             seconds = duration(time.monotonic() - started)
             say(f"{directory.name} of {total}  {command_line(words)}  {result.message}  {seconds}")
-            # Equal only while there are no more trials than the first ones.
+            # The lists are equal only if there are no trials besides the first ones.
             states = [trial.state for trial in self.study.get_trials(deepcopy=False)]
             if states == [TrialState.FAIL] * min(FIRST_TRIALS, total):
                 raise UserError(
@@ -116,7 +116,7 @@ class Search:
         for unfinished in self.study.get_trials(states=(TrialState.RUNNING,)):
             if unfinished.params.keys() == self.space.keys():
                 yield Trial(self.study, unfinished._trial_id)
-            else:  # killed before all of its values were chosen
+            else:  # the trial was killed before all of its values were chosen
                 self.study.tell(unfinished.number, state=TrialState.FAIL)
         while len(self.study.get_trials(deepcopy=False)) < self.settings.trials:
             yield self.study.ask(dict(self.space))
@@ -125,7 +125,7 @@ class Search:
         return self.directory / f"{TRIAL}{trial.number:03d}"
 
     def command(self, words: Sequence[str], directory: Path) -> list[str]:
-        """Return the command that starts a trial in its directory, or resumes it there."""
+        """Return the command that starts a trial in a directory, or resumes the trial there."""
         config_file = self.settings.config_file
         launcher_options = ["--config_file", config_file] if config_file is not None else []
         flags = [*words, *with_defaults(self.shared)]
@@ -154,7 +154,7 @@ class Search:
             for step in sorted(new_steps):
                 trial.report(values[step], step)
             reported |= new_steps
-            # After its last update, a run has nothing left that pruning could save.
+            # After a run's last update, pruning would save no time.
             has_trained = record.last_step == record.saved_config.plan.total_steps
             if new_steps and run.is_running() and not has_trained and trial.should_prune():
                 last_step = max(new_steps)
@@ -176,7 +176,7 @@ class Search:
 
         Args:
             trial: the study's trial.
-            run: its run.
+            run: the trial's run.
             record: the last record of the run; None if it never wrote one.
 
         Raises:
@@ -209,8 +209,8 @@ class Search:
     def best_command(self, best: FrozenTrial, recipe: Recipe) -> str:
         """Return the command that repeats the best trial and reaches the same figures.
 
-        It starts the recipe as the trials were started. It states every flag of the trial, and also
-        what the trial chose where a flag was ``auto``.
+        The command starts the recipe as the trials were started. It states every flag of the trial,
+        and the trial's choice for each flag that was ``auto``.
         """
         config_file = self.settings.config_file
         start = ["python"]

@@ -20,11 +20,11 @@ FLAGS_OF_ONE_RUN = ("output_dir", "resume", "run_name", "evaluate_only", "target
 
 
 def parse_space(words: Sequence[str], recipe: Recipe, least: int = 1) -> tuple[Space, list[str]]:
-    """Split the words of a command line into the flags to search and the shared ones.
+    """Split the words of a command line into the flags to search and the shared flags.
 
     Args:
-        words: flags of the recipe, with ranges and choices for those to search.
-        recipe: its own parser checks the ends of each range and every choice.
+        words: flags of the recipe, with ranges and choices for the flags to search.
+        recipe: the recipe, whose own parser checks the ends of each range and every choice.
         least: how many flags must have several values.
 
     Returns:
@@ -63,7 +63,7 @@ def parse_space(words: Sequence[str], recipe: Recipe, least: int = 1) -> tuple[S
 def number_type(hint: object) -> type[int] | type[float] | None:
     """Return int or float for a flag of numbers, which can have a range; None for other flags.
 
-    A flag of numbers may also be None, as ``int | None`` says.
+    A flag of numbers may also allow None, such as ``int | None``.
     """
     types = set(typing.get_args(hint) or [hint]) - {type(None)}
     if types == {int}:
@@ -77,11 +77,11 @@ def check_with_recipe(space: Space, shared: Sequence[str], recipe: Recipe) -> No
     """Check before the first run that the recipe takes all values that will be tried.
 
     The recipe's own parser reads command lines in which each end of a range, and each choice,
-    occurs at least once. It ends the process at a value that it does not take.
+    occurs at least once. The parser ends the process at a value that it does not take.
     """
     values_to_check = {name: extremes(distribution) for name, distribution in space.items()}
     line_count = max(map(len, values_to_check.values()), default=1)
-    # A flag with fewer values than others repeats its last one.
+    # A flag with fewer values than others repeats its last value.
     for index in range(line_count):
         sample = {
             name: values[min(index, len(values) - 1)] for name, values in values_to_check.items()
@@ -128,7 +128,7 @@ def words_by_flag(words: Sequence[str]) -> dict[str, list[str]]:
         flag = flag.replace("_", "-")
         is_negative = flag.startswith("--no-")
         opposite = f"--{flag.removeprefix('--no-')}" if is_negative else f"--no-{flag[2:]}"
-        if flag in values_of or opposite in values_of:  # only the last one would count
+        if flag in values_of or opposite in values_of:  # only the last value would count
             raise UserError(f"{flag} occurs twice", advice="leave one of the two out")
         values_of[flag] = [value] if equals else []
     return values_of
@@ -140,8 +140,8 @@ def parse_values(
     """Return the range or the choices that a flag's value asks to search; None for one value.
 
     Args:
-        flag: for messages.
-        value: as typed.
+        flag: the flag's spelling, for messages.
+        value: the flag's value as typed.
         number: the type of the flag's values if they are numbers, which can have a range.
 
     Raises:

@@ -31,7 +31,7 @@ def open_study(directory: Path, objective: Objective, prune: bool, space: Space)
     path = directory / STUDY
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     pruner: optuna.pruners.BasePruner = optuna.pruners.NopPruner()
-    if prune:  # one epoch alone is too little to judge by
+    if prune:  # a single epoch would be too little to judge by
         pruner = optuna.pruners.MedianPruner(n_warmup_steps=STEPS_PER_EPOCH + 1)
     with usable(path, Exception):  # Optuna fails in many ways on a damaged file
         study = optuna.create_study(
@@ -73,8 +73,8 @@ def reconciled(
 ) -> Study:
     """Return the study, rebuilt from the trials' directories if it disagrees with them.
 
-    A study may have lost rows, or been truncated. It is renamed then, never overwritten. The values
-    that a trial tried are those in its own `config.json`, whatever the study says.
+    A study may have lost rows, or been truncated. Such a study is renamed, never overwritten. The
+    values that a trial tried are those in its own `config.json`, whatever the study says.
     """
     objective = recipe.objective
     on_disk = TrialsOnDisk.read(directory, recipe, space, with_defaults(shared))
@@ -110,7 +110,7 @@ def usable(path: Path, errors: type[Exception] = SQLAlchemyError) -> AbstractCon
 
 
 def finished_trials(study: Study) -> list[FrozenTrial]:
-    """Return the trials that finished, those with the best settings first."""
+    """Return the finished trials, those with the best settings first."""
     trials = study.get_trials(states=(TrialState.COMPLETE,))
     sign = 1 if study.direction == StudyDirection.MAXIMIZE else -1
     return ranked_by_settings(trials, sign)
@@ -119,8 +119,8 @@ def finished_trials(study: Study) -> list[FrozenTrial]:
 def with_defaults(shared: Sequence[str]) -> list[str]:
     """Return the flags that all trials share, with a validation share of 10 % if none is stated.
 
-    Test data must not choose between trials. Where the data has no validation split, this share of
-    the training data serves as one.
+    Test data must not choose between trials. If the data have no validation split, this share of
+    the training data serves as validation data.
     """
     if "--validation-share" in shared:
         return [*shared]

@@ -13,8 +13,8 @@ if TYPE_CHECKING:  # a run imports only its own tracker
     import wandb
 
 LONGEST_VALUE = 64  # characters of a rejected variable's value that an error shows
-PROBE_BYTES = 2**16  # written to a folder to see whether it takes W&B's files
-SERVER_SECONDS = 5.0  # in which the server must accept a connection, and again to answer
+PROBE_BYTES = 2**16  # bytes written to a folder to see whether it takes W&B's files
+SERVER_SECONDS = 5.0  # time for the server to accept a connection, and again to answer
 
 
 def wandb_mode() -> tuple[str, str]:
@@ -58,7 +58,7 @@ def wandb_settings() -> "wandb.Settings":
     """Return W&B's settings, which `WANDB_*` variables may change.
 
     Raises:
-        TrackerSettingsError: one of them has a value that W&B does not accept.
+        TrackerSettingsError: a `WANDB_*` variable has a value that W&B does not accept.
     """
     import wandb
     from pydantic import ValidationError  # wandb's settings are a pydantic model

@@ -303,10 +303,11 @@ def test_second_loss_at_the_same_update_is_not_resumable(tmp_path: Path) -> None
     """A restart helps after the first loss, or after one at another update."""
     lost = Outcome("failed", True, "rank 1: RuntimeError: gloo: Connection closed by peer")
     is_resumable_after_each = []
-    for step, is_loss in ((40, True), (41, True), (40, False), (40, True)):
+    for step, is_lost_process in ((40, True), (41, True), (40, False), (40, True)):
         directory = RunDirectory(str(tmp_path / "run"), "mine", True)
-        assert directory.write_failure(lost, step, is_loss)
-        assert not directory.write_failure(lost, step, is_loss), "another rank has said it"
+        assert directory.write_failure(lost, step, is_lost_process=is_lost_process)
+        is_first = directory.write_failure(lost, step, is_lost_process=is_lost_process)
+        assert not is_first, "another rank has said it"
         status = read_status(directory.path)
         is_resumable_after_each.append(status.resumable)
         directory.release()
