@@ -66,7 +66,7 @@ def parse_config(config_class: type[ConfigType], description: str | None = None)
     """
     protect_output()
     refuse_credentials(sys.argv[1:])
-    with reading("the current directory", "change to one that is there"):
+    with reading("the current directory", "change to a folder that exists"):
         os.getcwd()
     early = read_early()
     try:
@@ -265,7 +265,7 @@ def refuse_credentials(words: list[str]) -> None:
         if has_secret(word):
             flag = word if word.startswith("--") else word_before
             raise UserError(
-                f"{flag.split('=')[0]} has a user's name or token in its address",
+                f"the address in {flag.split('=')[0]} contains a user name or a token",
                 advice=(
                     "pass a Hub id or a local folder, and set the environment variable HF_TOKEN "
                     "to the token"
@@ -286,7 +286,10 @@ def read_config(config_class: type[ConfigType], path: Path) -> ConfigType:
 
     path = path / CONFIG if os.path.isdir(path) else path
     if not os.path.exists(path):
-        raise UserError(f"--config {path} does not exist", advice="pass a run's config.json")
+        raise UserError(
+            f"--config {path} does not exist",
+            advice="pass the config.json of a run, such as runs/NAME/config.json",
+        )
     # `excerpt_of` checks little: an old file, or one that a user wrote, may have flags alone.
     saved = excerpt_of(read_json(path))
     values = saved.config
@@ -319,8 +322,8 @@ def refuse_another_recipe(
     if unknown_flags:
         raise UserError(
             (
-                f"{path} has {unknown_flags}, which this recipe lacks, so it belongs to another "
-                "recipe or version"
+                f"{path} belongs to another recipe or version, because it contains the flags "
+                f"{unknown_flags}, which this recipe does not have"
             ),
             advice=advice,
         )
@@ -328,6 +331,7 @@ def refuse_another_recipe(
     # A file of an older version of this recipe may lack flags, which get their defaults.
     if missing_flags and recipe not in (None, Path(sys.argv[0]).stem):
         raise UserError(
-            f"{path} belongs to another recipe, {recipe}, and lacks {missing_flags[0]}",
+            f"{path} belongs to another recipe, {recipe}, and does not contain the flag "
+            f"{missing_flags[0]}",
             advice=advice,
         )

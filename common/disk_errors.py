@@ -12,9 +12,14 @@ NO_DISK = (*words_for(*OF_DISK), FULL_ON_WINDOWS)
 ADVICE = {
     (errno.ENOSPC, errno.EDQUOT): "free some space",
     (errno.EIO,): "free some space, or look for a failing disk",
-    (errno.EACCES, errno.EPERM, errno.EROFS): "give this user the right to write there",
-    (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR): "move away what is in its place",
-    (errno.ENOENT,): "put back the folder that was removed",
+    (errno.EACCES, errno.EPERM, errno.EROFS): "give your user the right to write there",
+    (
+        errno.EEXIST,
+        errno.ENOTEMPTY,
+        errno.ENOTDIR,
+        errno.EISDIR,
+    ): "move the file or folder that is already there",
+    (errno.ENOENT,): "restore the folder that was removed",
     (errno.ENAMETOOLONG,): "choose a shorter name",
     (errno.EFBIG,): "raise the limit on the size of files (ulimit -f), or shrink the model",
 }

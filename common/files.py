@@ -35,7 +35,7 @@ def write_text(path: Path, text: str) -> None:
 def plain(path: Path) -> Path:
     """Return the path; an OSError if it is a pipe or a device, from which a read may never end."""
     if path.exists() and not (path.is_file() or path.is_dir()):
-        raise OSError("it is no file but a pipe or a device")
+        raise OSError("it is not a file but a pipe or a device")
     return path
 
 
@@ -61,8 +61,8 @@ def locked(path: Path, patience: float = -1) -> Iterator[None]:
     try:
         lock.acquire(timeout=patience)
     except Timeout:
-        advice = "wait for its end, or name another --output-dir"
-        raise UserError(f"another job writes to {path.parent}", advice=advice) from None
+        advice = "wait until it has ended, or pass another --output-dir"
+        raise UserError(f"another job is writing to {path.parent}", advice=advice) from None
     except (NotImplementedError, OSError):
         pass  # go on without a lock: there are none here, or this user may not lock
     try:

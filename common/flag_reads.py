@@ -152,8 +152,8 @@ def refuse_flag(config: object, name: str, recipe: str) -> None:
     needs = f"it takes effect in {call.text}" if call else f"use config.{name} before the loop"
     raise UserError(
         (
-            f"{spelled(name)} was set to {getattr(config, name)!s:.99}, and nothing in {recipe} "
-            "has used it by the end of the first update"
+            f"{spelled(name)} was set to {getattr(config, name)!s:.99}, but nothing in {recipe} "
+            "had used it by the end of the first update"
         ),
         advice=f"leave {spelled(name)} out, or change the recipe so that {needs}",
     )

@@ -100,9 +100,10 @@ def check_limits(config: "DataclassInstance") -> None:
     for field in dataclasses.fields(config):
         misfit = first_misfit(type(config), field.name, getattr(config, field.name))
         if misfit is not None:
+            problem = "can't be used" if isinstance(misfit.value, str) else "is out of range"
             raise UserError(
-                f"{spelled(field.name)} {misfit.value!r:.99} can't work",
-                advice=f"give {misfit.expected}",
+                f"{spelled(field.name)} {misfit.value!r:.99} {problem}",
+                advice=f"pass {misfit.expected}",
             )
 
 
@@ -131,8 +132,8 @@ def expected_range(config_class: type, name: str, value: object) -> str | None:
     if (least is None or value >= least) and (most is None or value <= most):
         return None
     if None not in (least, most):
-        return f"{least:,} to {most:,}"
-    return f"at most {most:,}" if least is None else f"{least:,} or more"
+        return f"a number from {least} to {most}"
+    return f"at most {most}" if least is None else f"{least} or more"
 
 
 def is_text(value: str) -> bool:
@@ -175,13 +176,16 @@ def from_json(config_class: type, values: Mapping[str, object], source: str) -> 
             expected = misfit.expected
         if expected is not None:
             shown = reprlib.repr(value)
-            raise UserError(f"{source} has {shown} for {spelled(name)}", advice=f"give {expected}")
+            raise UserError(
+                f"{source} contains {shown} as the value of {spelled(name)}",
+                advice=f"replace it with {expected}",
+            )
         flags[name] = value
     return flags
 
 
 def expected_type(flag_type: Any, value: object) -> str | None:
-    """Return the name of a flag's type if a value has another type; None if the value fits."""
+    """Return a flag's type in words if a value has another type; None if the value fits."""
     # Imported here because the help of a tool does not need it.
     from pydantic import ConfigDict, TypeAdapter, ValidationError
 
@@ -191,5 +195,5 @@ def expected_type(flag_type: Any, value: object) -> str | None:
     except ValidationError:
         is_plain = isinstance(flag_type, type) and typing.get_origin(flag_type) is None
         name = flag_type.__name__ if is_plain else str(flag_type)
-        return name.replace("typing.", "")
+        return f"a value of type {name.replace('typing.', '')}"
     return None

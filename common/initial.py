@@ -35,7 +35,7 @@ def find_initial(name: str) -> str:
         from huggingface_hub import snapshot_download
 
         subject = (
-            f"--init-from {name} is neither a file nor a folder here, and as a model of the Hub it"
+            f"--init-from {name} is neither a file nor a folder here, and as a model of the Hub, it"
         )
         advice = "pass a finished run, a folder or file of weights, or the id of a model"
         with reading(subject, advice):
@@ -79,7 +79,7 @@ def initial_facts(path: str | None) -> InitialFacts:
         return facts_of_run
     published = read_json_if_there(folder / PUBLISHED) or {}
     settings = published.get("pretrained_cfg", published)  # some files have no such level
-    with reading(str(folder / PUBLISHED), "pass the safetensors file alone"):
+    with reading(str(folder / PUBLISHED), "pass the safetensors file instead of its folder"):
         channels, size, _ = settings["input_size"]  # channels, height, width
         if not 1 <= size <= MOST_PIXELS:
             raise ValueError(f"images of {size} pixels")
@@ -99,7 +99,7 @@ def initial_shapes(path: str | None) -> dict[str, tuple[int, ...]]:
         return {}
     file = weights_file(path)
     with (
-        reading(str(file), "put a whole copy of it back, or pass other weights"),
+        reading(str(file), "copy the file again from where it came, or pass other weights"),
         safe_open(file, framework="pt") as weights,
     ):
         return {name: tuple(weights.get_slice(name).get_shape()) for name in weights.keys()}  # noqa: SIM118

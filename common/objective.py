@@ -25,14 +25,14 @@ class Objective(NamedTuple):
         """Read an objective such as ``accuracy:max``; raise a `UserError` for anything else."""
         if not isinstance(text, str):
             raise UserError(
-                f"objective {text!r} is a {type(text).__name__}",
-                advice="write a metric and max or min in one text, as in 'accuracy:max'",
+                f"OBJECTIVE is a {type(text).__name__}, {text!r}",
+                advice='write it as a string "METRIC:max" or "METRIC:min", such as "accuracy:max"',
             )
         metric, _, mode = text.partition(":")
         if not metric or mode not in MODES:
             raise UserError(
                 f"objective {text!r} does not name a metric and max or min",
-                advice="write it as in accuracy:max",
+                advice='write it as "METRIC:max" or "METRIC:min", such as "accuracy:max"',
             )
         return cls(metric, MODES[mode])
 
@@ -53,7 +53,7 @@ class Objective(NamedTuple):
         if target is not None and not self.reaches(value, target):
             raise TrainingError(
                 f"the final {self.metric} {value:.4f} is worse than --target {target}",
-                advice="train for longer, or choose another target",
+                advice="train for longer, or pass another --target",
             )
 
     def best(self, values: Iterable[float]) -> float | None:

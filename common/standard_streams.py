@@ -74,7 +74,7 @@ class ToolOutput(io.TextIOWrapper):
                 raise SystemExit(1) from None
             message = f"standard output can't be written ({error.strerror})"
             advice = advice_for(str(error))
-            raise SystemExit(f"error: {message}: {advice}, or name another file") from None
+            raise SystemExit(f"error: {message}: {advice}, or write to another file") from None
 
 
 def replace_output(output_class: type[io.TextIOWrapper], *, by_line: bool) -> None:

@@ -141,8 +141,8 @@ def load_initial(
         heads = heads_to_begin_anew(model, weights, initial_class_names, class_names)
         for name, head in heads.items():
             say(
-                f"--init-from {initial_model} has other classes than these data, or none: {name} "
-                "starts with random values"
+                f"--init-from {initial_model} has other classes than these data, or none, so "
+                f"{name} starts with random values"
             )
             # `put_weights` then gives the head the random values that it has already.
             for key, value in head.state_dict().items():
@@ -253,7 +253,7 @@ def refuse_other_model(
 ) -> None:
     """Raise a `UserError` that names the first weight that does not fit a model's state."""
     refuse_other_kind(state, weights, path)
-    advice = "pass the model flags and the data set that it was trained with"
+    advice = "pass the same flags of the model and the same data set as in its training"
     for name in sorted(state.keys() | weights.keys()):
         shape_here = tuple(state[name].shape) if name in state else None
         shape_there = tuple(weights[name].shape) if name in weights else None
@@ -261,13 +261,13 @@ def refuse_other_model(
             continue
         if shape_here is None:
             count = len(weights.keys() - state.keys())
-            difference = f"it has {name}, which this model has not ({count:,} such tensors)"
+            difference = f"it has {name}, which this model lacks ({count:,} such tensors)"
         elif shape_there is None:
             count = len(state.keys() - weights.keys())
             difference = f"it has no {name}, which this model needs ({count:,} such tensors)"
         else:
-            difference = f"{name} has the shape {shape_there} there and {shape_here} here"
-        raise UserError(f"{path} is of another model: {difference}", advice=advice)
+            difference = f"{name} has the shape {shape_there} there, but {shape_here} here"
+        raise UserError(f"{path} does not fit this model, because {difference}", advice=advice)
 
 
 def refuse_other_kind(
@@ -281,8 +281,8 @@ def refuse_other_kind(
     if state and weights and not state.keys() & weights.keys():
         raise UserError(
             (
-                f"{path} has weights of another model: none of its {len(weights):,} tensors has "
-                f"a name of this one ({min(weights)} there, {min(state)} here)"
+                f"{path} has weights of another model, because none of its {len(weights):,} "
+                f"tensors has a name that occurs here ({min(weights)} there, {min(state)} here)"
             ),
-            advice="pass weights of this recipe's model",
+            advice="pass weights that this recipe wrote, or the recipe that wrote these weights",
         )

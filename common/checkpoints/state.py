@@ -28,13 +28,13 @@ if TYPE_CHECKING:  # importing it takes a second
     from torch.distributed.device_mesh import DeviceMesh
 
 # The facts that a resume must not change. Each has the advice for a resume that changes it.
-SAME_DATA = "put the data back as they were, or start another run with --init-from"
+SAME_DATA = "change the data back, or start another run from the weights with --init-from"
 MUST_MATCH_ON_RESUME = {
     "recipe": "resume it with its own recipe, or start another run",
     # The best value so far is meaningless under another objective.
-    "objective": "put OBJECTIVE back in the recipe, or start another run",
+    "objective": "change OBJECTIVE back in the recipe, or start another run",
     "mixed_precision": "pass --mixed-precision with the first of these values",
-    "effective_batch_size": "put the run's config.json back as it was",
+    "effective_batch_size": "restore the run's config.json from a backup",
     "sizes": SAME_DATA,
     "class_names": SAME_DATA,
     "fingerprint": SAME_DATA,
@@ -115,7 +115,7 @@ class Parts:
         is_taken = name in self.shared or name in self.of_rank
         if is_taken or not re.fullmatch(r"(?!rank-|frozen-)[\w-]+", name):
             raise ValueError(
-                f"a part can't be named {name!r}: choose another name, of letters, digits and -"
+                f"a part can't be named {name!r}: choose another name of letters, digits and dashes"
             )
         if isinstance(part, nn.Module):
             module: nn.Module = extract_model_from_parallel(part)
@@ -211,7 +211,7 @@ class Parts:
         if different_names:
             names = ", ".join(sorted(different_names))
             raise UserError(
-                f"{path} is of another model: it and this recipe differ in {names}",
+                f"{path} was written by another recipe, because only one of the two has {names}",
                 advice=MODEL_ADVICE,
             )
 
@@ -223,7 +223,7 @@ def fitting(path: Path, name: str) -> AbstractContextManager[None]:
     that takes it may raise any class of error. (`common.sentences.reading` is for files that
     can't be read, and has another message.)
     """
-    problem = f"{path} is of another model: its {name} does not fit"
+    problem = f"{path} was written by another model or recipe, because its {name} does not fit"
     return as_user_error(Exception, problem, MODEL_ADVICE, most=150)
 
 
@@ -327,7 +327,7 @@ def restore_newest(
     path, damage_of_best = ask_rank_zero(choose_checkpoint)
     if path is None:
         say(
-            f"resuming {checkpoints.folder.parent} from its start, because it has no whole "
+            f"resuming {checkpoints.folder.parent} from its start, because it has no undamaged "
             "checkpoint"
         )
         return None
@@ -335,8 +335,8 @@ def restore_newest(
     has_lost_best = damage_of_best is not None
     if has_lost_best:
         warn(
-            f"the best model so far is lost ({damage_of_best}); the best of the evaluations from "
-            "here on takes its place"
+            f"the best model so far is lost ({damage_of_best}), so the best one from now on takes "
+            "its place"
         )
     manifest = read_manifest(path)
     insist_on_same_run(path, manifest, present, saved_objective)
@@ -376,8 +376,8 @@ def insist_on_facts(path: Path, saved: Mapping[str, object], present: RunIdentit
         if name in facts_before and facts_before[name] != facts_now.get(name):
             raise UserError(
                 (
-                    f"{path} was written with {name.replace('_', ' ')} "
-                    f"{facts_before[name]!s:.200}, and now {facts_now.get(name)!s:.200}"
+                    f"{path} can't be resumed, because its {name.replace('_', ' ')} was "
+                    f"{facts_before[name]!s:.200} and is {facts_now.get(name)!s:.200} now"
                 ),
                 advice=advice,
             )
@@ -397,6 +397,7 @@ def insist_on_flags(
     if changes:
         phrases = in_words(changes, "{flag} {saved} and now has {present}")
         raise UserError(
-            f"{path} can't be resumed with other flags: it was trained with {', '.join(phrases)}",
-            advice="put these values back in the run's config.json, or start another run",
+            f"{path} can't be resumed with other flags, because it was trained with "
+            f"{', '.join(phrases)}",
+            advice="change these values back in the run's config.json, or start another run",
         )

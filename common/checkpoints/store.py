@@ -344,8 +344,8 @@ class Checkpoints:
                     raise OtherRankError(f"rank {rank} could not write its part")
             if time.monotonic() > began + self.patience:
                 raise LostProcessError(
-                    f"rank {missing_ranks[0]} timed out: its part of {unfinished.name} was not "
-                    f"there after {self.patience:.0f} s"
+                    f"rank {missing_ranks[0]} timed out, because it did not write its part of "
+                    f"{unfinished.name} within {self.patience:.0f} s"
                 )
             time.sleep(POLL_SECONDS)
 

@@ -232,7 +232,7 @@ class TensorSamples(Samples):
         sizes = {name: len(values) for name, values in tensors.items()}
         if len(set(sizes.values())) != 1:
             raise UserError(
-                f"the tensors of one split have different numbers of samples: {sizes}",
+                f"the tensors of one split have different numbers of samples ({sizes})",
                 advice="pass tensors with one row per sample, all of the same length",
             )
         self.keep(**tensors)
@@ -316,9 +316,9 @@ class Data:
         if "train" not in self.splits or not {"validation", "test"} & set(self.splits):
             split_names = ", ".join(self.splits) or "(none)"
             raise UserError(
-                f"data set {self.name} has the splits {split_names}, which are not the ones that "
-                "a run needs",
-                advice="name its splits train, and validation or test or both, in Data(...)",
+                f"data set {self.name} has the splits {split_names}, but a run needs train, and "
+                "validation or test",
+                advice="name the splits train, validation and test in Data(NAME, splits)",
             )
         self.splits = {name: self.as_samples(name, split) for name, split in self.splits.items()}
         # Splits without a fingerprint; None until `facts` has computed the fingerprints.
@@ -336,11 +336,11 @@ class Data:
             if isinstance(split, IterableDataset) or not isinstance(split, MapStyle):
                 raise UserError(
                     (
-                        f"data set {self.name}: split {name} is a {type(split).__name__}, whose "
+                        f"split {name} of data set {self.name} is a {type(split).__name__}, whose "
                         "samples can't be read by index"
                     ),
                     advice=(
-                        "give a map-style Dataset with __len__ and __getitem__, TensorSamples, "
+                        "pass a map-style Dataset with __len__ and __getitem__, TensorSamples, "
                         "or, for training only, IterableSamples"
                     ),
                 )
@@ -360,10 +360,10 @@ class Data:
         if split.lengths.shape != (len(split),):
             raise UserError(
                 (
-                    f"data set {self.name}: split {name} has lengths of shape "
-                    f"{split.lengths.shape} for {len(split):,} samples"
+                    f"split {name} of data set {self.name} has {len(split):,} samples, but its "
+                    f"lengths have the shape {split.lengths.shape}"
                 ),
-                advice="give one length per sample",
+                advice="pass one length for each sample",
             )
 
     def facts(self) -> DataFacts:
@@ -413,8 +413,8 @@ def refuse_unread(config: TrainingConfig, data: Data) -> None:
             shown_value = " ".join(value) if isinstance(value, tuple) else value
             raise UserError(
                 (
-                    f"{spelled(field.name)} {shown_value} has no effect, because data set "
-                    f"{data.name} of this recipe does not read it"
+                    f"{spelled(field.name)} {shown_value} has no effect, because the recipe's data "
+                    f"set {data.name} does not use it"
                 ),
                 advice=f"leave {spelled(field.name)} out",
             )

@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from datasets import DatasetBuilder, DatasetDict
 
 # The action if `datasets` can't read a data set, without a file that is to blame.
-DATA_ADVICE = "check its files, and for a data set of the Hub --dataset-config and the connection"
+DATA_ADVICE = (
+    "check the data set's files; for one of the Hub, check --dataset-config and the connection"
+)
 # The builder of `datasets` for a single file, by its suffix.
 FILE_BUILDERS = {
     ".csv": "csv",
@@ -129,8 +131,9 @@ def notes_on_files(builder: "DatasetBuilder", local_files: LocalFiles) -> list[s
     repeated = [file for file, count in counts.items() if count > 1]
     if repeated:
         raise UserError(
-            f"data set {local_files.folder}: the path of {repeated[0]} names two splits",
-            advice="rename the file or its folder, so that the path names one split",
+            f"the path of {repeated[0]} in data set {local_files.folder} contains the names of two "
+            "splits",
+            advice="rename the file or its folder, so that its path names only one split",
         )
     suffixes = {os.path.splitext(file)[1] for file in counts}
     lowercase_suffixes = {suffix.lower() for suffix in suffixes}
@@ -195,8 +198,8 @@ def find_dialects(builder: "DatasetBuilder") -> dict[str, Dialect]:
         for file in local_files:
             if os.path.basename(file) == "metadata.csv" and find_dialect(file) != DEFAULT:
                 raise UserError(
-                    f"{file} is {find_dialect(file)}",
-                    advice="save it again with commas between the columns, in UTF-8",
+                    f"{file} can't be read, because it is {find_dialect(file)}",
+                    advice="save it again in UTF-8, with commas between the columns",
                 )
         return {}
     if builder.config.encoding is not None or builder.config.sep not in SEPARATORS:
@@ -290,10 +293,14 @@ def refuse_damaged_table(
         return
     first_file = ""
     expected: dict[str, Feature] = {}
-    remedy = RAGGED_ADVICE if builder.name == "csv" else "put a whole copy of it back, or remove it"
+    remedy = (
+        RAGGED_ADVICE
+        if builder.name == "csv"
+        else "copy the file again from where it came, or remove it"
+    )
     for file in chain(*builder.config.data_files.values()):
         options = csv_options(dialects.get(str(file))) if builder.name == "csv" else {}
-        where = f"{description}: its file {file}"
+        where = f"file {file} of {description}"
         # On Windows, files that `datasets` has mapped can't be removed; the system cleans up there.
         folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         with folder as cache, reading(where, remedy):

@@ -24,7 +24,7 @@ from common.sentences import writing
 
 FACTS_JSON = "facts.json"  # what `prepare` returned, and the SHA-256 of each file
 SEEN = "seen.json"  # the stamps of the files when their digests were last compared
-DISK_ADVICE = "make room, or let XDG_CACHE_HOME name a folder elsewhere"
+DISK_ADVICE = "free some space, or set XDG_CACHE_HOME to a folder on a larger disk"
 
 Stamps = dict[str, list[int]]  # what changes with a file, by its path in the cache
 

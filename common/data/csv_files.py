@@ -17,8 +17,8 @@ SEPARATORS = (",", ";", "\t", "|")
 SEPARATOR_NAMES = {"\t": "tabs"}  # for messages; other separators are shown as they are
 # What to do about rows that can't be told apart or differ in length.
 RAGGED_ADVICE = (
-    "give each row as many values as the header has names, quote the texts that hold a separator, "
-    "and close each quote"
+    "give each row as many values as the header has names, put texts that contain a separator into "
+    "quotes, and close each quote"
 )
 SAMPLE = 2**16  # characters at the beginning of a file, from which the separator is inferred
 BLOCK = 2**20  # bytes that are decoded at a time
@@ -64,7 +64,9 @@ def find_dialect(path: str) -> Dialect:
         sample = file.read(SAMPLE)
     is_whole = len(sample) < SAMPLE
     if is_whole and not sample.strip():
-        raise UserError(f"{path} is empty", advice="remove it, or write a header and rows into it")
+        raise UserError(
+            f"{path} is empty", advice="remove the file, or write a header and rows into it"
+        )
     refuse_separator_line(path, sample)
     separator = find_separator(sample, is_whole)
     refuse_unnamed_columns(path, read_records(sample, separator, is_whole), separator)
@@ -101,11 +103,11 @@ def refuse_unnamed_columns(path: str, records: list[list[str]], separator: str) 
     names = ", ".join(records[0])
     raise UserError(
         (
-            f"{path}: its first row has {len(records[1])} values, and its header only "
-            f"{len(records[0])} ({names:.80})"
+            f"the first row of {path} has {len(records[1])} values, but the header has only "
+            f"{len(records[0])} names ({names:.80})"
         ),
         advice=(
-            f"quote the texts that have a separator ({name_of(separator)}) in them, or give each "
+            f"put texts that contain a separator ({name_of(separator)}) into quotes, or give each "
             "column a name in the header"
         ),
     )
@@ -162,9 +164,7 @@ def refuse_stray_zeros(path: str, head: bytes) -> None:
         place = head.index(0)
         command = f"tr -d '\\000' < {quoted(path)} > new.csv"
         advice = with_posix_command("remove the zero bytes", command)
-        raise UserError(
-            f"{path} has a zero byte at {place:,}, so it is not a text file", advice=advice
-        )
+        raise UserError(f"{path} is not a text file, because byte {place:,} is zero", advice=advice)
 
 
 def refuse_unmarked_utf16(path: str, head: bytes) -> None:
@@ -176,7 +176,7 @@ def refuse_unmarked_utf16(path: str, head: bytes) -> None:
     are_high_bytes_last = head[1::2].count(0) > head[::2].count(0)
     encoding = "UTF-16LE" if are_high_bytes_last else "UTF-16BE"
     raise UserError(
-        f"{path} is not in UTF-8, likely {encoding} without a mark",
+        f"{path} is not in UTF-8, but probably in {encoding} without a byte order mark",
         advice=conversion_advice(path, encoding),
     )
 
@@ -190,13 +190,14 @@ def decoding_error(path: str, encoding: str, problem: UnicodeDecodeError, place:
     name = encoding.upper()
     if encoding != "utf-8":
         return UserError(
-            f"{path} begins as {name}, and can't be decoded at byte {place:,} ({problem.reason})",
-            advice="save it again, in UTF-8",
+            f"{path} begins like a file in {name}, but can't be decoded at byte {place:,} "
+            f"({problem.reason})",
+            advice="save it again in UTF-8",
         )
     byte = problem.object[problem.start]
     return UserError(
-        f"{path} is not in UTF-8 (byte 0x{byte:02X} at {place:,}); of Western languages it is "
-        "likely Windows-1252 or Latin-1",
+        f"{path} is not in UTF-8 (byte {place:,} is 0x{byte:02X}), but probably in Windows-1252 or "
+        "Latin-1, if the text is in a Western language",
         advice=conversion_advice(path, "CP1252"),
     )
 

@@ -198,8 +198,8 @@ def check_disk_space(needed_bytes: int, folder: Path) -> None:
     if needed_bytes > shutil.disk_usage(folder).free:
         raise UserError(
             (
-                f"the decoded images take {needed_bytes / 2**30:.1f} GiB, and {folder.parent} "
-                "has less free space"
+                f"the decoded images take {needed_bytes / 2**30:.1f} GiB, but {folder.parent} has "
+                "less free space"
             ),
             advice="lower --image-size, or set XDG_CACHE_HOME to a folder on a larger disk",
         )
@@ -279,13 +279,13 @@ def opened(encoded: EncodedImage, source: DataSource, split: str) -> Iterator[Im
     path = encoded["path"]
     contents = encoded["bytes"]
     name = path or f"one of split {split} of {source.name}"
-    with reading(f"image {name}", "replace or remove it"):
+    with reading(f"image {name}", "replace or remove this file"):
         if contents is not None:
             yield Image.open(io.BytesIO(contents))
         elif path is not None:
             yield Image.open(own_file(path, source))
         else:
-            raise ValueError("it has neither contents nor a path")
+            raise ValueError("it has neither bytes nor a path")
 
 
 def own_file(path: str, source: DataSource) -> str:
@@ -308,8 +308,8 @@ def own_file(path: str, source: DataSource) -> str:
     )
     if not any(Path(file).is_relative_to(folder) for folder in allowed_folders):
         raise UserError(
-            f"image {path} lies outside of data set {source.location}",
-            advice="copy it into that folder, or remove its row",
+            f"image {path} is not inside the folder of data set {source.location}",
+            advice="copy the image into that folder, or remove its row from the table",
         )
     return file
 

@@ -166,7 +166,7 @@ def unknown_class(
     unknown = next(class_name for class_name in class_names if class_name not in model_classes)
     return UserError(
         (
-            f"data set {name} has the class {unknown:.60}, and {model} has only "
+            f"data set {name} has the class {unknown:.60}, but {model} knows only "
             f"{', '.join(model_classes):.200}"
         ),
         advice=(

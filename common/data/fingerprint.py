@@ -85,7 +85,7 @@ def fingerprint_of_tokenizer(checkpoint: str) -> str:
     Raises:
         UserError: the files can't be read.
     """
-    with reading(f"checkpoint {checkpoint}", "give this user the right to read its files"):
+    with reading(f"checkpoint {checkpoint}", "give your user the right to read its files"):
         # Such files are tokenizer.json, tokenizer_config.json and vocab.txt, for example.
         files = [
             path for path in Path(checkpoint).glob("*") if path.name.startswith(("token", "vocab"))

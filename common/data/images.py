@@ -398,7 +398,10 @@ def initial_scaling(initial: InitialFacts, init_from: str | None) -> Scaling:
     Raises:
         UserError: either is not one number for each channel, or a deviation is not positive.
     """
-    with reading(f"--init-from {init_from}: its mean and std", "pass the safetensors file alone"):
+    with reading(
+        f"the mean and std of --init-from {init_from}",
+        "pass its safetensors file instead of the folder",
+    ):
         if not isinstance(initial.channels, int):
             raise TypeError(f"images of {initial.channels!r} channels")
         scaling = np.array([initial.mean, initial.std], dtype=float)

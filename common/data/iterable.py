@@ -60,7 +60,7 @@ class IterableSamples(Samples):
         if not hasattr(dataset, "state_dict") or not hasattr(dataset, "load_state_dict"):
             raise UserError(
                 f"a {type_name} without state_dict and load_state_dict can't be resumed",
-                advice="add both methods, or give a map-style data set",
+                advice="add both methods, or pass a map-style data set",
             )
         layer = getattr(dataset, "_ex_iterable", None)
         self.is_split = layer is not None  # only data sets of `datasets` have this attribute
@@ -106,8 +106,9 @@ class IterableSamples(Samples):
             # An epoch that was resumed at its end has no more samples either: that is no mistake.
             if not count and self.position["dataset"] is None:
                 raise UserError(
-                    "an IterableDataset has no sample for a process",
-                    advice="give it more samples, or start fewer processes",
+                    "this process got no sample, because an IterableDataset has fewer samples than "
+                    "there are processes",
+                    advice="add samples, or start fewer processes",
                     every_rank=True,
                 )
             self.position = {"epoch": self.position["epoch"] + 1, "dataset": None}
@@ -174,8 +175,8 @@ class IterableSamples(Samples):
             UserError: always. The positions can't be divided anew.
         """
         raise UserError(
-            f"the run was saved by {len(states)} processes, each with a position of its own in an "
-            "IterableDataset",
+            f"the run can't be resumed with another number of processes, because each of its "
+            f"{len(states)} processes saved a position of its own in an IterableDataset",
             advice=f"resume it with {len(states)} processes",
         )
 

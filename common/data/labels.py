@@ -156,20 +156,22 @@ class LabelledData:
         columns = [flag_value] if isinstance(flag_value, str) else list(flag_value or candidates)
         for column in columns:
             if column not in suitable:
-                problem = "another type there" if column in self.features else "no such column"
+                problem = f"data set {self.name} has no column {column}"
+                if column in self.features:
+                    problem = f"column {column} of data set {self.name} has an unsuitable type"
                 raise UserError(
-                    f"{flag} {column}: data set {self.name} has {problem}",
-                    advice=f"choose among its columns {self.describe_columns()}",
+                    f"{flag} {column} can't be used, because {problem}",
+                    advice=f"choose one of the columns {self.describe_columns()}",
                 )
         if not 1 <= len(columns) <= at_most:
             needed = "one" if at_most == 1 else f"one to {at_most}"
             candidate_names = f" ({', '.join(columns)})" if columns else ""
             raise UserError(
                 (
-                    f"data set {self.name} has {len(columns) or 'no'} columns for "
-                    f"{flag}{candidate_names}"
+                    f"data set {self.name} has {len(columns) or 'no'} columns that {flag} could "
+                    f"stand for{candidate_names}"
                 ),
-                advice=f"name {needed} of its columns {self.describe_columns()}",
+                advice=f"name {needed} with {flag}; the columns are {self.describe_columns()}",
             )
         return columns
 
@@ -202,17 +204,17 @@ class LabelledData:
             self.class_names = list(label_type.names)
             self.classes = list(range(len(self.class_names)))
             return
-        where = f"data set {self.name}: column {self.label_column}"
+        where = f"column {self.label_column} of data set {self.name}"
         # NaN is the only value that differs from itself.
         distinct = {label for label in labels if label == label} - self.missing_labels
         if any(isinstance(label, float) and not label.is_integer() for label in distinct):
             raise UserError(
-                f"{where} holds real numbers, which are not classes",
+                f"{where} contains real numbers, which can't be classes",
                 advice="name another column with --label-column",
             )
         if not all(isinstance(label, (str, int, float)) for label in distinct):
             raise UserError(
-                f"{where} holds neither text nor whole numbers",
+                f"{where} contains neither text nor whole numbers, so it can't be the label",
                 advice="name another column with --label-column",
             )
         self.classes = sorted(distinct, key=lambda label: (isinstance(label, str), label))
@@ -234,10 +236,10 @@ class LabelledData:
         if share == 0 and is_only_split:
             raise UserError(
                 (
-                    f"--validation-share 0 holds nothing out of train, and data set {self.name} "
-                    "has no other split to evaluate on"
+                    f"nothing is left to evaluate on, because --validation-share is 0 and data set "
+                    f"{self.name} has no split besides train"
                 ),
-                advice="leave the flag out, or add a test split",
+                advice="leave --validation-share out, or add a test split",
             )
         if "validation" in self.splits:
             return 0
@@ -267,15 +269,41 @@ class LabelledData:
             return candidates[:0]
         count = max(1, round(share * total))
         if count >= len(candidates):
-            raise UserError(
-                f"data set {self.name} has {len(candidates)} {unit}, too few to hold some out",
-                advice="add rows, or add a split named validation",
-            )
+            raise self.cannot_hold_out(count, total, len(candidates), unit)
         self.held_out_count = count
         self.notes.append(f"held out {count:,} of {total:,} {unit} of train for validation")
         # The candidates are cut into `count` equal parts, and the middle of each part is chosen.
         positions = (np.arange(count) + 0.5) * len(candidates) / count
         return candidates[positions.astype(int)]
+
+    def cannot_hold_out(self, count: int, total: int, candidates: int, unit: str) -> UserError:
+        """Return the error for a train split from which `count` rows or row groups can't be taken.
+
+        Args:
+            total: how many rows or row groups train has.
+            candidates: how many of them may be held out.
+            unit: what is counted: rows or row groups.
+        """
+        reason = f"at least one of these {unit} must stay in train"
+        remedies = []
+        if unit != "rows":
+            remedies.append("write the parquet files with more row groups, or omit --streaming")
+        elif candidates < total:
+            reason = (
+                f"only {candidates:,} rows belong to a class with more than one row, and some of "
+                "them must stay in train"
+            )
+            remedies.append(f"check --label-column (it is {self.label_column})")
+        else:
+            remedies.append("add rows")
+        if count > 1:
+            remedies.append("pass a smaller --validation-share")
+        remedies.append("add a split named validation")
+        return UserError(
+            f"{count:,} of the {total:,} {unit} of train in data set {self.name} can't be held out "
+            f"for validation, because {reason}",
+            advice=", or ".join(remedies),
+        )
 
     def facts(self) -> PreparedFacts:
         """Return the facts that the cache keeps about the data set."""
@@ -320,7 +348,7 @@ def choose_splits(names: Iterable[str], source: DataSource) -> list[tuple[str, s
         return [("test", train)]
     if train is None:
         raise UserError(
-            f"data set {source.name} has no split to train on, only {' and '.join(split_names)}",
+            f"data set {source.name} has no split train, only {' and '.join(split_names)}",
             advice="add a split train, or evaluate a model with --evaluate-only",
         )
     evaluated = [(SPLIT_ROLES[name], name) for name in split_names if name in SPLIT_ROLES]

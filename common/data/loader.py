@@ -281,13 +281,13 @@ def check_fits(size: int | None, free: int, device: torch.device) -> None:
             memory-mapped files.
     """
     if size is None:
-        problem = "samples are made one by one and can't lie in the device's memory"
+        problem = "are made one by one"
     elif is_accelerator(device) and size > free:
-        problem = f"samples take {size / 2**20:,.0f} MiB, and {free / 2**20:,.0f} are free"
+        problem = f"take {size / 2**20:,.0f} MiB, but only {free / 2**20:,.0f} MiB are free"
     else:
         return
     raise UserError(
-        f"--data-placement device: this recipe's {problem}",
+        f"--data-placement device can't be used, because the samples of this recipe {problem}",
         advice="pass --data-placement workers, or leave the flag out",
     )
 
@@ -350,7 +350,7 @@ def iterable_order(config: TrainingConfig, accelerator: Accelerator, name: str) 
             "an IterableDataset does not state its number of samples, so it can only be used for "
             "training, with a stated number of updates",
             advice=(
-                "pass --max-steps, leave --auto-batch-size out, and evaluate on a map-style data "
+                "pass --max-steps N, leave --auto-batch-size out, and evaluate on a map-style data "
                 "set"
             ),
         )
@@ -415,10 +415,10 @@ def evaluation_order(
     if is_model_shared and len(samples) // world_size < order.most_batches:
         raise UserError(
             (
-                "the ranks of a sharded model must evaluate the same number of batches, and "
-                f"{name} has only {len(samples):,} samples"
+                f"split {name} has too few samples ({len(samples):,}) for all processes of a "
+                "sharded model to evaluate the same number of batches"
             ),
-            advice="pass a larger --batch-size, or start fewer processes",
+            advice="add samples to this split, or start fewer processes",
         )
     return order
 

@@ -14,7 +14,7 @@ TABLE_SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
 # If links lead to one folder more often than this, the search for files might never end.
 MOST_VISITS = 16
 # What to do about links that lead nowhere.
-FETCH = "fetch what they link to (git annex get, dvc pull), or remove the links"
+FETCH = "fetch the files (for example with git annex get or dvc pull), or remove the links"
 # Paths that `datasets` ignores: hidden ones, __MACOSX and __pycache__.
 HIDDEN = re.compile(r"(^|/)(\.|__[Mp])")
 
@@ -180,7 +180,7 @@ def dangling_note(local_files: LocalFiles, suffixes: set[str], *, are_tables: bo
     total = count + sum(not local_files.is_hidden(path) for path in readable)
     first = next(path for path in dangling if os.path.splitext(path)[1].lower() in suffixes)
     example = repr(local_files.relative(first))
-    return [f"{count:,} of {total:,} files are links that lead nowhere, such as {example}: {FETCH}"]
+    return [f"{count:,} of {total:,} files are links to missing files, such as {example}: {FETCH}"]
 
 
 def dangling_error(local_files: LocalFiles, path: str, missing: str) -> UserError:
@@ -191,7 +191,7 @@ def dangling_error(local_files: LocalFiles, path: str, missing: str) -> UserErro
         missing: the data, such as "a split".
     """
     return UserError(
-        f"data set {local_files.folder}: {local_files.relative(path)!r} is a link that leads "
-        f"nowhere, and {missing} would be missing",
+        f"{local_files.relative(path)!r} in data set {local_files.folder} is a link to a missing "
+        f"file, so {missing} would be missing",
         advice=FETCH,
     )

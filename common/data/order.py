@@ -50,9 +50,11 @@ class TrainingOrder:
             raise UserError(
                 (
                     f"the training split has {self.num_samples:,} samples, fewer than the "
-                    f"effective batch of {self.global_batch:,}"
+                    f"{self.global_batch:,} samples of one update"
                 ),
-                advice="lower --batch-size or --gradient-accumulation-steps",
+                advice=(
+                    "lower --batch-size or --gradient-accumulation-steps, or start fewer processes"
+                ),
             )
 
     @property

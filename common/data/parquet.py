@@ -103,8 +103,8 @@ class ParquetRows:
                 shard = self.shards[self.groups[block, SHARD]]
                 missing = "a value in each column" if None in row else "a label of its classes"
                 raise UserError(
-                    f"{shard} has a row without {missing}",
-                    advice="remove such rows, or leave --streaming out to have them skipped",
+                    f"{shard} contains a row without {missing}",
+                    advice="remove such rows, or leave --streaming out, so that they are skipped",
                 )
             rows.append(row)
             labels.append(self.numbers[label])
@@ -206,8 +206,8 @@ class ParquetTables(LabelledData):
             }
         if builder.name != "parquet":
             raise UserError(
-                f"--streaming reads only parquet files, and {self.where} has {builder.name} files",
-                advice="leave the flag out, or convert the files with Dataset.to_parquet",
+                f"--streaming reads only parquet files, but {self.where} has {builder.name} files",
+                advice="leave --streaming out, or convert the files with Dataset.to_parquet",
             )
         return files
 
@@ -308,7 +308,7 @@ def opened(path: str) -> Iterator["pyarrow.parquet.ParquetFile"]:
     import pyarrow.parquet as parquet
 
     is_remote = "://" in path
-    advice = "check the connection" if is_remote else "put a whole copy of the file back"
+    advice = "check the connection" if is_remote else "copy the file again from where it came"
     with (
         reading(path, f"{advice}, and start the run again", resumable=is_remote),
         fsspec.open(path) as raw,

@@ -42,7 +42,7 @@ def image_to_pixels(
     if pixels is not None:
         if white_level is None:
             raise ValueError(
-                "it has more than 8 bits a channel, unlike the training images: save it with 8"
+                "it has more than 8 bits per channel, unlike the training images: use 8 bits"
             )
         result = Image.fromarray(to_eight_bits(pixels, white_level))
     else:
@@ -71,11 +71,13 @@ def deep_pixels(image: Image.Image) -> tuple[np.ndarray | None, Image.Image]:
         ValueError: pixels are real numbers or negative.
     """
     if image.mode == "F":  # Pillow would make an image with values from 0 to 1 black
-        raise ValueError("its pixels are real numbers: write them with 8 or 16 bits")
+        raise ValueError("its pixels are real numbers: save it with 8 or 16 bits per channel")
     if image.mode.startswith("I"):
         pixels = np.asarray(image)
         if pixels.min(initial=0) < 0:
-            raise ValueError("its pixels are negative, or of 32 bits: write them with 8 or 16 bits")
+            raise ValueError(
+                "its pixels are negative or have 32 bits: save it with 8 or 16 bits per channel"
+            )
         return pixels, image
     if isinstance(image, ImageFile.ImageFile):
         raw_mode = raw_mode_of(image)
@@ -126,7 +128,7 @@ def deep_colours(image: ImageFile.ImageFile, raw_mode: str) -> tuple[np.ndarray,
     native = "L" if sys.byteorder == "little" else "B"
     order = native if order in ("", "N") else order
     if channels not in ("RGB", "RGBA") or order not in ("B", "L"):
-        raise ValueError(f"its pixels are kept as {raw_mode}: write them as RGB or grey")
+        raise ValueError(f"its pixels are stored as {raw_mode}: save it as RGB or greyscale")
     other = "L" if order == "B" else "B"
     loaded = decoded_as(encoded, image.mode, f"{channels};16{order}")
     high = np.asarray(loaded).astype(np.uint16)

@@ -164,8 +164,8 @@ def check_as_trained(source: DataSource, trained: TrainedOn, data: Prepared[Fact
     if sizes != trained.sizes:
         raise UserError(
             (
-                f"{source.location} has changed since {trained.run} was trained on it, so the "
-                "samples that it held out are not known"
+                f"{source.location} has changed since {trained.run} was trained on it, so it is "
+                "not known which samples that run held out"
             ),
             advice="put the new samples into another folder, or into a split named test",
         )
@@ -190,8 +190,8 @@ def with_labels_of(
     if data.facts.get("index") is not None:
         raise UserError(
             (
-                f"data set {source.name} has other classes than {evaluated.model}, or in another "
-                "order"
+                f"the classes of data set {source.name} differ from those of {evaluated.model}, or "
+                "are in another order"
             ),
             advice="leave --streaming out, so that the classes can be matched by name",
         )

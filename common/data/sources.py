@@ -93,8 +93,8 @@ def choose_source(
     source = ask_rank_zero(choose)
     if config.streaming and source.location in BUILT_IN:
         raise UserError(
-            f"--streaming reads files, and data set {source.name} is built in",
-            advice="leave the flag out",
+            f"--streaming reads files, but data set {source.name} is built in",
+            advice="leave --streaming out",
         )
     source = replace(source, validation_share=config.validation_share, streaming=config.streaming)
     if not config.evaluate_only:
@@ -151,8 +151,8 @@ def insist_on_trained_share(share: float | None, trained: TrainedOn) -> None:
         trained_share = f"{trained.validation_share:g}"
     raise UserError(
         (
-            f"--validation-share {share:g} would evaluate training samples: {trained.run} held out "
-            f"{trained_share} of this data set"
+            f"--validation-share {share:g} would evaluate training samples, because {trained.run} "
+            f"held out {trained_share} of this data set"
         ),
         advice="leave --validation-share out",
     )
@@ -180,10 +180,10 @@ def find_named(name: str, configuration: str | None) -> DataSource:
         return built_in_source(name, "named, built in")
     if "://" in name or not name:  # the message leaves the name out: it may hold a token
         raise UserError(
-            "--dataset is empty or an address",
+            "--dataset is empty or a web address",
             advice="pass a name, a Hub id, or a local folder or file",
         )
-    with reading(f"--dataset {name}", "check the path, and the right to read it"):
+    with reading(f"--dataset {name}", "check the path, and whether your user may read it"):
         source = find_local(name, configuration)
     if source is not None:
         return source
@@ -197,8 +197,8 @@ def find_named(name: str, configuration: str | None) -> DataSource:
     similar = "" if suggestion is None else f"{suggestion} if you meant that, "
     raise UserError(
         (
-            f"--dataset {name} can't be found: there is no such folder or file, it is not "
-            f"cached, and the Hub has no {location} or does not answer"
+            f"--dataset {name} can't be found, because there is no such folder or file, it is not "
+            f"cached, and the Hub has no data set {location} or does not answer"
         ),
         advice=(
             f"pass {similar}a local folder or file, or one that is built in ({', '.join(BUILT_IN)})"
@@ -220,12 +220,12 @@ def find_local(name: str, configuration: str | None) -> DataSource | None:
     if not is_folder and not (path.is_file() and path.suffix.lower() in TABLE_SUFFIXES):
         suffixes = ", ".join(TABLE_SUFFIXES)
         raise UserError(
-            f"--dataset {name} is a file that can't be read as a table",
+            f"--dataset {name} is not a table",
             advice=f"pass a file whose name ends in one of {suffixes}, or pass a folder",
         )
     if UNUSABLE_IN_PATH.search(str(path)):
         raise UserError(
-            f"--dataset {name!r} has * ? [ :: or a new line in its path",
+            f"the path of --dataset {name!r} contains * ? [ :: or a new line",
             advice="rename the file or folder",
         )
     if is_folder:

@@ -34,7 +34,7 @@ class Tables(LabelledData):
             UserError: the data can't be read, or can't be used for classification.
         """
         dataset, notes = read_splits(source)
-        self.where = f"data set {source.name}: "
+        self.where = f"data set {source.name}"
         chosen_splits = choose_splits(dataset, source)
         first_role, first_name = chosen_splits[0]
         if source.is_whole:
@@ -89,8 +89,8 @@ class Tables(LabelledData):
             if unknown:
                 raise UserError(
                     (
-                        f"{self.where}column {self.label_column} of {role} holds {min(unknown)}, "
-                        f"and its classes are numbered from 0 to {len(numbers) - 1}"
+                        f"column {self.label_column} of split {role} of {self.where} contains "
+                        f"{min(unknown)}, but its classes are numbered from 0 to {len(numbers) - 1}"
                     ),
                     advice="correct this label in the data",
                 )
@@ -183,12 +183,14 @@ def refuse_unlabelled_images(split: "Dataset", where: str, notes: list[str]) -> 
     """Raise a `UserError` if the only columns are images, so that nothing can be the label.
 
     Args:
-        where: the beginning of the message.
+        where: the data set, for the message.
         notes: the end of the message, because they may explain why labels are missing.
     """
     from datasets import Image
 
     column_types = {type(feature) for feature in split.features.values()}
     if column_types == {Image}:
-        advice = "; ".join(["put each class into a folder of its name, side by side", *notes])
-        raise UserError(f"{where}its images have no labels", advice=advice)
+        example = "put the images of each class into a folder named after it, such as cat/1.png"
+        raise UserError(
+            f"the images of {where} have no labels", advice="; ".join([example, *notes])
+        )

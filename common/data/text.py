@@ -230,7 +230,8 @@ def load_text(
     """
     if source.location == "synthetic":
         raise UserError(
-            "--dataset synthetic makes images, not text", advice="pass docstrings or a folder"
+            "--dataset synthetic makes images, not text",
+            advice="pass --dataset docstrings, or a folder of texts",
         )
     version = f"text-10-{SCRATCH_VOCABULARY}-{fingerprint_of_tokenizer(checkpoint)}"
     settings = {

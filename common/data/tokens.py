@@ -110,8 +110,8 @@ def prepare_whole_text(
         encoder = load_tokenizer(checkpoint)
     say(f"tokenising {len(table):,} texts once, for this and later runs")
     for name, split_texts in texts.items():
-        advice = "take another model, or --model scratch to train a small one"
-        with reading(f"checkpoint {checkpoint}: its tokenizer", advice):
+        advice = "pass another --model, or --model scratch to train a small one"
+        with reading(f"the tokenizer of checkpoint {checkpoint}", advice):
             encoded = encode(encoder, split_texts, max_length)
         arrays = [*encoded, table.labels[name]]
         for array_name, array in zip(ARRAYS, arrays, strict=True):
@@ -151,7 +151,7 @@ def encode(encoder: "PreTrainedTokenizerBase", texts: Columns, max_length: int) 
         # Not every tokenizer tells first and second texts apart.
         token_types += encoded.get("token_type_ids") or [[]] * len(columns[0])
     if not all(rows):
-        raise ValueError("it makes no tokens of some texts")
+        raise ValueError("it returns no tokens for some texts")
     # The second text of a sample begins at its first token of type 1.
     seconds = [
         types.index(1) if 1 in types else len(row)
@@ -212,13 +212,13 @@ def load_tokenizer(checkpoint: str) -> "PreTrainedTokenizerBase":
     if folder.is_dir() and not has_vocabulary:
         raise UserError(
             (
-                f"checkpoint {checkpoint}: no tokenizer can be loaded, because it has no "
-                "tokenizer.json"
+                f"the tokenizer of checkpoint {checkpoint} can't be loaded, because there is no "
+                "tokenizer.json in this folder"
             ),
-            advice="pass a folder that has one, or a Hub id",
+            advice="pass a folder with a tokenizer.json, or a Hub id",
         )
     advice = "pass a local folder, or a Hub id that can be reached"
-    with reading(f"checkpoint {checkpoint}: its tokenizer", advice):
+    with reading(f"the tokenizer of checkpoint {checkpoint}", advice):
         if tokenizer_file.is_file():
             check_token_ids(tokenizer_file)
         return AutoTokenizer.from_pretrained(checkpoint, trust_remote_code=False)
@@ -233,7 +233,9 @@ def check_token_ids(tokenizer_file: Path) -> None:
     token_ids = set(tokenizer["model"]["vocab"].values())
     token_ids |= {token["id"] for token in tokenizer["added_tokens"]}
     if max(token_ids) > LARGEST_TOKEN_ID:
-        raise ValueError(f"one of its {len(token_ids):,} tokens has the number {max(token_ids):,}")
+        raise ValueError(
+            f"it has {len(token_ids):,} tokens, but one of them has the id {max(token_ids):,}"
+        )
 
 
 def train_wordpiece(texts: list[str]) -> "PreTrainedTokenizerBase":

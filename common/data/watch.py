@@ -73,7 +73,7 @@ class Watch(threading.Thread):
             elif waited > NOTICE_AFTER and since != self.announced:
                 self.announced = since
                 warn(
-                    f"data    waiting for a batch from {self.describe()}; the run ends if none "
+                    f"data    waiting for a batch from {self.describe()}; the run ends if no batch "
                     f"comes within {self.patience:.0f} s",
                     every_rank=True,
                 )

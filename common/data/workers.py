@@ -215,7 +215,9 @@ class Workers:
         """Have this process make the batches, and tell the user why."""
         if "no workers" not in self.announced:
             self.announced.add("no workers")
-            warn(f"data    no workers can be started: {obstacle}; this process makes the batches")
+            warn(
+                f"data    no workers can be started ({obstacle}), so this process makes the batches"
+            )
         self.count = 0
         self.close()
 
@@ -252,9 +254,9 @@ class Workers:
         free_mib = self.free_memory / 2**20
         needed_mib = needed / 2**20
         warn(
-            f"data    {SHARED_MEMORY} has {free_mib:,.2f} MiB free, and the batches that workers "
-            f"make in advance need {needed_mib:,.2f} MiB: the rest goes through pipes, which is "
-            "slower (in Docker, pass --shm-size)"
+            f"data    {SHARED_MEMORY} has {free_mib:,.2f} MiB free, but the batches that workers "
+            f"make in advance need {needed_mib:,.2f} MiB, so the rest goes through pipes, which is "
+            "slower (in Docker, pass a larger --shm-size)"
         )
 
     def end_after(self, error: Exception) -> None:
@@ -292,13 +294,15 @@ class Workers:
         if TOO_MANY_FILES in error_text:
             advice = "raise the limit with ulimit -n 4096, or " if descriptor_limit() else ""
             raise UserError(
-                "this process may not open as many files as the loader's workers need",
+                "the loader's workers need more open files than this process may have",
                 advice=f"{advice}pass --num-workers 0",
                 every_rank=True,
             ) from None
         # If a stop was requested, the watch killed the workers on purpose.
         if watch.verdict != "stop requested":
-            raise LostProcessError(f"a worker of the loader is gone ({error_text})") from error
+            raise LostProcessError(
+                f"a worker of the data loader has ended ({error_text})"
+            ) from error
 
 
 @contextmanager

@@ -34,10 +34,10 @@ def keep(
     if missing_class:
         raise UserError(
             (
-                f"{missing_class} was prepared but not passed to run.keep(), so a resume "
-                "would lose it"
+                f"the Accelerator prepared a {missing_class} that was not passed to run.keep(), so "
+                "a resume would lose its state"
             ),
-            advice="add it to the call, as in run.keep(..., name=part)",
+            advice="pass it under any name, as in run.keep(..., second_optimizer=second_optimizer)",
         )
     return KeptParts(
         model=model,

@@ -109,8 +109,8 @@ def restore(started: StartedRun, resume_path: Path, saved_objective: str) -> Sta
     if world_size_before != world_size:
         accumulation = context.config.gradient_accumulation_steps
         say(
-            f"{world_size} processes instead of {world_size_before}: each update still has the "
-            f"same samples, with {accumulation} batches accumulated"
+            f"the run continues with {world_size} processes instead of {world_size_before}; each "
+            f"update still has the same samples, with {accumulation} batches accumulated"
         )
         return None
     # The generators were restored with the other parts. The rest of the start may use them.

@@ -127,7 +127,7 @@ def reached(stage: Stage | None, call: str) -> Stage:
     """
     if stage is None:
         raise UserError(
-            f"the recipe has not called {call} yet, but needs it by now",
-            advice=f"move {call} up, or add it",
+            f"the recipe has not called {call} before this line",
+            advice=f"call {call} earlier in the recipe",
         )
     return stage

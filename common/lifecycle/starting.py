@@ -246,8 +246,8 @@ def tell_unknown_contents(saved_config: RunConfig) -> None:
     """Name the splits whose data a resume can't compare with those of the first start."""
     for split in saved_config.data.unknown_contents or ():
         say(
-            f"        the contents of split {split} have no fingerprint, so a resume would not "
-            "notice changed data: pass one with Data(..., fingerprint=TEXT)"
+            f"        split {split} has no fingerprint, so a resume would not notice changed data: "
+            "pass a fingerprint with Data(..., fingerprint=TEXT)"
         )
 
 
@@ -255,8 +255,8 @@ def tell_other_device(device_before: str, device_now: str) -> None:
     """Say on rank 0 if a run continues on another type of device, such as "mps" after "cpu"."""
     if device_before != device_now:
         say(
-            f"the run continues on {device_now} instead of {device_before}: metrics differ by "
-            "rounding, and the device draws other random numbers, such as those of dropout"
+            f"the run continues on {device_now} instead of {device_before}, so metrics differ by "
+            "rounding, and random numbers such as those of dropout differ"
         )
 
 

@@ -92,8 +92,10 @@ class ClassificationSums(Sums):
 
     def record(self, loss: Measured, metrics: Metrics | None, count: Measured) -> None:
         """Raise a `UserError`: only `add` gets the logits and labels that are needed here."""
-        advice = "call sums.add(loss, logits, labels, metrics), or use Sums"
-        raise UserError("ClassificationSums.record needs the labels", advice=advice)
+        advice = "call sums.add(loss, logits, labels, metrics) instead, or use Sums"
+        raise UserError(
+            "ClassificationSums.record can't be used, because it gets no labels", advice=advice
+        )
 
     @property
     def has_matrix(self) -> bool:

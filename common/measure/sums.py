@@ -151,8 +151,8 @@ class Sums:
         """
         if not isinstance(metrics, Mapping | None):
             raise UserError(
-                f"sums.record got a {type(metrics).__name__} in place of metrics",
-                advice="call it as record(loss, {name: values}, number_of_samples)",
+                f"sums.record got a {type(metrics).__name__} instead of a dictionary of metrics",
+                advice="call it as sums.record(loss, {name: values}, number_of_samples)",
                 every_rank=True,
             )
         size = measured_value("count", count, "sums.record")
@@ -192,13 +192,15 @@ class Sums:
     def refuse_if_taken(self, name: str, others: Mapping[str, object]) -> None:
         """Raise a `UserError` if a name means the number of samples, or is one of the `others`."""
         if name == "count":
-            conflict = "the name of the number of samples"
+            conflict = "reserved for the number of samples"
         elif name in others:
-            conflict = "given to both sums.add and sums.record"
+            conflict = "used in both sums.add and sums.record"
         else:
             return
         raise UserError(
-            f"{name!r} is {conflict}", advice="give the metric another name", every_rank=True
+            f"the name {name!r} is {conflict}",
+            advice="give the metric another name",
+            every_rank=True,
         )
 
     def over_all_ranks(self) -> SumsOfAllRanks:
@@ -273,10 +275,10 @@ def sum_of_totals(name: str, before: Total | float | None, value: Value) -> Tota
     shape = tuple(getattr(value, "shape", ()))
     if shape_before != shape:
         raise UserError(
-            f"sums.add: {name!r} has shape {shape_before} for one batch and {shape} for another",
+            f"sums.add got {name!r} with shape {shape_before} for one batch, but {shape} for "
+            "another",
             advice=(
-                "add up over the batch first, as with .sum(0), so that all batches have the same "
-                "shape"
+                "sum over the batch first, as with .sum(0), so that all batches have the same shape"
             ),
             every_rank=True,
         )

@@ -33,7 +33,7 @@ def compile_model(model: nn.Module, config: TrainingConfig) -> None:
     device_has_graphs = has_compiled_graphs(default_device())
     graphs = device_has_graphs and not accumulates and world_size() == 1
     if device_has_graphs and not graphs:
-        say("--compile runs without CUDA graphs, which need one process and no accumulation")
+        say("--compile does not use CUDA graphs, which need one process and no accumulation")
     model.compile(dynamic=False, mode="reduce-overhead" if graphs else None)
 
 
@@ -55,7 +55,7 @@ def refuse_device_without_compiler() -> None:
     device = default_device()
     if is_accelerator(device) and not has_compiler(device):
         raise UserError(
-            f"torch.compile does not support {device.type}", advice="leave out --compile"
+            f"torch.compile does not support {device.type}", advice="leave --compile out"
         )
 
 

@@ -117,7 +117,7 @@ def draw_memory(path: Path, profile: TorchProfile, device: torch.device, before:
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError:
-        warn(f"no {path.name} in the profile, because matplotlib is not installed")
+        warn(f"the profile has no {path.name}, because matplotlib is not installed")
         return
 
     changes = memory_changes(profile, device)

@@ -121,7 +121,7 @@ class Profiler:
             if window is None:
                 self.is_over = True
                 least = FIRST_UPDATES + 3
-                warn(f"--profile needs {least} updates; this run has fewer, and is not profiled")
+                warn(f"the run is not profiled, because it has fewer than {least} updates")
                 return batches
             self.procedure = self.measure(window, global_step)
             next(self.procedure)  # goes up to the first `yield`, which waits for the first update

@@ -251,10 +251,10 @@ def insist_on_sight(mark: Path, patience: float) -> None:
         raise UserError(
             (
                 f"{mark.parent.absolute()} is not on a file system that all machines share: "
-                f"{names} can't see what rank 0 writes there, and their parts of a checkpoint "
-                "would be lost"
+                f"{names} can't see what rank 0 writes there, so parts of a checkpoint would be "
+                "lost"
             ),
-            advice="name an --output-dir that all machines share",
+            advice="pass an --output-dir on a file system that all machines share",
         )
 
 
@@ -286,11 +286,19 @@ def make_directory(output_dir: str | None, recipe: str, resume: bool) -> Path:
 def refuse_to_write_over(path: Path) -> None:
     """Raise a `UserError` if a directory contains a run, or a run's checkpoints."""
     if os.path.exists(path / CONFIG):
-        advice = "name another directory, or continue the run with --resume auto"
-        raise UserError(f"--output-dir {path} holds a run, which is kept", advice=advice)
+        advice = "pass another directory, or add --resume auto to continue that run"
+        raise UserError(
+            f"can't start in --output-dir {path}, because it already contains a run", advice=advice
+        )
     if os.path.isdir(path / "checkpoints") and os.listdir(path / "checkpoints"):
-        mistake = f"--output-dir {path} holds checkpoints of a run, which are kept, but no {CONFIG}"
-        advice = "put that file back and add --resume auto, or name another folder"
+        mistake = (
+            f"can't start in --output-dir {path}, because it contains checkpoints of another run, "
+            f"without its {CONFIG}"
+        )
+        advice = (
+            "pass another directory; to continue that run instead, put its config.json back and "
+            "add --resume auto"
+        )
         raise UserError(mistake, advice=advice)
 
 

@@ -67,9 +67,9 @@ def insist_on_written_config(directory: Path, saved: Mapping[str, object]) -> No
     witnesses = [witness for witness in find_witnesses(files) if witness.is_undamaged()]
     if SIGNATURE in saved and not is_as_signed(saved):
         raise EditedConfigError(
-            f"{path} is not as the run wrote it: {describe_edit(saved, witnesses)}",
+            f"{path} was edited after the run wrote it ({describe_edit(saved, witnesses)})",
             advice=(
-                "put a copy of the file back, or start another run with its flags by --config "
+                "restore the file from a backup, or start a new run with its flags: --config "
                 f"{quoted(path)}"
             ),
         )
@@ -80,8 +80,9 @@ def insist_on_written_config(directory: Path, saved: Mapping[str, object]) -> No
     if all(witness.run_id != run_id for witness in witnesses):
         witness = witnesses[0]
         raise EditedConfigError(
-            f"{path} is of run {run_id:.50}, and {witness.path} is of run {witness.run_id:.50}",
-            advice="put back the config.json of the run whose checkpoints these are",
+            f"{path} belongs to run {run_id:.50}, but {witness.path} belongs to run "
+            f"{witness.run_id:.50}",
+            advice="restore the config.json of the run that wrote these checkpoints",
         )
 
 
@@ -120,9 +121,9 @@ def describe_edit(saved: Mapping[str, object], witnesses: Iterable[Witness]) -> 
     config = excerpt.config or {}
     for witness in witnesses:
         if witness.run_id != run_id:
-            return f"its run_id is {run_id!s:.50}, and that of {witness.path} is {witness.run_id}"
+            return f"its run_id is {run_id!s:.50}, but that of {witness.path} is {witness.run_id}"
         changes = differing_flags(witness.flags(), config)
         if changes:
             phrases = in_words(changes, "{flag} {saved} and now has {present}")
             return f"it was trained with {listed(phrases)}"
-    return "its SHA-256 is another one"
+    return "its SHA-256 has changed"

@@ -69,7 +69,7 @@ class RecipeSource:
     def tell_change(self, last_file: Path, step: int) -> None:
         """Print that the recipe was changed, and the lines that differ from `last_file`."""
         warn(
-            f"the recipe was changed since the run was last saved: it is used from update {step} on"
+            f"the recipe was changed since the run was last saved; it applies from update {step} on"
         )
         for line in self.changed_lines(last_file):
             say(line)

@@ -472,9 +472,7 @@ def parse_record(
         return record_class.model_validate(json_safe(contents))
     except ValidationError as problem:
         mistake = sentence_of(problem.errors()[0])
-        raise UserError(
-            f"{source} is not what a recipe wrote: {mistake}", advice=PUT_BACK
-        ) from None
+        raise UserError(f"{source} is damaged or was edited ({mistake})", advice=PUT_BACK) from None
 
 
 def sentence_of(error: ErrorDetails) -> str:
@@ -486,4 +484,5 @@ def sentence_of(error: ErrorDetails) -> str:
     if len(value) > MOST_CHARACTERS:
         value = f"{value[:MOST_CHARACTERS]}…"
     expected = error["msg"].removeprefix("Input should be ")
-    return f"{place} is {value}, and should be {expected}"
+    expected = expected.partition(", unable to parse")[0]  # the parser's own reason says no more
+    return f"{place} is {value}, but should be {expected}"

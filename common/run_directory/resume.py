@@ -79,7 +79,7 @@ def resumed_config(
     directory = directory_to_resume(parse, resume, output_dir, recipe)
     if directory is None:
         if output_dir is None:
-            say(f"--resume auto: runs/ has no unfinished run of {recipe}: a new one begins")
+            say(f"--resume auto: runs/ contains no unfinished run of {recipe}, so a new run starts")
         return replace(parse(None), resume=None)  # a new run, which resumes nothing
     run = read_run(directory, config_class, recipe)
     if is_finished(directory, run):
@@ -131,12 +131,12 @@ def refuse_contradictions(
         phrases = in_words(contradictions, "{flag} {present} (the run has {saved})")
         raise UserError(
             f"can't resume {directory} with {', '.join(phrases)}",
-            advice="leave what differs out, or start another run without --resume",
+            advice="leave these flags out, or start another run without --resume",
         )
 
 
 def say_finished(directory: Path) -> None:
-    say(f"{directory} is finished: nothing to resume; its summary.json has the figures")
+    say(f"{directory} is finished, so there is nothing to resume; see its summary.json")
 
 
 def was_finished_meanwhile(config: ResumableConfig, recipe: str) -> bool:
@@ -172,8 +172,8 @@ def was_finished_meanwhile(config: ResumableConfig, recipe: str) -> bool:
     if changed:
         raise UserError(
             (
-                f"{directory} was replaced by another run while this command waited for it: it has "
-                f"{listed(changed)}"
+                f"{directory} was replaced by another run while this command waited for it (it has "
+                f"{listed(changed)})"
             ),
             advice="repeat the command",
             resumable=True,
@@ -194,24 +194,26 @@ def run_of(named: Path, output_dir: str | None) -> Path:
             here = os.path.realpath(directory)
             if output_dir is not None and os.path.realpath(output_dir) != here:
                 raise UserError(
-                    f"--resume {named} goes on in {directory}", advice="leave --output-dir out"
+                    f"--resume {named} continues the run in its own directory, {directory}, so "
+                    "--output-dir can't name another one",
+                    advice="leave --output-dir out",
                 )
             return directory
     for directory in (named, named.parent.parent):
         if os.path.isdir(named) and os.path.isdir(directory / "checkpoints"):
             raise UserError(
-                f"--resume {named}: {directory} has checkpoints, but no config.json",
-                advice="put the run's config.json back into that directory",
+                f"--resume {named} is not possible, because {directory} contains checkpoints but "
+                "no config.json",
+                advice="put the run's config.json back into this directory, or start a new run",
             )
     if os.path.isfile(named / STATUS):
         raise UserError(
-            f"--resume {named}: that run ended before training began, so there is nothing to "
-            "resume",
+            f"--resume {named} is not possible, because that run ended before training began",
             advice="repeat the command that started it",
         )
     raise UserError(
-        f"--resume {named} is neither a run's directory nor one of its checkpoints",
-        advice="pass one of them, such as runs/NAME",
+        f"--resume {named} is neither the directory of a run nor a checkpoint",
+        advice="pass the directory of a run, such as runs/NAME",
     )
 
 
@@ -251,8 +253,8 @@ def newest_unfinished(config: ResumableConfig, recipe: str) -> Path | None:
         if can_be_resumed(directory):
             raise UserError(
                 (
-                    f"--resume auto: {directory} is unfinished and has other flags: "
-                    f"{listed(phrases)}"
+                    f"--resume auto found the unfinished run {directory}, but it has other flags "
+                    f"({listed(phrases)})"
                 ),
                 advice=(
                     f"continue it with --resume {quoted(directory)}, pass the flags that it was "
@@ -288,13 +290,14 @@ def read_run(directory: Path, config_class: type, recipe: str) -> SavedRun:
     other_recipe = excerpt_of(contents).recipe
     if other_recipe != recipe:
         raise UserError(
-            f"{directory} is a run of {other_recipe!s:.50}, and this is {recipe}",
-            advice="resume it with its own recipe, or start another run",
+            f"{directory} is a run of {other_recipe!s:.50}, but this recipe is {recipe}",
+            advice="resume the run with its own recipe, or start another run",
         )
     record = parse_record(contents, RunConfig, str(path))
     if not record.config or not record.given:
         raise UserError(
-            f"{path} has no flags", advice="put a whole copy of the file back, or start another run"
+            f"{path} contains no flags",
+            advice="restore the file from a backup, or start another run",
         )
     # A resumed run keeps the precision that `auto` chose, and its own copy of the initial weights.
     flags = record.config | {"mixed_precision": record.environment.mixed_precision}
@@ -334,8 +337,8 @@ def keep_effective_batch(config: Config, defaults: Config, effective_batch: int)
     if config.effective_batch_size not in (None, effective_batch):
         raise UserError(
             (
-                f"the run's effective batch is {effective_batch}, and not "
-                f"{config.effective_batch_size}"
+                f"--effective-batch-size {config.effective_batch_size} can't be used, because each "
+                f"update of the run to resume has {effective_batch} samples"
             ),
             advice="leave --effective-batch-size out, or start another run without --resume",
         )
@@ -350,11 +353,12 @@ def keep_effective_batch(config: Config, defaults: Config, effective_batch: int)
     if product != effective_batch:
         raise UserError(
             (
-                f"the run has an effective batch of {effective_batch}, and {batch_size} × "
-                f"{accumulation} accumulated × {processes} processes is {product}"
+                f"each update of the run to resume has {effective_batch} samples, but batch size "
+                f"{batch_size} × {accumulation} accumulated × {processes} processes is {product}"
             ),
             advice=(
-                f"choose --batch-size and --gradient-accumulation-steps to make {effective_batch}"
+                "leave --batch-size and --gradient-accumulation-steps out, or choose them so that "
+                f"the product is {effective_batch}"
             ),
         )
     return config
@@ -374,13 +378,13 @@ def with_effective_batch(config: Config, effective_batch: int) -> Config:
         accumulation = effective_batch // (batch_size * processes)
         return replace(config, gradient_accumulation_steps=accumulation)
     if effective_batch % processes:
-        advice = f"start as many processes as divide {effective_batch}"
+        advice = f"start a number of processes by which {effective_batch} can be divided, such as 1"
     else:
         advice = f"pass --batch-size {nearest_divisor(effective_batch // processes, batch_size)}"
     raise UserError(
         (
-            f"an effective batch of {effective_batch} is no multiple of batch size {batch_size} × "
-            f"{processes} processes"
+            f"each update has {effective_batch} samples, which is not a multiple of "
+            f"{batch_size * processes} (batch size {batch_size} × {processes} processes)"
         ),
         advice=advice,
     )

@@ -48,7 +48,7 @@ def main(words: Sequence[str] | None = None) -> None:
         print(overview())
         return
     if name not in TOOLS:
-        raise UserError(f"recipes has no command {name}", advice=advice_for(name))
+        raise UserError(f"there is no command recipes {name}", advice=advice_for(name))
     importlib.import_module(TOOLS[name].module).main(rest)
 
 

@@ -48,7 +48,8 @@ def main(words: Sequence[str] | None = None) -> None:
     arguments = parser.parse_args(words)
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", arguments.project):
         raise UserError(
-            f"{arguments.project} is not the address of a W&B project", advice="pass ENTITY/PROJECT"
+            f"{arguments.project} is not the address of a W&B project",
+            advice="pass ENTITY/PROJECT, such as my-team/my-project",
         )
     entity, project = arguments.project.split("/")
     build = build_report if arguments.report else build_view

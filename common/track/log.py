@@ -115,10 +115,15 @@ class Log:
             yield
         except TrackerUnavailableError as problem:
             self.tracker = None
-            warn(f"the run is not tracked, only metrics.jsonl is written, because {problem}")
+            warn(
+                f"metrics are written to metrics.jsonl only and not to a tracker, because {problem}"
+            )
         except Exception as problem:
             self.tracker = None
-            warn(f"tracking stopped ({type(problem).__name__}: {problem}); metrics.jsonl goes on")
+            warn(
+                f"the tracker failed ({type(problem).__name__}: {problem}), so from now on metrics "
+                "are written to metrics.jsonl only"
+            )
 
     def interval(self, values: Mapping[str, float]) -> None:
         """Add the training figures of a log interval to the row, and show them."""
@@ -167,17 +172,23 @@ class Log:
         """
         if not isinstance(figures, Mapping):
             raise UserError(
-                f"run.log got a {type(figures).__name__}",
-                advice="pass a dictionary of figures, such as sums.result()",
+                f"run.log got a {type(figures).__name__} instead of a dictionary",
+                advice="pass a dictionary of metrics, such as sums.result()",
             )
         values = of_all_ranks(self.accelerator, figures)
         if self.objective.metric not in values:
-            names = ", ".join(values) or "nothing"
-            advice = (
-                "set OBJECTIVE to one of these names, or return the objective in the evaluation"
-            )
+            names = ", ".join(values)
+            advice = f"return {self.objective.metric!r} from the evaluation"
+            if values:
+                example = "loss:min" if "loss" in values else f"{next(iter(values))}:max"
+                advice += (
+                    ", or set OBJECTIVE to one of these names with :max or :min, as in "
+                    f'OBJECTIVE = "{example}"'
+                )
             raise UserError(
-                f"the objective is {self.objective}, and the evaluation has {names}", advice=advice
+                f"the objective is {self.objective}, but the evaluation returned "
+                f"{f'only {names}' if names else 'no metrics'}",
+                advice=advice,
             )
         return values
 
@@ -192,10 +203,10 @@ class Log:
         name = next((name for names in means_of_ranks for name in names), None)  # the first name
         if name is not None:
             raise UserError(
-                f"sums.add got the mean of {name!r} over a batch instead of its total, so it would "
-                "be logged divided by the batch size",
+                f"sums.add takes totals over a batch but got the mean of {name!r}, so the logged "
+                "value would be too small by a factor of the batch size",
                 advice="write sums.record(loss, metrics, len(y)), which takes means, or "
-                f"sums.add(len(y), {name}={name} * len(y))",
+                f"sums.add(len(y), {name}={name} * len(y)), where y is the batch's labels",
             )
 
     def add(self, values: Mapping[str, float]) -> None:
@@ -221,7 +232,7 @@ class Log:
                 self.file.close()
             self.file = None
             advice = (
-                f"{advice_for(str(problem))}, then go on with --resume {quoted(self.directory)}"
+                f"{advice_for(str(problem))}, then continue with --resume {quoted(self.directory)}"
             )
             raise TrainingError(
                 f"{self.directory}/{METRICS_FILE} can't be written ({problem})",
@@ -243,7 +254,10 @@ class Log:
             try:
                 send(self.tracker)
             except Exception as problem:
-                warn(f"not sent to the tracker ({type(problem).__name__}: {problem})")
+                warn(
+                    f"the tracker did not accept a file of this run, which stays in its directory "
+                    f"({type(problem).__name__}: {problem})"
+                )
 
     def keep_line(self, line: str) -> None:
         """Copy a line of the terminal, without the bar, to `output.log` and the tracker.

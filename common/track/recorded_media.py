@@ -19,7 +19,10 @@ from common.sentences import writing
 BINS = 64  # bins of each histogram
 MOST_IMAGES = 64  # images that one call logs
 # What a recipe may log, for a warning about anything else.
-IMAGES_ADVICE = "pass a tensor of at least one image, or a list of Pillow's images"
+IMAGES_ADVICE = (
+    "pass a tensor [images, channels, height, width] of at least one image, or a list of Pillow "
+    "images"
+)
 TABLE_ADVICE = "pass a list of names of columns, and a list of rows with one cell for each column"
 HISTOGRAM_ADVICE = "pass a tensor, or a list of numbers, with at least one value"
 PILLOW_MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # by number of channels
@@ -111,18 +114,22 @@ class RecordedMedia:
         """Queue a tensor [images, channels, height, width], or an iterable of Pillow's images.
 
         Args:
-            captions: one for each image that is kept: the first `MOST_IMAGES`.
+            captions: one for each image. Those of the first `MOST_IMAGES` are kept.
         """
 
         def make_entry() -> Entry:
             copies = copy_images(images)
             texts = None if captions is None else [str(caption) for caption in captions]
-            if texts is not None and len(texts) != len(copies):
+            if texts is None:
+                return ImagesEntry(name, step, copies, None)
+            kept_texts = texts[:MOST_IMAGES]
+            if len(kept_texts) != len(copies):
+                first = "the first " if len(copies) == MOST_IMAGES else ""
                 raise UserError(
-                    f"{len(copies)} images and {len(texts)} captions",
+                    f"{first}{len(copies)} images have {len(texts)} captions",
                     advice="pass one caption for each image",
                 )
-            return ImagesEntry(name, step, copies, texts)
+            return ImagesEntry(name, step, copies, kept_texts)
 
         self.queue(name, make_entry, IMAGES_ADVICE)
 
@@ -136,7 +143,7 @@ class RecordedMedia:
             for row in copies:
                 if len(row) != len(columns):
                     raise UserError(
-                        f"{len(columns)} columns, and a row of {len(row)} cells",
+                        f"it has {len(columns)} columns but a row of {len(row)} cells",
                         advice="pass one cell for each column",
                     )
             return TableEntry(name, step, [str(column) for column in columns], copies)
@@ -166,7 +173,7 @@ class RecordedMedia:
         try:
             self.entries.append(make_entry())
         except UserError as mistake:
-            warn(f"{name} is not logged: {mistake.message}")
+            warn(f"{name} is not logged, because {mistake.message}")
         except (ValueError, TypeError, AttributeError, RuntimeError) as problem:
             warn(f"{name} is not logged ({type(problem).__name__}: {problem}): {advice}")
 
@@ -183,7 +190,7 @@ class RecordedMedia:
                 with writing(str(self.folder)):
                     entry.write(self.folder)
             except UserError as mistake:
-                warn(f"{entry.name} is not logged: {mistake.message}")
+                warn(f"{entry.name} is not logged, because {mistake.message}")
                 continue
             except (ValueError, TypeError, RuntimeError) as problem:
                 advice = "pass values that can be written to a file"
@@ -210,18 +217,22 @@ def copy_images(
     """
     if isinstance(images, torch.Tensor):
         if images.dim() != 4 or images.shape[1] not in PILLOW_MODES:
-            shape = "[images, channels, height, width], with 1, 3 or 4 channels"
             raise UserError(
                 f"its images have the shape {list(images.shape)}",
-                advice=f"pass a tensor of the shape {shape}",
+                advice="pass a tensor [images, channels, height, width] with 1, 3 or 4 channels",
             )
         if not len(images) or not images[0].numel():
-            raise UserError("it has no images", advice=IMAGES_ADVICE)
+            raise UserError("it contains no images", advice=IMAGES_ADVICE)
         return images[:MOST_IMAGES].detach().clone()
-    pictures = [image.copy() for image in list(images)[:MOST_IMAGES]]
-    if not pictures or not all(isinstance(picture, Image.Image) for picture in pictures):
-        raise UserError("it has no images", advice=IMAGES_ADVICE)
-    return pictures
+    pictures = list(images)[:MOST_IMAGES]
+    if not pictures:
+        raise UserError("it contains no images", advice=IMAGES_ADVICE)
+    for picture in pictures:
+        if not isinstance(picture, Image.Image):
+            raise UserError(
+                f"its images are of type {type(picture).__name__}", advice=IMAGES_ADVICE
+            )
+    return [picture.copy() for picture in pictures]
 
 
 def to_pillow(images: torch.Tensor | list[Image.Image]) -> list[Image.Image]:
@@ -255,7 +266,7 @@ def histogram_of(values: Values) -> tuple[torch.Tensor, torch.Tensor, torch.Tens
     """
     flat = torch.as_tensor(values).detach().flatten()
     if not flat.numel():
-        raise UserError("it has no values", advice=HISTOGRAM_ADVICE)
+        raise UserError("it contains no values", advice=HISTOGRAM_ADVICE)
     flat = flat.float()
     is_finite = flat.isfinite()
     # Only tensor operations follow, because an `if` on a value would wait for the device.

@@ -128,8 +128,9 @@ def shard(accelerator: ShardingAccelerator, config: TrainingConfig) -> None:
     """
     if config.auto_batch_size:
         raise UserError(
-            "--auto-batch-size has each rank try sizes alone, which a sharded model can't",
-            advice="leave --auto-batch-size out, and pass --batch-size",
+            "--auto-batch-size can't be used with a sharded model, because each process tries "
+            "sizes on its own",
+            advice="leave --auto-batch-size out, and pass --batch-size N",
         )
     accelerator.shard_over_ranks(config.gradient_compression)
 
@@ -141,8 +142,8 @@ def prepare_cpu(config: TrainingConfig, precision: str) -> None:
         UserError: gradients are to be compressed to bf16, which gloo can't sum.
     """
     if config.gradient_compression == "bf16":
-        advice = "pass --gradient-compression fp16"
-        raise UserError("gradients can't travel as bf16 between processes on a CPU", advice=advice)
+        advice = "pass --gradient-compression fp16, or leave the flag out"
+        raise UserError("--gradient-compression bf16 can't be used on a CPU", advice=advice)
     warn_of_slow_bf16(precision, config.resume is not None)
     torch.set_num_threads(cpu_threads(config.num_threads))
     limit_memory()

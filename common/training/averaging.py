@@ -52,14 +52,19 @@ def ddp_options(
 def refuse_unfit_option(name: str, value: object) -> None:
     """Raise a `UserError` if DDP lacks an option, or if the value's type is not the default's."""
     if name not in OPTIONS:
-        advice = f"state one of {', '.join(sorted(OPTIONS))}"
+        advice = f"use one of {', '.join(sorted(OPTIONS))}"
         if name.startswith("comm_"):
-            advice += "; --gradient-compression sets the hook"
-        raise UserError(f"Run(..., ddp={{{name!r:.50}: ...}}) is no option", advice=advice)
+            advice += ", or pass --gradient-compression, which sets the hook"
+        raise UserError(
+            f"{name!r:.50} in Run(..., ddp={{...}}) is not an option of DDP", advice=advice
+        )
     expected = type(OPTIONS[name])
     if type(value) is not expected:
-        advice = f"give {expected.__name__}, such as {OPTIONS[name]}"
-        raise UserError(f"Run(..., ddp={{{name!r}: {value!r:.50}}}) can't work", advice=advice)
+        advice = f"pass a value of type {expected.__name__}, such as {OPTIONS[name]}"
+        raise UserError(
+            f"Run(..., ddp={{{name!r}: {value!r:.50}}}) has a value of the wrong type",
+            advice=advice,
+        )
 
 
 class FreezableDDP(DistributedDataParallel):
@@ -174,8 +179,8 @@ class FreezableDDP(DistributedDataParallel):
             name = registered_names[first_index]
         return TrainingError(
             f"{name} got no gradient in the last update, because the loss does not depend on it, "
-            "and DDP waits for it",
-            advice="freeze it with requires_grad_(False) while it is not used, or state "
+            "but DDP waits for its gradient",
+            advice="freeze it with requires_grad_(False) while it is not used, or write "
             'Run(config, __file__, OBJECTIVE, ddp={"find_unused_parameters": True})',
         )
 

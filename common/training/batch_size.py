@@ -95,7 +95,7 @@ def fit_batch_size(
     accumulation = per_update // chosen
     if chosen != requested:
         reason = "does not fit" if chosen < requested else "is slower"
-        say(f"batch {requested} {reason}: using {chosen} × {accumulation} accumulated")
+        say(f"batch size {requested} {reason}; the run uses {chosen} × {accumulation} accumulated")
         accelerator.gradient_accumulation_steps = accumulation
         for split_loader in loaders.values():
             split_loader.cut_into(chosen, accumulation)
@@ -118,7 +118,7 @@ def choose_size(rates: Mapping[int, float], requested: int, per_update: int) -> 
     same_updates = [size for size in fitting if per_update % size == 0]
     if not same_updates:
         advice = "pass --gradient-checkpointing, or choose a smaller model or smaller samples"
-        raise TrainingError("out of memory with one sample a batch", advice=advice)
+        raise TrainingError("out of memory even with one sample per batch", advice=advice)
     # If the requested size does not fit, begin with the largest size that fits.
     start = requested if requested in fitting else same_updates[-1]
     chosen = fastest(fitting, same_updates, start)
@@ -210,7 +210,7 @@ def refuse_unfit_loss(
         raise UserError(
             "--auto-batch-size would change the updates, because this recipe's loss depends on the "
             "other samples of a micro-batch (couples_samples=True)",
-            advice="leave --auto-batch-size out, and pass --batch-size",
+            advice="leave --auto-batch-size out, and pass --batch-size N",
         )
     if processes == 1:
         return
@@ -226,10 +226,10 @@ def refuse_unfit_loss(
     if finder.name is not None:
         raise UserError(
             (
-                f"compute_loss communicates with other processes ({finder.name}), and "
-                "--auto-batch-size has each process try sizes by itself"
+                "--auto-batch-size can't be used, because compute_loss communicates with other "
+                f"processes ({finder.name}), while each process tries sizes on its own"
             ),
-            advice="leave --auto-batch-size out, and pass --batch-size",
+            advice="leave --auto-batch-size out, and pass --batch-size N",
         )
 
 
@@ -390,12 +390,12 @@ def out_of_memory_error(
     same.
     """
     peak = memory.peak_memory(memory.memory_used(device))
-    problem = f"out of memory at batch {config.batch_size}, with a peak of {peak:,.0f} MiB"
+    problem = f"out of memory at batch size {config.batch_size}, with a peak of {peak:,.0f} MiB"
     placed_mib = sum(loader.placed_bytes for loader in loaders) / memory.MEBIBYTE
     # On a CPU, the data lie in the host's memory in any case.
     if is_accelerator(device) and placed_mib:
         problem += (
-            f" (the data take {placed_mib:,.0f} of them, and none with --data-placement workers)"
+            f" (the data take {placed_mib:,.0f} MiB of it, or none with --data-placement workers)"
         )
     smaller_model = smaller_model_advice(config)
     if config.batch_size == 1:
@@ -404,7 +404,7 @@ def out_of_memory_error(
         is_even = config.batch_size % 2 == 0
         updates = "the same updates" if is_even else "almost the same updates"
         command = command_with_half_the_batch(config, directory)
-        advice = f"either {smaller_model}, or make {updates} from half the batch with {command}"
+        advice = f"{smaller_model}, or make {updates} from half the batch size with: {command}"
     return TrainingError(problem, advice=advice, every_rank=True)
 
 
@@ -429,5 +429,5 @@ def smaller_model_advice(config: TrainingConfig) -> str:
         if stated(type(config), field.name)["role"] == "size"
     ]
     if not size_flags:
-        return "take a smaller model or sample"
+        return "use a smaller model or smaller samples"
     return f"lower {' or '.join(size_flags)}"

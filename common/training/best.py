@@ -8,6 +8,7 @@ from typing import NotRequired, TypedDict
 
 from common.errors import UserError
 from common.objective import Objective
+from common.system.platforms import quoted
 
 
 class BestState(TypedDict):
@@ -65,8 +66,12 @@ class Best:
         name = f"best-{self.step:08d}"
         if not any(file.startswith(name) for file in files):
             raise UserError(
-                f"{directory} is damaged, because its checkpoint does not name {name}",
-                advice="put a whole copy of it back, or resume from an older checkpoint",
+                f"the checkpoint of {directory} can't be resumed, because it does not list the "
+                f"best model, {name}",
+                advice=(
+                    f"restore {directory} from a backup, or resume an older checkpoint, as with "
+                    f"--resume {quoted(directory / 'checkpoints' / 'step-NUMBER')}"
+                ),
             )
 
     def state_dict(self) -> BestState:

@@ -15,7 +15,7 @@ from common.errors import TrainingError
 ADVICE = (
     "look for a layer that was changed outside of the optimizer or by an optimizer that was not "
     "prepared, a network that was trained without accelerator.prepare(...), or a loss that leaves "
-    'out a layer on some ranks (state Run(..., ddp={"find_unused_parameters": True}))'
+    'out a layer on some ranks (write Run(..., ddp={"find_unused_parameters": True}))'
 )
 
 
@@ -43,8 +43,8 @@ def insist_on_equal_weights(accelerator: Accelerator, networks: Mapping[str, nn.
         name = [*parameters][differing[0]]
         raise TrainingError(
             (
-                f"the ranks' weights are no longer the same, first in {name} ({len(differing)} "
-                f"of {len(sums)} parameters), and were not saved"
+                f"the weights differ between ranks, first in {name} ({len(differing)} of "
+                f"{len(sums)} parameters), so they were not saved"
             ),
             advice=ADVICE,
         )

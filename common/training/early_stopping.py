@@ -33,7 +33,7 @@ class EarlyStopping:
         if config.early_stopping is not None and validation_split != "validation":
             raise UserError(
                 "--early-stopping would choose by test data, because there are no validation data",
-                advice="hold some of train out, as with --validation-share 0.1",
+                advice="hold out a part of train, for example with --validation-share 0.1",
             )
 
     def decide(self, global_step: int) -> bool:
@@ -51,7 +51,7 @@ class EarlyStopping:
             metric = self.best.objective.metric
             count = self.best.evaluations_since_best
             say(
-                f"stopped early, after update {global_step}: no better {metric} in {count} "
-                "evaluations"
+                f"stopped early after update {global_step}, because {metric} did not improve in "
+                f"{count} evaluations"
             )
         return True

@@ -96,8 +96,10 @@ class Gatherer:
         if len(set(shapes_of_ranks)) > 1 or not rows.ndim:
             shown = ", ".join(f"{shape} of {dtype}" for shape, dtype in shapes_of_ranks)
             advice = (
-                "gather tensors with one row per sample and as many rows on each rank; "
-                "run.equal_batches(loader) makes the batches of an evaluation equal"
+                "pass tensors with one row per sample and the same number of rows on each rank; "
+                "in an evaluation, run.equal_batches(loader) yields such batches"
             )
-            raise UserError(f"run.gather: the ranks have {shown}", advice=advice)
+            raise UserError(
+                f"run.gather can't be used on what the ranks pass ({shown})", advice=advice
+            )
         self.known_equal.add(shape_and_dtype)

@@ -133,13 +133,12 @@ class GradientGuard:
             if id(parameter) in not_updated:
                 raise UserError(
                     (
-                        f"{name.removeprefix('module.')} was unfrozen, but no prepared optimizer "
-                        "has it"
+                        f"{name.removeprefix('module.')} was unfrozen, but it is in no prepared "
+                        "optimizer"
                     ),
                     advice=(
-                        "freeze layers after the optimizer is made (as decay_groups makes it), "
-                        "or add them with optimizer.add_param_group(...) before "
-                        "accelerator.prepare"
+                        "create the optimizer (as with decay_groups) before layers are frozen, or "
+                        "add them with optimizer.add_param_group(...) before accelerator.prepare"
                     ),
                 )
 
@@ -226,8 +225,8 @@ class GradientGuard:
         if not self.is_fp16 and (self.skipped or math.isnan(loss)):
             raise TrainingError(
                 (
-                    f"a gradient or the loss became non-finite by update {global_step}; that "
-                    "update was not applied"
+                    f"a gradient or the loss became non-finite by update {global_step}, which was "
+                    "not applied"
                 ),
                 advice=(
                     "lower --learning-rate or --max-grad-norm, or pass --mixed-precision no; "

@@ -87,8 +87,8 @@ def leave_unfit_fused_path(optimizer: object, device: torch.device) -> None:
     for options in (optimizer.defaults, *optimizer.param_groups):
         options["fused"] = False
     warn(
-        f"the fused {type(optimizer).__name__} of {device.type} can't skip an update: using the "
-        "unfused one, which is slower"
+        f"the fused {type(optimizer).__name__} can't skip an update on {device.type}, so the run "
+        "uses the unfused one, which is slower"
     )
 
 

@@ -169,9 +169,9 @@ def epochs_by_default(dataset: str, default_epochs: Mapping[str, int]) -> int:
     epochs = default_epochs.get(dataset, default_epochs.get("other"))
     if epochs is None:
         named = ", ".join(default_epochs) or "nothing"
-        advice = 'add "other", as in DEFAULT_EPOCHS = {"other": 10}, or pass --epochs'
+        advice = 'add "other", as in DEFAULT_EPOCHS = {"other": 10}, or pass --epochs N'
         raise UserError(
-            f"DEFAULT_EPOCHS has no entry for {dataset}: it names {named}", advice=advice
+            f"DEFAULT_EPOCHS has no entry for {dataset}, only for {named}", advice=advice
         )
     return epochs
 

@@ -20,12 +20,12 @@ from common.training.loss_scale import SharedScaler
 # The reason why a device can't run a precision, by precision.
 MISSING_PRECISION = {
     "fp16": (
-        "fp16 needs a GPU that supports it, and this machine has none (Accelerate would silently "
+        "fp16 needs a GPU that supports it, but this machine has none (Accelerate would silently "
         "train in fp32)"
     ),
     "bf16": "this GPU does not support bf16",
     "tf32": (
-        "tf32 needs a GPU that supports it, such as NVIDIA's since Ampere (2020), and this machine "
+        "tf32 needs a GPU that supports it, such as NVIDIA's since Ampere (2020), but this machine "
         "has none"
     ),
 }
@@ -58,8 +58,8 @@ def choose_precision(requested: str, use_cpu: bool, resumes: bool = False) -> st
     advice = f"pass --mixed-precision {best}"
     if resumes:
         advice = (
-            "resume this run on a machine that has it, or start another run from its model with "
-            "--init-from RUN"
+            "resume this run on a machine that supports it, or start another run from its model "
+            "with --init-from runs/NAME"
         )
     if not is_offered(precision, use_cpu):
         raise UserError(MISSING_PRECISION[precision], advice=advice)
@@ -76,8 +76,8 @@ def launchers_precision() -> str:
     precision = value.lower()
     if precision not in ("no", "fp16", "bf16"):
         raise UserError(
-            f"the environment variable {LAUNCHERS_PRECISION} is {value!r:.50}, which is no "
-            "precision of these recipes",
+            f"the environment variable {LAUNCHERS_PRECISION} is {value!r:.50}, which is not a "
+            "precision that recipes support",
             advice=f"set {LAUNCHERS_PRECISION} to no, fp16 or bf16, or unset it",
             every_rank=True,
         )

@@ -59,17 +59,17 @@ def take_fsdp_request() -> bool:
         advice = f"set it to {supported}" if supported else "leave it out"
         if name == "ACTIVATION_CHECKPOINTING":
             advice += ", and pass --gradient-checkpointing"
-        setting = f"fsdp_{name.lower()}: {value}"
+        setting = f"fsdp_{name.lower()}={value}"
         raise UserError(
-            f"the launcher asks for {setting}, which recipes don't support", advice=advice
+            f"the launcher's setting {setting} is not supported by recipes", advice=advice
         )
     if os.environ.get("ACCELERATE_USE_PARALLELISM_CONFIG", "").lower() == "true":
         raise UserError(
             (
-                "the launcher asks for a parallelism_config, but recipes shard a model over all "
-                "processes"
+                "the launcher's setting parallelism_config is not supported, because recipes shard "
+                "a model over all processes"
             ),
-            advice="remove parallelism_config from the launcher's file",
+            advice="remove parallelism_config from the launcher's configuration file",
         )
     return True
 
@@ -238,7 +238,7 @@ class ShardingAccelerator(Accelerator):
         """
         if model not in self.skeletons:
             raise UserError(
-                "part of a sharded network can't be copied",
+                "a part of a sharded network can't be copied",
                 advice="copy the whole network, as copy.deepcopy(model) does",
             )
 
@@ -296,12 +296,12 @@ def refuse_other_weights(model: nn.Module) -> None:
         if not all(map(is_, map(dict.get, dictionaries, names), own_parameters)):
             raise UserError(
                 (
-                    "a sharded network can't be called with other weights than its own, as by "
-                    "functional_call"
+                    "a sharded network can't be called with other weights than its own, as "
+                    "functional_call does"
                 ),
                 advice=(
-                    "turn their gradients off by requires_grad_(False) instead, or change a "
-                    "copy.deepcopy of it"
+                    "turn their gradients off with requires_grad_(False) instead, or change a "
+                    "copy.deepcopy of the network"
                 ),
             )
 

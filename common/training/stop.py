@@ -116,7 +116,7 @@ class StopRequest:
         self.at_once = at_once
         if at_once and self.reason is not None:
             raise Preempted(
-                f"stopped by {self.reason} before the first update: start it again",
+                f"stopped by {self.reason} before the first update: start the same command again",
                 is_by_ctrl_c=self.is_by_ctrl_c,
             )
 
@@ -181,7 +181,7 @@ class StopAgreement:
         raise TrainingError(
             f"a checkpoint could not be written ({cause})",
             advice=(
-                f"{advice_for(cause.message)}, then go on from the checkpoint before it with "
+                f"{advice_for(cause.message)}, then continue from the checkpoint before it with "
                 f"--resume {quoted(self.directory)}"
             ),
             resumable=cause.is_of_disk,

@@ -36,7 +36,7 @@ def write_page(comparison: Comparison, file: Path) -> None:
     # If a user names a run's own file by mistake, that file must not be overwritten.
     if file.suffix.lower() not in SUFFIXES:
         raise UserError(
-            f"--html {file} is no name of a web page", advice="pass a name that ends in .html"
+            f"--html {file} is not the name of a web page", advice="pass a name that ends in .html"
         )
     write_text(file, page_of(comparison))
 

@@ -69,7 +69,7 @@ def plot_comparison(comparison: Comparison, file: Path) -> None:
     draw_legend(legend_axes, comparison, styles)
     if file.suffix[1:].lower() not in FigureCanvasAgg(figure).get_supported_filetypes():
         raise UserError(
-            f"--plot {file} is no format that can be drawn",
+            f"--plot {file} does not end in a supported suffix",
             advice="pass a name that ends in .png, .svg or .pdf",
         )
     with writing(f"--plot {file}"):

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from common.errors import RunStatus, UserError
-from common.json_files import PUT_BACK, read_json_if_there, read_lines
+from common.json_files import read_json_if_there, read_lines
 from common.objective import EVALUATED_SPLITS, PREFIXES, Objective, Split
 from common.run_directory.records import (
     CONFIG,
@@ -62,8 +62,8 @@ class RunRecord:
             objective = Objective.parse(self.saved_config.objective)
         except UserError as problem:
             raise UserError(
-                f"{self.source}/config.json is not what a recipe wrote: {problem.problem}",
-                advice=PUT_BACK,
+                f"{self.source}/config.json is damaged or was edited ({problem.problem})",
+                advice="restore it from a backup, or leave this run out",
             ) from None
         object.__setattr__(self, "objective", objective)  # a frozen dataclass takes no assignment
 
@@ -144,14 +144,16 @@ def read_source(source: str) -> list[RunRecord]:
     if path.suffix == ".wandb" and os.path.isfile(path):
         return [read_offline(path)]
     if os.path.exists(path):
-        raise UserError(f"{source} is a file", advice="pass the run's directory that holds it")
+        raise UserError(
+            f"{source} is a file", advice="pass the directory of the run, such as runs/NAME"
+        )
     if re.fullmatch(r"[\w.-]+/[\w.-]+(/[\w.-]+)?", source):
         return read_project(source)
     raise UserError(
-        f"{source} is no run, because there is no such folder",
+        f"there is no folder {source}",
         advice=(
-            "pass a run's directory such as runs/NAME, a wandb/offline-run-* folder, or "
-            "entity/project at W&B"
+            "pass the directory of a run, such as runs/NAME, a folder wandb/offline-run-*, or "
+            "ENTITY/PROJECT for a W&B project"
         ),
     )
 
@@ -176,18 +178,18 @@ def read_directory(path: Path) -> RunRecord:
                 f"{path} has nothing to compare, because its training has not begun "
                 f"({status}{detail})"
             ),
-            advice="leave this run out, or repeat the command that started it",
+            advice="leave this run out, or repeat the command that started the run",
         )
     if saved_config is None:
         runs_inside = len([*path.glob(f"*/{CONFIG}")])
         if runs_inside:
             raise UserError(
-                f"{path} is a folder of {runs_inside} runs, and not a run",
-                advice=f"pass them, as in {path}/*",
+                f"{path} is a folder of {runs_inside} runs, not a run itself",
+                advice=f"pass the runs in it, as in {path}/*",
             )
         raise UserError(
-            f"{path} is no run, because it has no config.json",
-            advice="pass a run's directory, such as runs/NAME",
+            f"{path} is not the directory of a run, because it contains no config.json",
+            advice="pass the directory of a run, such as runs/NAME",
         )
     summary: dict[str, float] = {}
     # The summary of any other run may be outdated: a run that missed its target ended with a
@@ -220,7 +222,7 @@ def inspect_offline(file: Path, *flags: str) -> str:
         lines = answer.stderr.strip().splitlines() or ["it is empty"]
         raise UserError(
             f"{file} can't be read as a W&B run ({lines[-1]})",
-            advice="put a whole copy of this file back, or leave this run out",
+            advice="copy the file again from where it came, or leave this run out",
         )
     return answer.stdout
 
@@ -260,10 +262,12 @@ def read_project(address: str) -> list[RunRecord]:
     import wandb
 
     advice = (
-        "check the name, the connection and the login (wandb login), or pass a "
-        "wandb/offline-run-* folder, which needs no account"
+        "check the path; for a W&B project, check its name and log in with wandb login, or pass a "
+        "folder wandb/offline-run-*, which needs no account"
     )
-    with asking_wandb(f"{address} is no folder here, and W&B can't give it", advice):
+    with asking_wandb(
+        f"there is no folder {address}, and it can't be read as a W&B project", advice
+    ):
         api = wandb.Api(timeout=20)
         is_single_run = address.count("/") == 2
         runs = [api.run(address)] if is_single_run else api.runs(address, order="+created_at")
@@ -281,7 +285,7 @@ def read_project(address: str) -> list[RunRecord]:
         ]
     if not records:
         raise UserError(
-            f"W&B's {address} has no run of these recipes",
+            f"the W&B project {address} contains no runs of these recipes",
             advice="pass a project to which recipes have logged runs",
         )
     return records

@@ -87,7 +87,8 @@ def read_command_line(words: Sequence[str] | None) -> argparse.Namespace:
         value = getattr(arguments, name)
         if not 1 <= value <= LARGEST_NUMBER:
             raise UserError(
-                f"{spelled(name)} {value!s:.99} can't work", advice=f"give 1 to {LARGEST_NUMBER:,}"
+                f"{spelled(name)} {value!s:.99} is out of range",
+                advice=f"pass a number from 1 to {LARGEST_NUMBER}",
             )
     return arguments
 
@@ -108,7 +109,7 @@ def choose_device(name: str) -> None:
         names += [accelerator.type, *(f"{accelerator.type}:{index}" for index in range(count))]
     if name not in names:
         raise UserError(
-            f"--device {name} is not on this machine", advice=f"pass {' or '.join(names)}"
+            f"this machine has no --device {name}", advice=f"pass --device {' or '.join(names)}"
         )
     os.environ["ACCELERATE_USE_CPU"] = str(name == "cpu").lower()
     if name != "cpu":

@@ -92,7 +92,7 @@ def trees_of(past: PastRun) -> list[CodeTree]:
     if past.attempt.problem is not None or commit is None or repository is None:
         raise UserError(
             f"{past.directory} does not say which code it used",
-            advice="train it again with its flags, by --config, and reproduce that run",
+            advice="train it again with its flags, with --config, and reproduce that run",
         )
     return [CodeTree(folder=str(repository), commit=commit)]
 
@@ -114,7 +114,12 @@ def present_folder(tree: CodeTree, past: PastRun) -> Path:
         )
     folder = Path(tree.folder)
     if not folder.is_dir():
-        raise UserError(f"{folder} is gone", advice="put the code back there")
+        raise UserError(
+            f"--present-code needs {folder}, the folder with the run's code, which does not exist",
+            advice=(
+                "put the code there, or leave out --present-code to run the code that the run saved"
+            ),
+        )
     return folder
 
 
@@ -141,7 +146,7 @@ def place(tree: CodeTree, past: PastRun, stack: ExitStack) -> tuple[Path, str]:
     places = " or ".join(map(str, folders)) or "a repository here"
     raise UserError(
         f"commit {tree.commit} of {past.directory} is not in {places}",
-        advice=f"get it there by git fetch, {PRESENT_CODE}",
+        advice=f"get it there with git fetch, {PRESENT_CODE}",
     )
 
 

@@ -102,7 +102,7 @@ def read_command_line(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
         )
     if arguments.tolerance is not None and not 0 <= arguments.tolerance < 1:
         raise UserError(
-            f"--tolerance {arguments.tolerance:g} can't work",
-            advice="give a share such as 0.02, which is 2 %",
+            f"--tolerance {arguments.tolerance:g} is out of range",
+            advice="pass a share such as 0.02, which is 2 %",
         )
     return arguments, flags

@@ -174,7 +174,7 @@ def read_past_run(directory: Path) -> PastRun:
     """
     if not (directory / CONFIG).is_file():
         raise UserError(
-            f"{directory} is no run that began to train, because it has no {CONFIG}",
+            f"{directory} is not a run that began to train, because it contains no {CONFIG}",
             advice="pass a run's directory, such as runs/NAME",
         )
     contents = read_json(directory / CONFIG)
@@ -200,7 +200,9 @@ def read_original(directory: Path) -> PastRun:
             advice="reproduce the run that trained the model",
         )
     if past.status.status == "running":
-        raise UserError(f"{directory} is still running", advice="wait for its end")
+        raise UserError(
+            f"the run in {directory} is still training", advice="wait until it has finished"
+        )
     if not past.rows:
         raise UserError(
             f"{directory} has no rows to compare", advice="pass a run that logged some updates"

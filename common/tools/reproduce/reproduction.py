@@ -149,7 +149,7 @@ def claim(request: Request, past: PastRun) -> None:
     receipt = read_receipt(output)
     if receipt is None:
         if (output / CONFIG).exists():
-            raise UserError(f"{output} holds a run that is no reproduction", advice=advice)
+            raise UserError(f"{output} contains a run that is not a reproduction", advice=advice)
         with writing(f"--output-dir {output}"):
             output.mkdir(parents=True, exist_ok=True)
         write_receipt(output, new_receipt(request, past))
@@ -157,7 +157,7 @@ def claim(request: Request, past: PastRun) -> None:
     claimed = (receipt.original_run_id, receipt.flags)
     if claimed != (past.config.run_id, [*request.flags]):
         raise UserError(
-            f"{output} holds another reproduction: of {receipt.original}, with "
+            f"{output} contains another reproduction, of {receipt.original} with "
             f"{' '.join(receipt.flags) or 'the flags of that run'}",
             advice=advice,
         )

@@ -47,12 +47,14 @@ def read_command_line(words: list[str]) -> tuple[Path, SearchSettings]:
     recipe = words.pop(0) if words and not words[0].startswith("-") else None
     arguments, flags = parser.parse_known_args(words)
     if arguments.trials is not None and arguments.trials < 1:
-        raise UserError(f"--trials {arguments.trials} can't work", advice="give 1 or more")
+        raise UserError(
+            f"--trials {arguments.trials} is out of range", advice="pass --trials 1 or more"
+        )
     settings = saved_settings(arguments, recipe, flags) or new_settings(arguments, recipe, flags)
     if settings.config_file is not None and not os.path.isfile(settings.config_file):
         raise UserError(
             f"--config-file {settings.config_file} does not exist",
-            advice="pass a file of accelerate_configs/, or of `accelerate config`",
+            advice="pass a file of accelerate_configs/, or one that `accelerate config` wrote",
         )
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     directory = arguments.study or Path(f"runs/tune-{Path(settings.recipe).stem}-{stamp}")
@@ -88,8 +90,12 @@ def saved_settings(
     )
     if is_changed:
         searched = f"{settings.recipe} {' '.join(settings.flags)}"
-        advice = "leave recipe and flags out to continue it, or name another directory"
-        raise UserError(f"--study {arguments.study} searches {searched}", advice=advice)
+        advice = (
+            "leave the recipe and its flags out to continue that search, or pass another --study"
+        )
+        raise UserError(
+            f"--study {arguments.study} contains another search, of {searched}", advice=advice
+        )
     return settings
 
 
@@ -103,11 +109,13 @@ def new_settings(
     """
     study = arguments.study
     if recipe is None:
-        problem = "no recipe is named" if study is None else f"--study {study} holds no search"
-        raise UserError(problem, advice="name a recipe first, such as recipes/resnet.py")
+        problem = "the recipe is missing"
+        if study is not None:
+            problem += f", and --study {study} contains no search to continue"
+        raise UserError(problem, advice="pass a recipe first, such as recipes/resnet.py")
     if study is not None and study.is_dir() and any(study.iterdir()):
         raise UserError(
-            f"--study {study} is a folder without a search",
-            advice="name another folder, or a new one",
+            f"--study {study} contains files, but no search to continue",
+            advice="pass a new or empty folder",
         )
     return SearchSettings(recipe, tuple(flags), arguments.config_file)

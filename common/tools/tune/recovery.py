@@ -203,7 +203,7 @@ def insist_on_shared_flags(run: RunRecord, recipe: Recipe, space: Space, expecte
         UserError: the run has other ones, so it is no trial of this search.
     """
     if run.saved_config.recipe != recipe.path.stem:
-        refuse(run, f"the recipe {run.saved_config.recipe}, and not {recipe.path.stem}")
+        refuse(run, f"the recipe {run.saved_config.recipe} instead of {recipe.path.stem}")
     typed = given_flags(run)
     may_differ = {flag.replace("-", "_") for flag in space}
     if expected.get("effective_batch_size") is not None:
@@ -215,7 +215,7 @@ def insist_on_shared_flags(run: RunRecord, recipe: Recipe, space: Space, expecte
         # choice once it has been resumed. JSON has a list in place of a tuple.
         accepted = ("auto", tuple(run_value) if isinstance(run_value, list) else run_value)
         if expected_value not in accepted and role_of(recipe.config_class, name).compared:
-            refuse(run, f"{spelled(name)} {run_value}, and the search has {expected_value}")
+            refuse(run, f"{spelled(name)} {run_value} instead of {expected_value}")
 
 
 def refuse(run: RunRecord, difference: str) -> None:
@@ -227,8 +227,8 @@ def refuse(run: RunRecord, difference: str) -> None:
     """
     place = Path(run.source)
     raise UserError(
-        f"{place} is no trial of this search: it was run with {difference}",
-        advice=f"move {place.name} out of {place.parent}",
+        f"{place} is not a trial of this search, because it was run with {difference}",
+        advice=f"move the folder {place.name} out of {place.parent}",
     )
 
 

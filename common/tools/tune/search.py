@@ -107,8 +107,8 @@ class Search:
             states = [trial.state for trial in self.study.get_trials(deepcopy=False)]
             if states == [TrialState.FAIL] * min(FIRST_TRIALS, total):
                 raise UserError(
-                    f"no trial succeeds; {directory.name} {result.message}",
-                    advice="correct what made it fail, or search other values",
+                    f"all trials so far failed ({directory.name} {result.message})",
+                    advice="correct what made them fail, or search other values",
                 )
 
     def trials(self) -> Iterator[Trial]:
@@ -168,8 +168,8 @@ class Search:
     def insist_on_validation_data(self, trial: Trial, record: RunRecord) -> None:
         """End the search with a `UserError` if its trials are evaluated on test data."""
         if record.splits[0] != "validation":
-            problem = f"{self.settings.recipe} evaluates on test data, which must not choose"
-            self.refuse(trial, problem, "give its data a validation split")
+            problem = f"{self.settings.recipe} evaluates on test data, which must not choose trials"
+            self.refuse(trial, problem, "add a validation split to its data")
 
     def result_of(self, trial: Trial, run: LaunchedRun, record: RunRecord | None) -> TrialResult:
         """Return the result of a trial whose run has ended.
@@ -186,7 +186,8 @@ class Search:
         if status == "preempted":
             command = command_to_continue(self.directory)
             raise UserError(
-                f"{run.directory} was stopped from outside", advice=f"continue with {command}"
+                f"the trial in {run.directory} was stopped by a signal",
+                advice=f"continue the search with {command}",
             )
         if record is None or status != "finished":
             reason = run.reason()
@@ -195,7 +196,7 @@ class Search:
         value = record.summary.get(self.objective.best_key)
         if value is None:
             problem = f"{run.directory.name} ended before its first evaluation on validation data"
-            advice = "give --eval-every a number of updates, or train for longer"
+            advice = "pass --eval-every with a number of updates, or train for longer"
             self.refuse(trial, problem, advice)
         metric = describe(f"val/{self.objective.metric}")
         return TrialResult(TrialState.COMPLETE, value, f"{metric.label} {metric.text(value)}")
@@ -233,7 +234,8 @@ def report(search: Search, recipe: Recipe) -> None:
     ranked = [trial for trial in finished if (search.directory_of(trial) / CONFIG).is_file()]
     if not ranked:
         raise UserError(
-            "no trial finished", advice="pass a larger --trials, or a narrower range of values"
+            "no trial of the search finished",
+            advice="repeat the command with a larger --trials, or search a narrower range",
         )
     directories = [str(search.directory_of(trial)) for trial in ranked[:TRIALS_SHOWN]]
     show(compare(read_runs(directories)))

@@ -40,7 +40,7 @@ def parse_space(words: Sequence[str], recipe: Recipe, least: int = 1) -> tuple[S
         name = word.removeprefix("--").replace("-", "_")
         if name.removeprefix("no_") in FLAGS_OF_ONE_RUN:
             raise UserError(
-                f"{word} is a flag of single runs, which a search sets itself",
+                f"{word} can't be passed here, because it is set for each run",
                 advice=f"leave {word} out",
             )
         flag = spelled(name)
@@ -56,7 +56,7 @@ def parse_space(words: Sequence[str], recipe: Recipe, least: int = 1) -> tuple[S
     check_with_recipe(space, shared, recipe)
     if len(space) < least:
         examples = "a range such as --learning-rate 0.01:1:log, or choices: --batch-size 64,128"
-        raise UserError("there is nothing to search", advice=f"give a flag {examples}")
+        raise UserError("no flag has several values to try", advice=f"pass {examples}")
     return space, shared
 
 
@@ -129,7 +129,7 @@ def words_by_flag(words: Sequence[str]) -> dict[str, list[str]]:
         is_negative = flag.startswith("--no-")
         opposite = f"--{flag.removeprefix('--no-')}" if is_negative else f"--no-{flag[2:]}"
         if flag in values_of or opposite in values_of:  # only the last value would count
-            raise UserError(f"{flag} is stated twice", advice="leave one of the two out")
+            raise UserError(f"{flag} occurs twice", advice="leave one of the two out")
         values_of[flag] = [value] if equals else []
     return values_of
 
@@ -170,11 +170,11 @@ def parse_range(
     distribution = IntDistribution if number is int else FloatDistribution
     try:
         if scale not in ([], ["log"]):
-            raise ValueError(f"{scale} is no scale")
+            raise ValueError(f"the scale {':'.join(scale)!r} is unknown")
         return distribution(number(low), number(high), log=bool(scale))  # type: ignore[arg-type]
     except ValueError as problem:
-        advice = "write a range as low:high, or as low:high:log above 0"
-        raise UserError(f"{flag} {value} is no range ({problem})", advice=advice) from None
+        advice = "write low:high, or low:high:log, where low is above 0"
+        raise UserError(f"{flag} {value} is not a range ({problem})", advice=advice) from None
 
 
 def command_words(space: Space, values: Mapping[str, object]) -> list[str]:

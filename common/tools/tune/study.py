@@ -45,15 +45,15 @@ def open_study(directory: Path, objective: Objective, prune: bool, space: Space)
         trials = study.trials
     if saved_objective != str(objective):
         raise UserError(
-            f"{directory} is a search for {saved_objective}, not {objective}",
-            advice="name another directory by --study",
+            f"{directory} contains a search for {saved_objective}, not {objective}",
+            advice="pass another directory with --study",
         )
     # Pairs of a flag and its values. Each of the study's pairs must be one of this search.
     saved_pairs = {pair for trial in trials for pair in trial.distributions.items()}
     if saved_pairs - set(space.items()):
         raise UserError(
             f"{path} belongs to another search than {directory}/{SEARCH_FILE}",
-            advice="move the file that does not belong here to another folder",
+            advice="move the file that belongs to the other search to another folder",
         )
     study.set_user_attr("objective", str(objective))
     seed_sampler(study, len(trials))
@@ -87,7 +87,7 @@ def reconciled(
     with writing(str(path)):
         aside = put_aside(path)
     say(
-        f"{path.name} does not fit the trials ({difference}): rebuilt it, and kept the old one as "
+        f"{path.name} does not fit the trials ({difference}), so it was rebuilt; the old file is "
         f"{aside.name}"
     )
     study = open_study(directory, objective, prune, space)
@@ -104,7 +104,7 @@ def usable(path: Path, errors: type[Exception] = SQLAlchemyError) -> AbstractCon
         errors: the class of the errors to turn. `Exception` is right only around code that does
             nothing but use the study.
     """
-    advice = "move it away, and the same command rebuilds it from the trials' directories"
+    advice = "move this file elsewhere, and repeat the command, which rebuilds it from the trials"
     # SQLAlchemy's other lines are the query and an address.
     return as_user_error(errors, f"{path} can't be used", advice, first_line=True)
 

@@ -54,7 +54,7 @@ def read_command_line(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     # RECIPE, although that word is the value of a flag if the flag comes first.
     if flags and words.index(flags[0]) < words.index(arguments.recipe):
         raise UserError(
-            "a flag stands before the recipe",
-            advice="name the recipe before its flags, such as recipes/resnet.py",
+            f"{flags[0]} stands before the recipe",
+            advice=f"put the recipe first, as in recipes vary recipes/resnet.py {flags[0]} …",
         )
     return arguments, flags

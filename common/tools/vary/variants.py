@@ -116,7 +116,7 @@ def with_validation_share(shared: list[str]) -> list[str]:
     if flags != shared:
         say(
             "variants are chosen on validation data: 10 % of train serves as validation data "
-            "where the data has no validation split (state --validation-share for another share)"
+            "where the data has no validation split (pass --validation-share for another share)"
         )
     return flags
 
@@ -126,8 +126,8 @@ def refuse_ranges(space: Space) -> None:
     for name, distribution in space.items():
         if not isinstance(distribution, CategoricalDistribution):
             raise UserError(
-                f"--{name} has a range, which only `recipes tune` takes",
-                advice="pass choices with commas, such as 0.1,0.01",
+                f"--{name} has a range of values, which only `recipes tune` can search",
+                advice="pass single values with commas between, such as 0.1,0.01",
             )
 
 
@@ -142,7 +142,7 @@ def refuse_seeds(seeds: int, *, sets_seed: bool) -> None:
             f"--seeds {seeds} already sets --seed (0 to {seeds - 1})", advice="leave --seed out"
         )
     if seeds < 1:
-        raise UserError(f"--seeds {seeds} can't work", advice="give 1 or more")
+        raise UserError(f"--seeds {seeds} is out of range", advice="pass --seeds 1 or more")
 
 
 def read_process_counts(num_processes: str) -> list[str]:
@@ -150,7 +150,8 @@ def read_process_counts(num_processes: str) -> list[str]:
     process_counts = list(dict.fromkeys(num_processes.split(",")))
     if not all(re.fullmatch("[1-9][0-9]{0,3}", count) for count in process_counts):
         raise UserError(
-            f"--num-processes {num_processes:.99} can't work", advice="give numbers such as 1,2"
+            f"--num-processes {num_processes:.99} is not a list of numbers",
+            advice="pass numbers from 1 to 9999 with commas between, such as 1,2",
         )
     return process_counts
 
@@ -175,7 +176,8 @@ def list_variants(space: Space, process_counts: Sequence[str]) -> list[Variant]:
     # Variants with the same name have replaced each other in the dictionary.
     if len(variants) < math.prod(map(len, (process_counts, *choices))):
         raise UserError(
-            "two variants would have the same name",
+            "two variants would have the same name, because their values differ only in signs that "
+            "names of folders lack",
             advice="choose values that differ in a letter or a digit",
         )
     return list(variants.values())
@@ -231,7 +233,7 @@ def claim(directory: Path, command: list[str]) -> None:
     if read_command(directory) != command and not is_new:
         raise UserError(
             f"{directory} contains files that this command did not write",
-            advice="name another --output-dir",
+            advice="pass another --output-dir",
         )
     write_command(directory, command)
 

@@ -192,7 +192,7 @@ def without_network() -> Iterator[None]:
     """
     ignored = {name: os.environ.pop(name) for name in REMOTE_VARIABLES if os.environ.get(name)}
     for name in ignored:
-        warn(f"{name} is ignored: recipes track runs with trackio on this machine only")
+        warn(f"{name} is ignored, because recipes track runs with trackio on this machine only")
     was_offline = huggingface_hub.constants.HF_HUB_OFFLINE
     huggingface_hub.constants.HF_HUB_OFFLINE = True
     try:

@@ -74,7 +74,7 @@ def wandb_settings() -> "wandb.Settings":
         ) from None
     except wandb.Error as problem:  # a malformed key, which the message does not repeat
         raise TrackerSettingsError(
-            f"W&B rejects a WANDB_* variable ({problem})", "correct or unset it"
+            f"W&B rejects a WANDB_* variable ({problem})", "correct or unset this variable"
         ) from None
 
 
@@ -89,9 +89,6 @@ def wandb_folder(directory: Path) -> Path:
             file.write(bytes(PROBE_BYTES))
     except (OSError, ValueError) as problem:
         cause = getattr(problem, "strerror", None) or problem
-        warn(
-            f"WANDB_DIR {chosen_folder} can't be written ({cause}): W&B's files go to {directory} "
-            "instead"
-        )
+        warn(f"WANDB_DIR {chosen_folder} can't be written ({cause}), so W&B writes to {directory}")
         return directory
     return Path(chosen_folder)
