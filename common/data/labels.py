@@ -236,7 +236,7 @@ class LabelledData:
         if share == 0 and is_only_split:
             raise UserError(
                 (
-                    f"nothing is left to evaluate on, because --validation-share is 0 and data set "
+                    f"--validation-share 0 leaves nothing to evaluate on, because data set "
                     f"{self.name} has no split besides train"
                 ),
                 advice="leave --validation-share out, or add a test split",
