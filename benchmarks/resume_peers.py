@@ -9,11 +9,13 @@ checkpoint every 8 updates. It is killed by SIGKILL, resumed as its documentatio
 its end. An uninterrupted training of the same contestant is the reference.
 
 The training process writes down the samples of each update through hooks that the framework
-offers. For a kill in a save, the process is stopped when the update before the save is recorded.
-Then it runs in slices of 0.3 ms until the wanted share of its checkpoint is on the disk.
+offers. For a kill in a save, the process counts the bytes that it writes after the update before
+the save, and stops itself in the write that reaches the wanted share of its checkpoint (see
+`resume/stop_in_write.c`). If another share is on the disk nevertheless, the training is repeated,
+three times at most, and the table says that the kill missed.
 
-If a training can't be resumed, its newest checkpoint is removed, as a user would do by hand, and it
-is resumed from the one before.
+If a training can't be resumed, the same command is repeated once. If that fails, too, its newest
+checkpoint is removed, as a user would do by hand, and it is resumed from the one before.
 
 `--kills` takes names of moments, for which kills are drawn, or kills: 29 (after update 29), 27+63
 (twice), 24@0.50 (in the save after update 24, with half of its bytes written), none.
@@ -36,12 +38,16 @@ if __package__ in (None, ""):  # started as a file: make the package importable
 
 from benchmarks.resume.contestants import CONTESTANTS, Contestant
 from benchmarks.resume.kills import MOMENTS, WITH_TWO_PROCESSES, Kill, drawn_kills
+from benchmarks.resume.stopping import compiler
 
 if TYPE_CHECKING:
     from benchmarks.resume.measuring import Reference
     from benchmarks.resume.results import Results
+    from benchmarks.resume.training import Outcome
 
 RESULTS = Path(__file__).resolve().parent / "results" / "resume-peers.json"
+TRIES_FOR_A_SHARE = 3
+FACTS_OF_EACH_RESULT = ("git_commit", "measured_at")
 
 
 @dataclass(kw_only=True)
@@ -82,6 +88,7 @@ def main(options: Options) -> None:
         raise SystemExit("error: this script needs SIGSTOP and SIGKILL: run it on Linux or macOS")
     contestants = chosen_contestants(options)
     kills = {processes: chosen_kills(options, processes) for processes in options.processes}
+    refuse_saves_without_compiler([kill for chosen in kills.values() for kill in chosen])
 
     results = Results(options.output, described_machine(), {})
     if earlier is not None:
@@ -94,10 +101,15 @@ def main(options: Options) -> None:
 
 
 def described_machine() -> dict[str, Any]:
-    """Return the machine's facts, with the version of torchdata where it is installed."""
+    """Return the machine's facts, with the version of torchdata where it is installed.
+
+    Commit and time are those of each result.
+    """
     from benchmarks.harness.results import describe_machine
 
     facts = describe_machine({})
+    for name in FACTS_OF_EACH_RESULT:
+        del facts[name]
     if util.find_spec("torchdata") is not None:
         facts["versions"]["torchdata"] = metadata.version("torchdata")
     return facts
@@ -148,15 +160,30 @@ def chosen_kills(options: Options, processes: int) -> list[Kill]:
     return list(kills)
 
 
+def refuse_saves_without_compiler(kills: list[Kill]) -> None:
+    """Refuse kills in a save where a process can't be stopped in one.
+
+    Raises:
+        SystemExit: there is such a kill, and no Linux or no C compiler.
+    """
+    in_saves = [kill.label for kill in kills if kill.share is not None]
+    if in_saves and compiler() is None:
+        raise SystemExit(
+            f"error: the kill {in_saves[0]} needs Linux and a C compiler: install gcc, or pass "
+            "other --kills"
+        )
+
+
 def measure(
     contestant: Contestant, processes: int, kills: list[Kill], options: Options, results: Results
 ) -> None:
     """Kill and resume a contestant; keep results of the same code that are in the file."""
-    from benchmarks.resume.measuring import Reference, code_of, compare
+    from benchmarks.resume.digest import digest_of_measurement
+    from benchmarks.resume.measuring import Reference, compare
     from benchmarks.resume.report import HEADINGS, detail_row
     from benchmarks.resume.training import train
 
-    code = code_of(contestant)
+    code = digest_of_measurement(contestant)
     reference: Reference | None = None
     for kill in kills:
         title = f"{contestant.name}, processes {processes}, kill {kill.label}"
@@ -170,12 +197,27 @@ def measure(
             if reference is None:
                 whole = train(contestant, Kill(), processes, new_folder(folder, title, "whole"))
                 reference = Reference.of(whole)
-            outcome = train(contestant, kill, processes, new_folder(folder, title, "killed"))
+            outcome = train_with_kill(contestant, kill, processes, folder, title)
             result = compare(contestant, kill, processes, outcome, reference)
         results.results[result.key] = result
         results.write()
         cells = zip(HEADINGS[3:], detail_row(result)[3:], strict=True)
         print(f"  {', '.join(f'{name}: {cell}' for name, cell in cells if cell)}", flush=True)
+
+
+def train_with_kill(
+    contestant: Contestant, kill: Kill, processes: int, folder: Path, title: str
+) -> Outcome:
+    """Kill and resume a training; repeat it if the kill missed its share of a checkpoint."""
+    from benchmarks.resume.training import train
+
+    number = 1
+    outcome = train(contestant, kill, processes, new_folder(folder, title, "killed"))
+    while kill.missed(outcome.written_shares) and number < TRIES_FOR_A_SHARE:
+        number += 1
+        print(f"  missed, with {outcome.written_shares} written: once more", flush=True)
+        outcome = train(contestant, kill, processes, new_folder(folder, title, f"killed-{number}"))
+    return outcome
 
 
 def new_folder(parent: Path, title: str, part: str) -> Path:
@@ -193,18 +235,23 @@ def new_folder(parent: Path, title: str, part: str) -> Path:
 
 
 def show(results: Results) -> None:
-    """Print both tables for a terminal, and both in Markdown."""
-    from benchmarks.resume import report
+    """Print both tables for a terminal, and all parts of the page in Markdown."""
+    from benchmarks.resume import page, report
 
     print()
     print(report.as_text(report.HEADINGS, report.detail_rows(results)))
     print()
     print(report.as_text(report.SUMMARY_HEADINGS, report.summary_rows(results)))
     print(report.caption(results))
+    print(page.provenance(results))
     print()
     print(report.detail_markdown(results))
     print()
     print(report.summary_markdown(results))
+    print()
+    print(page.peers_markdown(results))
+    print()
+    print(page.oddities_markdown(results))
     commands = report.oddities(results)
     if commands:
         print("\nTo repeat what left a trace:")

@@ -54,7 +54,7 @@ def run_seed(
     load_average = os.getloadavg()[0]
     matrix_gflops = measured_matrix_gflops()
     with tempfile.TemporaryDirectory() as folder:
-        directory = (kept_runs or Path(folder)) / f"seed-{seed}"
+        directory = Path(folder) / f"seed-{seed}"
         command = [sys.executable, str(recipe), "--dataset", dataset, "--seed", str(seed)]
         command += ["--tracker", "none", "--output-dir", str(directory), *flags]
         environment = os.environ | {"XDG_CACHE_HOME": str(Path(folder) / "cache")}
@@ -64,6 +64,10 @@ def run_seed(
         if finished.returncode != 0:
             raise SystemExit(f"seed {seed} ended with status {finished.returncode}: see above")
         summary = json.loads((directory / "summary.json").read_text(encoding="utf-8"))
+        if kept_runs is not None:
+            from common.tools.reproduce.publishing import publish_if_possible  # loads torch
+
+            publish_if_possible(directory, kept_runs / f"seed-{seed}")
     return Entry(
         seed=seed,
         accuracy_tta=summary["test/accuracy_tta"],
@@ -108,7 +112,7 @@ def main() -> None:
     parser.add_argument("--recipe", type=Path, default=RECIPE, help="a copy of the recipe")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--output", type=Path, default=RESULTS / "speedrun.json")
-    parser.add_argument("--keep-runs", type=Path, help="folder for the runs' directories")
+    parser.add_argument("--keep-runs", type=Path, help="folder to publish the runs in")
     parser.add_argument("flags", nargs="*", help="after --: further flags of the recipe")
     arguments = parser.parse_args()
     from benchmarks.harness.results import describe_machine

@@ -125,7 +125,10 @@ def reduce_numbers(
 
 
 def sum_in_fp32(accelerator: "Accelerator", numbers: list[float]) -> list[float]:
-    """Return the sum over ranks of each number, in fp32."""
+    """Return the sum over ranks of each number, in one reduction.
+
+    Every device has fp32, which is exact enough for flags and small counts.
+    """
     import torch
 
     if accelerator.num_processes == 1:

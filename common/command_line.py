@@ -66,7 +66,7 @@ def parse_config(config_class: type[ConfigType], description: str | None = None)
     """
     protect_output()
     refuse_credentials(sys.argv[1:])
-    with reading("the current directory", "change to one that is there"):
+    with reading("the current directory", "change to a folder that exists"):
         os.getcwd()
     early = read_early()
     try:
@@ -93,7 +93,7 @@ def config_from_words(
     saved = saved_config(config_class, early)
 
     def parse(defaults: ConfigType | None) -> ConfigType:
-        """Read the command line over the flags of the run to resume; None where there is none."""
+        """Read the command line over `defaults`; None: over the flags of no earlier run."""
         return parse_words(config_class, description, defaults or saved or config_class())
 
     if early.resume is None:
@@ -155,16 +155,19 @@ def note_refusal(early: argparse.Namespace, end: SystemExit) -> None:
     reason = "the command line was rejected; see its output"
     if isinstance(end, (UserError, Preempted)):
         reason = end.message
-    refuse_to_resume(directory, Outcome("failed", False, reason), early.resume is not None)
+    refuse_to_resume(
+        directory, Outcome("failed", resumable=False, reason=reason), early.resume is not None
+    )
 
 
 @functools.cache  # tyro, too, caches what it finds out about a type
 def groups_of(config_class: type) -> list[type]:
     """Return a dataclass of the groups that `--help` shows, and then the class of each group."""
     types = get_type_hints(config_class)
-    shared_flags = config_class.__mro__[-2].__annotations__  # of `TrainingConfig`, below `object`
+    # `TrainingConfig` is the last base class before `object`.
+    shared_flags = config_class.__mro__[-2].__annotations__
     comments: dict[str, str] = {}
-    # From the base class to the recipe's, whose comment on an inherited flag replaces the other.
+    # Begin with the base class: a comment of the recipe on an inherited flag replaces the other.
     for owner in reversed(config_class.__mro__[:-1]):
         comments |= comments_of(owner)
     groups: dict[str, list[tuple[str, object]]] = {name: [] for name in (*GROUPS, "recipe")}
@@ -192,7 +195,7 @@ def argument_of(flag_type: object, comment: str) -> object:
     metavar = None
     choices = get_args(flag_type)
     if NoneType in choices and isinstance(choices[0], type):
-        # Without {None}, which nobody has to write.
+        # Leave out {None}, which nobody has to write.
         metavar = "{True,False}" if choices[0] is bool else choices[0].__name__.upper()
     shown = tyro.conf.arg(
         help=comment,
@@ -250,18 +253,19 @@ def read_early() -> argparse.Namespace:
     parser.add_argument("--evaluate-only", "--evaluate_only", action="store_true")
     try:
         return parser.parse_known_args()[0]
-    except argparse.ArgumentError:  # a flag without its value, of which tyro tells more
+    except argparse.ArgumentError:  # a flag without its value; tyro's message says more
         return parser.parse_args([])
 
 
 def refuse_credentials(words: list[str]) -> None:
     """Refuse a command line that holds a secret, before any message or file can repeat it."""
     for word_before, word in zip(["", *words], words, strict=False):
-        # The message names the flag alone: of --dataset=VALUE, or in the word before VALUE.
+        # The message has the flag without its value. The flag is a part of the same word, as in
+        # --dataset=VALUE, or it is the word before.
         if has_secret(word):
             flag = word if word.startswith("--") else word_before
             raise UserError(
-                f"{flag.split('=')[0]} has a user's name or token in its address",
+                f"the address in {flag.split('=')[0]} contains a user name or a token",
                 advice=(
                     "pass a Hub id or a local folder, and set the environment variable HF_TOKEN "
                     "to the token"
@@ -270,7 +274,7 @@ def refuse_credentials(words: list[str]) -> None:
 
 
 def read_config(config_class: type[ConfigType], path: Path) -> ConfigType:
-    """Return the flags in the `config.json` of a run, without those that are of one run alone.
+    """Return the flags in the `config.json` of a run, without flags that concern one run alone.
 
     Args:
         path: the file, or the directory of the run.
@@ -282,8 +286,11 @@ def read_config(config_class: type[ConfigType], path: Path) -> ConfigType:
 
     path = path / CONFIG if os.path.isdir(path) else path
     if not os.path.exists(path):
-        raise UserError(f"--config {path} does not exist", advice="pass a run's config.json")
-    # A tolerant reader: an old file, or one that a user wrote, may have flags alone.
+        raise UserError(
+            f"--config {path} does not exist",
+            advice="pass the config.json of a run, such as runs/NAME/config.json",
+        )
+    # `excerpt_of` checks little: an old file, or one that a user wrote, may have flags alone.
     saved = excerpt_of(read_json(path))
     values = saved.config
     if values is None:
@@ -315,8 +322,8 @@ def refuse_another_recipe(
     if unknown_flags:
         raise UserError(
             (
-                f"{path} has {unknown_flags}, which this recipe lacks, so it belongs to another "
-                "recipe or version"
+                f"{path} belongs to another recipe or version, because it contains the flags "
+                f"{unknown_flags}, which this recipe does not have"
             ),
             advice=advice,
         )
@@ -324,6 +331,7 @@ def refuse_another_recipe(
     # A file of an older version of this recipe may lack flags, which get their defaults.
     if missing_flags and recipe not in (None, Path(sys.argv[0]).stem):
         raise UserError(
-            f"{path} belongs to another recipe, {recipe}, and lacks {missing_flags[0]}",
+            f"{path} belongs to another recipe, {recipe}, and does not contain the flag "
+            f"{missing_flags[0]}",
             advice=advice,
         )

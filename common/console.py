@@ -18,7 +18,7 @@ from common.system.machine import is_main_rank, rank
 from common.system.printable import printable
 
 CONSOLE = Console(highlight=False, soft_wrap=True)
-LIBRARIES = ("torch", "accelerate", "transformers", "datasets", "wandb")  # that take seconds
+LIBRARIES = ("torch", "accelerate", "transformers", "datasets", "wandb")  # slow imports
 LAUNCHER_TRACEBACKS = (
     "the launcher may now print KeyboardInterrupt or SignalException, which is not an error"
 )
@@ -59,7 +59,7 @@ LINES_PER_SECOND = 5
 
 
 class LineLimit:
-    """Lets through some lines at once, and then so many each second."""
+    """Lets some lines through at once, and the same number each second afterwards."""
 
     def __init__(self) -> None:
         self.began = time.monotonic()
@@ -92,7 +92,7 @@ class Display:
         self.doing = ""  # the present activity, if it is not training
         self.text = ""  # the figures of the last interval
         self.position: Callable[[], tuple[int, float]] | None = None  # update and epoch
-        self.total_steps = 0  # of the whole run, once it is known
+        self.total_steps = 0  # updates of the whole run, once known
         self.limit = LineLimit()
 
     def begin(self, doing: str = "") -> None:
@@ -151,7 +151,7 @@ class Display:
         is_last = self.position is not None and self.position()[0] == self.total_steps
         if not (self.limit.allows() or is_last):
             return
-        print_line = say if self.live is None else log_line  # the bar shows it already
+        print_line = say if self.live is None else log_line  # the bar shows the text already
         print_line(f"{self.place()}  {text}")
 
     def place(self) -> str:

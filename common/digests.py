@@ -41,7 +41,7 @@ def sha256_of_file(path: Path) -> str:
 
 
 def remembered_sha256_of_file(path: Path) -> str:
-    """Return the SHA-256 of a file, which is not read again if it is as in an earlier call.
+    """Return the SHA-256 of a file; an unchanged file is not read again.
 
     Raises:
         OSError: it can't be read.
@@ -55,8 +55,8 @@ def sha256_by_stamps(path: Path, stamps: tuple[int, ...]) -> str:
     """Return the SHA-256 of a file.
 
     Args:
-        stamps: the file's times and size. They are part of the cache's key alone, so that a changed
-            file is read again.
+        stamps: the file's times and size. They only serve as a part of the cache's key, so that a
+            changed file is read again.
     """
     return sha256_of_file(path)
 

@@ -6,22 +6,27 @@ from common.system.platforms import words_for
 
 # The errors of a disk that is full or fails, which are not the user's mistake.
 OF_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
-FULL_ON_WINDOWS = "not enough space on the disk"  # in the words of its own errors, not of C's
+FULL_ON_WINDOWS = "not enough space on the disk"  # Windows' own words, not those of C
 NO_DISK = (*words_for(*OF_DISK), FULL_ON_WINDOWS)
-# What to do, by the error number.
+# Advice for the user, by the error number.
 ADVICE = {
     (errno.ENOSPC, errno.EDQUOT): "free some space",
     (errno.EIO,): "free some space, or look for a failing disk",
-    (errno.EACCES, errno.EPERM, errno.EROFS): "give this user the right to write there",
-    (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR): "move away what is in its place",
-    (errno.ENOENT,): "put back the folder that was removed",
+    (errno.EACCES, errno.EPERM, errno.EROFS): "give your user the right to write there",
+    (
+        errno.EEXIST,
+        errno.ENOTEMPTY,
+        errno.ENOTDIR,
+        errno.EISDIR,
+    ): "move the file or folder that is already there",
+    (errno.ENOENT,): "restore the folder that was removed",
     (errno.ENAMETOOLONG,): "choose a shorter name",
     (errno.EFBIG,): "raise the limit on the size of files (ulimit -f), or shrink the model",
 }
 
 
 def advice_for(problem: str) -> str:
-    """Return what to do about an error of a file system.
+    """Return advice on an error of a file system.
 
     Args:
         problem: the error's text; a library may have raised it without an error number.

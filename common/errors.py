@@ -21,7 +21,7 @@ LOST = (
 # Words in an error's text which say that memory ran out.
 NO_MEMORY = (
     *("out of memory", "can't allocate memory", "not enough memory", "_ALLOC_FAILED", "new thread"),
-    "CUDNN_STATUS_NOT_SUPPORTED",  # as accelerate.utils.memory.should_reduce_batch_size has it
+    "CUDNN_STATUS_NOT_SUPPORTED",  # from accelerate.utils.memory.should_reduce_batch_size
 )
 # Printed if a process is lost at the same update for the second time, which is no accident.
 LOST_AGAIN = "this is the second time at update {step}, so a restart would not help"
@@ -35,14 +35,16 @@ class UserError(SystemExit):
     """A mistake that the user can mend: the message says what is wrong, where, and what to do.
 
     It is a ``SystemExit``, so Python prints the message without a traceback and exits with
-    status 1. All ranks meet the same mistake, so only rank 0 prints it.
+    status 1. All ranks meet the same mistake, so only rank 0 prints the message.
 
     Args:
         problem: what is wrong and where, without "error:".
         advice: what the user can do, as an instruction such as "pass --num-workers 0". The
             library always gives one, and a test checks it. A recipe's own check may do without.
-        every_rank: whether any rank prints the message, because only one may have the problem.
-        resumable: whether the same command may succeed later, so that it is no mistake.
+        every_rank: whether each rank that raises it prints the message, because only one rank may
+            have the problem. Otherwise only rank 0 prints it.
+        resumable: whether the same command may succeed later, because the cause is no mistake in
+            it.
     """
 
     def __init__(
@@ -89,7 +91,7 @@ class LostProcessError(RuntimeError):
     """Another rank or a loader's worker is gone or hangs. A restart helps."""
 
 
-RunStatus = Literal["running", "finished", "preempted", "failed"]  # as a run writes it itself
+RunStatus = Literal["running", "finished", "preempted", "failed"]  # of a run, as it writes it
 
 
 class Outcome(NamedTuple):
@@ -108,15 +110,15 @@ def outcome_of(error: BaseException, rank: int | None = None) -> Outcome:
         rank: the rank to name in the reason of an error that is not the user's.
     """
     if isinstance(error, Preempted):
-        return Outcome("preempted", True, error.message)
+        return Outcome("preempted", resumable=True, reason=error.message)
     if isinstance(error, UserError):
-        return Outcome("failed", error.resumable, error.message)
-    is_resumable = is_of_disk(error) or is_loss(error)
+        return Outcome("failed", resumable=error.resumable, reason=error.message)
+    is_resumable = is_of_disk(error) or is_lost_process(error)
     prefix = "" if rank is None else f"rank {rank}: "
     return Outcome("failed", is_resumable, f"{prefix}{type(error).__name__}: {error}")
 
 
-def is_loss(error: BaseException) -> bool:
+def is_lost_process(error: BaseException) -> bool:
     """Whether an error says that another process is gone, or did not take part in a collective."""
     if isinstance(error, (UserError, Preempted)) or is_out_of_memory(error):
         return False

@@ -18,12 +18,12 @@ from common.sentences import writing
 from common.system.platforms import rename_path, replace_file, sync
 
 UNFINISHED = ".unfinished"  # ends the name of a file or folder that is still being written
-SUPERSEDED = ".superseded"  # ends the name of one that is replaced, until the new one is complete
+SUPERSEDED = ".superseded"  # ends the name of a replaced file or folder, until the new is complete
 
 
 def write_text(path: Path, text: str) -> None:
     """Write a text file, or replace it; a reader never sees half of the text."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")  # no other process writes this one
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")  # this process's own file
     with writing(str(path)):
         try:
             temporary.write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")
@@ -35,7 +35,7 @@ def write_text(path: Path, text: str) -> None:
 def plain(path: Path) -> Path:
     """Return the path; an OSError if it is a pipe or a device, from which a read may never end."""
     if path.exists() and not (path.is_file() or path.is_dir()):
-        raise OSError("it is no file but a pipe or a device")
+        raise OSError("it is not a file but a pipe or a device")
     return path
 
 
@@ -61,10 +61,10 @@ def locked(path: Path, patience: float = -1) -> Iterator[None]:
     try:
         lock.acquire(timeout=patience)
     except Timeout:
-        advice = "wait for its end, or name another --output-dir"
-        raise UserError(f"another job writes to {path.parent}", advice=advice) from None
+        advice = "wait until it has ended, or pass another --output-dir"
+        raise UserError(f"another job is writing to {path.parent}", advice=advice) from None
     except (NotImplementedError, OSError):
-        pass  # there are no locks here, or this user may not lock: go on without
+        pass  # go on without a lock: there are none here, or this user may not lock
     try:
         yield
     finally:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 class RecipeCall(NamedTuple):
     """A call by which a recipe puts a flag into effect."""
 
-    text: str  # as a message shows it
-    # Whether it belongs into the loop, where a recipe may make it only after the first update.
+    text: str  # the call in the form that a message shows
+    # Whether the call belongs into the loop, where it may come only after the first update.
     is_in_loop: bool = False
 
     @property
@@ -38,7 +38,7 @@ TAKES_EFFECT_IN = {
     "max_grad_norm": RecipeCall("run.clip_grad_norm_(model, optimizer)", is_in_loop=True),
     "early_stopping": RecipeCall("run.should_stop", is_in_loop=True),
 }
-# Modules that only copy or show all flags. Their reading a flag does not count as a use.
+# Modules that only copy or show all flags. If they read a flag, that does not count as a use.
 MERELY_COPY = (
     *("dataclasses", "common.flags", "common.flag_reads", "common.command_line"),
     "common.run_directory.resume",
@@ -49,9 +49,9 @@ MERELY_COPY = (
 def record_reads(config: "DataclassInstance") -> None:
     """Note from now on which flags code looks at, until `stop_recording`.
 
-    `unread_flags` needs this, to find flags that were set and have no effect. The object gets a
-    new class that notes each reading. The new class is derived from the object's own, and to other
-    code the object still seems to be of its own class.
+    `unread_flags` needs this, to find flags that were set and have no effect. The object gets a new
+    class that notes each reading. The new class derives from the object's own class, and hides
+    itself from other code.
     """
     config_class = type(config)
     if hasattr(config_class, "flags_read"):
@@ -68,7 +68,7 @@ def record_reads(config: "DataclassInstance") -> None:
     body = {
         "__getattribute__": look_up,
         "__class__": property(lambda self: config_class),  # for `isinstance`
-        # To pickle it for a loader's worker: there it is an object of its own class.
+        # Pickled for a loader's worker, it becomes an object of its own class.
         "__reduce__": lambda self: (from_values, (config_class, dict(vars(self)))),
         "__module__": config_class.__module__,
         "__qualname__": config_class.__qualname__,
@@ -78,17 +78,17 @@ def record_reads(config: "DataclassInstance") -> None:
 
 
 def is_use(module: str, name: str) -> bool:
-    """Whether a module that reads a flag does something by its value.
+    """Whether a module that reads a flag counts as using its value.
 
-    A recipe and other code of the user's always does. Modules of the core do, except for those that
-    only copy flags, and for flags that need a call in the recipe to take effect.
+    Recipes and other code of the user's always count. Modules of the core count, unless they only
+    copy flags, or the flag needs a call in the recipe to take effect.
     """
     is_core = module.startswith("common.")
     return not module.startswith(MERELY_COPY) and not (is_core and name in TAKES_EFFECT_IN)
 
 
 def from_values(config_class: type, values: Mapping[str, object]) -> object:
-    """Return the config that a pickle of it stands for; pickle needs a named function."""
+    """Return the config that was pickled; pickle needs a named function."""
     return config_class(**values)
 
 
@@ -124,10 +124,10 @@ def stop_recording(config: "DataclassInstance") -> set[str]:
 def unread_flags(config: "DataclassInstance", stated_values: Mapping[str, object]) -> list[str]:
     """Return the flags that a user set, that change what is learned, and that nothing has read.
 
-    They are in the order of the fields. A flag at its default counts as not set.
+    The flags are in the order of the fields. A flag at its default counts as not set.
 
     Args:
-        config: the flags; `record_reads` was called on them, and this stops the recording.
+        config: the flags. `record_reads` was called on them, and this call stops the recording.
         stated_values: the flags as they were when the run was first started.
     """
     flags_read = stop_recording(config)
@@ -152,8 +152,8 @@ def refuse_flag(config: object, name: str, recipe: str) -> None:
     needs = f"it takes effect in {call.text}" if call else f"use config.{name} before the loop"
     raise UserError(
         (
-            f"{spelled(name)} was set to {getattr(config, name)!s:.99}, and nothing in {recipe} "
-            "has used it by the end of the first update"
+            f"{spelled(name)} was set to {getattr(config, name)!s:.99}, but nothing in {recipe} "
+            "had used it by the end of the first update"
         ),
         advice=f"leave {spelled(name)} out, or change the recipe so that {needs}",
     )

@@ -21,7 +21,7 @@ class FlagUses:
     """Where the source of a recipe, and of modules beside it, reads attributes by name."""
 
     is_known: bool = True  # false where the recipe's source can't be read
-    lines: dict[str, str] = field(default_factory=dict)  # by attribute, the first place: file:line
+    lines: dict[str, str] = field(default_factory=dict)  # first file:line of each attribute
     copies: str | None = None  # the first place where all flags are copied
 
     def place_of(self, flag: str) -> str | None:
@@ -48,8 +48,8 @@ def find_flag_uses(recipe_file: Path) -> FlagUses:
 
 def own_modules(recipe_file: Path) -> Iterator[Path]:
     """Yield the files of imported modules beside or below the recipe, or the current directory."""
-    # Narrower than `imported_files` of `common.run_directory.code_tree`: `common` reads all flags,
-    # and the attributes of a library elsewhere may have the names of flags by chance.
+    # These are fewer files than `code_tree.imported_files` returns: `common` reads all flags, and
+    # the attributes of a library elsewhere may have the names of flags by chance.
     folders = {recipe_file.absolute().parent, Path.cwd()}
     packages = {"site-packages", "dist-packages"}
     ours = Path(__file__).parent

@@ -26,7 +26,7 @@ class Role(NamedTuple):
 ROLES = {
     # The role of most flags: they change what the model learns.
     "learning": Role(repeated=True, free=False, compared=True, searched=True),
-    # The same, for flags that also change how much memory is used.
+    # Flags that change what the model learns, and how much memory is used.
     "size": Role(repeated=True, free=False, compared=True, searched=True),
     # Flags that name the data.
     "data": Role(repeated=True, free=False, compared=True, searched=False),
@@ -79,12 +79,12 @@ def stated(config_class: type, name: str) -> FlagMetadata:
 
 
 def role_of(config_class: type, name: str) -> Role:
-    """Return the role of a flag. A flag that states none changes what the model learns."""
+    """Return the role of a flag. A flag that states no role changes what the model learns."""
     return ROLES[stated(config_class, name)["role"]]
 
 
 def spelled(name: str) -> str:
-    """Return a flag as the command line has it, such as ``--batch-size`` for ``batch_size``."""
+    """Return a flag as it is written on the command line, such as ``--batch-size``."""
     return f"--{name.replace('_', '-')}"
 
 
@@ -100,9 +100,10 @@ def check_limits(config: "DataclassInstance") -> None:
     for field in dataclasses.fields(config):
         misfit = first_misfit(type(config), field.name, getattr(config, field.name))
         if misfit is not None:
+            problem = "can't be used" if isinstance(misfit.value, str) else "is out of range"
             raise UserError(
-                f"{spelled(field.name)} {misfit.value!r:.99} can't work",
-                advice=f"give {misfit.expected}",
+                f"{spelled(field.name)} {misfit.value!r:.99} {problem}",
+                advice=f"pass {misfit.expected}",
             )
 
 
@@ -116,10 +117,10 @@ def first_misfit(config_class: type, name: str, value: object) -> Misfit | None:
 
 
 def expected_range(config_class: type, name: str, value: object) -> str | None:
-    """Return the values that a flag allows, in words; None if it allows this one.
+    """Return the values that a flag allows, in words; None if it allows `value`.
 
     Args:
-        value: the flag's value, or an item of it if it is a tuple.
+        value: the flag's value, or an item of the value if that is a tuple.
     """
     if isinstance(value, str):
         return None if is_text(value) else "text without NUL, in UTF-8"
@@ -131,8 +132,8 @@ def expected_range(config_class: type, name: str, value: object) -> str | None:
     if (least is None or value >= least) and (most is None or value <= most):
         return None
     if None not in (least, most):
-        return f"{least:,} to {most:,}"
-    return f"at most {most:,}" if least is None else f"{least:,} or more"
+        return f"a number from {least} to {most}"
+    return f"at most {most}" if least is None else f"{least} or more"
 
 
 def is_text(value: str) -> bool:
@@ -141,7 +142,7 @@ def is_text(value: str) -> bool:
     Under an ASCII locale, Python turns each byte of a letter that is not ASCII into a surrogate
     character. Such a value is allowed if it can name a file.
     """
-    try:  # this puts the letters together again, and fails for bytes that are no UTF-8
+    try:  # encoding puts the letters together again, and fails for bytes that are no UTF-8
         words = value.encode("utf-8", "surrogateescape").decode("utf-8")
     except UnicodeError:
         return False
@@ -175,13 +176,16 @@ def from_json(config_class: type, values: Mapping[str, object], source: str) -> 
             expected = misfit.expected
         if expected is not None:
             shown = reprlib.repr(value)
-            raise UserError(f"{source} has {shown} for {spelled(name)}", advice=f"give {expected}")
+            raise UserError(
+                f"{source} contains {shown} as the value of {spelled(name)}",
+                advice=f"replace it with {expected}",
+            )
         flags[name] = value
     return flags
 
 
 def expected_type(flag_type: Any, value: object) -> str | None:
-    """Return the name of a flag's type if a value has another one; None if it fits."""
+    """Return a flag's type in words if a value has another type; None if the value fits."""
     # Imported here because the help of a tool does not need it.
     from pydantic import ConfigDict, TypeAdapter, ValidationError
 
@@ -191,5 +195,5 @@ def expected_type(flag_type: Any, value: object) -> str | None:
     except ValidationError:
         is_plain = isinstance(flag_type, type) and typing.get_origin(flag_type) is None
         name = flag_type.__name__ if is_plain else str(flag_type)
-        return name.replace("typing.", "")
+        return f"a value of type {name.replace('typing.', '')}"
     return None

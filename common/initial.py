@@ -1,6 +1,6 @@
-"""`--init-from`: finds the weights that it names, and reads their facts and shapes.
+"""Finds the weights that `--init-from` names, and reads their facts and shapes.
 
-It names a finished run, a folder or file of weights, or a model of the Hub.
+The flag names a finished run, a folder or file of weights, or a model of the Hub.
 """
 
 import functools
@@ -14,7 +14,7 @@ from common.run_directory.finished_model import WEIGHTS, insist_on_written_weigh
 from common.run_directory.records import MODEL_JSON, InitialFacts, read_record_if_there
 from common.sentences import reading
 
-PUBLISHED = "config.json"  # beside weights that timm publishes: how they were trained
+PUBLISHED = "config.json"  # the file that timm publishes beside weights: how they were trained
 MOST_PIXELS = 65536  # along a side of an image; more is a mistake in the file
 
 
@@ -22,8 +22,8 @@ MOST_PIXELS = 65536  # along a side of an image; more is a mistake in the file
 def find_initial(name: str) -> str:
     """Return the path of the folder or file that `--init-from` names.
 
-    If it is the id of a model of the Hub, rank 0 downloads the model for all ranks. A name that is
-    neither is returned unchanged, and the caller tells the user.
+    If the name is the id of a model of the Hub, rank 0 downloads the model for all ranks. Any other
+    name is returned unchanged, and the caller tells the user.
     """
 
     def find() -> str:
@@ -35,7 +35,7 @@ def find_initial(name: str) -> str:
         from huggingface_hub import snapshot_download
 
         subject = (
-            f"--init-from {name} is neither a file nor a folder here, and as a model of the Hub it"
+            f"--init-from {name} is neither a file nor a folder here, and as a model of the Hub, it"
         )
         advice = "pass a finished run, a folder or file of weights, or the id of a model"
         with reading(subject, advice):
@@ -62,7 +62,7 @@ def weights_file(path: str | Path) -> Path:
     names = os.listdir(local_path) if os.path.isdir(local_path) else []
     if PUBLISHED in names and WEIGHTS in names:
         return local_path / WEIGHTS
-    return model_folder(path) / WEIGHTS  # with `path`, the user's own words, for the message
+    return model_folder(path) / WEIGHTS  # an error repeats `path` in the user's own words
 
 
 def initial_facts(path: str | None) -> InitialFacts:
@@ -79,7 +79,7 @@ def initial_facts(path: str | None) -> InitialFacts:
         return facts_of_run
     published = read_json_if_there(folder / PUBLISHED) or {}
     settings = published.get("pretrained_cfg", published)  # some files have no such level
-    with reading(str(folder / PUBLISHED), "pass the safetensors file alone"):
+    with reading(str(folder / PUBLISHED), "pass the safetensors file instead of its folder"):
         channels, size, _ = settings["input_size"]  # channels, height, width
         if not 1 <= size <= MOST_PIXELS:
             raise ValueError(f"images of {size} pixels")
@@ -92,14 +92,14 @@ def initial_facts(path: str | None) -> InitialFacts:
 
 
 def initial_shapes(path: str | None) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the weights that `--init-from` names, by name; empty without it."""
+    """Return the shapes of the weights that `--init-from` names, by weight; empty without it."""
     from safetensors import safe_open
 
     if path is None:
         return {}
     file = weights_file(path)
     with (
-        reading(str(file), "put a whole copy of it back, or pass other weights"),
+        reading(str(file), "copy the file again from where it came, or pass other weights"),
         safe_open(file, framework="pt") as weights,
     ):
         return {name: tuple(weights.get_slice(name).get_shape()) for name in weights.keys()}  # noqa: SIM118

@@ -11,7 +11,9 @@ from common.errors import UserError
 from common.files import plain, write_text
 from common.sentences import as_user_error
 
-PUT_BACK = "put a whole copy of it back"  # the action for a damaged or missing file
+PUT_BACK = (
+    "restore it from a backup, or start a new run"  # the action for a damaged or missing file
+)
 # A JSON object as Python reads it, with values of any type. `common.run_directory.records` has the
 # types of the files in a run's directory.
 JsonObject = dict[str, Any]
@@ -30,7 +32,8 @@ def json_safe(value: object) -> Any:
         return {name: json_safe(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [json_safe(item) for item in value]
-    is_not_finite = isinstance(value, float) and value - value != 0  # the difference is NaN then
+    # The difference is NaN for NaN and infinities.
+    is_not_finite = isinstance(value, float) and value - value != 0
     return None if is_not_finite else value
 
 
@@ -54,7 +57,7 @@ def read_json_if_there(path: Path) -> JsonObject | None:
         except (FileNotFoundError, NotADirectoryError):
             return None
     if not isinstance(value, dict):
-        problem = f"{path} is not what a recipe wrote, because it holds no JSON object"
+        problem = f"{path} is damaged or was edited, because it does not contain a JSON object"
         raise UserError(problem, advice=PUT_BACK)
     return value
 
@@ -71,7 +74,7 @@ def reading_saved(path: Path) -> AbstractContextManager[None]:
 
 def advice_to_read(error: Exception) -> str:
     if isinstance(error, PermissionError):
-        return "give this user the right to read it"
+        return "give your user the right to read it"
     return PUT_BACK
 
 
@@ -96,9 +99,9 @@ def read_lines(path: Path, key: str, say: Callable[[str], None] | None = None) -
             row = parse(line)
         if isinstance(row, dict) and isinstance(row.get(key), int | float):
             rows.append(row)
-        elif row is not None or number < len(lines):  # else the last line, which is half written
+        elif row is not None or number < len(lines):  # the last line may be half written
             damage = f"{path}, line {number}, is damaged"
             if say is None:
-                raise UserError(damage, advice="remove that line")
-            say(f"{damage}, and left out")
+                raise UserError(damage, advice="remove this line from the file")
+            say(f"{damage} and was left out")
     return rows

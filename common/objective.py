@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple, Self
 from common.errors import TrainingError, UserError
 
 Mode = Literal["max", "min"]  # whether more or less of a metric is better
-MODES: dict[str, Mode] = {"max": "max", "min": "min"}  # by their text in an objective
+MODES: dict[str, Mode] = {"max": "max", "min": "min"}  # the modes by their text in an objective
 Split = Literal["validation", "test"]  # the splits that are evaluated
 EVALUATED_SPLITS: tuple[Split, ...] = ("validation", "test")
 # The prefixes of metrics' names, by split.
@@ -25,14 +25,14 @@ class Objective(NamedTuple):
         """Read an objective such as ``accuracy:max``; raise a `UserError` for anything else."""
         if not isinstance(text, str):
             raise UserError(
-                f"objective {text!r} is a {type(text).__name__}",
-                advice="write a metric and max or min in one text, as in 'accuracy:max'",
+                f"OBJECTIVE is a {type(text).__name__}, {text!r}",
+                advice='write it as a string "METRIC:max" or "METRIC:min", such as "accuracy:max"',
             )
         metric, _, mode = text.partition(":")
         if not metric or mode not in MODES:
             raise UserError(
                 f"objective {text!r} does not name a metric and max or min",
-                advice="write it as in accuracy:max",
+                advice='write it as "METRIC:max" or "METRIC:min", such as "accuracy:max"',
             )
         return cls(metric, MODES[mode])
 
@@ -53,11 +53,11 @@ class Objective(NamedTuple):
         if target is not None and not self.reaches(value, target):
             raise TrainingError(
                 f"the final {self.metric} {value:.4f} is worse than --target {target}",
-                advice="train for longer, or choose another target",
+                advice="train for longer, or pass another --target",
             )
 
     def best(self, values: Iterable[float]) -> float | None:
-        """Return the best value; None if there is none. NaN is never the best."""
+        """Return the best value; None if there are no values. NaN is never the best."""
         numbers = [value for value in values if not math.isnan(value)]
         if not numbers:
             return None

@@ -15,11 +15,11 @@ class ConfigResolution:
 
     def __init__(self, config: TrainingConfig) -> None:
         self.config = config
-        # As the command line stated them. Later attempts take those of the first attempt.
+        # The flags as the command line stated them. A later attempt has those of the first attempt.
         self.stated: Flags = dict(vars(config))
 
     def resolve(self, **values: object) -> None:
-        """Set flags by name.
+        """Set flags, which are given as keyword arguments.
 
         Raises:
             AttributeError: the config has no such flag.

@@ -1,6 +1,6 @@
 """One training run, as a recipe uses it: each call hands over to the stage that does the work.
 
-`common/lifecycle/` has the stages. Its module `stages` says what a run has at each of them.
+`common/lifecycle/` has the stages. Its module `stages` says what a run has at each stage.
 """
 
 import time
@@ -66,9 +66,9 @@ class Run:
             recipe_file: the recipe's ``__file__``.
             objective: what the best model is best in, such as ``"accuracy:max"``.
             ddp: options of DistributedDataParallel, such as ``{"find_unused_parameters": True}``.
-            rehearse: whether to try the evaluation on a few samples before the first update. So a
-                mistake in it ends the run there. Nothing of the rehearsal is kept. Turn it off for
-                an evaluation that needs all data.
+            rehearse: whether to try the evaluation on a few samples before the first update, so
+                that a mistake in the evaluation ends the run there. Nothing of the rehearsal is
+                kept. Pass False for an evaluation that needs all data.
 
         Raises:
             UserError: a flag, the objective or an option of DDP can't work, or the directory can't
@@ -129,7 +129,7 @@ class Run:
     def loaders(self, data: Data) -> tuple[Loader, Loader, Loader]:
         """Return the loaders for training, validation and test.
 
-        Where the data have no validation split, the test loader is used for both, and the reverse.
+        If the data have no validation split, the test loader serves for both, and the reverse.
 
         Raises:
             UserError: `--early-stopping` has no validation data to choose by.
@@ -178,7 +178,7 @@ class Run:
 
         Args:
             others: further parts with ``state_dict`` and ``load_state_dict``, such as a second
-                network, its optimizer, or an average of the weights. A resume restores each under
+                network, its optimizer, or an average of the weights. A resume restores each part by
                 its name. Parts that are None, as a scheduler may be, are left out.
 
         Raises:
@@ -207,7 +207,7 @@ class Run:
         context = self.context
         loaded = self.loaded
         kept = self.kept
-        context.agreement.request.obey_at_once(False)  # from here on, a stop saves first
+        context.agreement.request.obey_at_once(at_once=False)  # from here on, a stop saves first
         if compute_loss is not None and not self.config.evaluate_only:
             starting.try_loss(context, loaded, kept, compute_loss, couples_samples)
         self.stages.started = starting.start(
@@ -258,12 +258,12 @@ class Run:
         self.context.agreement.stop(self.progress.global_step)
 
     def save_and_leave(self) -> None:
-        """Save and end this process, as `Evaluations` does for a request to stop."""
+        """Save and end this process; `Evaluations` calls this for a request to stop."""
         self.save()
         self.leave()
 
     def clip_grad_norm_(self, model: nn.Module, optimizer: Optimizer) -> None:
-        """Clip the gradients' global norm in place, and skip the update if it is not finite."""
+        """Clip the gradients' global norm in place; skip the update if the norm is not finite."""
         if not self.are_flags_checked:
             mark_read(self.config, "max_grad_norm")
         self.context.guard.clip(model, optimizer)
@@ -275,7 +275,7 @@ class Run:
 
         Args:
             loss: the mean loss of the micro-batch.
-            metrics: by name, tensors of any shape or plain numbers. A log line has, under
+            metrics: tensors of any shape or plain numbers, by name. A log line has, under
                 ``train/``, the mean over all elements of all micro-batches and ranks that recorded
                 the metric.
         """
@@ -290,7 +290,7 @@ class Run:
         """Count an update, and do what is due after it."""
         started = self.started
         agreement = self.context.agreement
-        # The row of the previous update: an evaluation after it has added its figures by now.
+        # Write the row of the previous update. An evaluation after it has added its figures by now.
         self.context.logs.write_row()
         self.progress.global_step = step = self.progress.global_step + 1
         if not self.are_flags_checked:
@@ -321,13 +321,16 @@ class Run:
         self.context.logs.media.images(name, images, captions, self.progress.global_step)
 
     def log_table(self, name: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-        """Log rank 0's table of numbers and texts, as `log_images` does images."""
+        """Log rank 0's table of numbers and texts, at the tracker and under ``media/``."""
         self.context.logs.media.table(name, columns, rows, self.progress.global_step)
 
     def log_histogram(self, name: str, values: Any) -> None:
-        """Log a histogram of rank 0's values, a tensor of any shape, as `log_images` does images.
+        """Log a histogram of rank 0's values at this step, at the tracker and under ``media/``.
 
         Nothing waits for the device, and only the counts of 64 bins are kept.
+
+        Args:
+            values: a tensor of any shape.
         """
         self.context.logs.media.histogram(name, values, self.progress.global_step)
 
@@ -344,11 +347,11 @@ class Run:
     def gather(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the rows of all ranks along dim 0, with gradients: [world_size × rows, …].
 
-        All ranks must call it. One process alone gets its `rows` back.
+        All ranks must call this method. One process alone gets its `rows` back.
 
         Each rank gets the gradient of all ranks' losses with respect to its own rows, so training
-        minimises the mean of the ranks' losses. This mean must be the loss of the whole batch. It
-        is if each rank computes the whole loss, or the mean over its own rows.
+        minimises the mean of the ranks' losses. This mean must be the loss of the whole batch,
+        which holds if each rank computes the whole loss, or the mean over its own rows.
 
         Raises:
             UserError: the ranks' rows differ in shape.
@@ -370,7 +373,7 @@ class Run:
 
     @property
     def should_stop(self) -> bool:
-        """Whether `--early-stopping` ends the run here, which the first True also prints."""
+        """Whether `--early-stopping` ends the run here; the first time, this is also printed."""
         early_stopping = reached(self.early_stopping, "run.loaders(data)")
         return early_stopping.decide(self.progress.global_step)
 
@@ -424,7 +427,7 @@ class Run:
 
     def __enter__(self) -> Self:
         try:
-            self.context.agreement.request.obey_at_once(True)  # while data are prepared
+            self.context.agreement.request.obey_at_once(at_once=True)  # while data are prepared
         except Preempted as error:
             self.__exit__(Preempted, error, None)
             raise
@@ -450,9 +453,9 @@ class Run:
             loader.close()
         if isinstance(error, UserError):
             let_main_rank_exit_first()
-            if request.reason is None:  # else rank 0 ended first, and told the user
+            if request.reason is None:  # otherwise rank 0 ended first, and told the user
                 error.speak()
-        # After any other error, other ranks may still wait in a collective that this one has left.
+        # After any other error, other ranks may still wait in a collective that this rank has left.
         all_ranks_end = error is None or isinstance(error, (UserError, Preempted))
         if torch.distributed.is_initialized() and all_ranks_end:
             torch.distributed.destroy_process_group()

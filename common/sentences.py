@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from common.disk_errors import advice_for, is_of_disk
 from common.errors import UserError
 
-MOST_CHARACTERS = 300  # of a library's message that a sentence repeats
+MOST_CHARACTERS = 300  # characters of a library's message that a sentence repeats
 
 
 def cause_text(
@@ -21,12 +21,12 @@ def cause_text(
 ) -> str:
     """Return an error in one line, for a sentence: its class, and its text.
 
-    The class of an `OSError` is left out if it says nothing more, as beside an error number.
+    The class of an `OSError` is left out if it adds nothing, for example to an error number.
 
     Args:
-        most: the characters of its text that are repeated.
-        first_line: whether only the first line of its text is for the user. The other lines are a
-            query of a database or a C++ stack, for example.
+        most: the characters of the error's text that are repeated.
+        first_line: whether only the first line of the error's text is for the user. The other lines
+            are a query of a database or a C++ stack, for example.
     """
     text = str(error).strip()
     if first_line:
@@ -59,12 +59,12 @@ def as_user_error(
     """Turn errors of the given classes into a `UserError`, which has no traceback.
 
     Args:
-        errors: the classes to turn. A `UserError` is an exit, and passes in any case.
+        errors: the classes of errors to turn. A `UserError` is an exit, and passes in any case.
         problem: what is wrong; the error's own text follows in brackets.
         advice: what the user can do; a function of the error if that depends on it.
-        most: as in `cause_text`.
-        first_line: as in `cause_text`.
-        every_rank: as in `UserError`.
+        most: the argument of `cause_text`.
+        first_line: the argument of `cause_text`.
+        every_rank: the argument of `UserError`.
         resumable: whether the same command may succeed later after this error.
     """
     try:
@@ -107,7 +107,7 @@ def reading(subject: str, advice: str, *, resumable: bool = False) -> Iterator[N
     Args:
         subject: what is read, the first words of the message, such as a path or a flag.
         advice: what the user can do.
-        resumable: whether the same command may succeed later, as with a file of the Hub.
+        resumable: whether the same command may succeed later, for example with a file of the Hub.
     """
     try:
         yield

@@ -20,7 +20,7 @@ def protect_output() -> None:
 
 
 def protect_tool_output() -> None:
-    """Prepare standard output so that a tool ends without a traceback if it can't be written.
+    """Prepare standard output so that a tool ends without a traceback if it can't write there.
 
     A run goes on without its output; see `protect_output`. A tool has no other result, so it ends.
     """
@@ -29,7 +29,7 @@ def protect_tool_output() -> None:
     if is_closed:
         advice = "open it, or discard what is printed with > /dev/null"
         raise SystemExit(f"error: standard output is closed: {advice}")
-    # By line: what can't be written is an error at once, and not after the tool's end.
+    # Write line by line, so that an error comes at once, and not after the tool's end.
     replace_output(ToolOutput, by_line=True)
 
 
@@ -62,7 +62,7 @@ class ToolOutput(io.TextIOWrapper):
     def ending(self) -> Iterator[None]:
         """End the tool if its output can't be written.
 
-        It ends silently if the reader of its output is gone, and otherwise says why.
+        The tool ends silently if the reader of its output is gone, and otherwise says why.
         """
         try:
             yield
@@ -70,20 +70,20 @@ class ToolOutput(io.TextIOWrapper):
             # When Python exits, it writes the rest of the output, which would fail once more. So
             # the rest goes to the null device.
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
-            if isinstance(error, BrokenPipeError):  # of `| head`, which has read what it wanted
+            if isinstance(error, BrokenPipeError):  # `| head`, for example, has read enough
                 raise SystemExit(1) from None
             message = f"standard output can't be written ({error.strerror})"
             advice = advice_for(str(error))
-            raise SystemExit(f"error: {message}: {advice}, or name another file") from None
+            raise SystemExit(f"error: {message}: {advice}, or write to another file") from None
 
 
 def replace_output(output_class: type[io.TextIOWrapper], *, by_line: bool) -> None:
     """Put objects of other classes in place of the standard streams, unless a program has done so.
 
-    Both streams then write lookalikes for symbols that they don't have.
+    Both streams then write lookalikes for symbols that their encodings lack.
 
     Args:
-        output_class: of standard output. Standard error gets `Output`, also in a tool.
+        output_class: the class of standard output. Standard error gets `Output`, also in a tool.
         by_line: whether to write each line of standard output at once, also into a pipe or a file.
     """
     stdout = sys.stdout
@@ -97,8 +97,8 @@ def replace_output(output_class: type[io.TextIOWrapper], *, by_line: bool) -> No
 def replace_standard_error() -> None:
     """Put an `Output` in place of standard error, unless a program has replaced it.
 
-    When Python exits, it writes the rest of both streams. If that fails, as after the terminal is
-    closed, the exit status would be 120 in place of the program's own.
+    When Python exits, it writes the rest of both streams. If that fails, for example because the
+    terminal is closed, the exit status would be 120 in place of the program's own.
     """
     stderr = sys.stderr
     if not isinstance(stderr, io.TextIOWrapper):
@@ -120,7 +120,7 @@ def open_closed_streams() -> None:
         try:
             os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free
     if sys.stdin is None:
         sys.stdin = open(0, closefd=False)  # noqa: SIM115
     if sys.stdout is None:
@@ -133,7 +133,8 @@ def open_closed_streams() -> None:
 def without_native_messages() -> Iterator[None]:
     """Keep C++ code, such as torch's profiler, from writing messages to the terminal.
 
-    It writes to the descriptor of standard error, so that is turned to the null device.
+    Such code writes to the descriptor of standard error, which leads to the null device in the
+    block.
     """
     sys.stderr.flush()
     terminal = os.dup(2)

@@ -13,7 +13,7 @@ from rich.text import Text
 from common.console import CONSOLE
 from common.system.printable import for_output, printable
 
-WIDEST_CELL = 40  # characters; longer ones are folded where a table has several columns of values
+WIDEST_CELL = 40  # characters; longer cells are folded in a table with several columns of values
 FILE_WIDTH = 160  # characters of a line, where there is no terminal to fit into
 
 Row = Sequence[str]
@@ -23,7 +23,7 @@ def print_table(rows: Sequence[Row], *, title: str = "") -> None:
     """Print a table of values to the terminal, or into a pipe, whose lines are longer.
 
     Args:
-        rows: the first is the heading. The first column has names, and the others have values.
+        rows: the first row is the heading. The first column has names, and the others have values.
     """
     heading, *body = rows
     table = Table(title=cell(title) if title else None, title_justify="left", header_style="bold")
@@ -54,7 +54,7 @@ def console() -> Console:
 def cell(text: str) -> Text:
     """Return the text of a cell, in characters that the output has.
 
-    They are replaced before the width of the columns is measured, because a lookalike may be
+    Characters are replaced before the width of the columns is measured, because a lookalike may be
     longer: an ASCII terminal shows two characters for an arrow.
     """
     return Text(for_output(printable(text), CONSOLE.encoding))

@@ -8,7 +8,6 @@ import json
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -21,11 +20,11 @@ from benchmarks.accuracy.materials import Materials
 from benchmarks.accuracy.records import read_evaluations, read_facts
 from benchmarks.accuracy.results import FinishedRun, Settings
 from benchmarks.accuracy.workloads import Peer, Recipe, Workload
+from common.tools.reproduce.publishing import publish_if_possible
 from common.track.facts import git_commit
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SCRIPTS = REPOSITORY / "benchmarks" / "accuracy"
-KEPT_FILES = ("summary.json", "metrics.jsonl")
 TAIL = 3000  # characters of a failed command's output
 
 
@@ -34,7 +33,7 @@ class Conditions:
     """What all contestants of an invocation have in common."""
 
     checkpoint: Path | None
-    keep_runs: Path | None  # folder for the recipes' metrics
+    keep_runs: Path | None  # folder to publish the recipes' runs in
     to_the_end: bool
     most_updates: int | None  # to try the script out
 
@@ -120,7 +119,9 @@ def run_recipe(
     began = repr(time.time())
     run_command([sys.executable, script, str(folder), began, str(recipe), *flags], folder)
     if conditions.keep_runs is not None:
-        keep_metrics(folder / "run", kept_folder(conditions.keep_runs, workload, contestant, seed))
+        publish_if_possible(
+            folder / "run", kept_folder(conditions.keep_runs, workload, contestant, seed)
+        )
 
 
 def run_peer(
@@ -189,13 +190,6 @@ def repeating_commands(workload: Workload, contestant: Recipe | Peer, seed: int)
 
 
 def kept_folder(keep_runs: Path, workload: Workload, contestant: Recipe, seed: int) -> Path:
-    """Return the folder for a run's metrics."""
+    """Return the folder to publish a run in."""
     name = re.sub(r"[^a-z0-9]+", "-", contestant.name.lower()).strip("-")
     return keep_runs / workload.name / name / f"seed-{seed}"
-
-
-def keep_metrics(directory: Path, kept: Path) -> None:
-    """Copy a run's summary and metrics."""
-    kept.mkdir(parents=True, exist_ok=True)
-    for name in KEPT_FILES:
-        shutil.copyfile(directory / name, kept / name)

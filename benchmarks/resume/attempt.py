@@ -8,6 +8,7 @@ from pathlib import Path
 
 ATTEMPT_FILE = "attempt.json"
 RUN_FOLDER = "run"  # within the folder of the training: checkpoints and logs
+TEMPORARY_FOLDER = "temporary"  # within it, too: of an attempt that is killed in a save
 WEIGHTS_FILE = "final-weights.pt"
 
 
@@ -18,6 +19,8 @@ class Attempt:
     number: int  # from 0
     variant: str  # of the contestant's settings
     stop_after: int | None = None  # the update after whose record the process stops itself
+    # Not None: after that stop, it stops again when it has written so many bytes of its checkpoint.
+    stop_after_bytes: int | None = None
     is_resumed: bool = False
     checkpoint: str | None = None  # where to resume from, if the framework needs a path
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +28,8 @@ class Contestant:
     Attributes:
         script: in the folder `loops`.
         variant: of the script's settings.
+        pages: addresses of the documentation that it follows, with "{package}" for a version.
+        measured_packages: those whose versions are under test.
         packages: names as they are imported; without them the contestant can't run.
         needs_path: whether a resumed training is given the path of a checkpoint.
         newest_checkpoint: returns the checkpoint in a run's folder that its user would resume from.
@@ -40,11 +42,21 @@ class Contestant:
     settings: str
     newest_checkpoint: Callable[[Path], Path | None]
     logged_steps: Callable[[Path], list[int]]
+    pages: tuple[str, ...] = ()
+    measured_packages: tuple[str, ...] = ()
     variant: str = "default"
     packages: tuple[str, ...] = ()
     needs_path: bool = False
     is_ours: bool = False
     starts_its_processes: bool = False
+
+    def pages_of(self, versions: Mapping[str, str]) -> list[str]:
+        """Return the addresses of the documentation for the versions of installed packages."""
+        missing = set(self.measured_packages) - versions.keys()
+        known = {**versions, **dict.fromkeys(missing, "main")}
+        # torchdata's pages have no patch number.
+        known["torchdata_minor"] = known.get("torchdata", "main").rpartition(".")[0]
+        return [page.format_map(known) for page in self.pages]
 
     def command(self, folder: Path, attempt: Attempt, processes: int, port: int) -> Command:
         """Return the command of an attempt.
@@ -160,7 +172,24 @@ def json_lines(path: Path) -> list[dict[str, int]]:
 
 # -------------------------------------------------------------------------------- Everyone
 
+ACCELERATE = "https://github.com/huggingface/accelerate/blob/v{accelerate}"
+ACCELERATE_GUIDES = "https://huggingface.co/docs/accelerate/v{accelerate}"
+TRANSFORMERS = "https://github.com/huggingface/transformers/blob/v{transformers}"
+TRANSFORMERS_GUIDES = "https://huggingface.co/docs/transformers/v{transformers}"
+LIGHTNING_GUIDES = "https://lightning.ai/docs/pytorch/{lightning}"
 EXAMPLE = "huggingface/accelerate, examples/by_feature/checkpointing.py"
+EXAMPLE_PAGES = (f"{ACCELERATE}/examples/by_feature/checkpointing.py",)
+GUIDE_PAGES = (
+    f"{ACCELERATE_GUIDES}/usage_guides/checkpoint",
+    f"{ACCELERATE_GUIDES}/package_reference/utilities",
+)
+GLUE_PAGES = (f"{TRANSFORMERS}/examples/pytorch/text-classification/run_glue_no_trainer.py",)
+TRAINER_PAGES = (f"{TRANSFORMERS_GUIDES}/main_classes/trainer",)
+LIGHTNING_ADDRESSES = (
+    f"{LIGHTNING_GUIDES}/common/checkpointing_basic.html",
+    f"{LIGHTNING_GUIDES}/common/checkpointing_intermediate.html",
+)
+STATEFUL_PAGE = "https://docs.pytorch.org/data/{torchdata_minor}/torchdata.stateful_dataloader.html"
 GUIDES = (
     "huggingface/accelerate, docs/source/usage_guides/checkpoint.md and the docstring of "
     "DataLoaderConfiguration"
@@ -184,6 +213,8 @@ CONTESTANTS = (
         script="accelerate_loop.py",
         variant="example",
         source=EXAMPLE,
+        pages=EXAMPLE_PAGES,
+        measured_packages=("accelerate",),
         settings="set_seed; --checkpointing_steps 8, --resume_from_checkpoint with the folder that "
         "changed last, as the example sorts them; skip_first_batches",
         newest_checkpoint=newest_by_time,
@@ -195,6 +226,8 @@ CONTESTANTS = (
         script="accelerate_loop.py",
         variant="stateful",
         source=EXAMPLE,
+        pages=(*EXAMPLE_PAGES, STATEFUL_PAGE),
+        measured_packages=("accelerate", "torchdata"),
         settings="as checkpointing.py, with its flag --use_stateful_dataloader",
         newest_checkpoint=newest_by_time,
         logged_steps=steps_of_tracker,
@@ -206,6 +239,8 @@ CONTESTANTS = (
         script="accelerate_loop.py",
         variant="guide",
         source=GUIDES,
+        pages=GUIDE_PAGES,
+        measured_packages=("accelerate",),
         settings="set_seed; use_seedable_sampler with data_seed; set_epoch in each epoch; the "
         "position saved by register_for_checkpointing; skip_first_batches; the folder with the "
         "greatest number",
@@ -218,6 +253,8 @@ CONTESTANTS = (
         script="glue_no_trainer.py",
         source="huggingface/transformers, examples/pytorch/text-classification/"
         "run_glue_no_trainer.py",
+        pages=GLUE_PAGES,
+        measured_packages=("accelerate", "transformers"),
         settings="--seed, --checkpointing_steps 8, --with_tracking (a row an epoch), "
         "--resume_from_checkpoint with the folder that changed last",
         newest_checkpoint=newest_by_time,
@@ -228,6 +265,8 @@ CONTESTANTS = (
         name="HF Trainer",
         script="hf_trainer.py",
         source="huggingface/transformers, docstrings of TrainingArguments and Trainer.train",
+        pages=TRAINER_PAGES,
+        measured_packages=("transformers", "accelerate"),
         settings="set_seed before the model is made; seed, data_seed; save_steps; the seedable "
         "sampler is its default; resume_from_checkpoint=True",
         newest_checkpoint=newest_of_trainer,
@@ -238,6 +277,8 @@ CONTESTANTS = (
         name="Lightning",
         script="lightning_trainer.py",
         source=LIGHTNING_PAGES,
+        pages=LIGHTNING_ADDRESSES,
+        measured_packages=("lightning",),
         settings="seed_everything(workers=True), deterministic=True; ModelCheckpoint("
         "every_n_train_steps, save_last=True, save_top_k=-1); CSVLogger that writes each row at "
         'once; ckpt_path="last"',
@@ -251,6 +292,8 @@ CONTESTANTS = (
         script="lightning_trainer.py",
         variant="stateful",
         source=f"{LIGHTNING_PAGES}; docs.pytorch.org/data: StatefulDataLoader",
+        pages=(*LIGHTNING_ADDRESSES, STATEFUL_PAGE),
+        measured_packages=("lightning", "torchdata"),
         settings="as Lightning, with torchdata's StatefulDataLoader",
         newest_checkpoint=newest_of_lightning,
         logged_steps=steps_of_lightning,

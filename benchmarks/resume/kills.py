@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks.resume.schedule import SAVE_EVERY, UPDATES, UPDATES_PER_EPOCH
+from benchmarks.resume.stopping import missed_share
 
 UNINTERRUPTED = "none"
 DURING_A_SAVE = "during a save"
@@ -58,6 +60,16 @@ class Kill:
             is_at_end = last_save % UPDATES_PER_EPOCH == 0
             return "save at the epoch's end" if is_at_end else "after a save"
         return "epoch's end" if update % UPDATES_PER_EPOCH == 0 else "between saves"
+
+    def missed(self, written_shares: Sequence[float]) -> bool:
+        """Whether a training with this kill was killed with another share on the disk.
+
+        Args:
+            written_shares: those that were on the disk, one for each kill in a save.
+        """
+        if self.share is None:
+            return False
+        return not written_shares or missed_share(self.share, written_shares[-1])
 
     @classmethod
     def parse(cls, label: str) -> Kill:

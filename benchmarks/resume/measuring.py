@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import shlex
+import subprocess
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
 
-from benchmarks.accuracy.launch import digest_of_code
-from benchmarks.resume.contestants import LOOPS, Contestant
+from benchmarks.resume.contestants import REPOSITORY, Contestant
 from benchmarks.resume.counting import (
     count_other_batches,
     count_repeated_orders,
@@ -18,12 +18,14 @@ from benchmarks.resume.counting import (
     count_samples,
     final_trajectory,
 )
+from benchmarks.resume.digest import digest_of_measurement
 from benchmarks.resume.kills import Kill
 from benchmarks.resume.results import Result
 from benchmarks.resume.schedule import EPOCHS, TRAIN_SAMPLES
 from benchmarks.resume.training import Outcome
 
-SHARED_CODE = ("schedule.py", "task.py", "recorder.py", "training.py", "counting.py")
+# Files that no measurement depends on: they change while one is under way.
+NOT_MEASURED = ("benchmarks/results", "docs", "*.md")
 Weights = dict[str, torch.Tensor]
 
 
@@ -94,8 +96,26 @@ def compare(
         failures=outcome.failures,
         written_shares=outcome.written_shares,
         repeat=repeating_command(contestant, kill, processes),
-        code=code_of(contestant),
+        code=digest_of_measurement(contestant),
+        retried=outcome.retried,
+        commit=measured_commit(),
+        measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
     )
+
+
+def measured_commit() -> str | None:
+    """Return the commit of this checkout, with "-changed" if files differ from it; None without."""
+    git = ["git", "-C", str(REPOSITORY)]
+    excluded = [f":(exclude){pattern}" for pattern in NOT_MEASURED]
+    try:
+        answer = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True)
+        changes = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", ".", *excluded])
+    except OSError:
+        return None
+    commit = answer.stdout.strip()
+    if not commit:
+        return None
+    return f"{commit}-changed" if changes.returncode != 0 else commit
 
 
 def without_zeros(counts: dict[int, int]) -> dict[str, int]:
@@ -108,10 +128,3 @@ def repeating_command(contestant: Contestant, kill: Kill, processes: int) -> str
     words = ["python", "benchmarks/resume_peers.py", "--contestants", contestant.name]
     words += ["--kills", kill.label, "--processes", str(processes), "--again"]
     return shlex.join(words)
-
-
-def code_of(contestant: Contestant) -> str:
-    """Return a digest of the code that a result depends on, without comments."""
-    files = [LOOPS / contestant.script, *(LOOPS.parent / name for name in SHARED_CODE)]
-    digests = [digest_of_code(file) for file in files]
-    return hashlib.sha256("".join(digests).encode()).hexdigest()[:16]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.resume.attempt import WEIGHTS_FILE, Attempt, record_name
+from benchmarks.resume.stopping import stop_after_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -46,6 +47,8 @@ class Recorder:
         number = updates_of(optimizer)
         self.write({"update": number, "epoch": epoch, "samples": samples.tolist()})
         if number == self.attempt.stop_after:
+            if self.attempt.stop_after_bytes is not None:
+                stop_after_bytes(self.folder, self.attempt.stop_after_bytes)
             os.kill(os.getpid(), signal.SIGSTOP)  # the parent kills this process, or lets it go on
 
     def finish(self, model: nn.Module) -> None:

@@ -46,19 +46,24 @@ def summary_rows(results: Results) -> list[Row]:
 
 
 def summary_row(title: str, group: Sequence[Result]) -> Row:
-    """Return the row of some results with their largest counts."""
-    same = sum(result.same_bits for result in group)
-    by_itself = sum(resumed_by_itself(result) for result in group)
+    """Return the row of some results with their largest counts.
+
+    A kill that missed its share of a checkpoint is only mentioned: it came at another moment.
+    """
+    kills = [result for result in group if not result.missed]
+    missed = len(group) - len(kills)
+    same = sum(result.same_bits for result in kills)
+    by_itself = sum(resumed_by_itself(result) for result in kills)
     return (
         title,
-        str(len(group)),
-        largest(group, lambda result: result.repeated),
-        largest(group, lambda result: result.lost),
-        largest(group, lambda result: result.other_batches),
-        f"{same} of {len(group)}",
-        largest(group, lambda result: result.rows_lost),
-        largest(group, lambda result: result.rows_doubled),
-        f"{by_itself} of {len(group)}",
+        f"{len(kills)}, {missed} missed" if missed else str(len(kills)),
+        largest(kills, lambda result: result.repeated),
+        largest(kills, lambda result: result.lost),
+        largest(kills, lambda result: result.other_batches),
+        f"{same} of {len(kills)}",
+        largest(kills, lambda result: result.rows_lost),
+        largest(kills, lambda result: result.rows_doubled),
+        f"{by_itself} of {len(kills)}",
     )
 
 
@@ -91,7 +96,7 @@ def detail_row(result: Result) -> Row:
         difference = f"{result.largest_difference:.1e}"
     return (
         title_of(result.contestant, result.processes),
-        result.kill,
+        f"{result.kill}, missed: {written(result)}" if result.missed else result.kill,
         result.moment,
         str(result.repeated),
         str(result.lost),
@@ -103,6 +108,11 @@ def detail_row(result: Result) -> Row:
     )
 
 
+def written(result: Result) -> str:
+    """Return the share of its checkpoint that a training had written when it was killed."""
+    return f"{result.written_shares[-1]:.2f} written" if result.written_shares else "none written"
+
+
 def resumed_words(result: Result) -> str:
     """Return how a training was resumed."""
     if result.moment == UNINTERRUPTED:
@@ -111,7 +121,8 @@ def resumed_words(result: Result) -> str:
         return "no"
     if result.removed > 0:
         return f"no, {result.removed} removed by hand"
-    return "yes" if result.updates == UPDATES else f"yes, made {result.updates} updates"
+    words = "yes" if result.retried == 0 else "yes, at the second try"
+    return words if result.updates == UPDATES else f"{words}, made {result.updates} updates"
 
 
 def markdown(headings: Row, rows: Sequence[Row], names: int) -> str:
@@ -152,4 +163,9 @@ def caption(results: Results) -> str:
 
 def oddities(results: Results) -> list[str]:
     """Return the command of each kill that left a trace."""
-    return [result.repeat for result in results.in_order() if not result.is_exact]
+    return [result.repeat for result in odd_results(results)]
+
+
+def odd_results(results: Results) -> list[Result]:
+    """Return the results of kills that left a trace; those that missed their share say nothing."""
+    return [result for result in results.in_order() if not (result.is_exact or result.missed)]

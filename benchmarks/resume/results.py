@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.resume.contestants import CONTESTANTS
-from benchmarks.resume.kills import MOMENTS
+from benchmarks.resume.kills import MOMENTS, Kill
 from benchmarks.resume.schedule import (
     BATCH,
     EPOCHS,
@@ -41,6 +41,12 @@ DEFINITIONS = {
     "same_bits": "whether the final weights are bit for bit those of the uninterrupted training",
     "rows_lost": "logged rows of the uninterrupted training that the killed one lacks",
     "rows_doubled": "logged rows beyond the first of each step",
+    "written_shares": "bytes of the checkpoint that were on the disk at a kill in a save, as a "
+    "share of all; if the kill names another share, it missed and does not count",
+    "failures": "the line of the exception for each resume that failed",
+    "retried": "failed resumes that were repeated from the same files; one before each removal",
+    "commit": "that was measured; -changed: with changes that are not in it; null: unknown",
+    "code": "digest of the code that a result depends on",
     "removed": "checkpoints that had to be removed by hand before the training could be resumed",
 }
 
@@ -70,12 +76,20 @@ class Result:
     failures: list[str]
     written_shares: list[float]  # of the checkpoint, when it was killed
     repeat: str  # the command
-    code: str  # digest of the loop and the task
+    code: str  # digest of what changes the measurement
+    retried: int = 0
+    commit: str | None = None
+    measured_at: str | None = None  # ISO 8601, UTC
 
     @property
     def key(self) -> Key:
         """The key that identifies a result within a file."""
         return self.contestant, self.processes, self.kill
+
+    @property
+    def missed(self) -> bool:
+        """Whether a kill in a save came with another share of the checkpoint on the disk."""
+        return Kill.parse(self.kill).missed(self.written_shares)
 
     @property
     def is_exact(self) -> bool:
@@ -152,7 +166,11 @@ class Results:
             "definitions": DEFINITIONS,
             "moments": MOMENTS,
             "contestants": {
-                contestant.name: {"source": contestant.source, "settings": contestant.settings}
+                contestant.name: {
+                    "source": contestant.source,
+                    "pages": contestant.pages_of(self.machine["versions"]),
+                    "settings": contestant.settings,
+                }
                 for contestant in CONTESTANTS
                 if contestant.name in names
             },

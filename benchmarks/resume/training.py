@@ -20,20 +20,27 @@ from typing import Any, Literal
 import psutil
 
 from benchmarks.harness.ports import free_port
-from benchmarks.resume.attempt import RUN_FOLDER, WEIGHTS_FILE, Attempt, record_name
+from benchmarks.resume.attempt import (
+    RUN_FOLDER,
+    TEMPORARY_FOLDER,
+    WEIGHTS_FILE,
+    Attempt,
+    record_name,
+)
 from benchmarks.resume.contestants import Contestant
 from benchmarks.resume.counting import Update, merge_ranks
+from benchmarks.resume.failures import exception_line
 from benchmarks.resume.kills import Kill
+from benchmarks.resume.stopping import build_library, preloading
 from benchmarks.resume.task import CLASSES, HIDDEN, PIXELS, write_digits
 
 SECONDS_AT_MOST = 300.0  # of one attempt
 SECONDS_BETWEEN_LOOKS = 0.005
-# In a save, the processes run for so long at a time, and the files are looked at in between.
-SLICE_SECONDS = 0.0003
+BLOCK_BYTES = 512  # the unit of `st_blocks`
 PARAMETERS = (PIXELS + 1) * HIDDEN + (HIDDEN + 1) * HIDDEN + (HIDDEN + 1) * CLASSES
 # Weights and Adam's two moments, each in four bytes.
 CHECKPOINT_BYTES = 3 * 4 * PARAMETERS
-MOST_UPDATES_IN_SAVE = 4  # the checkpoint's bytes never came if so many updates follow the save
+MOST_UPDATES_IN_SAVE = 4  # the save is over, or was none, if so many updates follow it
 MOST_REMOVED = 3  # checkpoints that are removed by hand before a training is given up
 LAST_LINES = 12  # of the output of an attempt that failed
 
@@ -46,7 +53,8 @@ class Outcome:
         attempts: the updates of each attempt that made any.
         logged_steps: of the rows in the framework's own log.
         weights: the file of the final weights; None if the training could not be finished.
-        failures: for each resume that failed, the last line of its output.
+        failures: for each resume that failed, the line of its exception.
+        retried: how many failed resumes were repeated from the same files.
         removed: how many checkpoints had to be removed by hand.
         written_shares: of each kill in a save: the bytes on the disk, as a share of a checkpoint.
     """
@@ -55,12 +63,21 @@ class Outcome:
     logged_steps: list[int] = field(default_factory=list)
     weights: Path | None = None
     failures: list[str] = field(default_factory=list)
+    retried: int = 0
     removed: int = 0
     written_shares: list[float] = field(default_factory=list)
 
 
 class AttemptError(Exception):
-    """An attempt ended with an error; the message is the end of its output."""
+    """An attempt ended with an error; the message is the end of its output.
+
+    Attributes:
+        reason: the line of its exception.
+    """
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 End = Literal["killed", "finished", "given up"]
@@ -101,12 +118,14 @@ class Training:
         self.outcome = Outcome()
         self.number = 0  # of the next attempt
         self.was_killed = False
+        self.has_repeated = False  # the last resume repeated one that had failed
 
     def run_until(self, stop_after: int | None, share: float | None) -> End:
         """Start or resume the training; run it until it is killed, or to its end.
 
-        If it can't be resumed, the newest checkpoint is removed, as its user would do by hand, and
-        the training is resumed from the one before.
+        If it can't be resumed, the same command is repeated once: a busy port or a lack of memory
+        says nothing about the checkpoint. If that fails, too, the newest checkpoint is removed, as
+        its user would do by hand, and the training is resumed from the one before.
 
         Args:
             stop_after: kill it when this update is recorded; None: run it to the end.
@@ -116,20 +135,30 @@ class Training:
             AttemptError: the first attempt failed.
         """
         while True:
-            attempt = self.next_attempt(stop_after)
+            attempt = self.next_attempt(stop_after, share)
             try:
-                end = self.run(attempt, share)
+                end = self.run(attempt)
             except AttemptError as error:
                 if not self.was_killed:
                     raise
-                self.outcome.failures.append(str(error).strip().rpartition("\n")[2])
-                if not self.remove_newest():
+                self.outcome.failures.append(error.reason)
+                if not self.can_go_on():
                     return "given up"
             else:
                 self.was_killed = True
+                self.has_repeated = False
                 return end
 
-    def next_attempt(self, stop_after: int | None) -> Attempt:
+    def can_go_on(self) -> bool:
+        """After a failed resume, choose to repeat it or remove a checkpoint; return if possible."""
+        if not self.has_repeated:
+            self.has_repeated = True
+            self.outcome.retried += 1
+            return True
+        self.has_repeated = False
+        return self.remove_newest()
+
+    def next_attempt(self, stop_after: int | None, share: float | None) -> Attempt:
         """Return the next attempt, which resumes from the checkpoint that its user would take."""
         checkpoint = None
         if self.was_killed and (self.contestant.needs_path or self.outcome.removed > 0):
@@ -138,6 +167,7 @@ class Training:
             self.number,
             self.contestant.variant,
             stop_after,
+            stop_after_bytes=None if share is None else round(share * CHECKPOINT_BYTES),
             is_resumed=self.was_killed,
             checkpoint=None if checkpoint is None else str(checkpoint),
         )
@@ -156,7 +186,7 @@ class Training:
         self.outcome.removed += 1
         return self.contestant.newest_checkpoint(self.run_folder) is not None
 
-    def run(self, attempt: Attempt, share: float | None) -> End:
+    def run(self, attempt: Attempt) -> End:
         """Run one attempt.
 
         Raises:
@@ -166,6 +196,8 @@ class Training:
         command = self.contestant.command(self.folder, attempt, self.processes, free_port())
         log = self.folder / f"attempt-{attempt.number}.log"
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        if attempt.stop_after_bytes is not None:
+            environment |= self.variables_of_stop()
         with log.open("w", encoding="utf-8") as output:
             launcher = psutil.Popen(
                 command,
@@ -176,17 +208,29 @@ class Training:
                 stderr=output,
             )
         try:
-            end = self.watch(launcher, attempt, share)
+            end = self.watch(launcher, attempt)
         finally:
             kill_all(launcher, self.ranks(attempt))
-        self.outcome.attempts.append(self.recorded(attempt))
+        self.outcome.attempts.append(self.recorded(attempt, has_failed=end is None))
         if end is None:
-            lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+            text = log.read_text(encoding="utf-8", errors="replace")
             words = f"{self.contestant.name}, attempt {attempt.number}:"
-            raise AttemptError("\n".join([words, *lines[-LAST_LINES:]]))
+            message = "\n".join([words, *text.splitlines()[-LAST_LINES:]])
+            if launcher.returncode == -signal.SIGKILL:
+                raise AttemptError(message, f"no end after {SECONDS_AT_MOST:.0f} seconds")
+            raise AttemptError(message, exception_line(text.replace(str(self.folder), "FOLDER")))
         return end
 
-    def watch(self, launcher: psutil.Popen, attempt: Attempt, share: float | None) -> End | None:
+    def variables_of_stop(self) -> dict[str, str]:
+        """Return the variables of the environment with which a process can stop itself in a save.
+
+        Lightning writes into a temporary file and moves it, so temporary files are counted, too.
+        """
+        temporary = self.folder / TEMPORARY_FOLDER
+        temporary.mkdir(exist_ok=True)
+        return preloading(build_library(self.folder)) | {"TMPDIR": str(temporary)}
+
+    def watch(self, launcher: psutil.Popen, attempt: Attempt) -> End | None:
         """Wait for an attempt's end, or for the moment to kill it; return None if it failed."""
         began = time.monotonic()
         while time.monotonic() - began < SECONDS_AT_MOST:
@@ -195,32 +239,41 @@ class Training:
                 return "finished" if status == 0 else None
             ranks = self.ranks(attempt)
             if len(ranks) == self.processes and all(is_stopped(rank) for rank in ranks):
-                if share is not None:
-                    assert attempt.stop_after is not None
-                    written = self.run_into_save(ranks, attempt, share)
+                if attempt.stop_after_bytes is not None:
+                    written = self.run_into_save(launcher, ranks, attempt)
                     self.outcome.written_shares.append(written)
                 return "killed"
             time.sleep(SECONDS_BETWEEN_LOOKS)
         return None
 
-    def run_into_save(self, ranks: list[psutil.Process], attempt: Attempt, share: float) -> float:
-        """Let stopped processes write a share of their checkpoint, in slices of time.
+    def run_into_save(
+        self, launcher: psutil.Popen, ranks: list[psutil.Process], attempt: Attempt
+    ) -> float:
+        """Let stopped processes go on until one stops itself in its save; then stop the others.
 
         Returns:
             The bytes that are new on the disk, as a share of `CHECKPOINT_BYTES`.
         """
-        assert attempt.stop_after is not None
-        before = files_in(self.run_folder)
-        written = 0
-        while written < share * CHECKPOINT_BYTES:
-            run_slice(ranks)
-            files = files_in(self.run_folder)
-            written = sum(size for key, size in files.items() if before.get(key) != size)
-            if self.recorded_last(attempt) >= attempt.stop_after + MOST_UPDATES_IN_SAVE:
-                break
-            if not all(rank.is_running() for rank in ranks):
-                break
+        before = files_in(self.folder)
+        send(ranks, signal.SIGCONT)
+        self.wait_for_stop(launcher, ranks, attempt)
+        send(ranks, signal.SIGSTOP)
+        files = files_in(self.folder)
+        written = sum(size for key, size in files.items() if before.get(key) != size)
         return round(written / CHECKPOINT_BYTES, 3)
+
+    def wait_for_stop(
+        self, launcher: psutil.Popen, ranks: list[psutil.Process], attempt: Attempt
+    ) -> None:
+        """Wait until a process stops itself in a save, or until that save must be over."""
+        assert attempt.stop_after is not None
+        last_update = attempt.stop_after + MOST_UPDATES_IN_SAVE
+        deadline = time.monotonic() + SECONDS_AT_MOST
+        while not any(is_stopped(rank) for rank in ranks):
+            is_over = self.recorded_last(attempt) >= last_update or launcher.poll() is not None
+            if is_over or time.monotonic() > deadline:
+                return
+            time.sleep(SECONDS_BETWEEN_LOOKS)
 
     def ranks(self, attempt: Attempt) -> list[psutil.Process]:
         """Return the processes that have opened their records of an attempt."""
@@ -237,13 +290,14 @@ class Training:
         lines = read_lines(self.folder / record_name(attempt.number, 0))
         return int(lines[-1].get("update", 0))
 
-    def recorded(self, attempt: Attempt) -> list[Update]:
+    def recorded(self, attempt: Attempt, *, has_failed: bool) -> list[Update]:
         """Return the updates of an attempt; none if it failed before its first."""
         paths = [self.folder / record_name(attempt.number, rank) for rank in range(self.processes)]
         if not all(path.exists() for path in paths):
             return []
         ranks = [list(updates_in(path)) for path in paths]
-        return merge_ranks(ranks, stopped_at=attempt.stop_after)
+        # Any update of a failed attempt may be in the record of one process only.
+        return merge_ranks(ranks, stopped_at=0 if has_failed else attempt.stop_after)
 
 
 def updates_in(path: Path) -> Iterator[Update]:
@@ -260,13 +314,15 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def files_in(folder: Path) -> dict[tuple[str, int, int], int]:
-    """Return the size of each file by its path, inode and time of its last change."""
+    """Return the written bytes of each file by its path, inode and time of its last change."""
     sizes = {}
     for path in folder.rglob("*"):
         with contextlib.suppress(FileNotFoundError):  # removed or renamed meanwhile
             status = path.stat()
             if path.is_file():
-                sizes[str(path), status.st_ino, status.st_mtime_ns] = status.st_size
+                # safetensors gives a file its full size before it writes.
+                written = min(status.st_size, status.st_blocks * BLOCK_BYTES)
+                sizes[str(path), status.st_ino, status.st_mtime_ns] = written
     return sizes
 
 
@@ -278,16 +334,22 @@ def is_stopped(process: psutil.Process) -> bool:
         return False
 
 
-def run_slice(processes: list[psutil.Process]) -> None:
-    """Let stopped processes run for a moment; wait until they are stopped again."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        for process in processes:
-            process.send_signal(signal.SIGCONT)
-        time.sleep(SLICE_SECONDS)
-        for process in processes:
-            process.send_signal(signal.SIGSTOP)
-        while not all(is_stopped(process) for process in processes if process.is_running()):
-            time.sleep(SLICE_SECONDS / 10)
+def send(processes: list[psutil.Process], number: signal.Signals) -> None:
+    """Send a signal to the processes that are left; after SIGSTOP, wait until they are stopped."""
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(number)
+    if number == signal.SIGSTOP:
+        while not all(is_stopped(process) for process in processes if is_alive(process)):
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """Whether a process has not ended."""
+    try:
+        return process.status() not in {psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD}
+    except psutil.NoSuchProcess:
+        return False
 
 
 def kill_all(launcher: psutil.Popen, ranks: list[psutil.Process]) -> None:

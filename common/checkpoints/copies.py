@@ -16,7 +16,7 @@ from common.system.devices import (
 
 Files = dict[str, Tensors]  # tensors by name of the file
 
-# Torch rounds an allocation of pinned memory up to a power of two, so this is one.
+# Torch rounds an allocation of pinned memory up to a power of two, so this size is one.
 PIECE_BYTES = 64 * 2**20
 ALIGNMENT = 64  # bytes, enough for any dtype
 
@@ -37,7 +37,7 @@ class PinnedMemory:
 
     def __init__(self) -> None:
         self.pieces: list[torch.Tensor] = []  # uint8 [bytes] each
-        self.position = 0  # of the piece in use, among the pieces
+        self.position = 0  # the index of the piece in use, in `pieces`
         self.offset = 0  # the bytes of that piece that are taken
 
     def use_again(self) -> None:

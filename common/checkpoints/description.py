@@ -21,7 +21,10 @@ CORE_MODULES = "common."
 # Entries of a parameter group that are not compared as options: the parameters, which are described
 # by name, and the choice between implementations of the same update.
 NOT_COMPARED = {"params", "param_names", "fused", "foreach", "capturable", "differentiable"}
-ADVICE = "put the recipe back as it was, or start another run, with --init-from for its weights"
+ADVICE = (
+    "change the recipe back, or start a new run from the weights of a finished one with "
+    "--init-from runs/NAME"
+)
 
 
 class GroupDescription(TypedDict):
@@ -36,9 +39,9 @@ PartDescription = TypedDict(
     "PartDescription",
     {
         "class": str,
-        "groups": list[GroupDescription],  # of an optimizer
+        "groups": list[GroupDescription],  # the groups of an optimizer
         "rates": JsonValue,  # the base learning rates of a schedule
-        "schedules": "list[PartDescription]",  # those that a schedule is made of
+        "schedules": "list[PartDescription]",  # the schedules that a schedule is made of
     },
     total=False,
 )
@@ -49,8 +52,8 @@ def describe(parts: Mapping[str, object]) -> dict[str, PartDescription]:
 
     Call it before the first update, because a schedule may change an optimizer's momentum.
     """
-    # By the id() of a parameter. The networks come first, because the description of an optimizer
-    # needs these names. A parameter of two networks keeps its name in the first.
+    # The names by the id() of a parameter. The networks come first, because the description of an
+    # optimizer needs these names. A parameter of two networks keeps its name in the first.
     names: dict[int, str] = {}
     described: dict[str, PartDescription] = {}
     for name, part in parts.items():
@@ -106,7 +109,7 @@ def describe_other(part: object) -> PartDescription:
     rates = getattr(part, "base_lrs", None)
     if is_plain(rates):
         described["rates"] = plain_value(rates)
-    schedules = getattr(part, "_schedulers", None)  # a schedule that is made of others has them
+    schedules = getattr(part, "_schedulers", None)  # a schedule that is made of others has these
     if isinstance(schedules, (list, tuple)):
         described["schedules"] = [describe_other(schedule) for schedule in schedules]
     return described
@@ -143,12 +146,18 @@ def insist_on_same(path: Path, saved: object, now: Mapping[str, PartDescription]
     # Another class explains most other differences, such as a schedule's other rates.
     for name in described:
         if saved[name].get("class") != now[name]["class"]:
-            classes = f"the class {now[name]['class']} and was of {saved[name].get('class')}"
-            raise UserError(f"{path} is of another recipe: {name} is of {classes}", advice=ADVICE)
+            classes = f"{saved[name].get('class')} then and {now[name]['class']} now"
+            raise UserError(
+                f"{path} was written by another version of the recipe ({name} was a {classes})",
+                advice=ADVICE,
+            )
     for name in described:
         first_difference = next(differences(name, saved[name], now[name]), None)
         if first_difference is not None:
-            raise UserError(f"{path} is of another recipe: {first_difference}", advice=ADVICE)
+            raise UserError(
+                f"{path} was written by another version of the recipe ({first_difference})",
+                advice=ADVICE,
+            )
 
 
 def differences(name: str, before: Mapping[str, object], now: PartDescription) -> Iterator[str]:
@@ -161,7 +170,7 @@ def differences(name: str, before: Mapping[str, object], now: PartDescription) -
     """
     for key, words in (("rates", "base learning rates"), ("schedules", "inner schedules")):
         if key in before and before[key] != now.get(key):
-            yield f"the {words} of {name} are {now.get(key)!s:.200} and were {before[key]!s:.200}"
+            yield f"the {words} of {name} are {now.get(key)!s:.200} but were {before[key]!s:.200}"
     groups_before = before.get("groups")
     if isinstance(groups_before, list) and all(isinstance(g, Mapping) for g in groups_before):
         yield from differences_of_groups(name, groups_before, now.get("groups", []))
@@ -177,7 +186,7 @@ def differences_of_groups(
     """
     if len(before) != len(now):
         counts = f"{len(now)} parameter groups (of {sizes_of(now)} parameters)"
-        yield f"{name} has {counts} and had {len(before)} (of {sizes_of(before)})"
+        yield f"{name} has {counts} but had {len(before)} (of {sizes_of(before)})"
     for number, (group_before, group) in enumerate(zip(before, now, strict=False)):
         names_before = group_before.get("parameters")
         names = group["parameters"]
@@ -189,7 +198,7 @@ def differences_of_groups(
             continue
         for option, value in group["options"].items():
             if option in options_before and options_before[option] != value:
-                values = f"{value!s:.100} and was {options_before[option]!s:.100}"
+                values = f"{value!s:.100} but was {options_before[option]!s:.100}"
                 yield f"{option} in parameter group {number} of {name} is {values}"
 
 
@@ -206,5 +215,5 @@ def difference_of_names(before: list[object], now: list[str]) -> str:
     """Return a phrase for the first difference between two lists of names that are not equal."""
     for position, (name_before, name) in enumerate(zip(before, now, strict=False)):
         if name_before != name:
-            return f"has {name!s:.100} at place {position}, where {name_before!s:.100} was"
-    return f"has {len(now)} parameters and had {len(before)}"
+            return f"has {name!s:.100} at position {position} instead of {name_before!s:.100}"
+    return f"has {len(now)} parameters but had {len(before)}"

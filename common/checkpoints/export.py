@@ -114,8 +114,7 @@ def write_sharded_weights(path: Path, weights: Tensors) -> None:
     try:
         write_in_turn(path, weights, tensors)
     finally:
-        # Go through the tensors that are left after an error: the other ranks wait for rank 0 at
-        # each of them.
+        # After an error, go through the remaining tensors: the other ranks wait for rank 0 at each.
         for _ in tensors:
             pass
 
@@ -129,8 +128,8 @@ def load_initial(
     `heads_to_begin_anew`.
 
     Args:
-        directory: the run's.
-        class_names: of the run's data; None if the data have no classes.
+        directory: the directory of the run.
+        class_names: the classes of the run's data; None if the data have no classes.
     """
     initial_model = config.init_from
     assert initial_model is not None  # otherwise there is nothing to load
@@ -142,8 +141,8 @@ def load_initial(
         heads = heads_to_begin_anew(model, weights, initial_class_names, class_names)
         for name, head in heads.items():
             say(
-                f"--init-from {initial_model} has other classes than these data, or none: {name} "
-                "starts with random values"
+                f"--init-from {initial_model} has other classes than these data, or none, so "
+                f"{name} starts with random values"
             )
             # `put_weights` then gives the head the random values that it has already.
             for key, value in head.state_dict().items():
@@ -174,7 +173,7 @@ def heads_to_begin_anew(
     initial_class_names: object,
     class_names: list[str] | None,
 ) -> dict[str, nn.Linear]:
-    """Return the heads, by name, that keep random values instead of taking initial weights.
+    """Return by name the heads that keep random values instead of taking initial weights.
 
     A head is the last linear layer, or a layer with one output per class that feeds no later layer.
     It keeps random values in two cases:
@@ -183,13 +182,13 @@ def heads_to_begin_anew(
     - It has one output per class, and the weights are known to be for other classes.
 
     Args:
-        weights: by name.
+        weights: the initial weights, by name.
         initial_class_names: the class names of the weights, a list of texts unless a copy describes
             its model in another way; None if they are unknown.
-        class_names: those of the run's data; None if the data have no classes.
+        class_names: the classes of the run's data; None if the data have no classes.
     """
     if class_names is None:
-        return {}  # without classes, no head is for other ones
+        return {}  # without classes, no head is for other classes
     linear_layers = [
         (name, layer) for name, layer in model.named_modules() if isinstance(layer, nn.Linear)
     ]
@@ -211,7 +210,7 @@ def heads_to_begin_anew(
 
 
 def weights_of(model: nn.Module) -> Tensors:
-    """Return a model's state, not copied; a tensor that has several names only under the first."""
+    """Return a model's state, not copied. A tensor with several names has only the first."""
     state = model.state_dict()
     return {name: state[name] for name, *_ in names_by_weight(model)}
 
@@ -235,9 +234,9 @@ def put_weights(
     """Copy weights into a model, in place; a `UserError` if they don't fit.
 
     Args:
-        weights: by name. Tied weights need only one of their names; this adds the others to the
-            dict.
-        path: of the weights, for a message.
+        weights: the weights by name. Tied weights need only one of their names; `put_weights` adds
+            the others to the dict.
+        path: the file of the weights, for a message.
     """
     state = model.state_dict()
     for names in names_by_weight(model):
@@ -254,7 +253,7 @@ def refuse_other_model(
 ) -> None:
     """Raise a `UserError` that names the first weight that does not fit a model's state."""
     refuse_other_kind(state, weights, path)
-    advice = "pass the model flags and the data set that it was trained with"
+    advice = "pass the same flags of the model and the same data set as in its training"
     for name in sorted(state.keys() | weights.keys()):
         shape_here = tuple(state[name].shape) if name in state else None
         shape_there = tuple(weights[name].shape) if name in weights else None
@@ -262,13 +261,13 @@ def refuse_other_model(
             continue
         if shape_here is None:
             count = len(weights.keys() - state.keys())
-            difference = f"it has {name}, which this model has not ({count:,} such tensors)"
+            difference = f"it has {name}, which this model lacks ({count:,} such tensors)"
         elif shape_there is None:
             count = len(state.keys() - weights.keys())
             difference = f"it has no {name}, which this model needs ({count:,} such tensors)"
         else:
-            difference = f"{name} has the shape {shape_there} there and {shape_here} here"
-        raise UserError(f"{path} is of another model: {difference}", advice=advice)
+            difference = f"{name} has the shape {shape_there} there, but {shape_here} here"
+        raise UserError(f"{path} does not fit this model, because {difference}", advice=advice)
 
 
 def refuse_other_kind(
@@ -282,8 +281,8 @@ def refuse_other_kind(
     if state and weights and not state.keys() & weights.keys():
         raise UserError(
             (
-                f"{path} has weights of another model: none of its {len(weights):,} tensors has "
-                f"a name of this one ({min(weights)} there, {min(state)} here)"
+                f"{path} has weights of another model, because none of its {len(weights):,} "
+                f"tensors has a name that occurs here ({min(weights)} there, {min(state)} here)"
             ),
-            advice="pass weights of this recipe's model",
+            advice="pass weights that this recipe wrote, or the recipe that wrote these weights",
         )

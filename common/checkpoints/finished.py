@@ -38,7 +38,8 @@ def step_of(checkpoint: Path | str) -> int:
     match = NAME.fullmatch(Path(checkpoint).name)
     if match is None:
         raise UserError(
-            f"{checkpoint} is not a checkpoint's name", advice="pass one such as step-00000120"
+            f"{checkpoint} is not the name of a checkpoint",
+            advice="pass the path of a checkpoint, such as runs/NAME/checkpoints/step-00000120",
         )
     return int(match[1])
 
@@ -53,7 +54,7 @@ def read_manifest(checkpoint: Path) -> Manifest:
     with contextlib.suppress(RecursionError, ValidationError):  # nested too deeply, or malformed
         if is_as_signed(contents):
             return Manifest.model_validate(contents)
-    raise UserError(f"{path} is damaged, because it is not as the run wrote it", advice=PUT_BACK)
+    raise UserError(f"{path} is damaged or was edited", advice=PUT_BACK)
 
 
 def owner_of(checkpoint: Path) -> str | None:
@@ -84,7 +85,7 @@ def damage(checkpoint: Path) -> str | None:
         return error.problem
     step = manifest.global_step
     if step is not None and step != step_of(checkpoint):
-        return f"{checkpoint} was renamed, and is of update {step}: rename it to step-{step:08d}"
+        return f"{checkpoint} was renamed from step-{step:08d} (rename it back)"
     needed = {name: receipt for name, receipt in manifest.files.items() if not is_best(name)}
     return damage_of_files(checkpoint, needed)
 
@@ -105,18 +106,18 @@ def damage_of_files(checkpoint: Path, receipts: Mapping[str, Receipt]) -> str | 
     """Return a sentence on the first file that differs from its receipt; None if none does.
 
     Args:
-        receipts: by the file's path relative to the checkpoint.
+        receipts: the receipts of the files, by path relative to the checkpoint.
     """
     for name, receipt in receipts.items():
         path = Path(os.path.normpath(checkpoint / name))  # without "..", for the message
         try:
             actual = Receipt(**receipt_of(path))
         except OSError as problem:
-            return f"{path} can't be read: {problem.strerror}"
+            return f"{path} can't be read ({problem.strerror})"
         if actual.size != receipt.size:
-            return f"{path} has {actual.size:,} bytes instead of {receipt.size}"
+            return f"{path} has {actual.size:,} bytes instead of {receipt.size:,}"
         if actual.sha256 != receipt.sha256:
-            return f"{path} is not what was written: its SHA-256 differs"
+            return f"{path} has changed since it was written, because its SHA-256 differs"
     return None
 
 
@@ -183,15 +184,15 @@ def no_checkpoint_up_to(
 ) -> UserError:
     """Return the error for a `named` checkpoint that can't be used, nor any before it."""
     if problems:
-        reason = f"no checkpoint up to {named} is whole ({problems[0]})"
+        reason = f"all checkpoints up to {named} are damaged ({problems[0]})"
     else:
         first = step_folders(folder)[0].name
-        reason = f"{folder} has no checkpoint up to {named}, and {first} is its first"
+        reason = f"{folder} has no checkpoint up to {named}, because its first one is {first}"
     newest, _ = newest_whole(folder, None, run_id)
     if newest is None:
-        advice = "put a whole copy of a checkpoint back, or train from the start"
+        advice = "restore a checkpoint from a backup, or train from the start"
     else:
-        advice = f"continue from the newest one, {newest.name},"
+        advice = f"continue from the newest checkpoint, {newest.name},"
     return UserError(reason, advice=f"{advice} with --resume {quoted(folder.parent)}")
 
 
@@ -204,7 +205,10 @@ def put_newer_aside(folder: Path, chosen: Path) -> None:
     for checkpoint in step_folders(folder):
         if step_of(checkpoint) > step_of(chosen):
             aside = checkpoint.with_name(checkpoint.name + SUPERSEDED)
-            say(f"set aside as {aside}, until a new checkpoint is complete")
+            say(
+                f"renamed {checkpoint.name}, which is newer, to {aside}; it is deleted once the "
+                "run has written another checkpoint"
+            )
             remove(aside)
             rename_path(checkpoint, aside)
 
@@ -221,7 +225,7 @@ def undo_renaming(folder: Path) -> None:
                 continue
             original = folder / f"step-{step:08d}"
             if original != checkpoint and not os.path.lexists(original):
-                say(f"{checkpoint} is of update {step}: renamed to {original.name}")
+                say(f"renamed {checkpoint} to {original.name}, because it is of update {step}")
                 rename_path(checkpoint, original)
 
 
@@ -231,7 +235,7 @@ def put_all_aside(folder: Path) -> None:
     Other runs' files were moved to folders of their own before: see `put_other_runs_aside`.
     """
     aside = free_name(folder.with_name(f"{folder.name}-put-aside"))
-    say(f"no checkpoint in {folder} is whole: moved all of them to {aside}")
+    say(f"all checkpoints in {folder} are damaged, so they were moved to {aside}")
     rename_path(folder, aside)
     for of_another_run in sorted(aside.glob(f"{OF_ANOTHER_RUN}*")):
         folder.mkdir(exist_ok=True)
@@ -255,7 +259,7 @@ def put_other_runs_aside(folder: Path, run_id: str | None) -> None:
 
 
 def free_name(path: Path) -> Path:
-    """Return `path`, or if it exists the first free one of `path`-2, `path`-3 and so on."""
+    """Return `path`, or if it exists the first free name of `path`-2, `path`-3 and so on."""
     candidate = path
     for number in itertools.count(2):
         if not os.path.lexists(candidate):
@@ -269,7 +273,7 @@ def remove_old(folder: Path, keep: int, newest: Path, run_id: str | None = None)
 
     Args:
         keep: the number of checkpoints that stay.
-        newest: the checkpoint that was just written, which is one of them.
+        newest: the checkpoint that was just written, which also stays.
         run_id: the run whose files may be removed; None allows any run's.
     """
     last_step = step_of(newest)

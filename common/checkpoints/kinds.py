@@ -1,6 +1,6 @@
 """Adapters that save and restore modules, optimizers and random generators.
 
-Each gives its state as `state_dict` returns it, and takes it back, for `common.checkpoints.state`.
+`common.checkpoints.state` saves what `state_dict` of an adapter returns, and hands it back.
 """
 
 import random
@@ -20,10 +20,10 @@ from common.system.devices import generator_state, has_generator, set_generator_
 
 State = dict[str, Any]  # a part's state: tensors and plain values, nested in dicts and lists
 # The action if a checkpoint does not fit the model or optimizer.
-MODEL_ADVICE = "resume with the recipe and flags that wrote it, or resume from an older checkpoint"
+MODEL_ADVICE = "resume with the recipe and flags that wrote it, or start a new run"
 # The options of an optimizer that choose its kernels.
 KERNELS = ("fused", "foreach")
-# By the bytes of an element: the integer type of the same width, to read the element's bits.
+# The integer type of an element's width in bytes, to read the element's bits.
 INTEGER_TYPES = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -44,7 +44,7 @@ class Network:
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
-        # The parameters that were frozen from the start, by name, with the sum of their bits when
+        # By name: the parameters that were frozen from the start, with the sum of their bits when
         # they were last written; None before that.
         self.frozen: dict[str, int | None] = {
             name: None for name, value in module.named_parameters() if not value.requires_grad
@@ -106,7 +106,8 @@ class Network:
         for key in sorted(parameters.keys() | saved.keys()):
             if shape_and_dtype(parameters, key) != shape_and_dtype(saved, key):
                 raise UserError(
-                    f"{path} is of another model: its {name}.{key} does not fit",
+                    f"{path} was written by another model, because {name}.{key} "
+                    f"{words_for(saved, key)} there and {words_for(parameters, key)} here",
                     advice=MODEL_ADVICE,
                 )
         for key, parameter in parameters.items():
@@ -114,6 +115,15 @@ class Network:
         # Frozen in this run and when the checkpoint was written, and in no checkpoint as changed.
         still_frozen = self.frozen.keys() & frozen.keys() - trained.keys()
         self.frozen = dict(sums_of_bits({key: parameters[key] for key in still_frozen}))
+
+
+def words_for(tensors: Mapping[str, torch.Tensor | Rows], name: str) -> str:
+    """Return the shape and dtype of a named tensor in words, for a message."""
+    found = shape_and_dtype(tensors, name)
+    if found is None:
+        return "does not exist"
+    shape, dtype = found
+    return f"is {[*shape]} {str(dtype).removeprefix('torch.')}"
 
 
 def shape_and_dtype(
@@ -189,7 +199,7 @@ class OptimizerState:
         own saved dtype again.
 
         Args:
-            saved_states: by the parameters' numbers, which count through all groups.
+            saved_states: the states by the parameters' numbers, which count through all groups.
         """
         groups = self.optimizer.param_groups
         parameters = [parameter for group in groups for parameter in group["params"]]

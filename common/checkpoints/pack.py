@@ -48,7 +48,7 @@ class Packer:
 
     def __init__(self) -> None:
         self.tensors: Tensors = {}
-        self.names: dict[Hashable, str] = {}  # of the stored tensors, by `storage_key`
+        self.names: dict[Hashable, str] = {}  # names of stored tensors, by `storage_key`
 
     def pack_value(self, value: object, place: str) -> JsonValue:
         """Return a value as JSON, and store the tensors in it."""
@@ -130,7 +130,7 @@ def unpack(
     """Return the state that `pack` split, in memory of its own.
 
     Args:
-        tensors: by name, as `pack` returned them or as they were read from files.
+        tensors: the tensors by name, as `pack` returned them or as they were read from files.
         rest: the JSON that `pack` returned.
         mesh: the ranks over which to shard the tensors that are `Rows`; None reads them whole.
     """

@@ -51,7 +51,7 @@ def rows_here(mesh: "DeviceMesh", length: int) -> slice:
 
 
 def fill(tensor: torch.Tensor, value: "torch.Tensor | Rows") -> None:
-    """Copy a value of the same whole shape over a tensor, in place.
+    """Copy a value over a tensor, in place; unsharded, both have the same shape.
 
     Args:
         tensor: a plain tensor, or a sharded one, of which this rank's rows are filled.
@@ -75,8 +75,8 @@ def parts_of(
     Each rank writes its rows of the sharded tensors. Rank 0 also writes all other tensors.
 
     Args:
-        name: what the files' names begin with.
-        tensors: by name, the tensors of all ranks.
+        name: the beginning of the files' names.
+        tensors: the tensors of all ranks, by name.
         ranks: the number of ranks that the tensors are sharded over.
     """
     own_rows = {}
@@ -145,16 +145,16 @@ class Rows:
         """Take the slices that safetensors returned of each file, in the order of the ranks."""
         self.parts = [*parts]
         lengths = [part.get_shape()[0] for part in self.parts]
-        self.starts = [*accumulate(lengths, initial=0)]  # of each part, then the whole length
+        self.starts = [*accumulate(lengths, initial=0)]  # first rows, then the whole length
         self.shape = torch.Size([self.starts[-1], *self.parts[0].get_shape()[1:]])
-        self.dtype: torch.dtype = self.parts[0][:0].dtype  # of no rows, which reads no values
+        self.dtype: torch.dtype = self.parts[0][:0].dtype  # an empty slice reads no values
 
     def __getitem__(self, rows: slice | EllipsisType) -> torch.Tensor:
         """Read the rows of a slice, or all of them for an ellipsis."""
         requested_rows = slice(None) if isinstance(rows, EllipsisType) else rows
         first, last, _ = requested_rows.indices(self.shape[0])
         pieces = []
-        # Of each part, the rows between `first` and `last`, which may be none. A slice may end
+        # Take the rows of each part between `first` and `last`, which may be none. A slice may end
         # beyond the part. `starts` has one item more: the whole length.
         for part, start in zip(self.parts, self.starts, strict=False):
             pieces.append(part[max(first - start, 0) : max(last - start, 0)])

@@ -28,13 +28,13 @@ if TYPE_CHECKING:  # importing it takes a second
     from torch.distributed.device_mesh import DeviceMesh
 
 # The facts that a resume must not change. Each has the advice for a resume that changes it.
-SAME_DATA = "put the data back as they were, or start another run with --init-from"
+SAME_DATA = "change the data back, or start another run from the weights with --init-from"
 MUST_MATCH_ON_RESUME = {
     "recipe": "resume it with its own recipe, or start another run",
     # The best value so far is meaningless under another objective.
-    "objective": "put OBJECTIVE back in the recipe, or start another run",
+    "objective": "change OBJECTIVE back in the recipe, or start another run",
     "mixed_precision": "pass --mixed-precision with the first of these values",
-    "effective_batch_size": "put the run's config.json back as it was",
+    "effective_batch_size": "restore the run's config.json from a backup",
     "sizes": SAME_DATA,
     "class_names": SAME_DATA,
     "fingerprint": SAME_DATA,
@@ -68,15 +68,15 @@ class RunIdentity(TypedDict):
     recipe: str
     model: str
     objective: str
-    flags: dict[str, object]  # those that a resume can't change
+    flags: dict[str, object]  # the flags that a resume can't change
     parts_described: dict[str, PartDescription]
     global_step: int
-    global_sample_index: int  # in the epoch
-    data: Mapping[str, object]  # of the data set, such as its sizes and fingerprint
+    global_sample_index: int  # counted within the epoch
+    data: Mapping[str, object]  # facts of the data set, such as its sizes and fingerprint
     effective_batch_size: int
     world_size: int
     mixed_precision: str
-    versions: dict[str, str]  # of packages, by name
+    versions: dict[str, str]  # versions of packages, by name
 
 
 class Parts:
@@ -91,7 +91,7 @@ class Parts:
         self.mesh = mesh  # the ranks that the model is sharded over, if it is sharded
         self.shared: dict[str, Stateful] = {}
         self.of_rank: dict[str, Stateful] = {}
-        # By the name of the part; empty until training starts.
+        # The descriptions of the parts, by name; empty until training starts.
         self.description: dict[str, PartDescription] = {}
 
     def add(self, name: str, part: Stateful, shared: bool = True) -> None:
@@ -115,7 +115,7 @@ class Parts:
         is_taken = name in self.shared or name in self.of_rank
         if is_taken or not re.fullmatch(r"(?!rank-|frozen-)[\w-]+", name):
             raise ValueError(
-                f"a part can't be named {name!r}: choose another name, of letters, digits and -"
+                f"a part can't be named {name!r}: choose another name of letters, digits and dashes"
             )
         if isinstance(part, nn.Module):
             module: nn.Module = extract_model_from_parallel(part)
@@ -152,7 +152,7 @@ class Parts:
         for name, part in self.shared.items():
             if isinstance(part, Network):
                 tensors, frozen = part.take()
-                # It has tensors alone, but a resume looks for its name.
+                # A network has tensors alone, but a resume looks for its name.
                 contents.shared[name] = None
                 contents.lasting_files |= parts_of(f"frozen-{name}", frozen, self.rank, shards)
             else:
@@ -190,14 +190,14 @@ class Parts:
     def read_states(self, path: Path, manifest: Manifest, ranks: Iterable[int]) -> list[State]:
         """Return the states in a checkpoint by part's name, one dict for each of the `ranks`.
 
-        The first of them also has the states of the shared parts.
+        The dict of the first rank also has the states of the shared parts.
         """
         states: list[State] = []
         with fitting(path, "state"):
             for rank in ranks:
                 tensors = read_parts(path, f"rank-{rank}", manifest.files)
                 states.append(unpack(tensors, manifest.ranks[rank]))
-            # Networks are in both; `restore` reads their parameters itself.
+            # Networks are in both dicts; `restore` reads their parameters itself.
             for name in self.shared.keys() - self.of_rank.keys():
                 tensors = read_parts(path, name, manifest.files)
                 states[0][name] = unpack(tensors, manifest.parts[name], self.mesh)
@@ -211,7 +211,7 @@ class Parts:
         if different_names:
             names = ", ".join(sorted(different_names))
             raise UserError(
-                f"{path} is of another model: it and this recipe differ in {names}",
+                f"{path} was written by another recipe, because only one of the two has {names}",
                 advice=MODEL_ADVICE,
             )
 
@@ -223,7 +223,7 @@ def fitting(path: Path, name: str) -> AbstractContextManager[None]:
     that takes it may raise any class of error. (`common.sentences.reading` is for files that
     can't be read, and has another message.)
     """
-    problem = f"{path} is of another model: its {name} does not fit"
+    problem = f"{path} was written by another model or recipe, because its {name} does not fit"
     return as_user_error(Exception, problem, MODEL_ADVICE, most=150)
 
 
@@ -262,7 +262,7 @@ def check_state(part: Stateful | LoadsFromRanks, state: object) -> None:
 
     Many `load_state_dict` methods accept any value, and the error would come during the training.
     """
-    if not isinstance(part, RandomState):  # it checks its state itself
+    if not isinstance(part, RandomState):  # which checks its state itself
         check_types(state, part.state_dict())
 
 
@@ -307,14 +307,14 @@ def restore_newest(
     """Restore all parts from the newest whole checkpoint; None if no checkpoint is whole.
 
     Rank 0 chooses the checkpoint. It warns of those that it passes over, because they are damaged
-    or of another run.
+    or another run wrote them.
 
     Args:
         named: the last checkpoint to consider, such as ``step-00000120``; None for the newest.
         present: the facts of this run. Those in `MUST_MATCH_ON_RESUME`, the ``flags`` and the
             ``parts_described`` must be the same as in the checkpoint.
-        saved_objective: the one in the run's `config.json`. Checkpoints of older versions do not
-            name theirs.
+        saved_objective: the objective in the run's `config.json`. Checkpoints of older versions do
+            not name theirs.
 
     Raises:
         UserError: a fact differs, or a part does not fit.
@@ -327,7 +327,7 @@ def restore_newest(
     path, damage_of_best = ask_rank_zero(choose_checkpoint)
     if path is None:
         say(
-            f"resuming {checkpoints.folder.parent} from its start, because it has no whole "
+            f"resuming {checkpoints.folder.parent} from its start, because it has no undamaged "
             "checkpoint"
         )
         return None
@@ -335,8 +335,8 @@ def restore_newest(
     has_lost_best = damage_of_best is not None
     if has_lost_best:
         warn(
-            f"the best model so far is lost ({damage_of_best}); the best of the evaluations from "
-            "here on takes its place"
+            f"the best model so far is lost ({damage_of_best}), so the best one from now on takes "
+            "its place"
         )
     manifest = read_manifest(path)
     insist_on_same_run(path, manifest, present, saved_objective)
@@ -352,7 +352,7 @@ def insist_on_same_run(
 
     See `restore_newest` for the arguments.
     """
-    # Only the entries that the file has, and without the large ones that are not compared.
+    # Compare only the entries that the file has, and without the large ones that are not compared.
     saved_facts = manifest.model_dump(exclude_unset=True, exclude={"parts", "ranks", "files"})
     if saved_objective is not None:
         saved_facts.setdefault("objective", saved_objective)
@@ -364,8 +364,8 @@ def insist_on_same_run(
 def insist_on_facts(path: Path, saved: Mapping[str, object], present: RunIdentity) -> None:
     """Raise a `UserError` for the first fact in `MUST_MATCH_ON_RESUME` that has changed.
 
-    The facts of the data set are in the entry ``data`` of both. A fact that was not saved, as by an
-    older version, is not compared.
+    Both sides have the facts of the data set in their entry ``data``. A fact that is not saved is
+    not compared: older versions saved fewer.
     """
     facts_before = dict(saved)
     saved_data = saved.get("data")
@@ -376,8 +376,8 @@ def insist_on_facts(path: Path, saved: Mapping[str, object], present: RunIdentit
         if name in facts_before and facts_before[name] != facts_now.get(name):
             raise UserError(
                 (
-                    f"{path} was written with {name.replace('_', ' ')} "
-                    f"{facts_before[name]!s:.200}, and now {facts_now.get(name)!s:.200}"
+                    f"{path} can't be resumed, because its {name.replace('_', ' ')} was "
+                    f"{facts_before[name]!s:.200} and is {facts_now.get(name)!s:.200} now"
                 ),
                 advice=advice,
             )
@@ -397,6 +397,7 @@ def insist_on_flags(
     if changes:
         phrases = in_words(changes, "{flag} {saved} and now has {present}")
         raise UserError(
-            f"{path} can't be resumed with other flags: it was trained with {', '.join(phrases)}",
-            advice="put these values back in the run's config.json, or start another run",
+            f"{path} can't be resumed with other flags, because it was trained with "
+            f"{', '.join(phrases)}",
+            advice="change these values back in the run's config.json, or start another run",
         )

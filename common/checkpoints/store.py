@@ -60,8 +60,8 @@ POLL_SECONDS = 0.01  # between two looks for the files of other ranks
 class Contents:
     """The data that one rank writes into a checkpoint."""
 
-    files: dict[str, Tensors] = field(default_factory=dict)  # by name of the file
-    # Files that are written once for all checkpoints, by name.
+    files: dict[str, Tensors] = field(default_factory=dict)  # the tensors of each file, by its name
+    # The tensors of files that are written once for all checkpoints, likewise.
     lasting_files: dict[str, Tensors] = field(default_factory=dict)
     # The states of the parts by name, without their tensors: the shared ones, which only rank 0
     # has, and those of this rank.
@@ -110,14 +110,14 @@ class Checkpoints:
     world_size: int
     keep: int  # the number of checkpoints that stay, the newest ones
     patience: float  # seconds to wait for the files of other ranks
-    device: torch.device = HOST  # of the state that is saved
-    writer: threading.Thread | None = None  # of the latest save, until `wait`
+    device: torch.device = HOST  # where the saved state is
+    writer: threading.Thread | None = None  # the thread of the latest save, until `wait`
     failure: SaveFailure | None = None  # why a save failed; nothing is saved after that
     lost: LostProcessError | None = None  # another rank's files did not appear in time
     last_step: int = -1  # the update of the latest checkpoint
-    # Of the files that were written once for all checkpoints, by name.
+    # The receipts of files that were written once for all checkpoints, by name.
     lasting_receipts: dict[str, Receipt] = field(default_factory=dict)
-    run_id: str | None = None  # of the run that these checkpoints belong to
+    run_id: str | None = None  # the run that these checkpoints belong to
     # Raises a `UserError` if the run's directory no longer belongs to this run.
     insist_on_ownership: Callable[[], None] = lambda: None
 
@@ -344,8 +344,8 @@ class Checkpoints:
                     raise OtherRankError(f"rank {rank} could not write its part")
             if time.monotonic() > began + self.patience:
                 raise LostProcessError(
-                    f"rank {missing_ranks[0]} timed out: its part of {unfinished.name} was not "
-                    f"there after {self.patience:.0f} s"
+                    f"rank {missing_ranks[0]} timed out, because it did not write its part of "
+                    f"{unfinished.name} within {self.patience:.0f} s"
                 )
             time.sleep(POLL_SECONDS)
 
@@ -370,7 +370,7 @@ def manifest_of(
     """Return the manifest of the files and states that all ranks have written.
 
     Args:
-        rank_receipts: of each rank, in order.
+        rank_receipts: the receipts of all ranks, in order.
         shared: the states of the shared parts by name, without their tensors.
         facts: further entries, such as the flags that a resume compares.
     """

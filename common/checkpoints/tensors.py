@@ -53,8 +53,8 @@ def write_in_turn(
     A sharded model is exported this way, because all of it may not fit into one rank's memory.
 
     Args:
-        like: by name, tensors with the shapes and dtypes of those to write; their values are
-            not used.
+        like: tensors by name, with the shapes and dtypes of those to write; their values are not
+            used.
         tensors: the tensors to write, on the CPU, in the order of `like`.
     """
     entries: dict[str, HeaderEntry] = {}

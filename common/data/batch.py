@@ -1,6 +1,7 @@
 """A data set and its splits, each of which makes batches of its samples.
 
-Recipes give a `Data` to a run. Its splits are `Samples`, or map-style data sets that become such.
+Recipes give a `Data` to a run. Its splits are `Samples`, or map-style data sets, from which it
+makes `Samples`.
 """
 
 import random
@@ -62,7 +63,7 @@ class Samples:
     epochs.
     """
 
-    seed = 0  # of the run; set by the loader
+    seed = 0  # the seed of the run; the loader sets it
     num_bytes: int | None = None  # device memory that `place` takes; None: `place` is not defined
     lengths: np.ndarray | None = None  # int64 [samples]; if set, a batch has similar lengths
     blocks: Blocks | None = None  # samples that one process should read together, in this order
@@ -132,7 +133,7 @@ class Samples:
     def values_of(self, samples: torch.Tensor, device: torch.device) -> Batch:
         """Return the batch of `samples` on `device`, in fp32.
 
-        It serves models whose operations depend on values, and can't be counted by shapes alone.
+        These serve models whose operations depend on values and can't be counted by shapes alone.
         """
         batch = send_to_device(self.read(samples, None), device)
         return convert_to_fp32(self.finish(batch, samples, None))
@@ -157,7 +158,7 @@ class Samples:
     def fingerprint(self) -> str | None:
         """Return a digest that changes with the samples; None if there can be none.
 
-        A resumed run compares it with that of the first start, to notice that its data have
+        A resumed run compares the digest with that of the first start, to notice that its data have
         changed. By default, it is a digest of a few samples, read as in an evaluation. A subclass
         may override it.
         """
@@ -170,7 +171,7 @@ class Samples:
     def seed_generators(self, epoch: int | None, sample: int) -> None:
         """Seed the random generators of the CPU by the run's seed, the epoch and a sample.
 
-        So a transform draws the same numbers for a sample, in whichever process it is made.
+        So a transform draws the same numbers for a sample in any process.
         """
         # -1 stands for an evaluation.
         seed = hash_integers(self.seed, -1 if epoch is None else epoch, sample)
@@ -223,7 +224,7 @@ class TensorSamples(Samples):
     They are placed on the device if they fit, and a batch is then a gather.
     """
 
-    # On the host; empty in a subclass that streams its samples and does not call `keep`.
+    # The arrays on the host; empty in a subclass that streams its samples and does not call `keep`.
     arrays: dict[str, torch.Tensor | np.ndarray] = {}
     placed: dict[str, torch.Tensor] = {}  # on the device, from `place` on
 
@@ -231,7 +232,7 @@ class TensorSamples(Samples):
         sizes = {name: len(values) for name, values in tensors.items()}
         if len(set(sizes.values())) != 1:
             raise UserError(
-                f"the tensors of one split have different numbers of samples: {sizes}",
+                f"the tensors of one split have different numbers of samples ({sizes})",
                 advice="pass tensors with one row per sample, all of the same length",
             )
         self.keep(**tensors)
@@ -294,7 +295,8 @@ class Data:
     """
 
     name: str
-    # train, validation, test. They may be given as `MapStyle` data sets, and become `Samples`.
+    # The splits train, validation and test. They may be given as `MapStyle` data sets, and become
+    # `Samples`.
     splits: dict[str, Any]
     _: KW_ONLY
     class_names: list[str] | None = None
@@ -314,9 +316,9 @@ class Data:
         if "train" not in self.splits or not {"validation", "test"} & set(self.splits):
             split_names = ", ".join(self.splits) or "(none)"
             raise UserError(
-                f"data set {self.name} has the splits {split_names}, which are not the ones that "
-                "a run needs",
-                advice="name its splits train, and validation or test or both, in Data(...)",
+                f"data set {self.name} has the splits {split_names}, but a run needs train, and "
+                "validation or test",
+                advice="name the splits train, validation and test in Data(NAME, splits)",
             )
         self.splits = {name: self.as_samples(name, split) for name, split in self.splits.items()}
         # Splits without a fingerprint; None until `facts` has computed the fingerprints.
@@ -334,11 +336,11 @@ class Data:
             if isinstance(split, IterableDataset) or not isinstance(split, MapStyle):
                 raise UserError(
                     (
-                        f"data set {self.name}: split {name} is a {type(split).__name__}, whose "
+                        f"split {name} of data set {self.name} is a {type(split).__name__}, whose "
                         "samples can't be read by index"
                     ),
                     advice=(
-                        "give a map-style Dataset with __len__ and __getitem__, TensorSamples, "
+                        "pass a map-style Dataset with __len__ and __getitem__, TensorSamples, "
                         "or, for training only, IterableSamples"
                     ),
                 )
@@ -358,10 +360,10 @@ class Data:
         if split.lengths.shape != (len(split),):
             raise UserError(
                 (
-                    f"data set {self.name}: split {name} has lengths of shape "
-                    f"{split.lengths.shape} for {len(split):,} samples"
+                    f"split {name} of data set {self.name} has {len(split):,} samples, but its "
+                    f"lengths have the shape {split.lengths.shape}"
                 ),
-                advice="give one length per sample",
+                advice="pass one length for each sample",
             )
 
     def facts(self) -> DataFacts:
@@ -376,7 +378,7 @@ class Data:
             self.unknown_contents = [name for name, value in fingerprints.items() if value is None]
         sizes = {name: len(split) for name, split in self.splits.items() if split.is_sized}
         if self.is_evaluated_only:
-            # It is only the stand-in that `__post_init__` made.
+            # This split is only the stand-in that `__post_init__` made.
             sizes.pop("train", None)
         facts = {
             "name": self.name,
@@ -411,8 +413,8 @@ def refuse_unread(config: TrainingConfig, data: Data) -> None:
             shown_value = " ".join(value) if isinstance(value, tuple) else value
             raise UserError(
                 (
-                    f"{spelled(field.name)} {shown_value} has no effect, because data set "
-                    f"{data.name} of this recipe does not read it"
+                    f"{spelled(field.name)} {shown_value} has no effect, because the recipe's data "
+                    f"set {data.name} does not use it"
                 ),
                 advice=f"leave {spelled(field.name)} out",
             )

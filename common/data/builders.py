@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from datasets import DatasetBuilder, DatasetDict
 
 # The action if `datasets` can't read a data set, without a file that is to blame.
-DATA_ADVICE = "check its files, and for a data set of the Hub --dataset-config and the connection"
+DATA_ADVICE = (
+    "check the data set's files; for one of the Hub, check --dataset-config and the connection"
+)
 # The builder of `datasets` for a single file, by its suffix.
 FILE_BUILDERS = {
     ".csv": "csv",
@@ -47,7 +49,7 @@ class LoadArguments(TypedDict):
     path: str  # the Hub id, the folder, or the name of a builder for single files
     name: str | None  # the configuration
     cache_dir: NotRequired[str]
-    data_files: NotRequired[dict[str, list[str]]]  # by split
+    data_files: NotRequired[dict[str, list[str]]]  # their paths, by split
 
 
 class CsvOptions(TypedDict, total=False):
@@ -124,13 +126,14 @@ def notes_on_files(builder: "DatasetBuilder", local_files: LocalFiles) -> list[s
             that leads nowhere stands for a whole class or table.
     """
     data_files = builder.config.data_files or {}
-    # In how many splits each file is.
+    # The number of splits that each file is in.
     counts = Counter(str(file) for file in chain(*data_files.values()))
     repeated = [file for file, count in counts.items() if count > 1]
     if repeated:
         raise UserError(
-            f"data set {local_files.folder}: the path of {repeated[0]} names two splits",
-            advice="rename the file or its folder, so that the path names one split",
+            f"the path of {repeated[0]} in data set {local_files.folder} contains the names of two "
+            "splits",
+            advice="rename the file or its folder, so that its path names only one split",
         )
     suffixes = {os.path.splitext(file)[1] for file in counts}
     lowercase_suffixes = {suffix.lower() for suffix in suffixes}
@@ -150,7 +153,7 @@ def notes_on_files(builder: "DatasetBuilder", local_files: LocalFiles) -> list[s
 
 
 def load_splits(source: DataSource) -> tuple["DatasetDict", list[str]]:
-    """Read all splits of a data set that is not built in; return them and notes for the user.
+    """Return all splits of a data set that is not built in, and notes for the user.
 
     Raises:
         UserError: a file can't be read, or has other columns than the others; a split is empty.
@@ -195,8 +198,8 @@ def find_dialects(builder: "DatasetBuilder") -> dict[str, Dialect]:
         for file in local_files:
             if os.path.basename(file) == "metadata.csv" and find_dialect(file) != DEFAULT:
                 raise UserError(
-                    f"{file} is {find_dialect(file)}",
-                    advice="save it again with commas between the columns, in UTF-8",
+                    f"{file} can't be read, because it is {find_dialect(file)}",
+                    advice="save it again in UTF-8, with commas between the columns",
                 )
         return {}
     if builder.config.encoding is not None or builder.config.sep not in SEPARATORS:
@@ -241,8 +244,8 @@ def load_with(opened: Builder, dialects: dict[str, Dialect]) -> "DatasetDict":
     """Read all splits of a data set.
 
     Args:
-        dialects: of CSV files, by path; the files of each dialect are read with their own options.
-            If it is empty, the builder reads all files in the same way.
+        dialects: the dialects of CSV files, by path; the files of each dialect are read with their
+            own options. If it is empty, the builder reads all files in the same way.
     """
     import datasets
     from datasets.packaged_modules.csv.csv import CsvConfig
@@ -263,7 +266,7 @@ def load_with(opened: Builder, dialects: dict[str, Dialect]) -> "DatasetDict":
                 "csv",
                 data_files={"train": [escaped(file) for file in group]},
                 split="train",
-                # `open_builder` has set it, because only local files have dialects.
+                # `open_builder` has set this cache, because only local files have dialects.
                 cache_dir=opened.arguments["cache_dir"],
                 features=features,
                 **csv_options(dialect),
@@ -277,7 +280,7 @@ def load_with(opened: Builder, dialects: dict[str, Dialect]) -> "DatasetDict":
 def refuse_damaged_table(
     builder: "DatasetBuilder", dialects: dict[str, Dialect], description: str
 ) -> None:
-    """Find the table because of which a data set can't be read, by reading each one alone.
+    """Find the table because of which a data set can't be read, by reading each table alone.
 
     `datasets` reports a damaged file without its name. This function returns normally if the data
     set is not made of tables, or if no table is to blame.
@@ -290,10 +293,14 @@ def refuse_damaged_table(
         return
     first_file = ""
     expected: dict[str, Feature] = {}
-    remedy = RAGGED_ADVICE if builder.name == "csv" else "put a whole copy of it back, or remove it"
+    remedy = (
+        RAGGED_ADVICE
+        if builder.name == "csv"
+        else "copy the file again from where it came, or remove it"
+    )
     for file in chain(*builder.config.data_files.values()):
         options = csv_options(dialects.get(str(file))) if builder.name == "csv" else {}
-        where = f"{description}: its file {file}"
+        where = f"file {file} of {description}"
         # On Windows, files that `datasets` has mapped can't be removed; the system cleans up there.
         folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         with folder as cache, reading(where, remedy):
@@ -307,10 +314,10 @@ def refuse_damaged_table(
 def features_of(
     builder_name: str, file: str, cache: str, options: CsvOptions
 ) -> dict[str, Feature]:
-    """Read one table by itself, and return the types of its columns by their names.
+    """Read one table alone, and return the type of each column by the column's name.
 
     Args:
-        options: those of a CSV file; empty for a table of another format.
+        options: the options of a CSV file; empty for a table of another format.
 
     Raises:
         UserError: the table has no rows.

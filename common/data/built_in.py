@@ -32,7 +32,7 @@ SHORTEST = 20  # characters; shorter paragraphs are left out
 def digits() -> DatasetDict:
     """Return scikit-learn's 1,797 grey images of handwritten digits, 8×8 pixels.
 
-    A stratified 20 % of them are the test split.
+    The test split has 20 % of the images, stratified by digit.
     """
     import numpy as np
     from datasets import ClassLabel, Dataset, DatasetDict, Features, Image

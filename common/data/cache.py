@@ -24,7 +24,7 @@ from common.sentences import writing
 
 FACTS_JSON = "facts.json"  # what `prepare` returned, and the SHA-256 of each file
 SEEN = "seen.json"  # the stamps of the files when their digests were last compared
-DISK_ADVICE = "make room, or let XDG_CACHE_HOME name a folder elsewhere"
+DISK_ADVICE = "free some space, or set XDG_CACHE_HOME to a folder on a larger disk"
 
 Stamps = dict[str, list[int]]  # what changes with a file, by its path in the cache
 
@@ -43,10 +43,10 @@ class PreparedFacts(TypedDict):
     class_names: list[str]
     notes: list[str]  # printed for the user
     held_out: int  # rows (streamed: row groups) of train that became the validation split
-    splits: NotRequired[list[str]]  # their names; `Prepared` has them as the keys of its arrays
-    fingerprint: NotRequired[str]  # of the arrays; not in the file, because `cached` computes it
+    splits: NotRequired[list[str]]  # their names, the keys of `Prepared.arrays`
+    fingerprint: NotRequired[str]  # digest of the arrays; `cached` computes it, so no file has it
     evaluated: NotRequired[str]  # the only split, if it is evaluated as a whole
-    index: NotRequired[RowGroupIndex]  # only of a streamed data set
+    index: NotRequired[RowGroupIndex]  # only for a streamed data set
 
 
 FactsType = TypeVar("FactsType", bound=PreparedFacts)
@@ -57,7 +57,7 @@ class Prepared(NamedTuple, Generic[FactsType]):
 
     folder: Path
     facts: FactsType  # what `prepare` returned, and a fingerprint of the arrays
-    arrays: dict[str, list[np.ndarray]]  # of each split; memory-mapped and read-only
+    arrays: dict[str, list[np.ndarray]]  # by split; memory-mapped and read-only
 
 
 def cached(
@@ -77,17 +77,17 @@ def cached(
             each name, it writes the array SPLIT_NAME.npy to the folder; for a streamed data set, it
             writes SPLIT_groups.npy alone. It returns facts for JSON, with a list "splits".
         version: changes when `prepare` does something else with the same settings.
-        names: of the arrays of each split.
+        names: the names of the arrays of each split.
 
     Raises:
         UserError: the data can't be read, or the cache can't be written.
     """
     if source.streaming:
-        # Changes with the layout of the row groups.
+        # This number changes with the layout of the row groups.
         version = f"rows-2-{version}"
         names = ("groups",)
-    # The keyword `kind` is part of the digest in the folder's name. With another keyword, all
-    # caches would be made again.
+    # `cache_folder` hashes the keyword `kind` with its value. With another keyword, all caches
+    # would be made again.
     folder = cache_folder(source, kind=version, **settings)
     with writing(f"the cache {folder}", DISK_ADVICE):
         ensure_cache(folder, partial(prepare, source, **settings))
@@ -96,8 +96,8 @@ def cached(
             split: [np.load(folder / f"{split}_{name}.npy", mmap_mode="r") for name in names]
             for split in contents.pop("splits")
         }
-    digests = contents.pop("files")
-    del contents[SIGNATURE]  # `make_cache` has signed the file of facts
+    digests = contents.pop("files")  # `make_cache` has added the digests and the signature
+    del contents[SIGNATURE]
     array_digests = {name: digest for name, digest in digests.items() if name.endswith(".npy")}
     contents["fingerprint"] = short_digest(array_digests)
     # The rest is what `prepare` returned. `cast` is safe: the signature shows that no one has
@@ -106,7 +106,7 @@ def cached(
 
 
 def ensure_cache(folder: Path, fill: Callable[[Path], PreparedFacts]) -> None:
-    """Make a cache if its folder is missing or damaged; one process does, and others wait.
+    """Make a cache if its folder is missing or damaged. One process makes it, and others wait.
 
     Args:
         fill: writes the data to a folder, and returns the facts about them.
@@ -128,12 +128,12 @@ def ensure_cache(folder: Path, fill: Callable[[Path], PreparedFacts]) -> None:
 def cache_folder(source: DataSource, **settings: object) -> Path:
     """Return the folder that caches `source` prepared with `settings`; it may not exist yet.
 
-    The data set's fingerprint and all settings are part of its name: changed data or other settings
-    have another cache.
+    The folder's name depends on the data set's fingerprint and on all settings: changed data or
+    other settings have another cache.
     """
     cache_home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     root = Path(cache_home, "accelerate-recipes")
-    # Added only where they have a value, so that the names of all other caches stay the same.
+    # These settings are added only where they have a value, so that other caches keep their names.
     if source.validation_share is not None:
         settings["validation_share"] = source.validation_share
     if source.is_whole:
@@ -145,7 +145,7 @@ def cache_folder(source: DataSource, **settings: object) -> Path:
 def stamps_of(folder: Path) -> Stamps:
     """Return the times, the size and the inode of each file, from which a change can be seen.
 
-    They include the time of the last change of status (ctime). Programs can set back the time of
+    The times include that of the last change of status (ctime). Programs can set back the time of
     modification, but not the ctime.
     """
     stamps = {}
@@ -167,7 +167,7 @@ def is_unchanged(folder: Path) -> bool:
     This is fast, because no array is read. A cache without stamps counts as changed; `find_damage`
     then reads its files.
     """
-    # A file that can't be read raises an error, after which the last line is reached.
+    # If a file can't be read, the error is passed over, and the last line returns False.
     with contextlib.suppress(UserError, OSError):
         return read_json(folder / SEEN) == stamps_of(folder)
     return False
@@ -176,8 +176,8 @@ def is_unchanged(folder: Path) -> bool:
 def find_damage(folder: Path) -> str | None:
     """Compare the digests of all files, and return what is wrong with the cache.
 
-    Returns None for a cache without damage, and saves its stamps, so that the next run need not
-    read all files again.
+    If there is no damage, return None, and save the stamps, so that the next run need not read all
+    files again.
     """
     try:
         facts = read_json(folder / FACTS_JSON)
@@ -214,7 +214,8 @@ def make_cache(folder: Path, prepare: Callable[[Path], PreparedFacts]) -> None:
 def write_array(path: Path, parts: Iterable[np.ndarray], length: int) -> None:
     """Write an array to a .npy file part by part, so that it never has to fit into memory.
 
-    It uses no memory map: a full disk would kill the process instead of raising an `OSError`.
+    The file is not memory-mapped, because a full disk would then kill the process instead of
+    raising an `OSError`.
 
     Args:
         parts: at least one array; they are joined along the first axis.

@@ -17,8 +17,8 @@ SEPARATORS = (",", ";", "\t", "|")
 SEPARATOR_NAMES = {"\t": "tabs"}  # for messages; other separators are shown as they are
 # What to do about rows that can't be told apart or differ in length.
 RAGGED_ADVICE = (
-    "give each row as many values as the header has names, quote the texts that hold a separator, "
-    "and close each quote"
+    "give each row as many values as the header has names, put texts that contain a separator into "
+    "quotes, and close each quote"
 )
 SAMPLE = 2**16  # characters at the beginning of a file, from which the separator is inferred
 BLOCK = 2**20  # bytes that are decoded at a time
@@ -64,7 +64,9 @@ def find_dialect(path: str) -> Dialect:
         sample = file.read(SAMPLE)
     is_whole = len(sample) < SAMPLE
     if is_whole and not sample.strip():
-        raise UserError(f"{path} is empty", advice="remove it, or write a header and rows into it")
+        raise UserError(
+            f"{path} is empty", advice="remove the file, or write a header and rows into it"
+        )
     refuse_separator_line(path, sample)
     separator = find_separator(sample, is_whole)
     refuse_unnamed_columns(path, read_records(sample, separator, is_whole), separator)
@@ -72,9 +74,9 @@ def find_dialect(path: str) -> Dialect:
 
 
 def refuse_separator_line(path: str, sample: str) -> None:
-    """Raise a `UserError` if the first line is meant for spreadsheets, as ``sep=;``.
+    """Raise a `UserError` if the first line is meant for spreadsheets, such as ``sep=;``.
 
-    It would be read as the header.
+    Otherwise that line would be read as the header.
     """
     first_line = sample.partition("\n")[0].strip().strip('"')
     if re.fullmatch(r"sep=.?", first_line, re.IGNORECASE):
@@ -101,11 +103,11 @@ def refuse_unnamed_columns(path: str, records: list[list[str]], separator: str) 
     names = ", ".join(records[0])
     raise UserError(
         (
-            f"{path}: its first row has {len(records[1])} values, and its header only "
-            f"{len(records[0])} ({names:.80})"
+            f"the first row of {path} has {len(records[1])} values, but the header has only "
+            f"{len(records[0])} names ({names:.80})"
         ),
         advice=(
-            f"quote the texts that have a separator ({name_of(separator)}) in them, or give each "
+            f"put texts that contain a separator ({name_of(separator)}) into quotes, or give each "
             "column a name in the header"
         ),
     )
@@ -121,7 +123,7 @@ def find_encoding(path: str) -> str:
     with open(path, "rb") as file:
         head = file.read(BLOCK)
     marked_encodings = [encoding for mark, encoding in BYTE_ORDER_MARKS if head.startswith(mark)]
-    # Text in UTF-8 has no zero bytes. The second of these functions always raises an error.
+    # Text in UTF-8 has no zero bytes. `refuse_unmarked_utf16` always raises an error.
     if not marked_encodings and b"\0" in head:
         refuse_stray_zeros(path, head)
         refuse_unmarked_utf16(path, head)
@@ -150,11 +152,11 @@ def check_encoding(path: str, encoding: str) -> None:
 def refuse_stray_zeros(path: str, head: bytes) -> None:
     """Raise a `UserError` if the beginning of a file is UTF-8 with a few zero bytes in it.
 
-    Latin letters in UTF-16 can be decoded as UTF-8, too, but every second byte of them is zero.
-    So a file with fewer zeros than an eighth of its bytes is not in UTF-16.
+    Latin letters in UTF-16 can be decoded as UTF-8, too, but every second byte is zero. So a file
+    with fewer zeros than an eighth of its bytes is not in UTF-16.
     """
     try:
-        # An incremental decoder, because `head` may end within a character.
+        # The decoder is an incremental one, because `head` may end within a character.
         codecs.getincrementaldecoder("utf-8")().decode(head)
     except UnicodeDecodeError:
         return
@@ -162,9 +164,7 @@ def refuse_stray_zeros(path: str, head: bytes) -> None:
         place = head.index(0)
         command = f"tr -d '\\000' < {quoted(path)} > new.csv"
         advice = with_posix_command("remove the zero bytes", command)
-        raise UserError(
-            f"{path} has a zero byte at {place:,}, so it is not a text file", advice=advice
-        )
+        raise UserError(f"{path} is not a text file, because byte {place:,} is zero", advice=advice)
 
 
 def refuse_unmarked_utf16(path: str, head: bytes) -> None:
@@ -176,7 +176,7 @@ def refuse_unmarked_utf16(path: str, head: bytes) -> None:
     are_high_bytes_last = head[1::2].count(0) > head[::2].count(0)
     encoding = "UTF-16LE" if are_high_bytes_last else "UTF-16BE"
     raise UserError(
-        f"{path} is not in UTF-8, likely {encoding} without a mark",
+        f"{path} is not in UTF-8, but probably in {encoding} without a byte order mark",
         advice=conversion_advice(path, encoding),
     )
 
@@ -190,19 +190,20 @@ def decoding_error(path: str, encoding: str, problem: UnicodeDecodeError, place:
     name = encoding.upper()
     if encoding != "utf-8":
         return UserError(
-            f"{path} begins as {name}, and can't be decoded at byte {place:,} ({problem.reason})",
-            advice="save it again, in UTF-8",
+            f"{path} begins like a file in {name}, but can't be decoded at byte {place:,} "
+            f"({problem.reason})",
+            advice="save it again in UTF-8",
         )
     byte = problem.object[problem.start]
     return UserError(
-        f"{path} is not in UTF-8 (byte 0x{byte:02X} at {place:,}); of Western languages it is "
-        "likely Windows-1252 or Latin-1",
+        f"{path} is not in UTF-8 (byte {place:,} is 0x{byte:02X}), but probably in Windows-1252 or "
+        "Latin-1, if the text is in a Western language",
         advice=conversion_advice(path, "CP1252"),
     )
 
 
 def conversion_advice(path: str, encoding: str) -> str:
-    """Return the advice to convert a file from its likely encoding, with a command that does it."""
+    """Return the advice to convert a file from its likely encoding, with a command to run."""
     command = f"iconv -f {encoding} -t UTF-8 {quoted(path)} > new.csv"
     return with_posix_command("save it in UTF-8", command)
 
@@ -211,14 +212,14 @@ def find_separator(sample: str, is_whole: bool) -> str:
     """Infer the separator of the columns from the first characters of a CSV file.
 
     Separators that give all rows the same number of columns come before all others. Among equals,
-    it is the one that gives the most columns. A file in which no separator gives two columns has
-    only one, and can be read with a comma.
+    the one that gives the most columns is chosen. A file in which no separator gives two columns
+    has only one, and can be read with a comma.
 
     Args:
         is_whole: whether `sample` is the whole file.
     """
     column_counts: dict[str, int] = {}
-    regular_separators: list[str] = []  # those that give all rows the same number of columns
+    regular_separators: list[str] = []  # these give all rows the same number of columns
     for separator in SEPARATORS:
         rows = read_records(sample, separator, is_whole)
         if not rows or len(rows[0]) < 2:

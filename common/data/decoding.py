@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 NAMES_FILE = "_files.json"  # after a split's name: the paths of its images, in their order
-DECODED_BYTES = 2**26  # of decoded images that are in memory at once
+DECODED_BYTES = 2**26  # the most bytes of decoded images that are in memory at once
 SAMPLED_IMAGES = 1024  # images that are examined before a streamed data set is used
 LARGEST_DEFAULT_SIZE = 224  # pixels; larger images are resized unless --image-size says otherwise
 
@@ -44,7 +44,7 @@ class Shape(NamedTuple):
 
     size: int  # height and width, in pixels
     channels: int  # 1 or 3
-    white_level: int | None  # the value of white in images of more than 8 bits; None: none has
+    white_level: int | None  # the value of white in images of more than 8 bits; None: no such image
     is_resized: bool  # whether one or more of the images have another size
 
 
@@ -68,7 +68,7 @@ class ImageFacts(PreparedFacts, Scaling):
 
     channels: int  # 1 or 3
     image_size: int  # height and width, in pixels
-    white_level: int | None  # as in `Shape`
+    white_level: int | None  # see `Shape`
 
 
 def prepare_images(
@@ -133,8 +133,8 @@ def examine_sample(
     """
     rows = table.write_groups(folder, [column])
     images: list[EncodedImage] = [image for (image,) in rows.sample(SAMPLED_IMAGES)]
-    shape = shape_of(images, source, table.first, requested)
-    decode = decoder_of(source, table.first, shape)
+    shape = shape_of(images, source, table.first_role, requested)
+    decode = decoder_of(source, table.first_role, shape)
     counts = counts_of(np.stack([decode(image) for image in images]))
     table.notes.append(f"image size and scaling come from {len(images):,} of the images")
     return shape, counts
@@ -150,10 +150,10 @@ def decode_all(
     """Decode all images, and write them, their labels and their paths to `folder`.
 
     Returns:
-        The format of the images, and `counts_of` those of the first split.
+        The format of the images, and `counts_of` the images of the first split.
     """
     drop_missing_images(table, column)
-    shape = shape_of(table.splits[table.first][column], source, table.first, requested)
+    shape = shape_of(table.splits[table.first_role][column], source, table.first_role, requested)
     if shape.is_resized:
         table.notes.append(f"images resized and centre-cropped to {shape.size}×{shape.size}")
     image_bytes = shape.size * shape.size * shape.channels
@@ -166,7 +166,7 @@ def decode_all(
             decode = decoder_of(source, name, shape)
             paths: list[str | None] = []
             batches = decoded_batches(split, column, images_at_once, decode, pool, paths)
-            if name == table.first:
+            if name == table.first_role:
                 batches = counted(batches, counts)
             write_array(folder / f"{name}_images.npy", batches, len(split))
             write_array(folder / f"{name}_labels.npy", [table.labels[name]], len(split))
@@ -175,9 +175,9 @@ def decode_all(
 
 
 def drop_missing_images(table: Tables, column: str) -> None:
-    """Have `datasets` give the images undecoded, and drop the rows that have none.
+    """Have `datasets` give the images undecoded, and drop the rows without an image.
 
-    Later steps decode them in threads, to the size that is wanted.
+    Later steps decode the images in threads, to the size that is wanted.
     """
     import datasets
 
@@ -198,8 +198,8 @@ def check_disk_space(needed_bytes: int, folder: Path) -> None:
     if needed_bytes > shutil.disk_usage(folder).free:
         raise UserError(
             (
-                f"the decoded images take {needed_bytes / 2**30:.1f} GiB, and {folder.parent} "
-                "has less free space"
+                f"the decoded images take {needed_bytes / 2**30:.1f} GiB, but {folder.parent} has "
+                "less free space"
             ),
             advice="lower --image-size, or set XDG_CACHE_HOME to a folder on a larger disk",
         )
@@ -215,7 +215,7 @@ def decoded_batches(
 ) -> Iterator[np.ndarray]:
     """Yield the images of a split, uint8 [images_at_once, size, size, channels], decoded by `pool`.
 
-    Appends the path of each image to `paths`, so that the split is read only once.
+    The path of each image is appended to `paths`, so that the split is read only once.
     """
     for rows in split.iter(images_at_once):
         images: list[EncodedImage] = rows[column]
@@ -258,7 +258,7 @@ class Decoder:
     split: str  # for messages
     size: int
     channels: int
-    white_level: int | None = None  # as `image_to_pixels` takes it
+    white_level: int | None = None  # see `image_to_pixels`
 
     def __call__(self, encoded: EncodedImage) -> np.ndarray:
         with opened(encoded, self.source, self.split) as image:
@@ -279,13 +279,13 @@ def opened(encoded: EncodedImage, source: DataSource, split: str) -> Iterator[Im
     path = encoded["path"]
     contents = encoded["bytes"]
     name = path or f"one of split {split} of {source.name}"
-    with reading(f"image {name}", "replace or remove it"):
+    with reading(f"image {name}", "replace or remove this file"):
         if contents is not None:
             yield Image.open(io.BytesIO(contents))
         elif path is not None:
             yield Image.open(own_file(path, source))
         else:
-            raise ValueError("it has neither contents nor a path")
+            raise ValueError("it has neither bytes nor a path")
 
 
 def own_file(path: str, source: DataSource) -> str:
@@ -308,8 +308,8 @@ def own_file(path: str, source: DataSource) -> str:
     )
     if not any(Path(file).is_relative_to(folder) for folder in allowed_folders):
         raise UserError(
-            f"image {path} lies outside of data set {source.location}",
-            advice="copy it into that folder, or remove its row",
+            f"image {path} is not inside the folder of data set {source.location}",
+            advice="copy the image into that folder, or remove its row from the table",
         )
     return file
 
@@ -322,7 +322,7 @@ def shape_of(
 ) -> Shape:
     """Examine the images of a split, and choose the format to which all images are decoded.
 
-    What is requested is taken as it is. Otherwise:
+    The requested values are taken as they are. Otherwise:
 
     - There is one channel if all images are grey, and three if not.
     - The size is the median of the shorter sides, but at most `LARGEST_DEFAULT_SIZE`.
@@ -375,7 +375,7 @@ def scaling_by(counts: np.ndarray) -> Scaling:
     Args:
         counts: int64 [channels, 256], from `counts_of`.
     """
-    # The values 0 … 255 of a pixel, scaled to 0 … 1; [channels, 256], as the counts are.
+    # The values 0 … 255 of a pixel, scaled to 0 … 1: [channels, 256], the shape of the counts.
     levels = np.broadcast_to(np.arange(256) / 255, counts.shape)
     mean = np.average(levels, axis=1, weights=counts)
     variance = np.average((levels - mean[:, None]) ** 2, axis=1, weights=counts)

@@ -1,6 +1,6 @@
 """The model of a run that only evaluates: its classes, and the data on which it was trained.
 
-With these, the run numbers its labels as the model does, and leaves out training samples.
+The run needs both, to number its labels as the model does, and to leave out training samples.
 """
 
 import os
@@ -22,7 +22,7 @@ MOST_GENERATIONS = 20  # runs that are followed back, each to the run of its ini
 class TrainedOn:
     """The data of one run, as its `config.json` describes them."""
 
-    run: str  # its directory
+    run: str  # the run's directory
     dataset: str  # name, Hub id, or absolute path
     configuration: str | None
     validation_share: float | None
@@ -35,8 +35,8 @@ class Evaluated:
     """The model of a run that only evaluates."""
 
     model: str  # as `--init-from` names it
-    class_names: list[str] | None  # in the order of its outputs; None: not known
-    preprocessing: dict[str, int]  # of images: image_size, channels, white_level
+    class_names: list[str] | None  # in the order of the model's outputs; None: not known
+    preprocessing: dict[str, int]  # image_size, channels and white_level of images
     # The run of the model comes first, then the run of its initial weights, and so on.
     trained_on: tuple[TrainedOn, ...]
 
@@ -74,13 +74,14 @@ def training_history(model: str | None) -> list[TrainedOn]:
     while model is not None and len(history) < MOST_GENERATIONS and not os.path.isfile(model):
         try:
             folder = weights_file(model).parent
-        except UserError:  # the code that loads the weights reports it
+        except UserError:  # the code that loads the weights reports this error
             break
         contents = read_json_if_there(folder.parent / CONFIG)
-        # Only the folder `model` in a run's directory has all of these.
+        # Only the folder `model` in a run's directory has this name, and both JSON files.
         if folder.name != "model" or not (folder / MODEL_JSON).is_file() or contents is None:
             break
-        # A tolerant reader: an old or edited file may still say on which data the run trained.
+        # `excerpt_of` checks little: an old or edited file may still say on which data the run
+        # trained.
         saved = excerpt_of(contents)
         if saved.config is None or saved.data is None:
             break
@@ -107,8 +108,8 @@ def own_configuration(config: TrainingConfig) -> str | None:
 
     An evaluation takes the flags that the user does not set from the run of the model. If the user
     names another data set but no configuration, that of the run's data set was taken and does not
-    apply: the result is None. (A configuration that equals that of the run is assumed to be taken
-    from it.)
+    apply: the result is None. (A configuration that equals that of the run is assumed to be the
+    run's.)
     """
     if not config.evaluate_only:
         return config.dataset_config
@@ -165,7 +166,7 @@ def unknown_class(
     unknown = next(class_name for class_name in class_names if class_name not in model_classes)
     return UserError(
         (
-            f"data set {name} has the class {unknown:.60}, and {model} has only "
+            f"data set {name} has the class {unknown:.60}, but {model} knows only "
             f"{', '.join(model_classes):.200}"
         ),
         advice=(
@@ -176,9 +177,9 @@ def unknown_class(
 
 
 def is_same_place(trained: TrainedOn, location: str, configuration: str | None) -> bool:
-    """Whether a run was trained on the data set at this place; it may have changed since."""
+    """Whether a run was trained on the data set at this place, which may have changed since."""
     if os.path.isabs(location) or os.path.isabs(trained.dataset):
         is_same_path = os.path.realpath(location) == os.path.realpath(trained.dataset)
-        # A Hub id on which the run was trained is not a path, although `realpath` makes it one.
+        # A Hub id on which the run was trained is not a path, although `realpath` returns a path.
         return os.path.isabs(trained.dataset) and is_same_path
     return (location, configuration) == (trained.dataset, trained.configuration)

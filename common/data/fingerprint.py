@@ -21,9 +21,10 @@ from common.digests import SHORT, sha256_of_file, short_digest
 from common.sentences import reading
 
 WHOLE_BYTES = 64 * 2**20  # arrays of one split are read as a whole up to this size together
-ROWS = 256  # rows that are read of each larger array
-PROBES = 5  # samples that are read of a data set that is read sample by sample
-# Each of these is read this often. Random samples differ between readings, and get no fingerprint.
+ROWS = 256  # rows that are read from each larger array
+PROBES = 5  # samples that are read from a data set that is read sample by sample
+# Each of these samples is read this often. Random samples differ between readings, and get no
+# fingerprint.
 READINGS = 3
 # A text file or a table is identified by its content if it has at most SMALL_BYTES, until
 # MOST_BYTES_READ have been read of all files.
@@ -78,14 +79,14 @@ def fingerprint_of_files(files: Mapping[str, os.stat_result]) -> str:
 def fingerprint_of_tokenizer(checkpoint: str) -> str:
     """Return a digest that changes with the files of a tokenizer in a local folder.
 
-    It is part of the name of a cache of tokenised text. A Hub id has no files here: all Hub ids get
-    the same digest, so it must be used together with the id.
+    The digest is part of the name of a cache of tokenised text. A Hub id has no files here: all Hub
+    ids get the same digest, so the name of the cache must have the id as well.
 
     Raises:
         UserError: the files can't be read.
     """
-    with reading(f"checkpoint {checkpoint}", "give this user the right to read its files"):
-        # For example tokenizer.json, tokenizer_config.json and vocab.txt.
+    with reading(f"checkpoint {checkpoint}", "give your user the right to read its files"):
+        # Such files are tokenizer.json, tokenizer_config.json and vocab.txt, for example.
         files = [
             path for path in Path(checkpoint).glob("*") if path.name.startswith(("token", "vocab"))
         ]
@@ -96,7 +97,7 @@ def fingerprint_of_tokenizer(checkpoint: str) -> str:
 def fingerprint_of_arrays(arrays: Mapping[str, torch.Tensor | np.ndarray]) -> str:
     """Return a digest of the names, shapes, dtypes and contents of tensors or arrays.
 
-    Of arrays that are large together, it covers only some rows of each.
+    If the arrays are large together, the digest covers only some rows of each.
     """
     digest = hashlib.sha256()
     is_small = sum(values.nbytes for values in arrays.values()) <= WHOLE_BYTES
@@ -113,7 +114,7 @@ def fingerprint_of_arrays(arrays: Mapping[str, torch.Tensor | np.ndarray]) -> st
 def fingerprint_of_samples(count: int, read: Callable[[int], object]) -> str | None:
     """Return a digest of some samples of a data set and of their total number.
 
-    It serves data sets that are not made of arrays or files.
+    Data sets that are not made of arrays or files have such a digest.
 
     Args:
         count: the number of samples of the data set.
@@ -154,7 +155,7 @@ def add(digest: Digest, value: object) -> None:
     An array of objects is refused, because its bytes are addresses, which differ in each process.
 
     Raises:
-        UnknownContentError: it is, or holds, an object of another type.
+        UnknownContentError: the value is, or holds, an object of another type.
     """
     digest.update(f"{type(value).__name__} ".encode())
     if isinstance(value, torch.Tensor):
@@ -177,7 +178,7 @@ def add(digest: Digest, value: object) -> None:
     elif isinstance(value, Image.Image):
         digest.update(f"{value.size} {value.mode};".encode())
         digest.update(value.tobytes())
-    # A dataclass itself, which is not an instance of one, counts as a dataclass as well.
+    # `is_dataclass` is also true for the class itself, which is no instance.
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         for field in dataclasses.fields(value):
             add(digest, field.name)

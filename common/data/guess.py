@@ -1,6 +1,7 @@
 """Guesses which columns of a table hold the classes or free text.
 
-They serve a data set that marks neither by the type or the name of a column, as a plain CSV file.
+The guesses serve a data set that marks neither by a column's type or name, such as a plain CSV
+file.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -9,7 +10,7 @@ from typing import Literal
 # A column holds classes if it has few distinct values, and several rows for each on average.
 MOST_CLASSES = 50
 ROWS_PER_CLASS = 3
-NUMBERING_NAMES = ("id", "idx", "index", "unnamed: 0")  # of columns that number the rows
+NUMBERING_NAMES = ("id", "idx", "index", "unnamed: 0")  # names of columns that number the rows
 
 Content = Literal["classes", "text", "image", "numbering", "other"]
 Feature = object  # the type of a column in `datasets`: Value, ClassLabel, Image …
@@ -47,7 +48,7 @@ def guess_content(column: str, feature: Feature, values_of: ValuesOf) -> Content
 
 
 def most_classes(num_rows: int) -> int:
-    """Return how many distinct values a column of classes may have in a table of that many rows."""
+    """Return how many distinct values a column of classes may have in a table of `num_rows`."""
     return max(2, min(MOST_CLASSES, num_rows // ROWS_PER_CLASS))
 
 

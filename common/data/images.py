@@ -37,11 +37,11 @@ from common.sentences import reading
 from common.system.devices import to_device
 from common.system.machine import local_world_size, usable_cores
 
-# Part of a cache's name. A new value has all caches made again.
+# This is part of a cache's name. With a new value, all caches are made again.
 CACHE_VERSION = "images-11"
 # The images and the labels of each split, or its row groups alone if the data set is streamed.
 Arrays = dict[str, list[np.ndarray]]
-LOW_BITS = 2**30 - 1  # of 31 random bits, those that choose a shift
+LOW_BITS = 2**30 - 1  # those of 31 random bits that choose a shift
 
 
 class ImageSamples(TensorSamples):
@@ -62,9 +62,9 @@ class ImageSamples(TensorSamples):
         """Hold the images and labels of a split.
 
         Args:
-            mean: of each channel, of pixels scaled to 0 … 1; batches are scaled by it.
-            std: likewise, the standard deviation.
-            dtype: of the images of a batch.
+            mean: the mean of each channel, of pixels scaled to 0 … 1; batches are scaled by it.
+            std: the standard deviation of each channel, likewise.
+            dtype: the dtype of the images in a batch.
         """
         super().__init__(images=images, labels=labels)
         self.images = images
@@ -118,8 +118,8 @@ class ImageSamples(TensorSamples):
 
         Args:
             images: uint8 [batch, height, width, channels].
-            bits: int64 [batch], 31 random bits for each image: the highest one decides whether it
-                is mirrored, and the whole number chooses the shift.
+            bits: int64 [batch], 31 random bits for each image: the highest bit decides whether the
+                image is mirrored, and the whole number chooses the shift.
         """
         shifts = 2 * self.crop_padding + 1
         tops = bits % shifts
@@ -189,7 +189,7 @@ def decoding_threads(process_id: int) -> ThreadPoolExecutor:
 def pixel_scaling(
     *mean_and_std: float, device: torch.device, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what scales uint8 pixels: the value to subtract first, and the factor to apply then.
+    """Return the two steps that scale uint8 pixels: a value to subtract, and then a factor.
 
     Args:
         mean_and_std: the means of all channels, then their deviations, of pixels scaled to 0 … 1.
@@ -222,8 +222,8 @@ class ImageData(Data):
     channels: int  # 1 or 3
     image_size: int  # height and width, in pixels
     mean: list[float]  # by channel, of pixels scaled to 0 … 1, over the training split
-    std: list[float]  # likewise, the standard deviation
-    white_level: int | None = None  # in images of more than 8 bits a channel; None: none has
+    std: list[float]  # the standard deviation, likewise
+    white_level: int | None = None  # in images of more than 8 bits a channel; None: no such image
 
     def preprocessing(self) -> ImagePreprocessing:
         """Return the entries that a recipe adds to the description of its saved model."""
@@ -267,14 +267,14 @@ def load_images(
     """Load an image data set, and decode it first if it is not in the cache.
 
     Args:
-        image_size: height and width to which images are resized, in pixels. By default, that of the
-            images on which published or evaluated weights were trained, or else that of the data,
-            224 at most.
+        image_size: height and width to which images are resized, in pixels. By default, the size of
+            the images on which published or evaluated weights were trained, or else the size of the
+            data's images, 224 at most.
         image_column: the value of `--image-column`; None: the column is inferred.
         label_column: the value of `--label-column`; None: the column is inferred.
-        dtype: of the images in a batch.
+        dtype: the dtype of the images in a batch.
         init_from: the weights with which training begins. Images are scaled by the mean and
-            deviation with which these were trained, if they are known.
+            deviation with which these weights were trained, if both are known.
 
     Raises:
         UserError: the data or the facts about the weights can't be read.
@@ -330,7 +330,7 @@ def decoded(
     evaluation_settings: dict[str, int] = {}
     if source.evaluated is not None:
         evaluation_settings |= source.evaluated.preprocessing
-        # `size` is the model's already, unless the user has set `--image-size`.
+        # `size` is the model's image size already, unless the user has set `--image-size`.
         evaluation_settings.pop("image_size", None)
     return prepared(
         source,
@@ -364,7 +364,7 @@ def scale_as_initially(
 
 
 def cached_splits(arrays: Arrays, facts: ImageFacts, dtype: torch.dtype) -> dict[str, ImageSamples]:
-    """Make the splits of decoded images from the images and labels of each."""
+    """Make the splits of decoded images from the arrays of images and labels of each split."""
     return {
         name: ImageSamples(images, labels, facts["mean"], facts["std"], dtype)
         for name, (images, labels) in arrays.items()
@@ -381,7 +381,7 @@ def streamed_splits(
     """Make the splits of images that are decoded while training.
 
     Args:
-        arrays: by split, its row groups alone, as `ParquetRows` takes them.
+        arrays: the row groups of each split, as `ParquetRows` takes them.
         index: the other arguments of `ParquetRows`.
     """
     decode = Decoder(source, "train", facts["image_size"], facts["channels"], facts["white_level"])
@@ -396,9 +396,12 @@ def initial_scaling(initial: InitialFacts, init_from: str | None) -> Scaling:
     """Return the mean and std with which initial weights were trained.
 
     Raises:
-        UserError: they are not one number for each channel, or a deviation is not positive.
+        UserError: either is not one number for each channel, or a deviation is not positive.
     """
-    with reading(f"--init-from {init_from}: its mean and std", "pass the safetensors file alone"):
+    with reading(
+        f"the mean and std of --init-from {init_from}",
+        "pass its safetensors file instead of the folder",
+    ):
         if not isinstance(initial.channels, int):
             raise TypeError(f"images of {initial.channels!r} channels")
         scaling = np.array([initial.mean, initial.std], dtype=float)
@@ -413,7 +416,7 @@ def repeat_grey(arrays: Arrays) -> None:
     """Give the grey images of all splits three channels, without a copy of the pixels.
 
     Args:
-        arrays: by split, the images, uint8 [samples, height, width, 1], and the labels.
+        arrays: the images, uint8 [samples, height, width, 1], and the labels of each split.
     """
     for split_arrays in arrays.values():
         images = split_arrays[0]
@@ -422,7 +425,7 @@ def repeat_grey(arrays: Arrays) -> None:
 
 def synthetic_images(size: int) -> tuple[ImageFacts, Arrays]:
     """Return facts and splits of random colour images of any size, to measure speed only."""
-    # As many classes as ImageNet has. The mean and deviation below are those of uniform noise.
+    # ImageNet has as many classes. The mean and deviation below are those of uniform noise.
     random = np.random.default_rng(0)
     arrays: Arrays = {}
     for split, count in (("train", 4096), ("validation", 512)):

@@ -60,7 +60,7 @@ class IterableSamples(Samples):
         if not hasattr(dataset, "state_dict") or not hasattr(dataset, "load_state_dict"):
             raise UserError(
                 f"a {type_name} without state_dict and load_state_dict can't be resumed",
-                advice="add both methods, or give a map-style data set",
+                advice="add both methods, or pass a map-style data set",
             )
         layer = getattr(dataset, "_ex_iterable", None)
         self.is_split = layer is not None  # only data sets of `datasets` have this attribute
@@ -81,9 +81,9 @@ class IterableSamples(Samples):
             dataset = split_dataset_by_node(dataset, rank(), world_size())
         self.dataset = dataset
         self.collate = collate_fn
-        # After the last batch that was made (in a worker) or trained on (in this process).
+        # The position after the last batch that was made (in a worker) or trained on (here).
         self.position: Position = {"epoch": 0, "dataset": None}
-        self.rows: Iterator[object] | None = None  # in the process that reads, once it has begun
+        self.rows: Iterator[object] | None = None  # only in the process that reads
 
     def read_rows(self) -> Iterator[object]:
         """Yield this rank's samples without end, from `position`.
@@ -106,14 +106,15 @@ class IterableSamples(Samples):
             # An epoch that was resumed at its end has no more samples either: that is no mistake.
             if not count and self.position["dataset"] is None:
                 raise UserError(
-                    "an IterableDataset has no sample for a process",
-                    advice="give it more samples, or start fewer processes",
+                    "this process got no sample, because an IterableDataset has fewer samples than "
+                    "there are processes",
+                    advice="add samples, or start fewer processes",
                     every_rank=True,
                 )
             self.position = {"epoch": self.position["epoch"] + 1, "dataset": None}
 
     def fetch(self, samples: torch.Tensor, epoch: int | None) -> Batch:
-        """Read the next samples, as many as `samples` has; its values have no meaning here.
+        """Read as many samples as `samples` has; the values of `samples` have no meaning here.
 
         The position travels with the batch, because a worker reads ahead of training.
         """
@@ -129,13 +130,13 @@ class IterableSamples(Samples):
         return batch["batch"]
 
     def go_on_after(self, batch: Batch | None) -> None:
-        """Have this process read on from where a worker that has ended has stopped.
+        """Have this process go on reading where a worker stopped that has ended.
 
         The samples after the last batch that the worker sent are read again. If it sent none,
         reading goes on from the position of training.
 
         Args:
-            batch: the last one of the worker, as `fetch` returned it; None if there was none.
+            batch: the last batch of the worker, as `fetch` returned it; None if there was none.
         """
         if batch is not None:
             self.position = batch["position"]
@@ -144,7 +145,8 @@ class IterableSamples(Samples):
     def example(self, size: int, length: int) -> Batch:
         """Return the shapes of a batch on the meta device, which holds no values.
 
-        It is made of copies of one sample. The position of the data set is restored afterwards.
+        The batch is made of copies of one sample. The position of the data set is restored
+        afterwards.
 
         Args:
             size: samples of the batch.
@@ -173,14 +175,14 @@ class IterableSamples(Samples):
             UserError: always. The positions can't be divided anew.
         """
         raise UserError(
-            f"the run was saved by {len(states)} processes, each with a position of its own in an "
-            "IterableDataset",
+            f"the run can't be resumed with another number of processes, because each of its "
+            f"{len(states)} processes saved a position of its own in an IterableDataset",
             advice=f"resume it with {len(states)} processes",
         )
 
 
 def own_rows(rows: Iterator[object]) -> Iterator[object]:
-    """Yield this rank's samples of those that all ranks read.
+    """Yield this rank's share of the samples that all ranks read.
 
     The last samples are dropped if they are not enough for all ranks.
     """
@@ -194,10 +196,10 @@ class IterableOrder(TrainingOrder):
     """How many batches a run takes from an `IterableDataset`, which chooses the samples itself."""
 
     def micro_batches(self, epoch: int, first_update: int = 0) -> torch.Tensor:
-        """Return a row for each micro-batch from an update on: int64 [micro-batches, batch_size].
+        """Return a row for each micro-batch since `first_update`: int64 [rows, batch_size].
 
-        The values are not sample indices. They differ between batches and ranks, because random
-        generators are seeded by the first one.
+        The values are not sample indices. They differ between batches and ranks, because the first
+        value of a row seeds the random generators for its batch.
         """
         first = first_update * self.accumulation
         count = self.updates_per_epoch * self.accumulation

@@ -26,9 +26,9 @@ LABEL_NAMES = ("label", "labels", "class", "target", "category")  # usual names 
 LABELLED_DATA_FLAGS = frozenset(
     {"dataset", "dataset_config", "label_column", "validation_share", "streaming"}
 )
-DEFAULT_VALIDATION_SHARE = 0.1  # of train, if train is the only split
+DEFAULT_VALIDATION_SHARE = 0.1  # the share of train, if train is the only split
 
-LabelValue = str | int | float | None  # in the label column; None if the label is missing
+LabelValue = str | int | float | None  # a value in the label column; None if it is missing
 
 
 class LabelledData:
@@ -37,8 +37,8 @@ class LabelledData:
     Both are inferred from the columns of the training split. A subclass reads the splits.
     """
 
-    name: str  # the data set's, for messages
-    # By role (train, validation, test), train first. The subclass fills it with its own objects.
+    name: str  # the data set's name, for messages
+    # The splits by role (train, validation, test), train first. A subclass puts its objects here.
     splits: Mapping[str, Sized]
     notes: list[str]  # printed for the user
     label_column: str
@@ -58,11 +58,11 @@ class LabelledData:
     ) -> None:
         """Find the label column.
 
-        It is the one that the user names, the one of type ClassLabel, the one with a usual name, or
-        the one that the values suggest.
+        It is the column that the user names, else the column of type ClassLabel, else the one with
+        a usual name, else the one that the values suggest.
 
         Args:
-            name: the data set's, for messages.
+            name: the data set's name, for messages.
             features: the type of each column.
             label_column: the value of `--label-column`.
             values_of: reads a column, for a guess by its values; None: its values are not read.
@@ -111,11 +111,11 @@ class LabelledData:
     def find_texts(self, flag: str, text_columns: tuple[str, ...]) -> list[str]:
         """Return the one or two columns of text.
 
-        If the flag names none, they are all columns of strings. If these are more than two, they
-        are only those that hold free text.
+        If the flag names no column, all columns of strings are taken. If there are more than two of
+        these, only the columns that hold free text are taken.
 
         Args:
-            flag: its spelling, for messages.
+            flag: the flag's spelling, for messages.
             text_columns: the value of the flag; empty: the columns are inferred.
 
         Raises:
@@ -145,7 +145,7 @@ class LabelledData:
         """Return the columns that a flag names, or the candidates if the flag is not set.
 
         Args:
-            flag: its spelling, for messages.
+            flag: the flag's spelling, for messages.
             candidates: the columns to choose if the flag is not set.
             suitable: the columns whose type the flag allows.
             at_most: how many columns may be chosen.
@@ -156,20 +156,22 @@ class LabelledData:
         columns = [flag_value] if isinstance(flag_value, str) else list(flag_value or candidates)
         for column in columns:
             if column not in suitable:
-                problem = "another type there" if column in self.features else "no such column"
+                problem = f"data set {self.name} has no column {column}"
+                if column in self.features:
+                    problem = f"column {column} of data set {self.name} has an unsuitable type"
                 raise UserError(
-                    f"{flag} {column}: data set {self.name} has {problem}",
-                    advice=f"choose among its columns {self.describe_columns()}",
+                    f"{flag} {column} can't be used, because {problem}",
+                    advice=f"choose one of the columns {self.describe_columns()}",
                 )
         if not 1 <= len(columns) <= at_most:
             needed = "one" if at_most == 1 else f"one to {at_most}"
             candidate_names = f" ({', '.join(columns)})" if columns else ""
             raise UserError(
                 (
-                    f"data set {self.name} has {len(columns) or 'no'} columns for "
-                    f"{flag}{candidate_names}"
+                    f"data set {self.name} has {len(columns) or 'no'} columns that {flag} could "
+                    f"stand for{candidate_names}"
                 ),
-                advice=f"name {needed} of its columns {self.describe_columns()}",
+                advice=f"name {needed} with {flag}; the columns are {self.describe_columns()}",
             )
         return columns
 
@@ -186,7 +188,8 @@ class LabelledData:
     def find_classes(self, labels: Iterable[LabelValue]) -> None:
         """Set `classes` and `class_names`.
 
-        They are those that the column's type lists, or else the distinct values, numbers first.
+        The column's type may list the classes. Otherwise they are the distinct values, numbers
+        first.
 
         Args:
             labels: the label column of all splits; not read if the column's type lists the classes.
@@ -201,17 +204,17 @@ class LabelledData:
             self.class_names = list(label_type.names)
             self.classes = list(range(len(self.class_names)))
             return
-        where = f"data set {self.name}: column {self.label_column}"
+        where = f"column {self.label_column} of data set {self.name}"
         # NaN is the only value that differs from itself.
         distinct = {label for label in labels if label == label} - self.missing_labels
         if any(isinstance(label, float) and not label.is_integer() for label in distinct):
             raise UserError(
-                f"{where} holds real numbers, which are not classes",
+                f"{where} contains real numbers, which can't be classes",
                 advice="name another column with --label-column",
             )
         if not all(isinstance(label, (str, int, float)) for label in distinct):
             raise UserError(
-                f"{where} holds neither text nor whole numbers",
+                f"{where} contains neither text nor whole numbers, so it can't be the label",
                 advice="name another column with --label-column",
             )
         self.classes = sorted(distinct, key=lambda label: (isinstance(label, str), label))
@@ -222,7 +225,7 @@ class LabelledData:
     def share_to_hold_out(self, source: DataSource) -> float:
         """Return the share of train that becomes the validation split, from 0 to 1.
 
-        A data set with a validation split needs none. Otherwise it is the user's
+        A data set with a validation split needs no share. Otherwise the share is the user's
         `--validation-share`, or 10 % if train is the only split.
 
         Raises:
@@ -233,10 +236,10 @@ class LabelledData:
         if share == 0 and is_only_split:
             raise UserError(
                 (
-                    f"--validation-share 0 holds nothing out of train, and data set {self.name} "
-                    "has no other split to evaluate on"
+                    f"nothing is left to evaluate on, because --validation-share is 0 and data set "
+                    f"{self.name} has no split besides train"
                 ),
-                advice="leave the flag out, or add a test split",
+                advice="leave --validation-share out, or add a test split",
             )
         if "validation" in self.splits:
             return 0
@@ -250,7 +253,7 @@ class LabelledData:
         """Choose the rows of train that become the validation split, and note how many.
 
         Args:
-            total: how many rows train has; the share is taken of these.
+            total: the number of rows in train, of which the share is taken.
             candidates: int64, the indices of rows that may be held out; the choice is spread evenly
                 over them, in this order.
             unit: what an index stands for, for messages.
@@ -259,25 +262,51 @@ class LabelledData:
             int64, the chosen indices; empty if none are held out.
 
         Raises:
-            UserError: nothing could be evaluated, or too little would be left to train on.
+            UserError: nothing could be evaluated, or too little would remain to train on.
         """
         share = self.share_to_hold_out(source)
         if not share:
             return candidates[:0]
         count = max(1, round(share * total))
         if count >= len(candidates):
-            raise UserError(
-                f"data set {self.name} has {len(candidates)} {unit}, too few to hold some out",
-                advice="add rows, or add a split named validation",
-            )
+            raise self.cannot_hold_out(count, total, len(candidates), unit)
         self.held_out_count = count
         self.notes.append(f"held out {count:,} of {total:,} {unit} of train for validation")
         # The candidates are cut into `count` equal parts, and the middle of each part is chosen.
         positions = (np.arange(count) + 0.5) * len(candidates) / count
         return candidates[positions.astype(int)]
 
+    def cannot_hold_out(self, count: int, total: int, candidates: int, unit: str) -> UserError:
+        """Return the error for a train split from which `count` rows or row groups can't be taken.
+
+        Args:
+            total: how many rows or row groups train has.
+            candidates: how many of them may be held out.
+            unit: what is counted: rows or row groups.
+        """
+        reason = f"at least one of these {unit} must stay in train"
+        remedies = []
+        if unit != "rows":
+            remedies.append("write the parquet files with more row groups, or omit --streaming")
+        elif candidates < total:
+            reason = (
+                f"only {candidates:,} rows belong to a class with more than one row, and some of "
+                "them must stay in train"
+            )
+            remedies.append(f"check --label-column (it is {self.label_column})")
+        else:
+            remedies.append("add rows")
+        if count > 1:
+            remedies.append("pass a smaller --validation-share")
+        remedies.append("add a split named validation")
+        return UserError(
+            f"{count:,} of the {total:,} {unit} of train in data set {self.name} can't be held out "
+            f"for validation, because {reason}",
+            advice=", or ".join(remedies),
+        )
+
     def facts(self) -> PreparedFacts:
-        """Return what the cache keeps about the data set."""
+        """Return the facts that the cache keeps about the data set."""
         facts: PreparedFacts = {
             "splits": list(self.splits),
             "class_names": self.class_names,
@@ -319,7 +348,7 @@ def choose_splits(names: Iterable[str], source: DataSource) -> list[tuple[str, s
         return [("test", train)]
     if train is None:
         raise UserError(
-            f"data set {source.name} has no split to train on, only {' and '.join(split_names)}",
+            f"data set {source.name} has no split train, only {' and '.join(split_names)}",
             advice="add a split train, or evaluate a model with --evaluate-only",
         )
     evaluated = [(SPLIT_ROLES[name], name) for name in split_names if name in SPLIT_ROLES]

@@ -78,18 +78,18 @@ class Loader:
         patience: float = PATIENCE,
         signals: RunSignals = NO_SIGNALS,
     ) -> None:
-        """Choose where batches are made, and place the samples on the device if that is there.
+        """Choose where batches are made; if it is on the device, place the samples there.
 
         Args:
             placement: "device" makes batches from samples in the device's memory; "workers" makes
                 them in worker processes. "auto" chooses "device" if the samples fit into `room`.
             num_workers: worker processes; with 0, this process makes the batches. By default, it
                 follows from the number of cores.
-            seed: of the run, for augmentation.
+            seed: the seed of the run, for augmentation.
             room: bytes of the device's memory that "auto" may use; by default half of the free
                 memory.
             patience: seconds to wait for one batch of the workers.
-            signals: of the run that uses the batches; by default, nothing interrupts them.
+            signals: the signals of the run that uses the batches; by default, nothing interrupts.
 
         Raises:
             UserError: `placement` is "device", and the samples can't be placed.
@@ -111,7 +111,7 @@ class Loader:
         )
         self.signals = signals
         samples.seed = seed
-        self.placed_bytes = 0  # of the device's memory
+        self.placed_bytes = 0  # bytes of the device's memory that the samples take
         if placement == "device":
             samples.place(device)
             self.placed_bytes = size or 0
@@ -150,7 +150,7 @@ class Loader:
         return self.samples.finish(batch, samples, 0)
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yield each batch of an evaluation, until it is cut short."""
+        """Yield each batch of an evaluation, until a request to stop ends the evaluation."""
         assert isinstance(self.order, EvaluationOrder)
         if self.signals.is_rehearsing():
             yield from self.rehearsed(self.rehearsal_of(self.order.micro_batches()))
@@ -182,14 +182,14 @@ class Loader:
 
     def rehearsal_of(self, batches: list[torch.Tensor]) -> list[torch.Tensor]:
         """Return the few batches of a rehearsal, from `batches` of an evaluation."""
-        # Samples from all over the split would lie in many blocks, and each is slow to read.
+        # Samples from all over the split would lie in many blocks, and each block is slow to read.
         is_spread = self.samples.blocks is None
         return rehearsal_batches(batches, self.order.batch_size, is_spread)
 
     def rehearsed(self, micro_batches: list[torch.Tensor]) -> Iterator[Batch]:
         """Yield a few batches as an evaluation would.
 
-        Workers that this starts are ended afterwards; workers that ran before go on.
+        Workers that the rehearsal starts are ended afterwards; workers that ran before go on.
         """
         had_workers = self.workers.have_begun
         try:
@@ -200,7 +200,7 @@ class Loader:
                 self.workers.close()
 
     def epoch(self, epoch: int, first_update: int = 0) -> Iterator[tuple[Batch, Work]]:
-        """Yield each batch and how much it holds, from an update of an epoch to its end."""
+        """Yield each batch and how much it holds, from an update to the end of the epoch."""
         assert isinstance(self.order, TrainingOrder)
         if self.placement == "workers":
             yield from self.make_batches(self.order.micro_batches(epoch, first_update), epoch)
@@ -219,10 +219,10 @@ class Loader:
         """Yield a batch and how much it holds for each micro-batch.
 
         Args:
-            micro_batches: the sample indices of each, int64 [batch].
+            micro_batches: the sample indices of each micro-batch, int64 [batch].
             epoch: None in an evaluation.
             first: the number of the first micro-batch to yield, if samples are on the device.
-                Workers yield all of them.
+                Workers yield all micro-batches.
         """
         if self.placement == "device":
             batches = self.gathered(micro_batches, epoch, first)
@@ -273,20 +273,21 @@ def without_tuning() -> Iterator[None]:
 
 
 def check_fits(size: int | None, free: int, device: torch.device) -> None:
-    """Raise a `UserError` if samples can't be placed on the device, as the user asks.
+    """Raise a `UserError` if the user asks for samples on the device, and they can't be there.
 
     Args:
         size: bytes of the samples; None if they are made one by one.
-        free: bytes of the device's memory. A CPU is not checked: memory-mapped samples need none.
+        free: free bytes of the device's memory. They don't matter on a CPU, where samples stay in
+            memory-mapped files.
     """
     if size is None:
-        problem = "samples are made one by one and can't lie in the device's memory"
+        problem = "are made one by one"
     elif is_accelerator(device) and size > free:
-        problem = f"samples take {size / 2**20:,.0f} MiB, and {free / 2**20:,.0f} are free"
+        problem = f"take {size / 2**20:,.0f} MiB, but only {free / 2**20:,.0f} MiB are free"
     else:
         return
     raise UserError(
-        f"--data-placement device: this recipe's {problem}",
+        f"--data-placement device can't be used, because the samples of this recipe {problem}",
         advice="pass --data-placement workers, or leave the flag out",
     )
 
@@ -339,7 +340,7 @@ def iterable_order(config: TrainingConfig, accelerator: Accelerator, name: str) 
     """Return an order of as many batches as the run has, for an `IterableDataset`.
 
     Args:
-        name: of the split.
+        name: the name of the split.
 
     Raises:
         UserError: the number of batches does not follow from the flags, or the split is not train.
@@ -349,7 +350,7 @@ def iterable_order(config: TrainingConfig, accelerator: Accelerator, name: str) 
             "an IterableDataset does not state its number of samples, so it can only be used for "
             "training, with a stated number of updates",
             advice=(
-                "pass --max-steps, leave --auto-batch-size out, and evaluate on a map-style data "
+                "pass --max-steps N, leave --auto-batch-size out, and evaluate on a map-style data "
                 "set"
             ),
         )
@@ -394,13 +395,13 @@ def evaluation_order(
     """Return the order of a split for evaluation.
 
     Args:
-        name: of the split, for messages.
+        name: the name of the split, for messages.
 
     Raises:
         UserError: the ranks share out a model, and have too few samples for equal batches.
     """
     world_size = accelerator.num_processes
-    # As in `training_order`, samples in blocks are not ordered by length.
+    # Samples in blocks are not ordered by length here either; see `training_order`.
     order = EvaluationOrder(
         len(samples),
         config.batch_size,
@@ -414,10 +415,10 @@ def evaluation_order(
     if is_model_shared and len(samples) // world_size < order.most_batches:
         raise UserError(
             (
-                "the ranks of a sharded model must evaluate the same number of batches, and "
-                f"{name} has only {len(samples):,} samples"
+                f"split {name} has too few samples ({len(samples):,}) for all processes of a "
+                "sharded model to evaluate the same number of batches"
             ),
-            advice="pass a larger --batch-size, or start fewer processes",
+            advice="add samples to this split, or start fewer processes",
         )
     return order
 
@@ -425,7 +426,7 @@ def evaluation_order(
 def free_memory(device: torch.device) -> int:
     """Return the free memory of `device`, in bytes.
 
-    For a CPU, and for a device that does not report its memory, it is that of this machine.
+    For a CPU, and for a device that does not report its memory, return that of this machine.
     """
     room = memory_room(device)
     if room is not None:

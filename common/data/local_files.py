@@ -14,7 +14,7 @@ TABLE_SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
 # If links lead to one folder more often than this, the search for files might never end.
 MOST_VISITS = 16
 # What to do about links that lead nowhere.
-FETCH = "fetch what they link to (git annex get, dvc pull), or remove the links"
+FETCH = "fetch the files (for example with git annex get or dvc pull), or remove the links"
 # Paths that `datasets` ignores: hidden ones, __MACOSX and __pycache__.
 HIDDEN = re.compile(r"(^|/)(\.|__[Mp])")
 
@@ -100,7 +100,10 @@ class FileSearch:
         identity: FolderIdentity,
         parents: tuple[FolderIdentity, ...],
     ) -> None:
-        """Note all files under a folder or a link to one, unless the link leads to a parent."""
+        """Note all files under a folder or a link to a folder, unless it leads to a parent.
+
+        Folders that link to each other can have a vast number of paths, so visits are limited.
+        """
         if folder.is_symlink():
             if identity in parents:
                 return
@@ -146,10 +149,10 @@ def dangling_note(local_files: LocalFiles, suffixes: set[str], *, are_tables: bo
     """Return a note on the links of a data set that lead nowhere, if there are any.
 
     Tools such as git-annex and DVC leave such links in place of files that were not fetched. The
-    run goes on without some of many images, but not without a whole class, table or split.
+    run goes on if some of many images are missing, but not without a whole class, table or split.
 
     Args:
-        suffixes: of the files that are read, in lower case.
+        suffixes: the suffixes of files that are read, in lower case.
         are_tables: whether these files are tables.
 
     Raises:
@@ -160,7 +163,7 @@ def dangling_note(local_files: LocalFiles, suffixes: set[str], *, are_tables: bo
     has_data = {os.path.dirname(path) for path in readable}
     # A link without a suffix may stand for a folder, if the folders of other classes are beside it.
     has_folders = {os.path.dirname(path) for path in has_data}
-    count = 0  # of links that stand for single images
+    count = 0  # links that stand for single images
     for path in dangling:
         suffix = os.path.splitext(path)[1].lower()
         parent = os.path.dirname(path)
@@ -177,18 +180,18 @@ def dangling_note(local_files: LocalFiles, suffixes: set[str], *, are_tables: bo
     total = count + sum(not local_files.is_hidden(path) for path in readable)
     first = next(path for path in dangling if os.path.splitext(path)[1].lower() in suffixes)
     example = repr(local_files.relative(first))
-    return [f"{count:,} of {total:,} files are links that lead nowhere, such as {example}: {FETCH}"]
+    return [f"{count:,} of {total:,} files are links to missing files, such as {example}: {FETCH}"]
 
 
 def dangling_error(local_files: LocalFiles, path: str, missing: str) -> UserError:
     """Return the error for a link that leads nowhere, in place of data that can't be missing.
 
     Args:
-        path: of the link.
+        path: the path of the link.
         missing: the data, such as "a split".
     """
     return UserError(
-        f"data set {local_files.folder}: {local_files.relative(path)!r} is a link that leads "
-        f"nowhere, and {missing} would be missing",
+        f"{local_files.relative(path)!r} in data set {local_files.folder} is a link to a missing "
+        f"file, so {missing} would be missing",
         advice=FETCH,
     )

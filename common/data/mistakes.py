@@ -14,26 +14,26 @@ def empty_split(
     data_set: str, split: str, advice: str = "add rows to the files of this split, or remove them"
 ) -> UserError:
     """Return the error for a split without samples."""
-    return UserError(f"data set {data_set}: split {split} is empty", advice=advice)
+    return UserError(f"split {split} of data set {data_set} is empty", advice=advice)
 
 
 def nothing_left(data_set: str, split: str, required: str) -> UserError:
     """Return the error for a split whose rows all lack something.
 
     Args:
-        required: what they lack: label, text or image.
+        required: what the rows lack: label, text or image.
     """
     return UserError(
-        f"data set {data_set}: no row of {split} has a {required}",
-        advice="fill it in in the data, or name another column",
+        f"the rows of split {split} of data set {data_set} have no {required}s",
+        advice=f"fill in the {required}s in the data, or name another column",
     )
 
 
 def single_class(data_set: str, split: str) -> UserError:
     """Return the error for a split in which there is nothing to classify."""
     return UserError(
-        f"data set {data_set}: all rows of {split} have the same label, and classification needs "
-        "two",
+        f"all rows of {split} of data set {data_set} have the same label, but classification needs "
+        "at least two",
         advice="add rows of another class, or name another column with --label-column",
     )
 
@@ -45,11 +45,11 @@ def other_columns(
 
     Args:
         columns: the types of the file's columns, by name.
-        expected: those of the first file.
+        expected: the types of the first file's columns, by name.
     """
     names = {**expected, **columns}
     differing = ", ".join(name for name in names if expected.get(name) != columns.get(name))
     return UserError(
-        f"{file} has other columns than {first_file}: {differing} differ in name or type",
-        advice="give all files the same columns",
+        f"{file} has other columns than {first_file}, because {differing} differ in name or type",
+        advice="give all files the same columns, with the same types",
     )

@@ -1,7 +1,7 @@
-"""The order of samples: which ones make up which batch of which rank.
+"""The order of samples: which samples make up which batch of which rank.
 
-It is a pure function of the seed, the epoch and the effective batch. A position in an epoch is a
-number of samples of the global order. So it means the same for any number of processes, and a
+The order is a pure function of the seed, the epoch and the effective batch. A position in an epoch
+is a number of samples of the global order. So it means the same for any number of processes, and a
 resumed run finds its position by arithmetic.
 """
 
@@ -24,8 +24,8 @@ MOST_LANES = 64
 class Blocks(NamedTuple):
     """Blocks of samples that are read together, such as the row groups of parquet files."""
 
-    sizes: np.ndarray  # int64 [blocks], in samples
-    at_once: int  # how many may be in memory at a time
+    sizes: np.ndarray  # samples of each block: int64 [blocks]
+    at_once: int  # how many blocks may be in memory at a time
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class TrainingOrder:
     """
 
     num_samples: int
-    batch_size: int  # of a micro-batch of one rank
+    batch_size: int  # samples of a micro-batch of one rank
     accumulation: int  # micro-batches per update
     world_size: int
     rank: int
@@ -50,9 +50,11 @@ class TrainingOrder:
             raise UserError(
                 (
                     f"the training split has {self.num_samples:,} samples, fewer than the "
-                    f"effective batch of {self.global_batch:,}"
+                    f"{self.global_batch:,} samples of one update"
                 ),
-                advice="lower --batch-size or --gradient-accumulation-steps",
+                advice=(
+                    "lower --batch-size or --gradient-accumulation-steps, or start fewer processes"
+                ),
             )
 
     @property
@@ -77,7 +79,7 @@ class TrainingOrder:
         order = order[: self.updates_per_epoch * self.global_batch]
         if self.lengths is not None:
             order = self.grouped_by_length(order, torch.from_numpy(self.lengths), generator)
-        # The third dimension is that of the ranks: each takes its own batches.
+        # The third dimension is that of the ranks: each rank takes its own batches.
         shape = (-1, self.accumulation, self.world_size, self.batch_size)
         return order.view(shape)[first_update:, :, self.rank].reshape(-1, self.batch_size)
 
@@ -123,10 +125,10 @@ class BlockBatches(Sequence[torch.Tensor]):
         self.sizes = np.asarray(blocks.sizes)
         self.first = first_update * order.accumulation  # number of the first micro-batch
         most_lanes = min(MOST_LANES, blocks.at_once)
-        # As many lanes as possible that give each global batch the same number of samples.
+        # There are as many lanes as possible that give each global batch equally many samples.
         self.lanes = max(n for n in range(1, most_lanes + 1) if order.global_batch % n == 0)
         self.row = shuffled(len(self.sizes), order.seed, epoch)  # block numbers
-        self.ends = self.sizes[self.row].cumsum()  # of each block of the row, in samples
+        self.ends = self.sizes[self.row].cumsum()  # where each block of the row ends, in samples
         self.starts = self.sizes.cumsum() - self.sizes  # the first sample of each block
 
     def __len__(self) -> int:
@@ -147,7 +149,7 @@ class BlockBatches(Sequence[torch.Tensor]):
         # updates_per_epoch * samples_per_lane of them.
         places = (lane * order.updates_per_epoch + update) * samples_per_lane + place_in_lane
         samples = np.empty_like(places)
-        # For each sample, the number of its block in the row.
+        # The number of each sample's block in the row.
         place_in_row = np.searchsorted(self.ends, places, side="right")
         for number in np.unique(place_in_row):
             block = self.row[number]
@@ -183,7 +185,7 @@ class EvaluationOrder:
 
     @property
     def most_batches(self) -> int:
-        """The number of batches of the rank that has the most."""
+        """The number of batches of the rank that has the most batches."""
         return -(-self.num_samples // (self.world_size * self.batch_size))
 
     def micro_batches(self) -> list[torch.Tensor]:
@@ -196,7 +198,7 @@ class EvaluationOrder:
             order = torch.from_numpy(np.argsort(self.lengths, kind="stable"))
         own_samples = order[self.rank :: self.world_size]
         if self.blocks is not None:
-            # Consecutive samples, so that no two ranks read the same block.
+            # A rank gets consecutive samples, so that no two ranks read the same block.
             own_samples = order.tensor_split(self.world_size)[self.rank]
         batches = list(own_samples.split(self.batch_size)) if len(own_samples) else []
         # The ranks of a sharded model wait for each other in each batch, so all need the same
@@ -211,7 +213,7 @@ class EvaluationOrder:
         The last batches are filled up with repetitions of the rank's last sample, which don't
         count. A rank without any sample repeats sample 0.
         """
-        most_samples = -(-self.num_samples // self.world_size)  # of a rank
+        most_samples = -(-self.num_samples // self.world_size)  # of one rank
         size = min(self.batch_size, most_samples)
         batches = self.micro_batches()
         samples = torch.cat(batches) if batches else torch.zeros(0, dtype=torch.long)
@@ -226,8 +228,8 @@ class EvaluationOrder:
 class EqualBatches(NamedTuple):
     """The batches of one rank, all of the same size."""
 
-    samples: list[torch.Tensor]  # of each batch: int64 [size]
-    is_real: list[torch.Tensor]  # of each batch, which samples count: bool [size]
+    samples: list[torch.Tensor]  # sample indices of each batch: int64 [size]
+    is_real: list[torch.Tensor]  # which samples of each batch count: bool [size]
 
 
 def rehearsal_batches(
@@ -235,18 +237,18 @@ def rehearsal_batches(
 ) -> list[torch.Tensor]:
     """Return a few batches with which a run tries out an evaluation before it trains.
 
-    They are one small batch, and a second one with the same samples twice, if that fits into
-    `batch_size`. A total is twice as large for the second batch, and a mean is the same: so the
-    run can tell them apart.
+    The result is a small batch, and a second one with the same samples twice, if that fits into
+    `batch_size`. A total is twice as large for the second batch, and a mean is the same: so the run
+    can tell them apart.
 
-    The first batch has half as many samples as the rank's first batch, so that none is larger than
-    in an evaluation. Its samples are spread over all: samples may be sorted by class, and figures
-    such as the area under a curve need several classes.
+    The small batch has half as many samples as the rank's first batch, so that no batch is larger
+    than in an evaluation. Its samples are spread over all: samples may be sorted by class, and
+    figures such as the area under a curve need several classes.
 
     Args:
-        batches: those of the rank: sample indices, or other values, one per sample.
-        is_spread: whether to spread the samples. If not, the first ones are taken, because reading
-            others is slow.
+        batches: the batches of the rank: sample indices, or other values, one per sample.
+        is_spread: whether to spread the samples. If not, the first samples are taken, because
+            reading others is slow.
     """
     if not len(batches):
         return []
@@ -261,7 +263,7 @@ def rehearsal_batches(
 
 
 def hash_integers(*values: int) -> int:
-    """Mix integers into one of 63 bits, to seed a random generator.
+    """Mix integers into one integer of 63 bits, to seed a random generator.
 
     Seeds of neighbouring epochs or samples give unrelated random numbers. The mixing function is
     that of SplitMix64.
@@ -279,7 +281,7 @@ def hash_integers(*values: int) -> int:
 def random_bits(seed: int, epoch: int, samples: torch.Tensor) -> torch.Tensor:
     """Return 31 random bits for each of `samples`, by the finaliser of MurmurHash3.
 
-    They depend on the seed, the epoch and the sample alone, so that augmentation is the same
+    The bits depend on the seed, the epoch and the sample alone, so that augmentation is the same
     whichever rank or batch a sample is in.
 
     Args:

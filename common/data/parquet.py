@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 Row = list[Any]  # the values of a row, of the types that its columns have
 
-HELD_BYTES = 2**29  # of row groups that each reading process keeps in memory
+HELD_BYTES = 2**29  # size of the row groups that each reading process keeps in memory
 SAMPLED_GROUPS = 64  # row groups from which a sample of rows is taken before training
 FOOTER_THREADS = 16  # threads that read footers; the Hub takes long to answer each request
 
@@ -62,7 +62,7 @@ class ParquetRows:
         self.shards = shards
         self.columns = columns
         self.ends = self.groups[:, ROWS].cumsum()  # the first row after each row group
-        # Tables by row group. The most recently used one is the last.
+        # Tables by row group. The most recently used table is the last.
         self.held: dict[int, pyarrow.Table] = {}
         self.numbers = {label: number for number, label in enumerate(classes)}
         mean_bytes = int(self.groups[:, BYTES].mean())
@@ -103,8 +103,8 @@ class ParquetRows:
                 shard = self.shards[self.groups[block, SHARD]]
                 missing = "a value in each column" if None in row else "a label of its classes"
                 raise UserError(
-                    f"{shard} has a row without {missing}",
-                    advice="remove such rows, or leave --streaming out to have them skipped",
+                    f"{shard} contains a row without {missing}",
+                    advice="remove such rows, or leave --streaming out, so that they are skipped",
                 )
             rows.append(row)
             labels.append(self.numbers[label])
@@ -114,7 +114,7 @@ class ParquetRows:
         """Return a row group, from memory if it is there.
 
         Raises:
-            UserError: its file can't be read, or has changed since the run began.
+            UserError: the group's file can't be read, or has changed since the run began.
         """
         table = self.held.pop(block, None)
         if table is None:
@@ -175,7 +175,7 @@ class ParquetTables(LabelledData):
         self.shards: list[str] = []
         self.index: RowGroupIndex | None = None  # from `write_groups` on
         chosen_splits = choose_splits(files, source)
-        self.first, first_name = chosen_splits[0]
+        self.first_role, first_name = chosen_splits[0]
         if source.is_whole:
             self.evaluated_split = first_name
         with ThreadPoolExecutor(FOOTER_THREADS) as pool:
@@ -190,7 +190,7 @@ class ParquetTables(LabelledData):
                     self.add_split(role, name, files[name], footers)
             labels_of = partial(distinct_values, column=self.label_column)
             self.find_classes(() if self.is_typed else chain(*pool.map(labels_of, self.shards)))
-        if self.first not in self.splits:
+        if self.first_role not in self.splits:
             raise nothing_left(source.name, first_name, "label")
         if not source.is_whole:
             if len(self.classes) < 2:
@@ -206,8 +206,8 @@ class ParquetTables(LabelledData):
             }
         if builder.name != "parquet":
             raise UserError(
-                f"--streaming reads only parquet files, and {self.where} has {builder.name} files",
-                advice="leave the flag out, or convert the files with Dataset.to_parquet",
+                f"--streaming reads only parquet files, but {self.where} has {builder.name} files",
+                advice="leave --streaming out, or convert the files with Dataset.to_parquet",
             )
         return files
 
@@ -217,7 +217,7 @@ class ParquetTables(LabelledData):
         Args:
             name: the split's name in the data set.
             paths: the files of the split.
-            footers: by path; of these files and perhaps others.
+            footers: the footers of these files and perhaps others, by path.
 
         Raises:
             UserError: the split is empty, or a file has other columns than the first split.
@@ -236,7 +236,7 @@ class ParquetTables(LabelledData):
             raise empty_split(self.name, name)
         first_shard = self.shards[groups[0][SHARD]]
         # GLUE's test splits, for example, mark all rows as unlabelled. The first file shows that,
-        # and the others need not be read here.
+        # so no other file need be read here.
         if not distinct_values(first_shard, self.label_column) <= self.missing_labels:
             self.splits[role] = np.array(groups)
 
@@ -252,7 +252,7 @@ class ParquetTables(LabelledData):
         """Write the row groups of all splits to a cache folder, and return the first split.
 
         Args:
-            columns: those that a batch needs, besides the label column.
+            columns: the columns that a batch needs, besides the label column.
         """
         for role, groups in self.splits.items():
             write_array(folder / f"{role}_groups.npy", [groups], len(groups))
@@ -262,7 +262,7 @@ class ParquetTables(LabelledData):
             "columns": [*columns, self.label_column],
         }
         self.index = index
-        return ParquetRows(self.splits[self.first], **index)
+        return ParquetRows(self.splits[self.first_role], **index)
 
     def facts(self) -> PreparedFacts:
         facts = super().facts()
@@ -281,7 +281,7 @@ def read_footer(path: str) -> Footer:
 
 
 def describe_group(file: "pyarrow.parquet.ParquetFile", place: int) -> tuple[int, int, int]:
-    """Return the rows and the bytes of a row group, and a checksum of all that the footer says.
+    """Return the numbers of rows and bytes of a row group, and a checksum of its footer's entry.
 
     The checksum changes with the contents, because the footer holds statistics and offsets.
     """
@@ -301,14 +301,14 @@ def opened(path: str) -> Iterator["pyarrow.parquet.ParquetFile"]:
     """Open a local parquet file or one of the Hub.
 
     Raises:
-        UserError: it can't be opened or read. For a file of the Hub, the error is marked as
+        UserError: the file can't be opened or read. For a file of the Hub, the error is marked as
             resumable, because another attempt may succeed.
     """
     import fsspec
     import pyarrow.parquet as parquet
 
     is_remote = "://" in path
-    advice = "check the connection" if is_remote else "put a whole copy of the file back"
+    advice = "check the connection" if is_remote else "copy the file again from where it came"
     with (
         reading(path, f"{advice}, and start the run again", resumable=is_remote),
         fsspec.open(path) as raw,

@@ -9,7 +9,7 @@ import sys
 import numpy as np
 from PIL import ExifTags, Image, ImageFile, ImageOps
 
-FULL_SCALE = 65535  # the white level of a model that states none: that of 16 bits
+FULL_SCALE = 65535  # the largest value of 16 bits: white for a model that states no white level
 # How to turn a photo upright, by its EXIF orientation.
 TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -42,7 +42,7 @@ def image_to_pixels(
     if pixels is not None:
         if white_level is None:
             raise ValueError(
-                "it has more than 8 bits a channel, unlike the training images: save it with 8"
+                "it has more than 8 bits per channel, unlike the training images: use 8 bits"
             )
         result = Image.fromarray(to_eight_bits(pixels, white_level))
     else:
@@ -59,8 +59,8 @@ def image_to_pixels(
 def deep_pixels(image: Image.Image) -> tuple[np.ndarray | None, Image.Image]:
     """Return the pixels of an image with more than 8 bits a channel, and the image itself.
 
-    These pixels determine the white level of a data set, and are then scaled by it. Pillow can do
-    neither.
+    These pixels determine the white level of a data set, by which they are then scaled. Pillow can
+    do neither.
 
     Returns:
         First, the pixels: integers [height, width] or [height, width, 3], without transparency;
@@ -71,11 +71,13 @@ def deep_pixels(image: Image.Image) -> tuple[np.ndarray | None, Image.Image]:
         ValueError: pixels are real numbers or negative.
     """
     if image.mode == "F":  # Pillow would make an image with values from 0 to 1 black
-        raise ValueError("its pixels are real numbers: write them with 8 or 16 bits")
+        raise ValueError("its pixels are real numbers: save it with 8 or 16 bits per channel")
     if image.mode.startswith("I"):
         pixels = np.asarray(image)
         if pixels.min(initial=0) < 0:
-            raise ValueError("its pixels are negative, or of 32 bits: write them with 8 or 16 bits")
+            raise ValueError(
+                "its pixels are negative or have 32 bits: save it with 8 or 16 bits per channel"
+            )
         return pixels, image
     if isinstance(image, ImageFile.ImageFile):
         raw_mode = raw_mode_of(image)
@@ -87,8 +89,8 @@ def deep_pixels(image: Image.Image) -> tuple[np.ndarray | None, Image.Image]:
 def raw_mode_of(image: ImageFile.ImageFile) -> str:
     """Return Pillow's name for the layout of the pixels in the file, such as ``RGB;16B``.
 
-    It shows whether the file has 16 bits a colour, which the image's mode does not. It is empty for
-    an image whose pixels have been loaded.
+    The layout shows whether the file has 16 bits a colour, which the image's mode does not show.
+    The name is empty for an image whose pixels have been loaded.
     """
     if not image.tile:
         return ""
@@ -106,7 +108,7 @@ def deep_colours(image: ImageFile.ImageFile, raw_mode: str) -> tuple[np.ndarray,
 
     Args:
         image: a file of Pillow whose pixels have not been loaded.
-        raw_mode: from `raw_mode_of`.
+        raw_mode: the result of `raw_mode_of`.
 
     Raises:
         ValueError: the layout is not known.
@@ -117,7 +119,7 @@ def deep_colours(image: ImageFile.ImageFile, raw_mode: str) -> tuple[np.ndarray,
     encoded = image.fp.read()
     image.fp.seek(position)
     if raw_mode == "LA;16B":
-        # Read as four channels of 8 bits: the two bytes of grey, then those of transparency.
+        # These are read as four channels of 8 bits: two bytes of grey, then two of transparency.
         loaded = decoded_as(encoded, "RGBA", "RGBA")
         planes = np.asarray(loaded).astype(np.uint16)
         return planes[..., 0] * 256 + planes[..., 1], loaded
@@ -126,7 +128,7 @@ def deep_colours(image: ImageFile.ImageFile, raw_mode: str) -> tuple[np.ndarray,
     native = "L" if sys.byteorder == "little" else "B"
     order = native if order in ("", "N") else order
     if channels not in ("RGB", "RGBA") or order not in ("B", "L"):
-        raise ValueError(f"its pixels are kept as {raw_mode}: write them as RGB or grey")
+        raise ValueError(f"its pixels are stored as {raw_mode}: save it as RGB or greyscale")
     other = "L" if order == "B" else "B"
     loaded = decoded_as(encoded, image.mode, f"{channels};16{order}")
     high = np.asarray(loaded).astype(np.uint16)
@@ -142,7 +144,7 @@ def decoded_as(encoded: bytes, mode: str, raw_mode: str) -> Image.Image:
 
     Args:
         encoded: the contents of the file.
-        mode: of the returned image.
+        mode: the mode of the returned image.
         raw_mode: Pillow's name for the layout.
     """
     image = Image.open(io.BytesIO(encoded))
@@ -159,8 +161,8 @@ def decoded_as(encoded: bytes, mode: str, raw_mode: str) -> Image.Image:
 def white_level_of(peak: int) -> int:
     """Return the value of white in images whose largest value is `peak`.
 
-    It is the largest value with as many bits: 1023 for a camera with 10 bits, for example. For
-    images without values above 255 it is 255, so that they stay as they are.
+    White is the largest value with as many bits: 1023 for a camera with 10 bits, for example.
+    Images without values above 255 have the white level 255, so they stay as they are.
     """
     return max(255, 2 ** int(peak).bit_length() - 1)
 

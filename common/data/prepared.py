@@ -39,13 +39,13 @@ def prepared(
     settings: Mapping[str, object],
     evaluation_settings: Mapping[str, object] | None = None,
 ) -> Prepared[FactsType]:
-    """Return the prepared data of a run, with the classes in the model's order if it evaluates.
+    """Return the prepared data of a run; to evaluate a model, in the order of its classes.
 
     `prepare`, `version`, `names` and `settings` are those of `cached`.
 
     Args:
         evaluation_settings: are added to the settings, or replace them, if a split is evaluated as
-            a whole. They have samples prepared as those on which the model was trained.
+            a whole. With them, samples are prepared as those on which the model was trained.
 
     Raises:
         UserError: the data can't be read; or they have changed since the model was trained, so that
@@ -60,7 +60,7 @@ def prepared(
         data = prepare_whole(source, evaluated, preparation, extended)
     else:
         data = preparation.apply_to(source)
-        # `for_evaluation` has left only the run that was trained on this data set.
+        # `for_evaluation` has kept only the run that was trained on this data set.
         check_as_trained(source, evaluated.trained_on[0], data)
     return with_labels_of(evaluated, source, data)
 
@@ -78,7 +78,7 @@ def prepare_whole(
 
     Args:
         as_trained: how a run that trains prepares the data.
-        for_model: how they are prepared for the model that is evaluated.
+        for_model: how the data are prepared for the model that is evaluated.
     """
     data = for_model.apply_to(source)
     split = data.facts["evaluated"]
@@ -104,8 +104,8 @@ def size_of(arrays: list[np.ndarray]) -> int:
     """Return how many samples a split has.
 
     Args:
-        arrays: its arrays, of which the last has one label for each sample; or, for a streamed
-            split, its row groups alone.
+        arrays: the split's arrays, of which the last has one label for each sample; or, for a
+            streamed split, its row groups alone.
     """
     if len(arrays) == 1:
         return int(arrays[0][:, ROWS].sum())
@@ -147,13 +147,13 @@ def find_moved_data(
 
 
 def check_as_trained(source: DataSource, trained: TrainedOn, data: Prepared[FactsType]) -> None:
-    """Note that the samples which a run held out are evaluated.
+    """Note for the user that the samples which a run held out are evaluated.
 
     The same samples are held out again only if the data are as they were. If the content has
     changed but the sizes have not, a note warns that training samples may be among them.
 
     Raises:
-        UserError: the number of samples has changed, so that others would be held out.
+        UserError: the number of samples has changed, so that other samples would be held out.
     """
     notes = data.facts["notes"]
     notes.append(f"{trained.run} was trained on them: what it held out is evaluated")
@@ -164,8 +164,8 @@ def check_as_trained(source: DataSource, trained: TrainedOn, data: Prepared[Fact
     if sizes != trained.sizes:
         raise UserError(
             (
-                f"{source.location} has changed since {trained.run} was trained on it, so the "
-                "samples that it held out are not known"
+                f"{source.location} has changed since {trained.run} was trained on it, so it is "
+                "not known which samples that run held out"
             ),
             advice="put the new samples into another folder, or into a split named test",
         )
@@ -190,8 +190,8 @@ def with_labels_of(
     if data.facts.get("index") is not None:
         raise UserError(
             (
-                f"data set {source.name} has other classes than {evaluated.model}, or in another "
-                "order"
+                f"the classes of data set {source.name} differ from those of {evaluated.model}, or "
+                "are in another order"
             ),
             advice="leave --streaming out, so that the classes can be matched by name",
         )

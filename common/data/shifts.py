@@ -18,9 +18,9 @@ def shifted(
     Args:
         images: uint8 [batch, height, width, channels].
         tops: int64 [batch], the first row of each window in its padded image, 0 … 2 * padding.
-        lefts: int64 [batch], likewise, the first column of an image that is not mirrored. In a
-            mirrored one, columns are counted from the right.
-        is_mirrored: bool [batch]; None: no image is.
+        lefts: int64 [batch], the first column of each window, likewise. In a mirrored image,
+            columns are counted from the right.
+        is_mirrored: bool [batch]; None: no image is mirrored.
         padding: pixels by which images are extended at each side; less than their size.
 
     Returns:
@@ -38,7 +38,7 @@ def copied_windows(
     is_mirrored: torch.Tensor | None,
     padding: int,
 ) -> torch.Tensor:
-    """Return what `shifted` does, by a copy of the memory that each window spans."""
+    """Return the windows that `shifted` cuts out, by copying the memory that each window spans."""
     count, height, width, channels = images.shape
     if is_mirrored is not None:
         images = torch.where(is_mirrored[:, None, None, None], images.flip(2), images)
@@ -48,9 +48,9 @@ def copied_windows(
     _, padded_height, padded_width, _ = padded.shape
     first_rows = torch.arange(count) * padded_height + tops
     first_pixels = first_rows * padded_width + lefts
-    # From the first pixel of a window to its last one, with what lies between its rows.
+    # A span goes from a window's first pixel to its last, and includes what lies between its rows.
     span = ((height - 1) * padded_width + width) * channels
-    # [count, span]. `as_strided` then skips what lies between the rows, without another copy.
+    # `spans` is [count, span]. `as_strided` skips what lies between the rows, without a copy.
     spans = padded.flatten().unfold(0, span, channels).index_select(0, first_pixels)
     return spans.as_strided(images.shape, (span, padded_width * channels, channels, 1))
 
@@ -73,14 +73,14 @@ def gathered_pixels(
     is_mirrored: torch.Tensor | None,
     padding: int,
 ) -> torch.Tensor:
-    """Return what `shifted` does, by one gather of pixels."""
+    """Return the windows that `shifted` cuts out, by gathering all pixels in one operation."""
     count, height, width, _ = images.shape
     device = images.device
     image_numbers = torch.arange(count, device=device)
     ys = torch.arange(height, device=device)
     xs = torch.arange(width, device=device)
     if is_mirrored is not None:
-        xs = torch.where(is_mirrored[:, None], width - 1 - xs, xs)
+        xs = torch.where(is_mirrored[:, None], width - 1 - xs, xs)  # [batch, width]
     # The rows and columns that each window shows: [batch, height] and [batch, width].
     ys = reflected(ys + (tops - padding)[:, None], height)
     xs = reflected(xs + (lefts - padding)[:, None], width)
@@ -90,5 +90,5 @@ def gathered_pixels(
 def reflected(positions: torch.Tensor, size: int) -> torch.Tensor:
     """Fold positions just outside 0 … size - 1 back inside, as in a mirror at the border."""
     last = size - 1
-    # The inner `abs` folds positions below 0, the outer one those above `last`.
+    # The inner `abs` folds positions below 0, the outer `abs` positions above `last`.
     return last - (last - positions.abs()).abs()

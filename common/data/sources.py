@@ -43,10 +43,10 @@ class DataSource:
 
     name: str  # short name, for messages and the tables of results
     location: str  # Hub id, absolute folder or file, or the built-in name
-    configuration: str | None  # of a Hub data set
+    configuration: str | None  # the configuration of a Hub data set
     reason: str  # why the run uses this data set, printed for the user
     fingerprint: str  # changes when the data do
-    validation_share: float | None = None  # of train, to hold out if there is no validation split
+    validation_share: float | None = None  # share of train to hold out without a validation split
     streaming: bool = False  # whether samples are read while training, instead of from a cache
     # Whether one split is read and nothing is held out, because no run was trained on the data.
     is_whole: bool = False
@@ -66,8 +66,8 @@ def choose_source(
     A data set that the user names is never replaced by another. For ``auto``, the recipe chooses.
 
     Args:
-        public: the short name of the recipe's public data set; ``auto`` means this one if it is
-            cached or the Hub answers.
+        public: the short name of the recipe's public data set; ``auto`` means this data set if it
+            is cached or the Hub answers.
         built_in: the built-in data set that ``auto`` means otherwise.
         public_on_cpu: whether ``auto`` may mean the public data set on a CPU.
 
@@ -93,8 +93,8 @@ def choose_source(
     source = ask_rank_zero(choose)
     if config.streaming and source.location in BUILT_IN:
         raise UserError(
-            f"--streaming reads files, and data set {source.name} is built in",
-            advice="leave the flag out",
+            f"--streaming reads files, but data set {source.name} is built in",
+            advice="leave --streaming out",
         )
     source = replace(source, validation_share=config.validation_share, streaming=config.streaming)
     if not config.evaluate_only:
@@ -106,7 +106,7 @@ def choose_source(
 def for_evaluation(source: DataSource, model: str) -> DataSource:
     """Return a data set as it must be read to evaluate a model.
 
-    If a run trained on it to make this model, only what that run held out is evaluated. Otherwise,
+    If a run trained on the data to make this model, only what that run held out is evaluated. Else
     one split is evaluated as a whole.
 
     Args:
@@ -140,7 +140,7 @@ def insist_on_trained_share(share: float | None, trained: TrainedOn) -> None:
     """Raise a UserError if another share than the trained run's would be held out.
 
     Args:
-        share: the value of `--validation-share`. If it is None, the share of that run is used.
+        share: the value of `--validation-share`. If it is None, the trained run's share is used.
         trained: the data on which the run trained.
     """
     if share is None or share == trained.validation_share:
@@ -151,8 +151,8 @@ def insist_on_trained_share(share: float | None, trained: TrainedOn) -> None:
         trained_share = f"{trained.validation_share:g}"
     raise UserError(
         (
-            f"--validation-share {share:g} would evaluate training samples: {trained.run} held out "
-            f"{trained_share} of this data set"
+            f"--validation-share {share:g} would evaluate training samples, because {trained.run} "
+            f"held out {trained_share} of this data set"
         ),
         advice="leave --validation-share out",
     )
@@ -178,12 +178,12 @@ def find_named(name: str, configuration: str | None) -> DataSource:
     """
     if name in BUILT_IN:
         return built_in_source(name, "named, built in")
-    if "://" in name or not name:  # the message does not repeat it, because it may hold a token
+    if "://" in name or not name:  # the message leaves the name out: it may hold a token
         raise UserError(
-            "--dataset is empty or an address",
+            "--dataset is empty or a web address",
             advice="pass a name, a Hub id, or a local folder or file",
         )
-    with reading(f"--dataset {name}", "check the path, and the right to read it"):
+    with reading(f"--dataset {name}", "check the path, and whether your user may read it"):
         source = find_local(name, configuration)
     if source is not None:
         return source
@@ -197,8 +197,8 @@ def find_named(name: str, configuration: str | None) -> DataSource:
     similar = "" if suggestion is None else f"{suggestion} if you meant that, "
     raise UserError(
         (
-            f"--dataset {name} can't be found: there is no such folder or file, it is not "
-            f"cached, and the Hub has no {location} or does not answer"
+            f"--dataset {name} can't be found, because there is no such folder or file, it is not "
+            f"cached, and the Hub has no data set {location} or does not answer"
         ),
         advice=(
             f"pass {similar}a local folder or file, or one that is built in ({', '.join(BUILT_IN)})"
@@ -220,12 +220,12 @@ def find_local(name: str, configuration: str | None) -> DataSource | None:
     if not is_folder and not (path.is_file() and path.suffix.lower() in TABLE_SUFFIXES):
         suffixes = ", ".join(TABLE_SUFFIXES)
         raise UserError(
-            f"--dataset {name} is a file that can't be read as a table",
+            f"--dataset {name} is not a table",
             advice=f"pass a file whose name ends in one of {suffixes}, or pass a folder",
         )
     if UNUSABLE_IN_PATH.search(str(path)):
         raise UserError(
-            f"--dataset {name!r} has * ? [ :: or a new line in its path",
+            f"the path of --dataset {name!r} contains * ? [ :: or a new line",
             advice="rename the file or folder",
         )
     if is_folder:
@@ -241,7 +241,7 @@ def find_local(name: str, configuration: str | None) -> DataSource | None:
 def similar_name(name: str) -> str | None:
     """Return a data set that the user may have meant by a wrong name; None if nothing is similar.
 
-    It is a folder or table beside the path, or a public or built-in name.
+    The result is a folder or table beside the path, or a public or built-in name.
     """
     # The name is right, so the Hub could not be reached.
     if name in PUBLIC:
@@ -272,11 +272,11 @@ def hub_commit(
     The Hub is asked for at most 3 s. If it does not answer, the local cache may know a commit.
 
     Returns:
-        None if neither knows one.
+        None if neither the Hub nor the cache knows a commit.
     """
     from huggingface_hub import HfApi, constants
 
-    # Any failure to reach the Hub, or to find the repository there, leaves the cache to look at.
+    # If the Hub can't be reached, or lacks the repository, only the cache remains to look at.
     with contextlib.suppress(Exception):
         # The Hub's interface takes "dataset" or "model", and the cache's folders have the plural.
         return HfApi().repo_info(hub_id, repo_type=repository_type.removesuffix("s"), timeout=3).sha

@@ -23,9 +23,9 @@ class Tables(LabelledData):
     """The labelled splits of a data set, each a `datasets.Dataset`, and their labels."""
 
     def __init__(self, source: DataSource, label_column: str | None) -> None:
-        """Read all splits, and hold some of train out for validation if that is needed.
+        """Read all splits, and hold out a part of train for validation if that is needed.
 
-        Rows without a label are left out, and so are splits that have none.
+        Rows without a label are left out, and so are splits without labels.
 
         Args:
             label_column: the value of `--label-column`; None: the column is inferred.
@@ -34,12 +34,12 @@ class Tables(LabelledData):
             UserError: the data can't be read, or can't be used for classification.
         """
         dataset, notes = read_splits(source)
-        self.where = f"data set {source.name}: "
+        self.where = f"data set {source.name}"
         chosen_splits = choose_splits(dataset, source)
         first_role, first_name = chosen_splits[0]
         if source.is_whole:
             self.evaluated_split = first_name
-        self.first = first_role  # the role of the split that determines columns and image sizes
+        self.first_role = first_role  # its split determines columns and image sizes
         first_split = dataset[first_name]
         refuse_unlabelled_images(first_split, self.where, notes)
         super().__init__(
@@ -47,7 +47,7 @@ class Tables(LabelledData):
         )
         self.notes += notes
         self.splits: dict[str, Dataset] = {}
-        # By role, [rows]: first the values of the label column, later int64 class numbers.
+        # The labels by role, [rows]: first values of the label column, later int64 class numbers.
         self.labels: dict[str, np.ndarray] = {}
         for role, name in chosen_splits:
             # Of several splits with the same role, the first one that has labels is read.
@@ -89,8 +89,8 @@ class Tables(LabelledData):
             if unknown:
                 raise UserError(
                     (
-                        f"{self.where}column {self.label_column} of {role} holds {min(unknown)}, "
-                        f"and its classes are numbered from 0 to {len(numbers) - 1}"
+                        f"column {self.label_column} of split {role} of {self.where} contains "
+                        f"{min(unknown)}, but its classes are numbered from 0 to {len(numbers) - 1}"
                     ),
                     advice="correct this label in the data",
                 )
@@ -112,7 +112,7 @@ class Tables(LabelledData):
 
     def note_majority(self) -> None:
         """Note the accuracy of always guessing the most frequent class: a model should beat it."""
-        majority = np.bincount(self.labels[self.first]).argmax()
+        majority = np.bincount(self.labels[self.first_role]).argmax()
         role = "test" if "test" in self.labels else "validation"
         if role in self.labels:
             accuracy = (self.labels[role] == majority).mean()
@@ -123,7 +123,7 @@ class Tables(LabelledData):
     def keep(self, role: str, rows: Sequence[int], required: str) -> None:
         """Keep only some rows of a split, and note how many others were dropped.
 
-        A split of which no row is kept is removed, unless it is the first one.
+        A split of which no row is kept is removed, unless it is the first split.
 
         Args:
             rows: indices of the rows to keep.
@@ -133,7 +133,7 @@ class Tables(LabelledData):
             UserError: no row of the first split is kept.
         """
         total = len(self.splits[role])
-        if not rows and role == self.first:
+        if not rows and role == self.first_role:
             raise nothing_left(self.name, role, required)
         dropped = total - len(rows)
         if dropped:
@@ -156,7 +156,7 @@ class Tables(LabelledData):
         class_sizes = np.bincount(labels)
         candidates = shuffled_rows[class_sizes[labels[shuffled_rows]] > 1]
         if len(candidates):
-            # By class, because `choose_held_out` spreads its choice evenly over this order.
+            # Sort by class, because `choose_held_out` spreads its choice evenly over this order.
             candidates = candidates[labels[candidates].argsort(kind="stable")]
         else:
             # Each class has a single row: some of the classes must be held out.
@@ -171,7 +171,7 @@ class Tables(LabelledData):
 
 
 def read_splits(source: DataSource) -> tuple["DatasetDict", list[str]]:
-    """Read all splits of a data set; return them and notes for the user."""
+    """Return all splits of a data set, and notes for the user."""
     if source.location in BUILT_IN:
         from common.data import built_in
 
@@ -183,12 +183,14 @@ def refuse_unlabelled_images(split: "Dataset", where: str, notes: list[str]) -> 
     """Raise a `UserError` if the only columns are images, so that nothing can be the label.
 
     Args:
-        where: begins the message.
-        notes: end the message, because they may explain why labels are missing.
+        where: the data set, for the message.
+        notes: the end of the message, because they may explain why labels are missing.
     """
     from datasets import Image
 
     column_types = {type(feature) for feature in split.features.values()}
     if column_types == {Image}:
-        advice = "; ".join(["put each class into a folder of its name, side by side", *notes])
-        raise UserError(f"{where}its images have no labels", advice=advice)
+        example = "put the images of each class into a folder named after it, such as cat/1.png"
+        raise UserError(
+            f"the images of {where} have no labels", advice="; ".join([example, *notes])
+        )

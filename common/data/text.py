@@ -35,15 +35,15 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 PAD_MULTIPLE = 8  # tensor cores and vector units are fast with multiples of this length
-# Returns what a packed model needs besides the tokens, from the length of each sample of a batch
-# (int64 [batch], on the host) and the padded length.
+# A function that returns what a packed model needs besides the tokens. It takes the length of each
+# sample of a batch (int64 [batch], on the host) and the padded length.
 TokenPositions = Callable[[torch.Tensor, int], torch.Tensor]
 
 
 class TextSamples(TensorSamples):
     """One split of tokenised text.
 
-    Its arrays are `ARRAYS`: tokens (int32, those of all samples, one after the other), offsets
+    Its arrays are `ARRAYS`: tokens (int32, for all samples, one after the other), offsets
     (int64 [samples + 1]), seconds (int64 [samples], where second texts begin) and labels (int64
     [samples]).
     """
@@ -140,19 +140,19 @@ class StreamedText(TextSamples):
         rows, labels = self.rows.read(samples, epoch)
         columns = list(zip(*rows, strict=True))
         encoded = encode(self.tokenizer, columns, self.max_length)
-        # The rows of the batch as a small split of their own, of which the batch takes all samples.
+        # These rows make a small split of their own, of which the batch takes all samples.
         batch_samples = TextSamples(*encoded, labels, token_positions=self.token_positions)
         indices = torch.arange(len(batch_samples))
         batch = batch_samples.fetch(indices, epoch)
         return batch | {"work": batch_samples.count(indices)}
 
     def finish(self, batch: Batch, samples: torch.Tensor, epoch: int | None) -> Batch:
-        """Take the work out of the entries, which the model gets, and attach it to the batch."""
+        """Move the work from the batch's entries, which the model gets, to its attribute."""
         work = batch.pop("work")
         return CountedBatch(batch, work)
 
     def work_of(self, batch: Batch, samples: torch.Tensor) -> Work:
-        """Return the work that `fetch` counted: no sample's length is known before."""
+        """Return the work that `fetch` counted, because no length is known before that."""
         assert isinstance(batch, CountedBatch)
         return batch.work
 
@@ -163,7 +163,7 @@ NO_WORK = Work(0)
 class CountedBatch(dict[str, torch.Tensor]):
     """A batch that knows how much work it is.
 
-    Copies of it on other devices, which only show its shapes, do not know.
+    Copies on other devices, which only show the batch's shapes, do not know it.
     """
 
     def __init__(self, batch: Batch, work: Work = NO_WORK) -> None:
@@ -230,7 +230,8 @@ def load_text(
     """
     if source.location == "synthetic":
         raise UserError(
-            "--dataset synthetic makes images, not text", advice="pass docstrings or a folder"
+            "--dataset synthetic makes images, not text",
+            advice="pass --dataset docstrings, or a folder of texts",
         )
     version = f"text-10-{SCRATCH_VOCABULARY}-{fingerprint_of_tokenizer(checkpoint)}"
     settings = {

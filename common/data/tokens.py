@@ -61,8 +61,8 @@ def prepare_text(
         max_length: tokens after which a sample is cut, special tokens included.
         text_columns: the value of `--text-columns`; empty: the columns are inferred.
         label_column: the value of `--label-column`; None: the column is inferred.
-        tokenizer_digest: not read here. It is part of the cache's name, and so caches differ if the
-            tokenizer in a folder changes.
+        tokenizer_digest: not read here. As a part of the cache's name, it makes another cache if
+            the tokenizer in a folder changes.
 
     Raises:
         UserError: the data can't be read, or the tokenizer can't be loaded or used.
@@ -110,8 +110,8 @@ def prepare_whole_text(
         encoder = load_tokenizer(checkpoint)
     say(f"tokenising {len(table):,} texts once, for this and later runs")
     for name, split_texts in texts.items():
-        advice = "take another model, or --model scratch to train a small one"
-        with reading(f"checkpoint {checkpoint}: its tokenizer", advice):
+        advice = "pass another --model, or --model scratch to train a small one"
+        with reading(f"the tokenizer of checkpoint {checkpoint}", advice):
             encoded = encode(encoder, split_texts, max_length)
         arrays = [*encoded, table.labels[name]]
         for array_name, array in zip(ARRAYS, arrays, strict=True):
@@ -135,7 +135,7 @@ def encode(encoder: "PreTrainedTokenizerBase", texts: Columns, max_length: int) 
         max_length: tokens after which a sample is cut, special tokens included.
 
     Returns:
-        tokens (int32, those of all samples, one after the other), offsets (int64 [samples + 1], the
+        tokens (int32, for all samples, one after the other), offsets (int64 [samples + 1], the
         place in `tokens` at which each sample begins) and seconds (int64 [samples], the place in
         each sample at which its second text begins; its length if it has one text).
 
@@ -151,7 +151,7 @@ def encode(encoder: "PreTrainedTokenizerBase", texts: Columns, max_length: int) 
         # Not every tokenizer tells first and second texts apart.
         token_types += encoded.get("token_type_ids") or [[]] * len(columns[0])
     if not all(rows):
-        raise ValueError("it makes no tokens of some texts")
+        raise ValueError("it returns no tokens for some texts")
     # The second text of a sample begins at its first token of type 1.
     seconds = [
         types.index(1) if 1 in types else len(row)
@@ -212,13 +212,13 @@ def load_tokenizer(checkpoint: str) -> "PreTrainedTokenizerBase":
     if folder.is_dir() and not has_vocabulary:
         raise UserError(
             (
-                f"checkpoint {checkpoint}: no tokenizer can be loaded, because it has no "
-                "tokenizer.json"
+                f"the tokenizer of checkpoint {checkpoint} can't be loaded, because there is no "
+                "tokenizer.json in this folder"
             ),
-            advice="pass a folder that has one, or a Hub id",
+            advice="pass a folder with a tokenizer.json, or a Hub id",
         )
     advice = "pass a local folder, or a Hub id that can be reached"
-    with reading(f"checkpoint {checkpoint}: its tokenizer", advice):
+    with reading(f"the tokenizer of checkpoint {checkpoint}", advice):
         if tokenizer_file.is_file():
             check_token_ids(tokenizer_file)
         return AutoTokenizer.from_pretrained(checkpoint, trust_remote_code=False)
@@ -233,14 +233,16 @@ def check_token_ids(tokenizer_file: Path) -> None:
     token_ids = set(tokenizer["model"]["vocab"].values())
     token_ids |= {token["id"] for token in tokenizer["added_tokens"]}
     if max(token_ids) > LARGEST_TOKEN_ID:
-        raise ValueError(f"one of its {len(token_ids):,} tokens has the number {max(token_ids):,}")
+        raise ValueError(
+            f"it has {len(token_ids):,} tokens, but one of them has the id {max(token_ids):,}"
+        )
 
 
 def train_wordpiece(texts: list[str]) -> "PreTrainedTokenizerBase":
-    """Train BERT's tokenizer, lower-cased WordPiece, on `texts`; the same texts give the same one.
+    """Train BERT's tokenizer, lower-cased WordPiece, on `texts`; equal texts give equal tokenizers.
 
     Training runs in another thread, because Rust handles no signals before it has finished. This
-    thread waits for it, and handles them.
+    thread waits for the training, and handles signals.
     """
     from tokenizers import BertWordPieceTokenizer
     from transformers import BertTokenizer

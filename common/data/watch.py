@@ -12,7 +12,7 @@ import psutil
 from common.console import warn
 
 LOOK_EVERY = 1.0  # seconds
-NOTICE_AFTER = 10.0  # seconds of one wait, after which the user is told of it
+NOTICE_AFTER = 10.0  # seconds of one wait after which the user is told of the wait
 # Why the workers were killed.
 Verdict = Literal["stop requested", "no batch came", "worker gone"]
 
@@ -20,8 +20,8 @@ Verdict = Literal["stop requested", "no batch came", "worker gone"]
 class Watch(threading.Thread):
     """Tells the user of a long wait, and ends a wait that is too long by killing the workers.
 
-    Only a thread can do that. If a worker is stopped while it hands over a file descriptor, the
-    training process blocks in a system call that has no timeout.
+    Only a thread can end such a wait. If a worker is stopped while it hands over a file descriptor,
+    the training process blocks in a system call that has no timeout.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Watch(threading.Thread):
                 continue
             waited = time.monotonic() - since
             if waited > LOOK_EVERY and not all(worker.is_alive() for worker in self.workers):
-                # The others may wait for ever for a lock that the missing worker held.
+                # The other workers may wait for ever for a lock that the missing worker held.
                 self.end_workers("worker gone")
             elif waited > self.patience:
                 self.reason = self.describe()
@@ -73,7 +73,7 @@ class Watch(threading.Thread):
             elif waited > NOTICE_AFTER and since != self.announced:
                 self.announced = since
                 warn(
-                    f"data    waiting for a batch from {self.describe()}; the run ends if none "
+                    f"data    waiting for a batch from {self.describe()}; the run ends if no batch "
                     f"comes within {self.patience:.0f} s",
                     every_rank=True,
                 )
@@ -85,7 +85,7 @@ class Watch(threading.Thread):
             worker.kill()
 
     def describe(self) -> str:
-        """Return which workers the process waits for: the stopped ones, or all if none is."""
+        """Return which workers the process waits for: stopped workers, or all if there are none."""
         stopped_pids = [str(worker.pid) for worker in self.workers if is_stopped(worker)]
         if not stopped_pids:
             return f"the loader's workers ({len(self.workers)}, --num-workers)"

@@ -39,11 +39,11 @@ from common.system.platforms import (
     worker_start_method,
 )
 
-# Part of torch's error for a worker of a DataLoader that was killed or has exited.
+# A part of the error that torch raises if a DataLoader's worker was killed or has exited.
 WORKER_GONE = "DataLoader worker (pid"
 TOO_MANY_FILES = "Too many open files"
 PATIENCE = 180.0  # seconds to wait for one batch, unless a run says otherwise
-KILL_SECONDS = 5.0  # for which this process waits until a killed worker is gone
+KILL_SECONDS = 5.0  # seconds that this process waits for a killed worker to be gone
 PREFETCHED = 2  # batches that each worker makes in advance
 MicroBatches = Sequence[torch.Tensor] | torch.Tensor
 
@@ -79,10 +79,10 @@ class Reader:
 
 
 class Workers:
-    """Make batches in `count` worker processes until `close`, or in this process if it is 0.
+    """Make batches in `count` worker processes until `close`, or in this process if `count` is 0.
 
-    A worker may be stopped or hang. The user is then told which one this process waits for. If the
-    run is asked to stop during the wait, the workers are killed and this process makes the
+    A worker may be stopped or hang. The user is then told for which worker this process waits. If
+    the run is asked to stop during the wait, the workers are killed and this process makes the
     remaining batches itself, with the same bits.
     """
 
@@ -158,7 +158,7 @@ class Workers:
             yield self.samples.finish(batch, samples, epoch)
 
     def fetched(self, micro_batches: MicroBatches, epoch: int | None) -> Iterator[Batch]:
-        """Yield the batches in order as they are made, pinned if the device has that."""
+        """Yield the batches in order as they are made, in pinned memory if the device has it."""
         self.requests.micro_batches = micro_batches
         self.requests.epoch = epoch
         count = 0
@@ -192,7 +192,7 @@ class Workers:
         return self.start_workers()
 
     def start_workers(self) -> Iterator[Batch]:
-        """Start the workers and the watch over them; do without if the system refuses them."""
+        """Start the workers and the watch over them; do without workers if the system refuses."""
         self.free_memory = free_shared_memory()
         earlier_children = multiprocessing.active_children()
         try:
@@ -206,7 +206,7 @@ class Workers:
             self.do_without(str(error))
             return iter(self.processes)
         workers = new_children(earlier_children)
-        # Looked up at each call, because tests replace it.
+        # The lambda looks `is_stopping` up at each call, because tests replace it.
         self.watch = Watch(workers, self.patience, lambda: self.is_stopping())
         self.watch.start()
         return batches
@@ -215,7 +215,9 @@ class Workers:
         """Have this process make the batches, and tell the user why."""
         if "no workers" not in self.announced:
             self.announced.add("no workers")
-            warn(f"data    no workers can be started: {obstacle}; this process makes the batches")
+            warn(
+                f"data    no workers can be started ({obstacle}), so this process makes the batches"
+            )
         self.count = 0
         self.close()
 
@@ -236,7 +238,7 @@ class Workers:
     def check_shared_memory(self, batch: Batch) -> None:
         """Warn once if shared memory is too small for the batches that workers make in advance.
 
-        Batches of text differ in size, so each one that is larger than those before it is checked.
+        Batches of text differ in size, so each batch that is larger than all before it is checked.
         """
         if self.count == 0 or self.free_memory is None or "shared memory" in self.announced:
             return
@@ -244,7 +246,7 @@ class Workers:
         if size <= self.largest_batch:
             return
         self.largest_batch = size
-        # One more, because the training process still holds the batch that it uses.
+        # There is one more batch, because the training process still holds the one that it uses.
         needed = size * (PREFETCHED * self.count + 1)
         if self.free_memory >= needed:
             return
@@ -252,9 +254,9 @@ class Workers:
         free_mib = self.free_memory / 2**20
         needed_mib = needed / 2**20
         warn(
-            f"data    {SHARED_MEMORY} has {free_mib:,.2f} MiB free, and the batches that workers "
-            f"make in advance need {needed_mib:,.2f} MiB: the rest goes through pipes, which is "
-            "slower (in Docker, pass --shm-size)"
+            f"data    {SHARED_MEMORY} has {free_mib:,.2f} MiB free, but the batches that workers "
+            f"make in advance need {needed_mib:,.2f} MiB, so the rest goes through pipes, which is "
+            "slower (in Docker, pass a larger --shm-size)"
         )
 
     def end_after(self, error: Exception) -> None:
@@ -292,13 +294,15 @@ class Workers:
         if TOO_MANY_FILES in error_text:
             advice = "raise the limit with ulimit -n 4096, or " if descriptor_limit() else ""
             raise UserError(
-                "this process may not open as many files as the loader's workers need",
+                "the loader's workers need more open files than this process may have",
                 advice=f"{advice}pass --num-workers 0",
                 every_rank=True,
             ) from None
         # If a stop was requested, the watch killed the workers on purpose.
         if watch.verdict != "stop requested":
-            raise LostProcessError(f"a worker of the loader is gone ({error_text})") from error
+            raise LostProcessError(
+                f"a worker of the data loader has ended ({error_text})"
+            ) from error
 
 
 @contextmanager
@@ -339,7 +343,7 @@ def begin_worker(worker: int) -> None:
 def kill_workers() -> None:
     """Kill all workers, and wait until they are gone.
 
-    They ignore SIGTERM, and one may hold a lock that the others wait for.
+    Workers ignore SIGTERM, and one may hold a lock that the others wait for.
     """
     workers = [child for child in multiprocessing.active_children() if child.daemon]
     for worker in workers:
@@ -362,12 +366,12 @@ def moved(batches: Iterable[Batch], device: torch.device) -> Iterator[Batch]:
     training = devices.current_stream(device)
     latest: list[Batch] = []  # the batch that was copied last, if any
     for batch in batches:
-        # Before the next copy is queued, so that training waits for the previous copy alone.
+        # Wait before the next copy is queued, so that training waits for the previous copy alone.
         training.wait_stream(copying)
         ready = latest
         with devices.on_stream(copying):
             latest = [send_to_device(batch, device, non_blocking=True)]
-        # The copying stream allocated this memory. It must not reuse it before training is done.
+        # The copying stream allocated this memory, and must not reuse it before training is done.
         recursively_apply(torch.Tensor.record_stream, latest, training)
         yield from ready
     training.wait_stream(copying)

@@ -12,7 +12,7 @@ from common.errors import (
     Preempted,
     TrainingError,
     UserError,
-    is_loss,
+    is_lost_process,
     is_out_of_memory,
     outcome_of,
 )
@@ -26,24 +26,24 @@ def close_after(error: BaseException, context: Context, loaders: Iterable[Loader
     """Keep what an unfinished run has logged, and note how it ended.
 
     Raises:
-        TrainingError: in place of `error`, if it is out of memory, or if the run was lost at
-            the same update before. Its message says what to do.
+        TrainingError: in place of `error`, if memory ran out, or if a process was lost at the same
+            update before. The message says what to do.
         SystemExit: in place of `error`, if another rank was lost first.
     """
     lift_limit()
     kill_workers()
     directory = context.directory
-    # A run that failed before it restored a checkpoint is still at 0. Its status has the real step.
+    # A run that failed before it restored a checkpoint is still at 0. `status.json` has its step.
     step = context.progress.global_step or read_status(directory.path).global_step
     outcome = outcome_of(error, context.accelerator.process_index)
     if isinstance(error, Preempted):
         close_after_request(error, context, outcome, step)
         return
     if not isinstance(error, UserError):
-        context.checkpoints.hurry()  # the other ranks may be gone, and their files never come
-    is_first = directory.write_failure(outcome, step, is_loss(error))
+        context.checkpoints.hurry()  # other ranks may be gone, and their files may never come
+    is_first = directory.write_failure(outcome, step, is_lost_process=is_lost_process(error))
     status = read_status(directory.path)
-    # `write_failure` makes the second loss at one update not resumable.
+    # After the second loss of a process at one update, `write_failure` notes: not resumable.
     is_lost_again = is_first and outcome.resumable and status.resumable is False
     log_line(f"{outcome.status}: {outcome.reason}")
     context.logs.finish(exit_code=1)

@@ -26,7 +26,7 @@ def finish(
     """Log the final evaluation, export the model that it evaluated, and show the summary.
 
     Args:
-        figures: of the final evaluation.
+        figures: the figures of the final evaluation.
         log_training: adds the figures of updates that no row has yet.
 
     Raises:

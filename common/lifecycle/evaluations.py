@@ -27,8 +27,8 @@ class Evaluations:
         """
         self.context = context
         self.rehearsal = Rehearsal(is_wanted=rehearse and not context.config.evaluate_only)
-        self.evaluated_model: nn.Module | None = None  # bare; the last one
-        self.evaluated_step = -1  # the update after which it was evaluated
+        self.evaluated_model: nn.Module | None = None  # the bare model that was evaluated last
+        self.evaluated_step = -1  # the update after which this model was evaluated
         self.kept_step: int | None = None  # the update of the model to export, once it is known
 
     def is_due(self, plan: Plan, loaded: LoadedData) -> bool:
@@ -38,7 +38,7 @@ class Evaluations:
         two cases:
 
         - The last model has to be compared with an earlier best one.
-        - One is due by the interval, and the final evaluation reads another split.
+        - An evaluation is due by the interval, and the final evaluation reads another split.
         """
         if self.rehearsal.is_due:
             return True
@@ -95,12 +95,12 @@ class Evaluations:
     def model_to_export(self, kept: KeptParts) -> nn.Module:
         """Return the bare model that was evaluated last, such as an average of the weights.
 
-        Without an evaluation, it is the model that is trained.
+        Without an evaluation, return the model that is trained.
         """
         return kept.bare_model if self.evaluated_model is None else self.evaluated_model
 
     def log(self, figures: Facts, split: Split, kept: KeptParts) -> None:
-        """Log an evaluation that was due. If it is the best, save its model in the background.
+        """Log an evaluation that was due. If it is the best one, save its model in the background.
 
         The figures of a rehearsal are only checked.
         """
@@ -123,7 +123,7 @@ class Evaluations:
         """Log the final evaluation; return its figures by their full names.
 
         Args:
-            position: that of the evaluated model.
+            position: the position of the evaluated model.
         """
         logs = self.context.logs
         values = logs.checked(figures)

@@ -19,8 +19,8 @@ def keep(
     """Add the recipe's parts to those that checkpoints save.
 
     Args:
-        parts: by name, all parts, among them the model and the optimizer. An optimizer may be of
-            any class that has `param_groups`.
+        parts: all parts by name, among them the model and the optimizer. An optimizer may be of any
+            class that has `param_groups`.
 
     Raises:
         UserError: the Accelerator prepared a part that is not in `parts`.
@@ -34,10 +34,10 @@ def keep(
     if missing_class:
         raise UserError(
             (
-                f"{missing_class} was prepared but not passed to run.keep(), so a resume "
-                "would lose it"
+                f"the Accelerator prepared a {missing_class} that was not passed to run.keep(), so "
+                "a resume would lose its state"
             ),
-            advice="add it to the call, as in run.keep(..., name=part)",
+            advice="pass it under any name, as in run.keep(..., second_optimizer=second_optimizer)",
         )
     return KeptParts(
         model=model,
@@ -48,13 +48,13 @@ def keep(
 
 
 def class_of_unkept_part(accelerator: Accelerator, kept_parts: Iterable[object]) -> str | None:
-    """Return the class name of a prepared object that is not in `kept_parts`; None if all are.
+    """Return the class name of a prepared object that is not in `kept_parts`; None without one.
 
     Only objects that `run.keep` names are saved, so a forgotten one would be lost on resume.
     """
-    # Accelerate may wrap a network in DDP, which has it as `module`. A recipe may keep the network
-    # or the wrapper, so both are compared by the network. Optimizers are compared as they are:
-    # `optimizer` of Accelerate's wrapper only gives the name of the class.
+    # Accelerate may wrap a network in DDP, which has the network as `module`. A recipe may keep the
+    # network or the wrapper, so both are compared by the network. Optimizers are compared as they
+    # are: `optimizer` of Accelerate's wrapper only gives the name of the class.
     kept_ids = {id(getattr(part, "module", part)) for part in kept_parts}
     for part in (*accelerator._models, *accelerator._optimizers, *accelerator._schedulers):
         if id(getattr(part, "module", part)) not in kept_ids:

@@ -28,8 +28,8 @@ def log_interval(context: Context, kept: KeptParts) -> None:
         name = names_of_both[0]
         raise UserError(
             (
-                f"run.record got the metric {name.removeprefix('train/')!r}, and the run itself "
-                f"logs {name}"
+                f"run.record got the metric {name.removeprefix('train/')!r}, but the run itself "
+                f"already logs {name}"
             ),
             advice="give the metric another name",
         )
@@ -37,7 +37,7 @@ def log_interval(context: Context, kept: KeptParts) -> None:
 
 
 def refuse_unread_flags(context: Context, stated_flags: Flags) -> None:
-    """End the run if a flag was stated that nothing uses; called on all ranks.
+    """End the run if the user stated a flag that nothing uses; called on all ranks.
 
     The first update has used most flags. If the recipe's source has a line that may use a flag
     later, the run goes on. A message then names the line, because it may never be reached.
@@ -56,6 +56,6 @@ def refuse_unread_flags(context: Context, stated_flags: Flags) -> None:
         if place is None:
             refuse_flag(context.config, name, f"{context.recipe}.py")
         say(
-            f"{spelled(name)} was set, and the first update did not use it: check that {place} is "
-            "reached later, or leave the flag out"
+            f"{spelled(name)} was set, but the first update did not use it: check that {place} is "
+            f"reached later, or leave {spelled(name)} out"
         )

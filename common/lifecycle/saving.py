@@ -22,7 +22,7 @@ def save(started: StartedRun) -> None:
     step = context.progress.global_step
     DISPLAY.doing = "saving, then stopping" if context.agreement.stopping else "saving"
     with context.meters.stopwatch.stopped():
-        # A checkpoint after a non-finite update would only end the resumed run again.
+        # A resume from a checkpoint after a non-finite update would only end the run again.
         context.guard.check(step)
         compare_weights(context)
         context.checkpoints.save(step, context.parts.collect(), run_identity(started))
@@ -31,14 +31,14 @@ def save(started: StartedRun) -> None:
 
 
 def compare_weights(context: Context) -> None:
-    """Raise a `TrainingError` if the weights differ between ranks; called on all of them."""
+    """Raise a `TrainingError` if the weights differ between ranks; called on all ranks."""
     insist_on_equal_weights(context.accelerator, networks_of(context.parts.shared))
 
 
 def run_identity(started: StartedRun) -> RunIdentity:
     """Return the facts of this run for a manifest.
 
-    A resume compares those in `MUST_MATCH_ON_RESUME`.
+    A resume compares the facts in `MUST_MATCH_ON_RESUME`.
     """
     context = started.context
     plan = started.plan
@@ -82,14 +82,14 @@ def restore(started: StartedRun, resume_path: Path, saved_objective: str) -> Sta
         saved_objective: the objective in the run's `config.json`.
 
     Returns:
-        The random states to restore as the last step of the start. None where no checkpoint is
-        whole, or where the number of processes has changed.
+        The random states to restore as the last step of the start. None if no checkpoint is whole,
+        or if the number of processes has changed.
     """
     context = started.context
     best = context.best
     last_name = resume_path.name if resume_path.name.startswith("step-") else None
-    # Each rank reads files of its own. After this, rank 0 notes in `status.json` that the run goes
-    # on, and must not overwrite there that another rank has failed.
+    # Each rank reads files of its own. Rank 0 notes in `status.json` only afterwards that the run
+    # goes on: it must not overwrite the note that another rank has failed.
     restored = do_on_each_rank(
         context.accelerator,
         lambda: restore_newest(
@@ -100,7 +100,7 @@ def restore(started: StartedRun, resume_path: Path, saved_objective: str) -> Sta
         return None
     context.agreement.note_checkpoint()
     if restored.has_lost_best:
-        # Start to look for the best model anew, by loading the state of no evaluation.
+        # The state of no evaluation begins the search for the best model anew.
         no_best = Best(context.objective, best.is_kept)
         best.load_state_dict(no_best.state_dict())
     best.insist_on(context.checkpoints.lasting_receipts, context.directory.path)
@@ -109,8 +109,8 @@ def restore(started: StartedRun, resume_path: Path, saved_objective: str) -> Sta
     if world_size_before != world_size:
         accumulation = context.config.gradient_accumulation_steps
         say(
-            f"{world_size} processes instead of {world_size_before}: each update still has the "
-            f"same samples, with {accumulation} batches accumulated"
+            f"the run continues with {world_size} processes instead of {world_size_before}; each "
+            f"update still has the same samples, with {accumulation} batches accumulated"
         )
         return None
     # The generators were restored with the other parts. The rest of the start may use them.

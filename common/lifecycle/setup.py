@@ -67,7 +67,7 @@ def take_directory(
 ) -> tuple[Objective, ShardingAccelerator, RunDirectory]:
     """Parse the objective, build the Accelerator, and take the run directory.
 
-    A mistake in any of them is noted in the status of the run to resume, for a supervisor that
+    A mistake in any of these is noted in the status of the run to resume, for a supervisor that
     repeats the command.
     """
     resumes = config.resume is not None
@@ -78,7 +78,7 @@ def take_directory(
             config.output_dir,
             recipe,
             resumes,
-            # Rank 0 may wait so long for the directory, before other ranks give up on it.
+            # Rank 0 waits at most this long for the directory. Other ranks wait longer for rank 0.
             config.collective_timeout / 2,
             lambda: was_finished_meanwhile(config, recipe),
         )

@@ -78,8 +78,8 @@ class LoadedData:
 
     data: Data
     loaders: Mapping[str, Loader]  # by split
-    validation_split: Split  # the test split where there is no validation split
-    test_split: Split  # the validation split where there is no test split
+    validation_split: Split  # "test" if there is no validation split
+    test_split: Split  # "validation" if there is no test split
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class StartedRun:
     loaded: LoadedData
     plan: Plan
     kept: KeptParts
-    description: Facts  # of the model
+    description: Facts  # the recipe's description of the model
     memory_plan: MemoryPlan
     profiler: Profiler
     saved_config: RunConfig  # the contents of `config.json`
@@ -120,14 +120,14 @@ def reached(stage: Stage | None, call: str) -> Stage:
     """Return a stage that a run has reached.
 
     Args:
-        call: the call of the recipe that reaches it.
+        call: the recipe's call that reaches this stage.
 
     Raises:
         UserError: the recipe has not made this call yet.
     """
     if stage is None:
         raise UserError(
-            f"the recipe has not called {call} yet, but needs it by now",
-            advice=f"move {call} up, or add it",
+            f"the recipe has not called {call} before this line",
+            advice=f"call {call} earlier in the recipe",
         )
     return stage

@@ -9,9 +9,13 @@ from accelerate.utils import set_seed
 
 from common.checkpoints import export
 from common.checkpoints.state import State
+from common.config import TrainingConfig
 from common.console import say
 from common.data.iterable import IterableSamples
 from common.flag_reads import mark_read
+from common.flags import role_of
+from common.json_files import json_safe
+from common.lifecycle.initial_weights import digest_of_weights
 from common.lifecycle.saving import restore
 from common.lifecycle.stages import Context, KeptParts, LoadedData, StartedRun
 from common.measure.flops import ComputeLoss
@@ -21,6 +25,7 @@ from common.run_directory.directory import read_status
 from common.run_directory.records import (
     CONFIG,
     Architecture,
+    Flags,
     PeakRate,
     RunConfig,
     Source,
@@ -88,7 +93,7 @@ def try_loss(
 ) -> None:
     """Call the recipe's loss before training.
 
-    `--auto-batch-size` chooses the micro-batch by it, and the MFU needs the operations of a sample.
+    `--auto-batch-size` tries micro-batches with it, and the MFU needs the operations of a sample.
     """
     if context.config.auto_batch_size:
         choose_batch_size(context, loaded, kept, compute_loss, couples_samples)
@@ -147,7 +152,7 @@ def keep_own_parts(context: Context, loaded: LoadedData) -> None:
     parts.add("meters", context.meters, shared=False)
     parts.add("guard", context.guard, shared=False)
     parts.add("random", context.random, shared=False)
-    # Before the first update, because training may change an optimizer's options.
+    # Describe the parts before the first update: training may change an optimizer's options.
     parts.freeze_description()
 
 
@@ -170,7 +175,7 @@ def compose_run_config(
     """Return the contents of `config.json`, except for the recipe's source.
 
     Args:
-        saved: the file as an earlier attempt wrote it; None on a first start.
+        saved: the contents that an earlier attempt wrote; None on a first start.
     """
     config = context.config
     meters = context.meters
@@ -193,7 +198,7 @@ def compose_run_config(
 
 
 def write_run_config(started: StartedRun, saved: RunConfig | None) -> RunConfig:
-    """Add the recipe's source to the contents of `config.json`, write them, and return them.
+    """Add what the run begins with to the contents of `config.json`, write and return them.
 
     `status.json` says from now on that the run is at the present step. The provenance of this
     attempt is saved in the background.
@@ -205,18 +210,44 @@ def write_run_config(started: StartedRun, saved: RunConfig | None) -> RunConfig:
         directory.write_status("running", step)
     saved_source = Source() if saved is None else saved.source
     source = context.source.record(directory, saved_source, step)
-    saved_config = started.saved_config.model_copy(update={"source": source})
+    beginning = {"source": source, "initial_weights": initial_weights(started, saved)}
+    saved_config = started.saved_config.model_copy(update=beginning)
     directory.write(CONFIG, saved_config.to_json())
-    context.provenance.begin(step)
+    changes = changed_flags(context.config, saved)
+    context.provenance.begin(step, saved_config.environment, changes)
     return saved_config
+
+
+def changed_flags(config: TrainingConfig, saved: RunConfig | None) -> Flags:
+    """Return the flags on which results depend and that a resume has changed."""
+    if saved is None:
+        return {}
+    return {
+        name: value
+        for name, value in json_safe(vars(config)).items()
+        if role_of(type(config), name).compared and value != saved.config.get(name, value)
+    }
+
+
+def initial_weights(started: StartedRun, saved: RunConfig | None) -> str | None:
+    """Return the digest of the weights that training starts with, on rank 0.
+
+    A resume returns the one that the run has saved.
+    """
+    context = started.context
+    if saved is not None and context.progress.global_step > 0:
+        return saved.initial_weights
+    if context.config.evaluate_only or not context.accelerator.is_main_process:
+        return None
+    return digest_of_weights(context.accelerator.bare(started.kept.bare_model))
 
 
 def tell_unknown_contents(saved_config: RunConfig) -> None:
     """Name the splits whose data a resume can't compare with those of the first start."""
     for split in saved_config.data.unknown_contents or ():
         say(
-            f"        the contents of split {split} have no fingerprint, so a resume would not "
-            "notice changed data: pass one with Data(..., fingerprint=TEXT)"
+            f"        split {split} has no fingerprint, so a resume would not notice changed data: "
+            "pass a fingerprint with Data(..., fingerprint=TEXT)"
         )
 
 
@@ -224,19 +255,19 @@ def tell_other_device(device_before: str, device_now: str) -> None:
     """Say on rank 0 if a run continues on another type of device, such as "mps" after "cpu"."""
     if device_before != device_now:
         say(
-            f"the run continues on {device_now} instead of {device_before}: metrics differ by "
-            "rounding, and the device draws other random numbers, such as those of dropout"
+            f"the run continues on {device_now} instead of {device_before}, so metrics differ by "
+            "rounding, and random numbers such as those of dropout differ"
         )
 
 
 def seed_generators(context: Context, random_states: State | None) -> None:
-    """Seed the random generators, or restore `random_states` where a resume has them.
+    """Seed the random generators; a resume with `random_states` restores these instead.
 
     This is the last step before the loop, because any earlier step may draw random numbers.
     """
     step = context.progress.global_step
     rank = context.accelerator.process_index
-    # With the step, a resumed run does not draw the numbers of the beginning once more.
+    # The step is in the seed, so that a resumed run does not draw its first numbers again.
     set_seed((context.config.seed + step + rank) % 2**32)
     if random_states is not None:
         context.random.load_state_dict(random_states)

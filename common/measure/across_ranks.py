@@ -62,11 +62,9 @@ def common_shapes(
             if first_shape != shape:
                 raise UserError(
                     (
-                        f"sums.add: {key[1]!r} has shape {tuple(shape)} on rank {rank} and "
-                        f"{tuple(first_shape)} on another"
+                        f"sums.add got {key[1]!r} with shape {tuple(shape)} on rank {rank}, but "
+                        f"{tuple(first_shape)} on another rank"
                     ),
-                    advice=(
-                        "add up over the batch first, so that the shape is the same on all ranks"
-                    ),
+                    advice=("sum over the batch first, so that the shape is the same on all ranks"),
                 )
     return shapes

@@ -33,8 +33,8 @@ class Classified(Evaluation):
             class_counts: counts of all ranks, [3, classes]: samples classified correctly,
                 predicted, and labelled.
             predicted: the classes of this rank's first batches, in their order, int64 [samples].
-            labels: of the same samples, int64 [samples].
-            probabilities: of the predicted classes, float32 [samples].
+            labels: the labels of the same samples, int64 [samples].
+            probabilities: the probabilities of the predicted classes, float32 [samples].
         """
         super().__init__(figures)
         self.class_names = class_names
@@ -56,14 +56,14 @@ class Classified(Evaluation):
 class ClassificationSums(Sums):
     """Sums the loss and the confusion matrix of an evaluation, over all ranks."""
 
-    MOST_CLASSES = 500  # for a confusion matrix, whose memory grows with their square
+    MOST_CLASSES = 500  # the memory of a confusion matrix grows with the square of the classes
     BATCHES_KEPT = 64  # for examples of mistakes
 
     def __init__(self, accelerator: Accelerator, class_names: Sequence[str]) -> None:
         super().__init__(accelerator)
         self.class_names = class_names
-        # Of the first batches: predicted classes and labels, int64 [2, samples], and the
-        # probabilities of the predicted classes, float32 [samples].
+        # The first batches: predicted classes and labels, int64 [2, samples], and the probabilities
+        # of the predicted classes, float32 [samples].
         self.seen: list[torch.Tensor] = []
         self.probabilities: list[torch.Tensor] = []
 
@@ -92,8 +92,10 @@ class ClassificationSums(Sums):
 
     def record(self, loss: Measured, metrics: Metrics | None, count: Measured) -> None:
         """Raise a `UserError`: only `add` gets the logits and labels that are needed here."""
-        advice = "call sums.add(loss, logits, labels, metrics), or use Sums"
-        raise UserError("ClassificationSums.record needs the labels", advice=advice)
+        advice = "call sums.add(loss, logits, labels, metrics) instead, or use Sums"
+        raise UserError(
+            "ClassificationSums.record can't be used, because it gets no labels", advice=advice
+        )
 
     @property
     def has_matrix(self) -> bool:
@@ -103,12 +105,12 @@ class ClassificationSums(Sums):
         """Count the samples of a batch by class, for `Classified.confusion` or `class_counts`.
 
         Counts are float64, or fp32 where the device has no float64. A count of one batch is exact
-        in both. `bincount` would do the same, but it waits for a GPU.
+        in both. `bincount` would do the same, but the host would wait for the GPU.
 
         Returns:
             With a matrix, [classes²]: the rows of the confusion matrix, one after another. Without
-            one, [3 × classes]: the three rows of `Classified.class_counts`, one after another. They
-            have, for each class, its correct predictions, all its predictions, and its labels.
+            one, [3 × classes]: the three rows of `Classified.class_counts`, one after another. The
+            rows have, for each class, the correct predictions, all predictions, and the labels.
         """
         size = len(self.class_names)
         device = labels.device
@@ -125,8 +127,8 @@ class ClassificationSums(Sums):
     def result(self) -> Classified:
         """Return the figures over all ranks; called on all ranks.
 
-        They are ``loss``, ``accuracy``, ``count`` and the further metrics given to `add`. Two
-        classes also have ``f1``, that of the second class; other numbers have ``macro_f1``.
+        They are ``loss``, ``accuracy``, ``count`` and the further metrics given to `add`. With two
+        classes, ``f1`` is added, for the second class; with other numbers, ``macro_f1``.
         """
         reduced = self.over_all_ranks()
         classes = len(self.class_names)
@@ -142,7 +144,7 @@ class ClassificationSums(Sums):
         f1 = rates(class_counts)[2]
         count = int(reduced.totals["count"])
         figures = {
-            "loss": torch.nan,  # if no rank had a sample; otherwise `means` below has the loss
+            "loss": torch.nan,  # for no sample on any rank; otherwise `means` below has the loss
             "accuracy": float(class_counts[0].sum()) / max(count, 1),
             **({"f1": float(f1[1])} if classes == 2 else {"macro_f1": float(f1.mean())}),
         }

@@ -11,17 +11,17 @@ from common.checkpoints.kinds import RandomState
 from common.data.batch import Batch, Samples
 from common.models.compile import as_written
 
-# A recipe's function: takes the model and a batch, and returns the loss and the model's outputs.
+# A function of the recipe that takes the model and a batch, and returns the loss and the outputs.
 ComputeLoss = Callable[[Any, Any], tuple[torch.Tensor, object]]
 
-REAL_SAMPLES = 4  # how many real samples are counted, in one batch, if samples have no lengths
+REAL_SAMPLES = 4  # samples of the batch whose operations are counted, if they have no lengths
 
 
 class TrainingFlops(NamedTuple):
     """The operations of a sample's forward and backward pass.
 
     A multiplication and an addition count as two. The operations of matrix products grow with the
-    sample's tokens, those of attention with the square; padding does not count.
+    sample's tokens, those of attention with the square of its tokens; padding does not count.
     """
 
     per_sample: float
@@ -29,7 +29,7 @@ class TrainingFlops(NamedTuple):
     per_squared_token: float = 0.0
 
     def total(self, samples: float, tokens: float, squared_tokens: float) -> float:
-        """Return the operations of so many samples with so many tokens in all."""
+        """Return the operations of `samples` samples that have `tokens` tokens together."""
         return (
             self.per_sample * samples
             + self.per_token * tokens
@@ -44,12 +44,12 @@ def training_flops(model: nn.Module, compute_loss: ComputeLoss, samples: Samples
     products, because `torch.utils.flop_counter` does not see all fused kernels.
 
     Args:
-        model: without the wrapper that Accelerate adds for several processes.
+        model: the model without the wrapper that Accelerate adds for several processes.
 
     Raises:
-        Exception: of any class, if the model needs values; see `training_flops_of_values`.
+        Exception: an error of any class, if the model needs values; see `training_flops_of_values`.
     """
-    stand_ins: dict[torch.Tensor, torch.Tensor] = {}  # the same one for tied weights
+    stand_ins: dict[torch.Tensor, torch.Tensor] = {}  # tied weights share a stand-in
     tensors = {}
     for name, tensor in own_tensors(model):
         if tensor not in stand_ins:
@@ -58,7 +58,7 @@ def training_flops(model: nn.Module, compute_loss: ComputeLoss, samples: Samples
         tensors[name] = stand_ins[tensor]
     if samples.lengths is None:
         batches = {0.0: samples.example(1, 0)}
-    # `Samples.example` ignores the length that it is asked for, so real samples have to serve.
+    # `Samples.example` ignores the requested length, so real samples must serve.
     elif type(samples).example is Samples.example:
         numbers = samples_of_each_length(samples.lengths)
         batches = {length: samples.shapes_of(number) for length, number in numbers.items()}
@@ -105,8 +105,8 @@ def own_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the parameters and buffers of each module with the names that `functional_call` needs.
 
     A tensor that two modules share is yielded under both names. A module that has two names is
-    yielded under its first one only: with both, `functional_call` would not put the original tensor
-    back.
+    yielded under its first name only: with both, `functional_call` would not put the original
+    tensor back.
     """
     for prefix, module in model.named_modules():
         own_of_module = [
@@ -118,7 +118,7 @@ def own_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def copies_of_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return stand-ins for a model's tensors, by name, so that a pass changes nothing of the model.
+    """Return stand-ins for a model's tensors by name, so that a pass changes nothing of the model.
 
     A parameter is not copied, but its stand-in has a gradient of its own. Buffers are copied.
     """
@@ -150,7 +150,7 @@ def fit_to_lengths(counts: dict[float, float]) -> TrainingFlops:
     The parabola goes through all points. With fewer than three lengths, it has fewer terms.
 
     Args:
-        counts: by length in tokens, the operations of one sample.
+        counts: the operations of one sample, by its length in tokens.
     """
     lengths = torch.tensor([*counts], dtype=torch.float64)
     powers = torch.vander(lengths, increasing=True)
@@ -165,12 +165,12 @@ def count_operations(
     """Return the operations of one forward and backward pass.
 
     Args:
-        tensors: by name, the tensors to use in place of the model's own.
+        tensors: the tensors to use in place of the model's own, by name.
     """
     from torch.utils.flop_counter import FlopCounterMode
 
     def with_tensors(*inputs: object, **named: object) -> object:
-        """Call the model with these tensors; takes the model's place in `compute_loss`."""
+        """Call the model with `tensors`; `compute_loss` gets this function as its model."""
         return torch.func.functional_call(model, tensors, inputs, named, tie_weights=False)
 
     # A model of Transformers has several implementations of attention. The eager one consists of

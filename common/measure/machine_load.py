@@ -10,8 +10,8 @@ from torch import Tensor
 
 # The system counts CPU time in steps of about 10 ms, so a shorter time says nothing.
 LEAST_SECONDS = 0.5
-# Of the CPU time that the elapsed time allows for one core. Some containers show a machine whose
-# counters stand still.
+# The least share of the elapsed time that the counters must show. Some containers show a machine
+# whose counters stand still.
 LEAST_SHARE = 0.5
 
 
@@ -21,8 +21,8 @@ class CpuTimes:
 
     elapsed: float = 0.0
     total: float = 0.0  # busy and idle
-    busy: float = 0.0  # of all programs, and of other virtual machines on the same cores
-    own: float = 0.0  # of this process and of those that it started
+    busy: float = 0.0  # all programs, and other virtual machines on the same cores
+    own: float = 0.0  # this process and the processes that it started
 
     @classmethod
     def now(cls) -> "CpuTimes":
@@ -44,7 +44,7 @@ class CpuTimes:
         return cls(**{field.name: float(state.get(field.name, 0.0)) for field in fields(cls)})
 
     def plus(self, other: "CpuTimes") -> "CpuTimes":
-        """Return the sum of both, field by field."""
+        """Return the sum of two records, field by field."""
         return CpuTimes(*(a + b for a, b in zip(self.values(), other.values(), strict=True)))
 
     def since(self, earlier: "CpuTimes") -> "CpuTimes":
@@ -64,7 +64,7 @@ class MachineLoad:
     """
 
     def __init__(self) -> None:
-        self.earlier = CpuTimes()  # of the attempts before this one
+        self.earlier = CpuTimes()  # the times of the attempts before this one
         self.start_times: CpuTimes | None = None
 
     def start(self) -> None:
@@ -97,7 +97,7 @@ def own_seconds() -> float:
         processes += process.children(recursive=True)
     seconds = 0.0
     for member in processes:
-        with suppress(psutil.Error):  # it has ended in the meantime
+        with suppress(psutil.Error):  # the process has ended in the meantime
             seconds += sum_of_times(member)
     return seconds
 
@@ -111,7 +111,7 @@ def sum_of_times(process: psutil.Process) -> float:
 def other_cpu_fraction(times_of_ranks: Tensor, ranks_per_machine: int) -> float | None:
     """Return the share of a machine's CPU time that programs outside of the job used, from 0 to 1.
 
-    With several machines, it is the largest share of any of them. It is None if the job was too
+    With several machines, return the largest share of any of them. Return None if the job was too
     short to tell, or if the system does not count the times.
 
     Args:

@@ -19,8 +19,9 @@ CLEAR_REFS = Path("/proc/self/clear_refs")
 OWN_CGROUPS = Path("/proc/self/cgroup")
 CGROUPS = Path("/sys/fs/cgroup")
 Peaks = tuple[int, int]  # the most bytes in use, and reserved by the device's allocator
-# The peaks before the system's marks were last reset: first those of the whole process, then those
-# of each open `MemoryTracker`. Each tracker resets the marks, so the earlier peaks are kept here.
+# The peaks before the system's marks were last reset: first the peaks of the whole process, then
+# those of each open `MemoryTracker`. Each tracker resets the marks, so the earlier peaks are kept
+# here.
 EARLIER: defaultdict[torch.device, list[Peaks]] = defaultdict(lambda: [(0, 0)])
 
 
@@ -51,8 +52,8 @@ def peak_memory(figures: Mapping[str, float]) -> float:
 def device_memory(device: torch.device) -> int:
     """Return the size of a device's memory in bytes.
 
-    For a CPU, and for a device that doesn't report it, it is the memory of the machine or the limit
-    of the process's container, whichever is smaller.
+    For a CPU, and for a device that doesn't report its memory, return the memory of the machine or
+    the limit of the process's container, whichever is smaller.
     """
     room = devices.memory_room(device)
     if room is not None:
@@ -114,8 +115,8 @@ def limit_memory() -> None:
     """
     if IS_LINUX and resource is not None:
         _, hard_limit = resource.getrlimit(resource.RLIMIT_DATA)
-        # The process's present data come on top, because most of it is never touched and takes no
-        # memory: the stacks of threads.
+        # The size of the process's present data is added, because most of these data are stacks of
+        # threads, which are never touched and take no memory.
         limit = own_data_bytes() + device_memory(torch.device("cpu"))
         if hard_limit != resource.RLIM_INFINITY:
             limit = min(limit, hard_limit)
@@ -130,7 +131,7 @@ def lift_limit() -> None:
 
 
 def memory_now(device: torch.device) -> int:
-    """Return the bytes in use now: of the device's allocator, or the process's resident memory."""
+    """Return the bytes in use now, by the device's allocator or resident in the process."""
     allocated = devices.allocated_bytes(device)
     return resident_bytes() if allocated is None else allocated
 
@@ -138,7 +139,7 @@ def memory_now(device: torch.device) -> int:
 def peaks(device: torch.device) -> Peaks:
     """Return the most bytes in use so far (see `memory_now`), and the most reserved on a GPU.
 
-    For a device that keeps no peaks, it is the memory in use now.
+    For a device that keeps no peaks, return the memory in use now.
     """
     return higher(EARLIER[devices.indexed(device)][0], since_reset(device))
 
@@ -168,13 +169,13 @@ def process_peak() -> Peaks:
 
 def forget_peaks(device: torch.device) -> None:
     """Forget all peaks until now; call it outside of any `MemoryTracker`."""
-    with MemoryTracker(device):  # resets the marks
+    with MemoryTracker(device):  # this resets the marks
         pass
     EARLIER[devices.indexed(device)] = [(0, 0)]
 
 
 def higher(left: Peaks, right: Peaks) -> Peaks:
-    """Return the higher one of both numbers of bytes in use, and of both numbers reserved."""
+    """Return the higher of the two numbers of bytes in use, and of the two numbers reserved."""
     return max(left[0], right[0]), max(left[1], right[1])
 
 
@@ -200,7 +201,7 @@ def resident_bytes() -> int:
         return process.memory_info().rss
     if resource is None:
         return 0
-    # Without /proc only the peak is known. It takes the place of the present value.
+    # Without /proc only the peak is known, which takes the place of the present value.
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # the peak, in KiB
 
 
@@ -214,7 +215,7 @@ class MemoryTracker:
     - ``kept_mib`` is the difference between the end and the beginning of the block.
 
     Trackers may be nested, in one thread. If the device or system keeps no peak that can be reset,
-    a peak in the block is only seen if it is above all earlier ones.
+    a peak in the block is only seen if it is above all earlier peaks.
     """
 
     def __init__(self, device: torch.device | str | None = None) -> None:
@@ -224,8 +225,8 @@ class MemoryTracker:
         self.peak_mib = 0.0
         self.delta_mib = 0.0
         self.kept_mib = 0.0
-        self.bytes_before = 0  # in use at the beginning of the block
-        self.outer_peaks: Peaks = (0, 0)  # from the last reset until the block
+        self.bytes_before = 0  # bytes in use at the beginning of the block
+        self.outer_peaks: Peaks = (0, 0)  # the peaks from the last reset until the block
         self.is_reset = False  # whether the marks began anew with the block
 
     def __enter__(self) -> Self:
@@ -249,7 +250,7 @@ class MemoryTracker:
     def __exit__(self, *error: object) -> None:
         after = memory_now(self.device)
         highest, _ = higher(EARLIER[self.device].pop(), since_reset(self.device))
-        # If the marks could not be reset, a peak no higher than before may be from before.
+        # If the marks could not be reset, a peak that is no higher than before may be an old one.
         is_of_this_block = self.is_reset or highest > self.outer_peaks[0]
         peak = max(self.bytes_before, after, highest if is_of_this_block else 0)
         self.peak_mib = peak / MEBIBYTE

@@ -24,7 +24,7 @@ from common.models.compile import is_compiled
 from common.run_directory.records import MemoryPlanFacts
 from common.system.devices import has_own_memory_figures
 
-# For each part: its name, and its planned and measured MiB, None if unknown.
+# The name of each part, and its planned and measured MiB, None if unknown.
 MemoryRows = list[tuple[str, float | None, float | None]]
 # The parts that are planned before the first update.
 PLANNED_AT_START = ("weights", "gradients", "optimizer_state", "buffers", "checkpoint", "other")
@@ -35,7 +35,7 @@ class MemoryPlan:
 
     Some parts are known before the first update:
 
-    - ``weights``, ``gradients``, ``buffers`` and ``optimizer_state``, which last.
+    - ``weights``, ``gradients``, ``buffers`` and ``optimizer_state``, which stay in memory.
     - ``checkpoint``: the copies of the state that a checkpoint makes (on a GPU, if it has room).
     - ``other``: memory already in use. On a GPU these are data placed there; on a CPU, the program
       and its libraries.
@@ -47,7 +47,7 @@ class MemoryPlan:
     - ``workspace``: all further memory at the peak, such as that of kernels, their results, and
       libraries loaded during the first updates.
 
-    Both are planned for the longest batch, in proportion to its tokens.
+    Activations and workspace are planned for the longest batch, in proportion to its tokens.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class MemoryPlan:
         self.watched_tokens = math.inf if is_compiled(model) else -1
         self.first_updates = ExitStack()  # closes the tracker and the hook after the first updates
         self.updates = 0
-        self.tracker: MemoryTracker | None = None  # of the first updates
+        self.tracker: MemoryTracker | None = None  # measures the first updates
         self.measured: dict[str, float] = {}  # MiB by part
         self.planned = self.lasting()  # MiB by part
         self.plan_parts_before_training()
@@ -74,9 +74,9 @@ class MemoryPlan:
         model = self.model
         used = memory_now(self.device) / MEBIBYTE - sum(self.planned.values())
         gradients = mebibytes(p for p in model.parameters() if p.requires_grad)
-        # DDP has already allocated the buckets for its gradients. A GPU counts them as used, so
-        # they are subtracted here, because the plan names gradients on their own. A CPU does not
-        # count them yet: it gives out pages when they are first touched.
+        # DDP has already allocated the buckets for its gradients. A GPU counts the buckets as used,
+        # so they are subtracted here, because the plan names gradients on their own. A CPU does not
+        # count the buckets yet: pages are allocated when they are first touched.
         if isinstance(model, DistributedDataParallel) and has_own_memory_figures(self.device):
             used -= gradients
         self.planned |= {"gradients": gradients, "other": max(0.0, used)}
@@ -89,7 +89,7 @@ class MemoryPlan:
         self.planned["checkpoint"] = sum(self.planned.get(name, 0.0) for name in copied)
 
     def lasting(self) -> dict[str, float]:
-        """Return the present MiB of the parts that last, besides the gradients."""
+        """Return the present MiB of the parts that stay in memory, besides the gradients."""
         return {
             "weights": mebibytes(self.model.parameters()),
             "buffers": mebibytes(self.model.buffers()),
@@ -108,7 +108,7 @@ class MemoryPlan:
 
     @contextmanager
     def watching(self, work: Work) -> Iterator[None]:
-        """Measure the activations of a micro-batch, if it is longer than all before.
+        """Measure the activations of a micro-batch, if it is longer than all micro-batches before.
 
         The first call also starts to measure the peak memory of the first updates.
         """
@@ -143,7 +143,7 @@ class MemoryPlan:
         # All planned memory should be in use by now, except for the copies of a checkpoint.
         expected = self.total - self.planned.get("checkpoint", 0.0) + sum(new_parts.values())
         new_parts["workspace"] = max(0.0, self.tracker.peak_mib - expected)
-        # The longest batch has so many times the tokens of the longest measured one.
+        # The longest batch has `ratio` times the tokens of the longest measured micro-batch.
         ratio = max(1.0, self.most_tokens / max(self.watched_tokens, 1))
         for name, size in new_parts.items():
             self.planned[name] = ratio * size
@@ -194,7 +194,7 @@ def most_tokens_of_batch(loader: Loader) -> int:
 
 
 def mebibytes(tensors: Iterable[torch.Tensor]) -> float:
-    """Return the MiB of the storages behind tensors; a storage that several share counts once."""
+    """Return the MiB of the storages behind tensors; a shared storage counts once."""
     storages = [local(tensor).untyped_storage() for tensor in tensors]
     bytes_by_address = {storage.data_ptr(): storage.nbytes() for storage in storages}
     return sum(bytes_by_address.values()) / MEBIBYTE
@@ -223,8 +223,8 @@ def optimizer_state_bytes(optimizer: torch.optim.Optimizer) -> int | None:
         plain = dict.fromkeys(group.keys() & {"fused", "foreach"}, False)
         imagined.param_groups.append({**group, **plain, "params": parameters})
     try:
-        # Not `imagined.step()`: a scheduler replaces the method of an instance by one that makes a
-        # step of the real optimizer, and the copy has it too.
+        # `imagined.step()` may be wrong: a scheduler replaces the method `step` of an instance by
+        # one that makes a step of the real optimizer, and the copy has this method too.
         type(optimizer).step(imagined)
     except Exception:  # an optimizer may raise anything, and a plan must not stop the run
         return None
@@ -239,7 +239,7 @@ def saved_storages(known: Iterable[torch.Tensor]) -> Iterator[dict[int, int]]:
         known: tensors, such as the weights, whose storages count as 0 bytes.
 
     Yields:
-        The bytes of each storage, by its address. The block fills it.
+        The bytes of each storage, by its address: a dict that the block fills.
     """
     sizes = {local(tensor).untyped_storage().data_ptr(): 0 for tensor in known}
 

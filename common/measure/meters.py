@@ -42,13 +42,13 @@ from common.system.machine import local_world_size, usable_cores
 from common.system.platforms import load_average
 
 LEAST_SECONDS = 2  # shorter intervals are too short to judge contention by
-SMALL_SHARE = 0.7  # of the CPU time that threads ask for; on an idle machine they get 0.9 or more
-HIGH_LOAD = 1.5  # programs that want to run, for each core
-# A warning needs this many log lines in a row with rising memory. It ignores as many at the
-# beginning, while libraries fill their caches.
+SMALL_SHARE = 0.7  # share of the CPU time that threads ask for; on an idle machine, 0.9 or more
+HIGH_LOAD = 1.5  # threads that want to run, for each core
+# A warning needs this many log lines in a row with rising memory. As many log lines at the
+# beginning are ignored, while libraries fill their caches.
 RISES = 10
 LEAST_RISE = 0.05  # the relative rise over these log lines that a warning needs
-BUSY_SHARE = 0.8  # of the time; a GPU that nothing holds up is busy for longer
+BUSY_SHARE = 0.8  # share of the time; a GPU that nothing holds up is busy for a larger share
 
 
 class MetersState(TypedDict):
@@ -81,18 +81,18 @@ class Meters:
         self.peak = 0.0  # TFLOP/s of a device; 0 if unknown
         self.peak_source = ""
         self.clocks = (time.perf_counter(), time.process_time())  # at the last log line
-        self.is_warned = False  # of other programs on the same cores
-        self.memory_sizes: dict[str, deque[float]] = {}  # by owner, MiB at the last log lines
-        self.owners_warned_of: set[str] = set()  # whose memory kept rising
-        self.utilizations: list[float] = []  # of the GPUs, from 0 to 1, in each interval
+        self.is_warned = False  # whether the user was warned of other programs on the same cores
+        self.memory_sizes: dict[str, deque[float]] = {}  # MiB at the last log lines, by owner
+        self.owners_warned_of: set[str] = set()  # the owners whose memory kept rising
+        self.utilizations: list[float] = []  # mean of the GPUs in each interval, from 0 to 1
 
     def find_flops(
         self, model: nn.Module, compute_loss: ComputeLoss, samples: Samples, dtype: torch.dtype
     ) -> None:
         """Count the operations of a sample, and find the device's peak in `dtype`, for the MFU.
 
-        If the model needs values, operations are counted on a few real samples. If they can't be
-        counted there either, a warning says so, and there is no MFU.
+        If the model needs values, operations are counted on a few real samples. If that fails as
+        well, a warning says so, and there is no MFU.
         """
         self.peak, self.peak_source = peak_tflops(self.device, dtype)
         try:
@@ -107,7 +107,7 @@ class Meters:
                 )
 
     def accumulate(self, accumulation: int) -> None:
-        """Begin new sums for updates of so many micro-batches, as `--auto-batch-size` chose."""
+        """Begin new sums for updates of `accumulation` micro-batches, after `--auto-batch-size`."""
         self.sums = TrainingSums(self.device, accumulation)
 
     def start(self) -> None:
@@ -134,7 +134,7 @@ class Meters:
         self.power.sample_if_due()
 
     def interval(self) -> dict[str, float]:
-        """Return the ``train/``, ``perf/`` and ``memory/`` metrics of all ranks' last interval."""
+        """Return the ``train/``, ``perf/`` and ``memory/`` metrics of an interval, over ranks."""
         self.warn_of_contention()
         with self.stopwatch.stopped():
             used = memory_used(self.device) | self.power.readings()
@@ -202,7 +202,7 @@ class Meters:
         return gather_numbers(self.accelerator, torch.tensor(row, dtype=torch.float64))
 
     def idle_sentence(self) -> str | None:
-        """Return advice for GPUs that were idle for much of the time; None if they were not."""
+        """Return advice for GPUs that were idle for much of the time; None for busy GPUs."""
         steady = self.utilizations[1:]  # the first interval includes compilation
         if not steady:
             return None
@@ -246,8 +246,7 @@ class Meters:
                 continue
             sizes = self.memory_sizes.setdefault(owner, deque(maxlen=2 * RISES))
             sizes.append(size)
-            # The `RISES` oldest sizes are left out. At the beginning, they are from the time in
-            # which libraries fill their caches.
+            # The `RISES` oldest sizes are ignored: early in a run, libraries fill their caches.
             sentence = rising_sentence(owner, [*sizes][RISES:])
             if sentence:
                 self.owners_warned_of.add(owner)
@@ -303,17 +302,19 @@ def contention_sentence(
 ) -> str | None:
     """Return a warning if other programs use the same cores; else None.
 
-    A small share of CPU time (over all threads of the process) alone may mean waiting for data. A
-    high load average alone may come from other ranks or loader workers. Both together mean that
-    threads wait for a core.
+    Threads that get a small share of CPU time may just wait for data. A high load average may come
+    from other ranks or loader workers. Both together mean that threads wait for a core.
+
+    Args:
+        cpu_seconds: the CPU time of all threads of the process.
     """
     share = cpu_seconds / max(wall_seconds * threads, 1e-9)
     if wall_seconds < LEAST_SECONDS or load < HIGH_LOAD * cores or share >= SMALL_SHARE:
         return None
     contention = f"other programs use the same cores (load {load:.1f} on {cores})"
     if threads == 1:
-        return f"{contention}: this process gets {share:.0%} of one"
+        return f"{contention}, so this process gets {share:.0%} of one core"
     return (
-        f"{contention}: {threads} threads get {share:.0%} of the time they ask for and spend it "
-        "waiting for each other; --num-threads 1 made a step of ResNet six times faster"
+        f"{contention}, so {threads} threads get {share:.0%} of the time they ask for, and wait "
+        "for each other: stop the other programs, or try --num-threads 1"
     )

@@ -14,7 +14,7 @@ from common.system.devices import device_name, is_accelerator, synchronize_strea
 
 # TFLOP/s of dense matrix products in three precisions: fp16 or bf16 with fp32 sums, TF32 (or fp32
 # if the GPU has no TF32), and fp32. The figures are from NVIDIA's data sheets and white papers.
-# Names are regular expressions. The first one that occurs in the device's name as whole words
+# Names are regular expressions. The first name that matches whole words of the device's name
 # counts.
 PEAK_TFLOPS = {
     "GB200": (2500.0, 1250.0, 80.0),
@@ -40,7 +40,7 @@ VARIANT = re.compile(r"\b(Ti|D|SUPER|Laptop|Max-Q|MIG)\b")
 # The sizes of the square matrices that measure a rate, in rows.
 SMALLEST_PRODUCT = 512
 LARGEST_PRODUCT = 8192
-LONG_PRODUCT_SECONDS = 0.03  # a product that takes as long keeps the device busy
+LONG_PRODUCT_SECONDS = 0.03  # a product that takes this long keeps the device busy
 
 UTILIZATION = 1  # NVML_GPU_UTILIZATION_SAMPLES
 SAMPLED_EVERY = 5  # seconds; the driver keeps its samples for longer
@@ -50,7 +50,7 @@ def peak_tflops(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
     """Return the most TFLOP/s that a device can do in matrix products, for the MFU.
 
     Args:
-        dtype: of the products. For fp32, the rate is that of TF32 if torch is set to use it.
+        dtype: the dtype of the products. For fp32, the rate is that of TF32 if torch may use TF32.
 
     Returns:
         The rate, and its source: "data sheet", "measured", or "unknown" with the rate 0.
@@ -67,7 +67,7 @@ def peak_tflops(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
             return figures[column], "data sheet"
     try:
         return measured_tflops(device, dtype), "measured"
-    except Exception:  # no memory, or no such product; the figure must not stop the run
+    except Exception:  # too little memory, or no such product: the figure must not stop the run
         return 0.0, "unknown"
 
 
@@ -119,9 +119,9 @@ class PowerMeter:
                 self.nvml = pynvml
         self.sampled_at = 0.0  # clock time of the last call of `sample`
         self.sampled_until = 0  # the time of the last sample, by the driver's clock
-        self.samples: list[int] = []  # of the utilisation, in percent
+        self.samples: list[int] = []  # samples of the utilisation, in percent
         self.last_reading = (time.perf_counter(), self.joules())
-        self.utilization()  # drops the samples from before the run
+        self.utilization()  # this drops the samples from before the run
 
     def ask(self, function: str, *arguments: int) -> Any:
         """Return the result of one of NVML's functions for this GPU; None if it can't be called."""
@@ -132,7 +132,7 @@ class PowerMeter:
     def joules(self) -> float:
         """Return the joules that the GPU has drawn since its driver was loaded.
 
-        It is 0 without a GPU, and NaN if the GPU does not report it.
+        The result is 0 without a GPU, and NaN if the GPU does not report its energy.
         """
         millijoules = self.ask("nvmlDeviceGetTotalEnergyConsumption") if self.is_gpu else 0
         return math.nan if millijoules is None else millijoules / 1000
@@ -164,7 +164,7 @@ class PowerMeter:
     def utilization(self) -> float:
         """Return the mean utilisation since the last call, from 0 to 1.
 
-        Without samples since then, it is the latest value that the driver reports.
+        Without samples since then, return the latest value that the driver reports.
         """
         self.sample()
         samples = self.samples

@@ -21,8 +21,8 @@ class Interval:
     """The time and the work of one rank between two synchronised points."""
 
     seconds: float = 0.0
-    wait_seconds: float = 0.0  # in which the loop waited for batches
-    joules: float = 0.0  # drawn by the GPU, if that is known
+    wait_seconds: float = 0.0  # seconds in which the loop waited for batches
+    joules: float = 0.0  # energy drawn by the GPU, if known
     updates: float = 0
     samples: float = 0
     tokens: float = 0  # without padding
@@ -55,8 +55,8 @@ class Stopwatch:
 
     synchronize: Callable[[], None]
     clock: Callable[[], float] = time.perf_counter
-    energy: Callable[[], float] = lambda: 0.0  # drawn so far, in joules
-    total: Interval = field(default_factory=Interval)  # of all updates, up to the last stop
+    energy: Callable[[], float] = lambda: 0.0  # returns the energy drawn so far, in joules
+    total: Interval = field(default_factory=Interval)  # all updates, up to the last stop
     first: Interval = field(default_factory=Interval)  # `total` after the first updates
     marked: Interval = field(default_factory=Interval)  # `total` at the last lap
     started: tuple[float, float] | None = None  # energy and clock at the start; None if stopped
@@ -88,8 +88,8 @@ class Stopwatch:
         """Count a micro-batch, if the stopwatch is running.
 
         Args:
-            wait_seconds: the time for which the loop waited for it.
-            is_update: whether an update ended with it.
+            wait_seconds: the time for which the loop waited for the micro-batch.
+            is_update: whether an update ended with the micro-batch.
         """
         if self.started is None:
             return
@@ -107,8 +107,8 @@ class Stopwatch:
     def lap(self) -> Interval:
         """Return the time and work since the last lap.
 
-        If the first updates ended within the lap, they are left out. A lap of first updates alone
-        counts them.
+        If the first updates ended within the lap, it leaves them out. A lap that has no other
+        updates counts them.
         """
         with self.stopped():
             first_ended = self.marked.updates < FIRST_UPDATES < self.total.updates
@@ -120,7 +120,7 @@ class Stopwatch:
     def whole_run(self) -> Interval:
         """The time and work up to the last lap, without the first updates.
 
-        If there were no others, the first updates are all there is to count.
+        If there were no others, the first updates are counted.
         """
         has_more = self.marked.updates > FIRST_UPDATES
         return self.marked.since(self.first) if has_more else self.marked
@@ -129,9 +129,10 @@ class Stopwatch:
     def useful_seconds(self) -> float:
         """The seconds that all updates would have taken without compilation and warming up."""
         steady = self.whole_run
-        if steady is self.marked:  # the first updates alone
+        if steady is self.marked:  # there were only first updates
             return steady.seconds
-        # The first updates would have taken as long as others, but no longer than they took.
+        # Without warming up, the first updates would have taken as long as others, at most as long
+        # as they took.
         first_seconds = FIRST_UPDATES * steady.seconds / steady.updates
         return steady.seconds + min(first_seconds, self.first.seconds)
 
@@ -149,10 +150,10 @@ class Stopwatch:
 
 
 class ClockState(TypedDict, total=False):
-    """The clock's part of a checkpoint; older versions saved another clock."""
+    """The clock's part of a checkpoint; older versions saved other entries."""
 
     seconds: float
-    began: float  # by the machine's monotonic clock
+    began: float  # the beginning, by the machine's monotonic clock
     boot: str | None  # the id of the machine's start; see `boot_id`
 
 
@@ -165,7 +166,7 @@ class RunClock:
     """
 
     def __init__(self) -> None:
-        self.began = time.monotonic()  # counts from the machine's start, and can't be set
+        self.began = time.monotonic()  # from the machine's start; no one can set this clock
 
     @property
     def seconds(self) -> float:
@@ -177,9 +178,9 @@ class RunClock:
     def load_state_dict(self, state: ClockState) -> None:
         now = time.monotonic()
         boot = boot_id()
-        seconds = float(state.get("seconds", 0.0))  # an older version saved another clock
+        seconds = float(state.get("seconds", 0.0))  # an older version saved other entries
         if boot is not None and state.get("boot") == boot:
-            # The clock went on between the attempts, so this includes the time between them.
+            # The clock went on between the attempts, so the difference includes the time between.
             seconds = max(seconds, now - float(state["began"]))
         self.began = now - max(seconds, 0.0)
 
@@ -199,7 +200,7 @@ def throughput(
 
     Args:
         intervals: float64 [world_size, 7], the fields of each rank's `Interval`.
-        flops: the operations of a sample; without them there are no TFLOP/s and no MFU.
+        flops: the operations of a sample; None: there are no TFLOP/s and no MFU.
         peak: the most TFLOP/s that a device can do; 0 if unknown.
     """
     total = Interval(*intervals.sum(0).tolist())

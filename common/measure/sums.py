@@ -21,7 +21,7 @@ from common.measure.values import (
 )
 
 Totals = dict[str, torch.Tensor]
-# Computes figures from totals, which are float64 on the host and include "count".
+# A function that computes figures from totals, which are float64 on the host and include "count".
 Finish = Callable[[Totals], Mapping[str, Measured]]
 
 # A figure counts as halved if its ratio is one half up to this relative error. The loss may be
@@ -44,7 +44,7 @@ class BatchTotals:
 
 
 class Evaluation(dict[str, float]):
-    """The figures of an evaluation by name, over all ranks and the same on each."""
+    """The figures of an evaluation by name, computed over all ranks and equal on all ranks."""
 
     # What `evident_means` needs: this rank's first batches, at most two, and the sums' `finish`.
     first_batches: Sequence[BatchTotals] = ()
@@ -53,8 +53,8 @@ class Evaluation(dict[str, float]):
     def evident_means(self) -> list[str]:
         """Return the names of figures for which the recipe gave means to `Sums.add`, not totals.
 
-        Such a mistake makes a figure too small. It shows only in a rehearsal, whose second batch
-        has the samples of the first one twice. A total doubles with the samples, so its figure,
+        Such a mistake makes a figure too small. Only a rehearsal shows it, because its second batch
+        has the samples of the first batch twice. A total doubles with the samples, so its figure,
         total / count, is the same for both batches. A mean does not double, so its figure halves.
         """
         if len(self.first_batches) < 2:
@@ -74,12 +74,12 @@ class Evaluation(dict[str, float]):
         """Return the figures of one batch that should not depend on its size."""
         if self.finish is None:
             return {name: total / totals["count"] for name, total in totals.items()}
-        # `finish` may compute anything; of its figures, only the loss is surely a mean.
+        # `finish` may compute anything. Only its figure "loss" is surely a mean.
         return {name: value for name, value in self.finish(totals).items() if name == "loss"}
 
 
 def is_halved(name: str, value_before: Measured, value_after: Measured) -> bool:
-    """Whether a figure of one number is half as large after as before, within rounding."""
+    """Whether a figure is a single number that has halved, within rounding."""
     before = torch.as_tensor(value_before).double()
     after = torch.as_tensor(value_after).double()
     if name == "count" or before.numel() != 1 or not float(before):
@@ -92,8 +92,8 @@ def is_halved(name: str, value_before: Measured, value_after: Measured) -> bool:
 class SumsOfAllRanks:
     """The sums of an evaluation over all ranks, float64 on the host."""
 
-    totals: Totals  # by name, of added and recorded values, with "count"
-    means: dict[str, float]  # by name, of recorded values only
+    totals: Totals  # totals of added and recorded values by name, with "count"
+    means: dict[str, float]  # means of recorded values alone, by name
 
 
 class Sums:
@@ -116,9 +116,9 @@ class Sums:
         self.count: Value = 0  # samples given to `add`
         self.totals: dict[str, Total | float] = {}
         self.recorded_count: Value = 0  # samples given to `record`
-        self.recorded: dict[str, Total | float] = {}  # by name, the sum of all elements
-        self.elements: dict[str, Value] = {}  # by name, the number of these elements
-        self.first_batches: list[BatchTotals] = []  # given to `add`; see `Evaluation`
+        self.recorded: dict[str, Total | float] = {}  # the sum of all elements, by name
+        self.elements: dict[str, Value] = {}  # the number of these elements, by name
+        self.first_batches: list[BatchTotals] = []  # the first calls of `add`; see `Evaluation`
 
     def add(self, count: Measured, **values: Measured) -> None:
         """Add totals over a batch of `count` samples: tensors of any shape, or plain numbers.
@@ -142,7 +142,7 @@ class Sums:
 
         Args:
             loss: the mean loss of the batch. Its mean over all samples becomes ``loss``.
-            metrics: by name, tensors of any shape or plain numbers. The mean over all elements of
+            metrics: tensors of any shape or plain numbers, by name. The mean over all elements of
                 all batches and ranks becomes the figure of that name.
             count: the number of samples, an int or a tensor of one element.
 
@@ -151,8 +151,8 @@ class Sums:
         """
         if not isinstance(metrics, Mapping | None):
             raise UserError(
-                f"sums.record got a {type(metrics).__name__} in place of metrics",
-                advice="call it as record(loss, {name: values}, number_of_samples)",
+                f"sums.record got a {type(metrics).__name__} instead of a dictionary of metrics",
+                advice="call it as sums.record(loss, {name: values}, number_of_samples)",
                 every_rank=True,
             )
         size = measured_value("count", count, "sums.record")
@@ -176,7 +176,7 @@ class Sums:
             size: samples of the batch.
         """
         mean_loss = mean_of(loss) if isinstance(loss, torch.Tensor) else loss
-        # A tensor if the loss or the size is one.
+        # This is a tensor if the loss or the size is a tensor.
         batch_loss = mean_loss * size
         if isinstance(batch_loss, torch.Tensor):
             self.add_recorded("loss", as_total(batch_loss), size)
@@ -192,17 +192,19 @@ class Sums:
     def refuse_if_taken(self, name: str, others: Mapping[str, object]) -> None:
         """Raise a `UserError` if a name means the number of samples, or is one of the `others`."""
         if name == "count":
-            conflict = "the name of the number of samples"
+            conflict = "reserved for the number of samples"
         elif name in others:
-            conflict = "given to both sums.add and sums.record"
+            conflict = "used in both sums.add and sums.record"
         else:
             return
         raise UserError(
-            f"{name!r} is {conflict}", advice="give the metric another name", every_rank=True
+            f"the name {name!r} is {conflict}",
+            advice="give the metric another name",
+            every_rank=True,
         )
 
     def over_all_ranks(self) -> SumsOfAllRanks:
-        """Add up the sums of all ranks, and return them; called on all ranks.
+        """Return the sums over all ranks; called on all ranks.
 
         A rank may lack some names, or have had no batch at all.
         """
@@ -217,7 +219,7 @@ class Sums:
         for name, elements in self.elements.items():
             local_sums["elements", name] = elements
         sums = sum_over_ranks(self.accelerator, local_sums)
-        # Where a recipe called both `add` and `record`, each of them counted all samples.
+        # If a recipe called both `add` and `record`, each method counted all samples.
         count = sums["count", "added"] or sums["count", "recorded"]
         totals = {"count": count}
         means = {}
@@ -229,9 +231,9 @@ class Sums:
         return SumsOfAllRanks(totals, means)
 
     def reduced(self) -> Totals:
-        """Return the totals alone, by name, for a recipe that computes something else from them.
+        """Return the totals of all ranks by name, for a recipe that computes other figures.
 
-        They are those of all ranks, float64 on the host, with ``count``. Called on all ranks.
+        They are float64 on the host, and include ``count``. All ranks must call this method.
         """
         return self.over_all_ranks().totals
 
@@ -263,7 +265,7 @@ def sum_of_totals(name: str, before: Total | float | None, value: Value) -> Tota
     """Return the sum of an earlier total, if any, and a batch's value of the same name.
 
     Raises:
-        UserError: their shapes differ.
+        UserError: the two shapes differ.
     """
     total = as_total(value) if isinstance(value, torch.Tensor) else value
     if before is None:
@@ -273,10 +275,10 @@ def sum_of_totals(name: str, before: Total | float | None, value: Value) -> Tota
     shape = tuple(getattr(value, "shape", ()))
     if shape_before != shape:
         raise UserError(
-            f"sums.add: {name!r} has shape {shape_before} for one batch and {shape} for another",
+            f"sums.add got {name!r} with shape {shape_before} for one batch, but {shape} for "
+            "another",
             advice=(
-                "add up over the batch first, as with .sum(0), so that all batches have the same "
-                "shape"
+                "sum over the batch first, as with .sum(0), so that all batches have the same shape"
             ),
             every_rank=True,
         )
@@ -298,7 +300,7 @@ def of_all_ranks(accelerator: Accelerator, figures: Mapping[str, Measured]) -> E
         local_values = torch.tensor([values[name] for name in names], dtype=torch.float64)
         means = reduce_numbers(accelerator, local_values, "mean").tolist()
         return Evaluation(zip(names, means, strict=True))
-    # Some ranks lack some figures: count those that have them.
+    # A rank may lack some figures: count the ranks that have each figure.
     local_pairs = [(values.get(name, 0.0), float(name in values)) for name in names]
     pair_values = torch.tensor(local_pairs, dtype=torch.float64)
     pairs = reduce_numbers(accelerator, pair_values, "sum").tolist()

@@ -1,7 +1,7 @@
 """Exact totals on any device, including devices without float64.
 
 On a device with float64, a total is a float64 tensor. On other devices it is a `PairTotal`: two
-fp32 tensors, of which the second has the rounding error of the first. That is 48 bits instead of
+fp32 tensors, of which the second has the rounding error of the first. A pair has 48 bits instead of
 53. The error of a sum is below 1e-13 of the sum of absolute values, and counts are exact up to
 2**48. The range is that of fp32.
 
@@ -31,8 +31,8 @@ class PairTotal:
         """Return `values` as totals, one for each element.
 
         Args:
-            values: of any shape and any real dtype. A float64 or int64 value is split in two, and
-                narrower floats fit into the first part.
+            values: a tensor of any shape and any real dtype. A float64 or int64 value is split in
+                two, and narrower floats fit into the first part.
         """
         high = values.float()
         if values.is_floating_point():
@@ -61,7 +61,7 @@ class PairTotal:
     def elements_total(self) -> "PairTotal":
         """Return the sum of all elements, a total without dimensions.
 
-        Each pass adds the second half of the elements to the first, until one element is left.
+        Each pass adds the second half of the elements to the first, until one element remains.
         """
         high = self.high.flatten()
         low = self.low.flatten()
@@ -78,7 +78,7 @@ class PairTotal:
         return normalised(high[0], low[0])
 
 
-# On a device with float64, and on one without.
+# The first is for devices with float64, the second for devices without.
 Total = torch.Tensor | PairTotal
 AnyTotal = TypeVar("AnyTotal", bound=Total | float)
 
@@ -95,12 +95,12 @@ def two_sum(left: torch.Tensor, right: torch.Tensor) -> tuple[torch.Tensor, torc
 
 
 def normalised(high: torch.Tensor, low: torch.Tensor) -> PairTotal:
-    """Return the sum of both tensors as a total, whose first part is the rounded sum."""
+    """Return the sum of two tensors as a total, whose first part is the rounded sum."""
     return PairTotal(*two_sum(high, low))
 
 
 def total_with(total: AnyTotal, before: AnyTotal | None) -> AnyTotal:
-    """Return the sum of a total and an earlier one, which may be None."""
+    """Return the sum of a total and an earlier total; None: there is none."""
     return total if before is None else before + total  # type: ignore[operator, return-value]
 
 
@@ -124,11 +124,11 @@ def mean_of(values: torch.Tensor) -> torch.Tensor:
 
 
 def parts_on_host(totals: Sequence[Total]) -> list[list[float]]:
-    """Return each total, which must have no dimensions, as its parts; waits for the device.
+    """Return the parts of each total, which must have no dimensions; this waits for the device.
 
     A float64 total has one part: the total itself. A `PairTotal` has two: `high` and `low`. In both
-    cases the parts add up to the total exactly. A checkpoint saves them, and `from_parts` makes a
-    total of them again.
+    cases the parts add up to the total exactly. A checkpoint saves the parts, and `from_parts`
+    makes a total of them again.
     """
     rows = []
     for total in totals:
@@ -142,7 +142,7 @@ def from_parts(parts: Sequence[float], device: torch.device) -> Total:
     """Return the sum of these parts as a total on a device.
 
     The parts come from `parts_on_host`. A checkpoint of another type of device may have more or
-    fewer parts than a total on this one.
+    fewer parts than a total on this device.
     """
     if devices.has_float64(device):
         return torch.tensor(sum(parts), dtype=torch.float64, device=device)
@@ -169,7 +169,7 @@ def on_host(totals: Mapping[Key, Total | float]) -> dict[Key, torch.Tensor]:
         flat = [torch.stack([pair.high.flatten(), pair.low.flatten()]) for pair in pairs.values()]
         high, low = torch.cat(flat, dim=1).cpu()
         wide = high.double() + low.double()
-        # Of a total that is infinite or NaN, `low` may be NaN and means nothing.
+        # If a total is infinite or NaN, its `low` may be NaN and means nothing.
         wide = torch.where(high.isfinite(), wide, high.double())
         for (key, pair), value in zip(pairs.items(), wide.split(sizes), strict=True):
             values[key] = value.view(pair.shape)

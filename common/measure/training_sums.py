@@ -21,17 +21,17 @@ from common.measure.totals import (
 from common.measure.values import Metrics, Value, measured_value, refuse_another_loss
 from common.system import devices
 
-SumsAndCounts = dict[str, tuple[float, float]]  # by metric: the sum and number of its elements
+SumsAndCounts = dict[str, tuple[float, float]]  # the sum and number of each metric's elements
 
 
 class TrainingSumsState(TypedDict):
     """The sums' part of a checkpoint."""
 
-    # By metric: the first part of the sum, the number of elements, and the sum's further parts (see
-    # `parts_on_host`). These come last, because a sum in float64 has none.
+    # For each metric: the first part of the sum, the number of elements, and the sum's further
+    # parts (see `parts_on_host`). The further parts come last, because a sum in float64 has none.
     metrics: dict[str, list[float]]
     numbers: NotRequired[dict[str, list[float]]]  # sum and count; older versions had none
-    last_update: list[float]  # losses of micro-batches
+    last_update: list[float]  # losses of its micro-batches
 
 
 class TrainingSums:
@@ -41,11 +41,11 @@ class TrainingSums:
     fetches the sums, and the ranks gather them as rows of numbers.
 
     Ranks may record different metrics. A row therefore has the sums of the metrics that all ranks
-    have agreed on, and the number of this rank's other metrics. Only if a rank has such others do
-    the ranks exchange names, which mostly happens at the first log line.
+    have agreed on, and the number of this rank's other metrics. The ranks exchange names only if
+    one of them has other metrics, mostly at the first log line.
     """
 
-    FOLD_EVERY = 32  # micro-batches that are summed together, in few and large operations
+    FOLD_EVERY = 32  # micro-batches that are summed at a time, in few and large operations
 
     def __init__(self, device: torch.device, accumulation: int) -> None:
         """Prepare empty sums.
@@ -54,13 +54,13 @@ class TrainingSums:
             accumulation: the micro-batches of an update.
         """
         self.device = device
-        devices.has_float64(device)  # tried now, because the answer waits for the device
+        devices.has_float64(device)  # asked now, because the first answer waits for the device
         self.last_update: deque[Value] = deque(maxlen=accumulation)  # losses of micro-batches
         self.pending: list[dict[str, Value]] = []  # micro-batches that are not in the sums yet
-        # By metric, of tensors: the sum of all elements, on the device, and their number.
+        # The sum of all elements of a metric's tensors, on the device, and the number of elements.
         self.sums: dict[str, Total] = {}
         self.sizes: dict[str, float] = {}
-        # By metric, of plain numbers and of tensors on the host.
+        # The same for plain numbers and for tensors on the host.
         self.numbers: SumsAndCounts = {}
         self.agreed = ["loss"]  # the metrics in a row, the same on all ranks
 
@@ -68,13 +68,13 @@ class TrainingSums:
         """Record one micro-batch, without waiting for the device.
 
         Args:
-            loss: its mean loss, a tensor or a plain number.
+            loss: the micro-batch's mean loss, a tensor or a plain number.
             metrics: tensors of any shape or plain numbers, whose elements are averaged.
 
         Raises:
             UserError: a value is no number, or a metric named "loss" is not the loss.
         """
-        # `measured_value` detaches tensors, because a pending one must not keep the graph of
+        # `measured_value` detaches tensors, because a pending tensor must not keep the graph of
         # activations.
         mean_loss = measured_value("loss", loss, "run.record")
         values = {"loss": mean_loss}
@@ -127,7 +127,7 @@ class TrainingSums:
         by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
         for tensor in tensors:
             by_dtype.setdefault(tensor.dtype, []).append(tensor.flatten().to(self.device))
-        # Each dtype by itself, because `cat` of several may turn integers into bf16.
+        # Add up each dtype separately, because `cat` of several may turn integers into bf16.
         for same_dtype in by_dtype.values():
             elements = torch.cat(same_dtype)
             total = elements_total(elements)
@@ -135,7 +135,7 @@ class TrainingSums:
             self.sizes[name] = self.sizes.get(name, 0.0) + elements.numel()
 
     def take(self) -> SumsAndCounts:
-        """Return this rank's sums and counts by metric, and reset them; waits for the device."""
+        """Return this rank's sums and counts by metric, and reset both; wait for the device."""
         self.fold()
         sums_and_counts: SumsAndCounts = {}
         parts_of_sums = parts_on_host([*self.sums.values()])
@@ -154,14 +154,14 @@ class TrainingSums:
 
         Returns:
             [1 + 2 × agreed metrics]: the number of this rank's other metrics, then the sum and the
-            count of each agreed one.
+            count of each agreed metric.
         """
         others = taken.keys() - set(self.agreed)
         pairs = [taken.get(name, (0.0, 0.0)) for name in self.agreed]
         return [float(len(others)), *chain.from_iterable(pairs)]
 
     def agree_on_names(self, accelerator: Accelerator, taken: SumsAndCounts) -> None:
-        """Add the metrics of all ranks to the agreed ones; called on all ranks."""
+        """Add the metrics of all ranks to the agreed metrics; called on all ranks."""
         names_of_ranks = gather_from_ranks(accelerator, [*taken])
         self.agreed = [*dict.fromkeys([*self.agreed, *chain.from_iterable(names_of_ranks)])]
 
@@ -169,7 +169,7 @@ class TrainingSums:
         """Return the ``train/`` metrics, means over the elements of all ranks.
 
         Args:
-            rows: of all ranks, float64 [world_size, 1 + 2 × agreed metrics]; see `row`.
+            rows: the rows of all ranks, float64 [world_size, 1 + 2 × agreed metrics]; see `row`.
         """
         pairs = rows[:, 1:].sum(0).view(-1, 2).tolist()
         means = {}

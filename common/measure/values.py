@@ -12,14 +12,14 @@ from common.errors import UserError
 Value = torch.Tensor | float
 # What a recipe may give as a loss, a metric or a total; a bool is an int.
 Measured = torch.Tensor | np.ndarray | np.number | np.bool_ | float
-Metrics = Mapping[str, Measured]  # of any shape, by name
+Metrics = Mapping[str, Measured]  # values of any shape, by name
 
 
 def measured_value(name: str, value: Measured, caller: str) -> Value:
     """Return a value that a recipe measured in one of two forms: a detached tensor, or a float.
 
     Args:
-        name: of the loss, metric or total, for a message.
+        name: the name of the loss, metric or total, for a message.
         value: a tensor, a NumPy array or a plain number.
         caller: the function that the recipe called, for a message.
 
@@ -29,8 +29,8 @@ def measured_value(name: str, value: Measured, caller: str) -> Value:
     if isinstance(value, torch.Tensor):
         if value.is_complex():
             raise UserError(
-                f"{caller}: {name!r} is a complex number",
-                advice="pass real numbers, such as its absolute value",
+                f"{caller} got {name!r} as a complex number",
+                advice="pass a real number, such as its absolute value",
                 every_rank=True,
             )
         return value.detach()
@@ -39,7 +39,7 @@ def measured_value(name: str, value: Measured, caller: str) -> Value:
     if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
         return torch.from_numpy(value)
     raise UserError(
-        f"{caller}: {name!r} is a {type(value).__name__}",
+        f"{caller} got {name!r} as a {type(value).__name__}",
         advice="pass a tensor or a number",
         every_rank=True,
     )
@@ -69,10 +69,11 @@ def figure(name: str, value: Measured) -> float:
         try:
             return float(value)
         except (TypeError, ValueError):
-            pass  # such as a string, which the error below names
+            pass  # the error below names the value, such as a string
     shape_text = "" if shape is None else f" of shape {shape}"
     raise UserError(
-        f"the evaluation's {name!r} is a {type(value).__name__}{shape_text}, and not one number",
+        f"the evaluation returned a {type(value).__name__}{shape_text} as {name!r} instead of one "
+        "number",
         advice="return one number for each name, such as value.item()",
         every_rank=True,
     )

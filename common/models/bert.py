@@ -17,9 +17,9 @@ from common.sentences import reading
 if TYPE_CHECKING:
     from transformers import BertForSequenceClassification, PreTrainedModel
 
-# The weights that did not fit, by reason: names, or names with shapes.
+# The weights that did not fit, by reason: their names, or names with shapes.
 LoadingInfo = Mapping[str, Collection[Any]]
-PRETRAINED_ADVICE = "pass a folder with a whole model, or a Hub id that can be reached"
+PRETRAINED_ADVICE = "pass a folder with a complete model, or a Hub id that can be reached"
 PUBLIC_CHECKPOINT = "google-bert/bert-base-uncased"
 # The sizes of google/bert_uncased_L-2_H-128_A-2.
 SMALL = {
@@ -72,7 +72,7 @@ def find_checkpoint(config: CheckpointFlags, is_accelerated: bool) -> str:
     """Find the checkpoint that the flags mean; see `choose_checkpoint`.
 
     ``auto`` is BERT-base if there is an accelerator and the Hub or its cache has the model.
-    Otherwise it is a small BERT.
+    Otherwise ``auto`` is a small BERT.
     """
     if config.init_from is not None:
         return str(model_folder(config.init_from).resolve())
@@ -89,8 +89,8 @@ def find_checkpoint(config: CheckpointFlags, is_accelerated: bool) -> str:
         "there is no such folder, it is not cached, and the Hub has no such model or does not "
         "answer"
     )
-    advice = "pass a local folder, or --model scratch to train a small one"
-    raise UserError(f"--model {name} can't be loaded: {reason}", advice=advice)
+    advice = "pass a local folder or a Hub id, or --model scratch to train a small model"
+    raise UserError(f"--model {name} can't be loaded, because {reason}", advice=advice)
 
 
 def check_checkpoint(name: str, max_length: int) -> None:
@@ -99,15 +99,15 @@ def check_checkpoint(name: str, max_length: int) -> None:
     if name != "scratch":
         from transformers import BertConfig
 
-        with reading(f"checkpoint {name}: its config.json", PRETRAINED_ADVICE):
+        with reading(f"the config.json of checkpoint {name}", PRETRAINED_ADVICE):
             saved_config, _ = BertConfig.get_config_dict(name)
             # `model_type` is read by its name, so that `reading` reports a config.json without it.
             facts = {**SMALL, "model_type": saved_config["model_type"], **saved_config}
     model_type = facts["model_type"]
     if model_type != "bert":
         raise UserError(
-            f"checkpoint {name} is a {model_type} model, and this recipe trains BERT",
-            advice="pass a BERT model, such as bert-base-uncased, as --model",
+            f"checkpoint {name} is a {model_type} model, but this recipe trains BERT",
+            advice="pass a BERT model, such as --model bert-base-uncased",
         )
     length = padded_length(max_length)
     # No real BERT is above the upper limits.
@@ -118,13 +118,13 @@ def check_checkpoint(name: str, max_length: int) -> None:
             needs = f"{least} to {most:,} for --max-length {max_length}"
             padded = f"in batches padded to a multiple of {PAD_MULTIPLE}"
             raise UserError(
-                f"checkpoint {name} has {field} {value!r}, and the recipe needs {needs}, {padded}",
+                f"checkpoint {name} has {field} {value!r}, but the recipe needs {needs}, {padded}",
                 advice="pass another model, or a smaller --max-length",
             )
     if Path(name).is_dir() and not any(Path(name).glob("*.safetensors")):
-        advice = "save it again with save_pretrained of Transformers, or pass another model"
+        advice = "save it again with model.save_pretrained(FOLDER), or pass another model"
         raise UserError(
-            f"checkpoint {name} has no weights in safetensors, and pickled ones are not loaded",
+            f"checkpoint {name} has no weights as safetensors, and pickled weights are not loaded",
             advice=advice,
         )
 
@@ -135,7 +135,7 @@ def load_pretrained(
     """Load a model of Transformers, without running code or unpickling files of its repository.
 
     Args:
-        class_name: of the model's class in `transformers`.
+        class_name: the name of the model's class in `transformers`.
         name: a folder or the id of a model of the Hub.
         subject: what is loaded, the first words of an error message.
         options: further arguments of `from_pretrained`.
@@ -174,25 +174,28 @@ def load_bert(name: str, data: TextData, dropout: float) -> "BertForSequenceClas
         ignore_mismatched_sizes=True,  # the checkpoint's head may be for other classes
         **settings(data, dropout),
     )
-    # Transformers draws weights that don't fit at random. Only the head and the pooler may be new.
+    # Transformers gives weights that don't fit random values. Only head and pooler may be new.
     for keys in loading_info.values():
         for key in map(str, keys):
             if ".layer." in key or "_embeddings." in key:
                 raise UserError(
-                    f"checkpoint {name}: its weights don't fit its config.json (first {key})",
-                    advice="put a whole copy of the folder back, or pass another model",
+                    f"the weights of checkpoint {name} don't fit its config.json (first {key})",
+                    advice="copy the folder again from where it came, or pass another --model",
                 )
     tokenizer_size = data.vocabulary_size
     weights_size = model.config.vocab_size
     if tokenizer_size > weights_size:
-        sizes = f"its tokenizer has {tokenizer_size:,} tokens and its weights {weights_size:,}"
-        advice = "put a tokenizer and weights that belong together into the folder"
-        raise UserError(f"checkpoint {name}: {sizes}", advice=advice)
+        advice = "use the tokenizer and the weights of one checkpoint, or pass another --model"
+        raise UserError(
+            f"checkpoint {name} has a tokenizer with {tokenizer_size:,} tokens, but its embedding "
+            f"has only {weights_size:,} rows",
+            advice=advice,
+        )
     return model
 
 
 def small_bert(name: str, data: TextData, dropout: float) -> "BertForSequenceClassification":
-    """Return a small BERT with random weights; called like `load_bert`, and `name` is not used."""
+    """Return a small BERT with random weights; `name` is not used, but `load_bert` takes it."""
     quiet_transformers()
     from transformers import BertConfig, BertForSequenceClassification
 
@@ -208,15 +211,15 @@ def settings(data: TextData, dropout: float) -> BertSettings:
         "label2id": {name: index for index, name in enumerate(data.class_names)},
         "hidden_dropout_prob": dropout,
         "attention_probs_dropout_prob": dropout,
-        "attn_implementation": "sdpa",  # takes the batches' mask as it is
+        "attn_implementation": "sdpa",  # SDPA takes the batches' mask as it is
     }
 
 
 def quiet_transformers() -> None:
-    """Silence Transformers' reports that a user can do nothing about, such as a new head's."""
+    """Silence reports of Transformers that a user can do nothing about, such as on a new head."""
     from transformers.utils import logging
 
     logging.set_verbosity_error()
-    # The name that all releases of version 5 know; it goes in version 6.
+    # All releases of version 5 know this name; version 6 removes it.
     warnings.filterwarnings("ignore", message="`gradient_checkpointing_enable` is deprecated")
     logging.disable_progress_bar()

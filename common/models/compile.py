@@ -17,8 +17,8 @@ from common.system.machine import world_size
 def compile_model(model: nn.Module, config: TrainingConfig) -> None:
     """Set a model up to be compiled at its first call, in place; all batches must have one shape.
 
-    On CUDA it is compiled with CUDA graphs, which launch all kernels of a small model at once.
-    There are two exceptions:
+    On CUDA, the model is compiled with CUDA graphs, which launch all kernels of a small model at
+    once. There are two exceptions:
 
     - Under accumulation, the graph of the next micro-batch would overwrite the gradients that
       accumulation adds to (https://github.com/pytorch/pytorch/issues/169545).
@@ -33,7 +33,7 @@ def compile_model(model: nn.Module, config: TrainingConfig) -> None:
     device_has_graphs = has_compiled_graphs(default_device())
     graphs = device_has_graphs and not accumulates and world_size() == 1
     if device_has_graphs and not graphs:
-        say("--compile runs without CUDA graphs, which need one process and no accumulation")
+        say("--compile does not use CUDA graphs, which need one process and no accumulation")
     model.compile(dynamic=False, mode="reduce-overhead" if graphs else None)
 
 
@@ -55,14 +55,15 @@ def refuse_device_without_compiler() -> None:
     device = default_device()
     if is_accelerator(device) and not has_compiler(device):
         raise UserError(
-            f"torch.compile does not support {device.type}", advice="leave out --compile"
+            f"torch.compile does not support {device.type}", advice="leave --compile out"
         )
 
 
 def as_written(model: nn.Module) -> AbstractContextManager[None]:
     """Run a compiled model without its compiled code, within the block.
 
-    Evaluations do so, because compiling the model for them would take longer than it saves.
+    Evaluations use this context, because compiling the model for them would take longer than it
+    saves.
     """
     return torch.compiler.set_stance("force_eager") if is_compiled(model) else nullcontext()
 

@@ -13,7 +13,7 @@ MOST_PIXELS = 4
 class Convolution(nn.Conv2d):
     """`nn.Conv2d` with one group, which pads with zeros; its results differ only in rounding.
 
-    On a CPU, it computes images of at most `MOST_PIXELS` pixels as a product of matrices.
+    On a CPU, images of at most `MOST_PIXELS` pixels are computed as a product of matrices.
     """
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
@@ -25,11 +25,11 @@ class Convolution(nn.Conv2d):
         patches = F.pad(images, padding).permute(0, 2, 3, 1)
         for dimension, size, step in zip((1, 2), self.kernel_size, self.stride, strict=True):
             patches = patches.unfold(dimension, size, step)
-        # Now [batch, rows, columns, channels, kernel rows, kernel columns]. The last three are
-        # flattened in the order in which the weight is stored, so that the weight is not copied. A
-        # sharded weight is stored with its channels first.
+        # Patches are now [batch, rows, columns, channels, kernel rows, kernel columns]. The last
+        # three are flattened in the order in which the weight is stored, so that the weight is not
+        # copied. A sharded weight is stored with its channels first.
         is_channels_last = self.weight.is_contiguous(memory_format=torch.channels_last)
-        order = (2, 3, 1) if is_channels_last else (1, 2, 3)  # of the weight's dimensions
+        order = (2, 3, 1) if is_channels_last else (1, 2, 3)  # order of the weight's dimensions
         order_of_patches = [2 + dimension for dimension in order]
         patches = patches.permute(0, 1, 2, *order_of_patches).flatten(3)
         weight = self.weight.permute(0, *order).flatten(1)

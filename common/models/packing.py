@@ -1,9 +1,9 @@
 """Lets a BERT skip padding: its layers only compute the real tokens of a batch.
 
 Before the first layer, the encoder's input [batch, length, width] is packed to [1, tokens, width].
-After the last layer it is unpacked. Some padding is packed behind the real tokens, so that their
-number is a multiple of `TOKEN_MULTIPLE`: oneDNN compiles and keeps a kernel for each shape, and
-this limits the number of shapes.
+After the last layer it is unpacked. Some padding is packed behind the real tokens, so that the
+number of packed tokens is a multiple of `TOKEN_MULTIPLE`. oneDNN compiles and keeps a kernel for
+each shape, and the multiple limits the number of shapes.
 
 Only attention looks across positions. It unpacks queries, keys and values, and masks padding as
 the padded model does. On CUDA it runs FlashAttention's kernel for sequences of different lengths
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 ATTENTION = "packed"  # the name of `packed_attention` in Transformers
 # An entry of the batch, which the model's `forward` passes on to its layers; see `token_positions`.
 POSITIONS = "token_positions"
-# `pack` adds this for FlashAttention's kernel: int32 [batch + 2], the position among the packed
-# tokens at which each sequence starts, and the end.
+# An entry that `pack` adds for FlashAttention's kernel: int32 [batch + 2], the position among the
+# packed tokens at which each sequence starts, and the end.
 STARTS = "sequence_starts"
 # The arguments that Transformers passes to the encoder by name: tensors, flags and None.
 EncoderArguments = dict[str, Any]
-# The best of 1, 64, 128, 256 and 512 on two cores of an Intel CPU with AMX, in bf16. Compared with
-# 1, the small BERT trains on 1.6 times as many samples per second, and takes half the memory (0.7
-# of it with six layers). On CUDA, 256 rows are a whole number of a matrix product's tiles (not
-# measured).
+# This was the best of 1, 64, 128, 256 and 512 on two cores of an Intel CPU with AMX, in bf16.
+# Compared with 1, the small BERT trains on 1.6 times as many samples per second, and takes half the
+# memory (0.7 of it with six layers). On CUDA, 256 rows are a whole number of a matrix product's
+# tiles (not measured).
 TOKEN_MULTIPLE = 256
 
 
@@ -60,7 +60,7 @@ def token_positions(lengths: torch.Tensor, padded_length: int) -> torch.Tensor:
 def leave_out_padding(model: "BertForSequenceClassification") -> None:
     """Make a BERT from Transformers compute packed tokens, in place.
 
-    It does so for batches that have `token_positions`, and computes other batches as before.
+    Batches that have `token_positions` are packed. The model computes other batches as before.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
@@ -85,8 +85,8 @@ def pack(
     positions = named[POSITIONS]
     if has_variable_length_kernel(hidden):
         ends = named["attention_mask"].sum((1, 2, 3)).cumsum(0, dtype=torch.int32)
-        # The packed padding counts as one more sequence behind the real ones; it may be empty.
-        # The first `pad` puts a 0 before the ends, the second the number of packed tokens behind.
+        # The packed padding counts as one more sequence behind the real ones; it may be empty. The
+        # inner `pad` puts a 0 before the ends, the outer one the number of packed tokens behind.
         named[STARTS] = F.pad(F.pad(ends, (1, 0)), (0, 1), value=len(positions))
     packed = hidden.flatten(0, 1).index_select(0, positions)[None]
     return (packed,), named
@@ -145,8 +145,8 @@ def packed_attention(
             [batch, heads, length, width].
         attention_mask: bool [batch, 1, 1, length], true for real tokens.
         token_positions: the entry `POSITIONS` of the batch, if it has one.
-        sequence_starts: the entry `STARTS` that `pack` added, if it did.
-        others: what Transformers passes besides, and this function does not need.
+        sequence_starts: the entry `STARTS`, if `pack` added it.
+        others: further arguments from Transformers, which this function does not need.
 
     Returns:
         [1, tokens, heads, width] or [batch, length, heads, width]; and None for the attention's
@@ -190,13 +190,13 @@ def flash_attention(
     Args:
         queries, keys, values: [tokens, heads, width].
         starts: int32 [sequences + 1], the position at which each sequence starts, and the end.
-        longest: tokens of the longest sequence, at least.
+        longest: at least the tokens of the longest sequence.
 
     Returns:
         [tokens, heads, width].
     """
     is_causal = False
-    returns_debug_mask = False  # of dropout
+    returns_debug_mask = False  # the mask of dropout
     # `torch.nn.attention.varlen.varlen_attn` calls this, too, but without dropout. Starts and the
     # longest sequence are passed twice: for the queries, and for the keys and values.
     attended, *_ = torch.ops.aten._flash_attention_forward(

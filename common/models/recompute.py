@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 def recompute(module: nn.Module, *inputs: object) -> Any:
     """Call a module, and call it again in the backward pass instead of keeping its activations.
 
-    It returns what the module returns.
+    The result is that of the module.
 
     `torch.utils.checkpoint` alone would update batch norm's statistics, and any other buffer that
     the module changes, in both calls. Here the second call gets copies of the buffers as they were

@@ -2,7 +2,7 @@
 
 import torch
 
-SMALLEST_VARIANCE = 5e-4  # added to each, so that directions of mere noise are not blown up
+SMALLEST_VARIANCE = 5e-4  # added to each variance, so that mere noise is not blown up
 
 
 def whitening_filters(images: torch.Tensor, kernel_size: int) -> torch.Tensor:

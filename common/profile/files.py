@@ -67,8 +67,8 @@ def slowest_operations(rows: "list[FunctionEventAvg]", sort_key: str, by_shape: 
     Kernels are not listed: the operations that launched them have their time.
 
     Args:
-        rows: of the profiler's table, the slowest first.
-        sort_key: the attribute of a row with its time.
+        rows: the rows of the profiler's table, the slowest first.
+        sort_key: the name of a row's attribute that has its time.
         by_shape: whether rows have shapes.
     """
     operations = [
@@ -109,7 +109,7 @@ def draw_memory(path: Path, profile: TorchProfile, device: torch.device, before:
     Nothing is drawn if matplotlib is not installed, or if no memory changed.
 
     Args:
-        path: of the picture.
+        path: the path of the picture.
         profile: the finished profile.
         device: the device whose memory is drawn.
         before: the bytes that tensors on the device took before the profile began.
@@ -117,7 +117,7 @@ def draw_memory(path: Path, profile: TorchProfile, device: torch.device, before:
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError:
-        warn(f"no {path.name} in the profile, because matplotlib is not installed")
+        warn(f"the profile has no {path.name}, because matplotlib is not installed")
         return
 
     changes = memory_changes(profile, device)
@@ -125,8 +125,8 @@ def draw_memory(path: Path, profile: TorchProfile, device: torch.device, before:
         return
     milliseconds = [time for time, _ in changes]
     added_bytes = torch.tensor([size for _, size in changes]).cumsum(0)
-    # The bytes that tensors on a CPU took before are not known. The curve shows what was added to
-    # its lowest point, which becomes 0.
+    # The bytes that tensors on a CPU took before are not known. The curve shows the bytes above its
+    # lowest point, which becomes 0.
     is_total_known = has_own_memory_figures(device)
     base = before if is_total_known else -min(0, int(added_bytes.min()))
     mebibytes = ((base + added_bytes) / MEBIBYTE).tolist()

@@ -30,7 +30,7 @@ class Phases:
         self.has_nvtx = self.device.type == "cuda"
         self.times_device = has_timed_events(self.device)
         self.is_on = False
-        self.range: torch.profiler.record_function | None = None  # open in the trace
+        self.range: torch.profiler.record_function | None = None  # the range that is open
         # Each phase and when it began: an event of the device, or seconds of the host's clock.
         self.starts: list[tuple[str | None, Any]] = []
 
@@ -55,7 +55,7 @@ class Phases:
             self.enter(None)
 
     def enter(self, phase: str | None) -> None:
-        """End the present phase and begin another one, or none."""
+        """End the present phase and begin another one; None begins no phase."""
         if self.range is not None:
             self.range.__exit__(None, None, None)
             self.range = None
@@ -76,7 +76,8 @@ class Phases:
         The device must have finished its work, or its events have no times yet.
         """
         totals = dict.fromkeys(PHASES, 0.0)
-        # A phase ends where the next entry begins. An entry of None only ends the phase before it.
+        # A phase ends where the next entry begins. An entry without a phase only ends the last
+        # phase.
         for (phase, start), (_, end) in pairwise(self.starts):
             if phase is None:
                 continue

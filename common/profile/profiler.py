@@ -49,9 +49,9 @@ def choose_window(first: int, total: int, interrupts: Callable[[int], bool]) -> 
         interrupts: whether an evaluation or a save follows an update.
 
     Returns:
-        The longest window that fits, or None if too few updates are left.
+        The longest window that fits, or None if too few updates remain.
     """
-    for size in (10, 5, 2, 1):  # so many updates are timed, and then so many are profiled
+    for size in (10, 5, 2, 1):  # updates that are timed, and again as many that are profiled
         warm_up_size = 2 if size > 1 else 1
         earliest = FIRST_UPDATES + size
         # The window must end with the run. A search over more updates would take too long.
@@ -60,7 +60,7 @@ def choose_window(first: int, total: int, interrupts: Callable[[int], bool]) -> 
             window = Window(start, start + warm_up_size, start + warm_up_size + size)
             if not any(interrupts(first + n) for n in range(start + 1, window.end)):
                 return window
-    # No window is free of evaluations and saves. The shortest one is taken with them.
+    # No window is free of evaluations and saves. Take the shortest window, in spite of them.
     window = Window(FIRST_UPDATES + 1, FIRST_UPDATES + 2, FIRST_UPDATES + 3)
     return window if first + window.end <= total else None
 
@@ -79,7 +79,7 @@ class Profiler:
     accelerator: Accelerator
     stopwatch: Stopwatch
     plan: Plan
-    # Calls a function with the run's tracker, if there is one.
+    # A function that calls its argument with the run's tracker, if there is one.
     attach: Callable[[Callable[[Tracker], None]], None]
 
     # The generator that `measure` returned, which `step` resumes; None until it is started.
@@ -87,7 +87,7 @@ class Profiler:
     is_over: bool = False
     is_timing: bool = False
     placement: str = ""  # where batches are made, "device" or "workers"; known with the first batch
-    # By phase of an update, in the timed updates.
+    # The time of each phase in the timed updates.
     phase_milliseconds: Mapping[str, float] = field(default_factory=dict)
     waited: float = 0.0  # seconds for which the timed updates waited for batches
     # The seconds of waiting in which batches were made, and the number of those micro-batches. One
@@ -121,10 +121,10 @@ class Profiler:
             if window is None:
                 self.is_over = True
                 least = FIRST_UPDATES + 3
-                warn(f"--profile needs {least} updates; this run has fewer, and is not profiled")
+                warn(f"the run is not profiled, because it has fewer than {least} updates")
                 return batches
             self.procedure = self.measure(window, global_step)
-            next(self.procedure)  # up to its first `yield`, where it waits for the first update
+            next(self.procedure)  # goes up to the first `yield`, which waits for the first update
         updates_left = plan.updates_per_epoch - global_step % plan.updates_per_epoch
         batches_left = updates_left * self.config.gradient_accumulation_steps
         return self.watched(batches, batches_left, loader.batches_per_gather)
@@ -134,7 +134,7 @@ class Profiler:
 
         Args:
             batches: an iterator over the rest of the epoch.
-            batches_left: how many batches it has.
+            batches_left: how many batches the iterator has.
             batches_at_once: how many micro-batches the loader makes in one wait.
         """
         for position in range(batches_left):
@@ -164,7 +164,7 @@ class Profiler:
     def step(self) -> None:
         """Resume the generator of `measure` until its next `yield`; called after each update."""
         if self.procedure is not None:
-            next(self.procedure, None)  # does nothing once it has ended
+            next(self.procedure, None)  # does nothing once the generator has ended
 
     def measure(self, window: Window, first: int) -> Generator[None, None, None]:
         """Time some updates, then profile some. Each `yield` waits for the end of an update.
@@ -197,7 +197,7 @@ class Profiler:
                     warn(
                         f"--profile failed ({type(problem).__name__}: {problem}); training goes on"
                     )
-            # On rank 0, wait for the updates that are left after an error; on others, for all.
+            # Wait for the remaining updates: on rank 0 those after an error, on other ranks all.
             yield from updates
         self.is_over = True
         # The other ranks wait for rank 0 here, and not in an update that is timed.
@@ -211,7 +211,7 @@ class Profiler:
 
         Args:
             window: the updates to profile.
-            updates: yields once for each of them.
+            updates: yields once for each of these updates.
             busy_seconds: the time of an update without the profiler and without waiting for data.
         """
         device = self.accelerator.device

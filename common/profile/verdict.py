@@ -46,12 +46,12 @@ class Judgement(TypedDict):
     evidence: str
     advice: str
     milliseconds_per_update: dict[str, float]  # by part of `UpdateCost`, and their total
-    shares: dict[str, float]  # of each part
+    shares: dict[str, float]  # the share of each part
 
 
 def cost_category(name: str) -> str:
-    """Return to which part of `UpdateCost` an operation on a CPU belongs, by its name."""
-    # Compiled code is one event. Its fused kernels save memory traffic but are still bound by it.
+    """Return the part of `UpdateCost` that an operation on a CPU belongs to, by its name."""
+    # Compiled code is one event. Its fused kernels save memory traffic but are still memory-bound.
     if "CompiledFx" in name or name.startswith("Torch-Compiled Region"):
         return "memory"
     if not name.startswith(("aten::", "mkldnn", "onednn")) or BOOKKEEPING.fullmatch(name):
@@ -65,14 +65,14 @@ def cpu_kernel_milliseconds(events: "Sequence[FunctionEvent]") -> dict[str, floa
     Only the training thread counts, and only while it does not wait for data.
 
     Args:
-        events: the profiler's events; each counts with its own time, without its children's.
+        events: the profiler's events; each counts with its own time, without that of its children.
     """
     threads = {event.thread for event in events if event.name.startswith("ProfilerStep")}
     totals = {"memory": 0.0, "compute": 0.0, "launch": 0.0}
     for event in events:
         if event.thread in threads and not waits_for_data(event):
             totals[cost_category(event.name)] += event.self_cpu_time_total / 1000
-    del totals["launch"]  # `cost_of_update` takes it as the time that the kernels leave
+    del totals["launch"]  # `cost_of_update` computes it as the time without kernels
     return totals
 
 
@@ -113,7 +113,7 @@ def cost_of_update(
     """
     whole = rest + data
     time_for_kernels = whole if is_asynchronous else rest
-    # If the kernels take more than that, the profiler slowed them down.
+    # If the kernels take longer than `time_for_kernels`, the profiler slowed them down.
     scale = min(1.0, time_for_kernels / max(sum(kernels.values()), 1e-9))
     memory = kernels["memory"] * scale
     compute = kernels["compute"] * scale
@@ -157,7 +157,7 @@ def judge(
 
 
 def advice(largest: str, config: TrainingConfig, precision: str, placement: str) -> str:
-    """Return which flag to change, or what else, to shorten the largest part of an update."""
+    """Return advice, such as a flag to change, that shortens the largest part of an update."""
     if largest == "data" and placement == "device":
         return (
             "Try --data-placement workers --num-workers N, which makes batches in other "

@@ -18,10 +18,10 @@ from common.run_directory.records import CodeTree
 from common.system.printable import without_secrets
 
 MOST_BYTES_OF_FILE = 2**20
-MOST_BYTES = 4 * 2**20  # of a patch
-MOST_FILES = 1000  # changed ones; with more, the command line would be too long
-GIT_SECONDS = 10.0  # after which git is ended
-# Without the second one, `git diff` would write to the index, to note which files are unchanged.
+MOST_BYTES = 4 * 2**20  # the largest patch
+MOST_FILES = 1000  # changed files; with more, the command line would be too long
+GIT_SECONDS = 10.0  # seconds after which git is ended
+# Without diff.autoRefreshIndex=false, `git diff` would note unchanged files in the index.
 SETTINGS = ("-c", "core.quotePath=false", "-c", "diff.autoRefreshIndex=false")
 # Variables that point git to another repository, as in a hook of git.
 FOREIGN = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX")
@@ -34,11 +34,11 @@ SECRET_VARIABLES = ("KEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE"
 LEAST_SECRET = 8  # characters; a shorter value may be an ordinary word
 DIFF = (
     *("diff", "HEAD", "--no-color", "--no-ext-diff", "--no-textconv", "--no-renames"),
-    # Without context, so that a line of the commit that has a secret is not repeated.
+    # The patch has no context, so that it does not repeat a line of the commit with a secret.
     "--unified=0",
     *("--full-index", "--src-prefix=a/", "--dst-prefix=b/", "--ignore-submodules=all"),
 )
-FIRST_LINE = "diff --git "  # begins the part of a file in a patch
+FIRST_LINE = "diff --git "  # the beginning of a file's part in a patch
 MASKED = "*** stands for what looks like a secret"
 
 
@@ -53,8 +53,9 @@ class CollectedTree:
 def ask_git(folder: Path, *words: str, most_bytes: int = 2**26) -> bytes | None:
     """Return what a git command prints.
 
-    None if it fails, takes longer than `GIT_SECONDS`, or prints more than `most_bytes`; also if
-    there is no git. The command does not write to the repository by itself.
+    The result is None if the command fails, takes longer than `GIT_SECONDS`, or prints more than
+    `most_bytes`, and if there is no git. A command that only reads does not write to the index
+    either.
     """
     command = ["git", "-C", str(folder), *SETTINGS, *words]
     try:
@@ -97,7 +98,7 @@ def line_of_git(folder: Path, *words: str) -> str | None:
 def repository_of(folder: Path) -> Path | None:
     """Return the top folder of the git repository that a folder is in.
 
-    None if it is in none, or in one without a commit.
+    The result is None if the folder is in no repository, or in one without a commit.
     """
     if line_of_git(folder, "rev-parse", "--verify", "--quiet", "HEAD") is None:
         return None
@@ -111,7 +112,9 @@ def commit_of(folder: Path) -> str | None:
 
 
 def trees_of_process(recipe_file: Path, library: Path) -> list[CollectedTree]:
-    """Return the code that this process uses: the recipe's tree, and the library's if another.
+    """Return the code that this process uses: the trees of the recipe and of the library.
+
+    There is one tree if both are in the same repository.
 
     Args:
         library: the folder that this library is imported from.
@@ -125,7 +128,7 @@ def trees_of_process(recipe_file: Path, library: Path) -> list[CollectedTree]:
     modules = imported_files()
     trees = []
     for root in roots:
-        # A repository may lie in a folder of another one.
+        # A repository may lie in a folder of another repository.
         inner = [other for other in roots if other != root and other.is_relative_to(root)]
         used = {path for path in modules if is_below(path, root, inner)}
         if root == recipe_root:
@@ -136,17 +139,21 @@ def trees_of_process(recipe_file: Path, library: Path) -> list[CollectedTree]:
 
 def imported_files() -> set[Path]:
     """Return the Python files that this process has imported, without installed packages."""
-    # `common` counts as well, unlike in `common.flag_uses`: a run can only be repeated with it.
+    # Files of `common` count here, unlike in `common.flag_uses`: a repeated run needs them.
     files = set()
     for module in list(sys.modules.values()):  # another thread may import at the same time
         name = getattr(module, "__file__", None)
         if not isinstance(name, str) or not name.endswith(".py") or not os.path.isabs(name):
             continue
         path = Path(name)
-        is_installed = {"site-packages", "dist-packages"} & {*path.parts}
-        if not is_installed and not path.is_relative_to(sys.prefix):
+        if not is_installed_file(name) and not path.is_relative_to(sys.prefix):
             files.add(path)
     return files
+
+
+def is_installed_file(name: str | None) -> bool:
+    """Whether a file belongs to an installed package; a module without a file is given as None."""
+    return name is not None and bool({"site-packages", "dist-packages"} & {*Path(name).parts})
 
 
 def is_below(path: Path, root: Path, inner: Iterable[Path]) -> bool:
@@ -159,8 +166,8 @@ def collect_tree(root: Path, used: Collection[Path]) -> CollectedTree:
 
     Args:
         root: the top folder of a repository, or a folder that is in none.
-        used: the files in it that a run uses. Of files that git does not track, only these are
-            saved.
+        used: the files in this folder that a run uses. Files that git does not track are saved only
+            if they are among these.
     """
     commit = commit_of(root) if repository_of(root) == root else None
     names = sorted(path.relative_to(root).as_posix() for path in used)
@@ -197,7 +204,7 @@ def collect_tree(root: Path, used: Collection[Path]) -> CollectedTree:
 
 
 def changes_of(root: Path) -> tuple[list[str], list[str]]:
-    """Return the patches of changed files, and what they lack, each with the reason."""
+    """Return the patches of changed files, and sentences on what the patches lack and why."""
     listing = ask_git(root, *DIFF, "--name-only", "-z")
     if listing is None:
         return [], ["all changes, because git can't list them"]
@@ -247,7 +254,7 @@ def name_of(part: str) -> str:
 
 
 def untracked_of(root: Path, names: Sequence[str]) -> list[str]:
-    """Return those files that git does not track; an ignored file is one of them."""
+    """Return the files of `names` that git does not track, among them ignored files."""
     paths = [f":(top,literal){name}" for name in names]
     output = ask_git(root, "ls-files", "-z", "--", *paths) if paths else b""
     tracked = {*(output or b"").decode("utf-8", "surrogateescape").split("\0")}
@@ -255,13 +262,13 @@ def untracked_of(root: Path, names: Sequence[str]) -> list[str]:
 
 
 def reason_to_leave_out(path: Path) -> str | None:
-    """Return why a file must not be in a patch; None if it may."""
+    """Return why a file must not be in a patch; None if it may be there."""
     if any(fnmatch(path.name.lower(), pattern) for pattern in SECRET_FILES):
         return "files with such names hold secrets"
     try:
         size = path.lstat().st_size
     except OSError:
-        return None  # it was deleted, or git will say what is wrong
+        return None  # the file was deleted, or git will say what is wrong
     return f"it has {size:,} bytes" if size > MOST_BYTES_OF_FILE else None
 
 
@@ -287,8 +294,8 @@ def new_file(root: Path, name: str) -> tuple[str | None, str | None]:
 def without_secret_lines(part: str) -> tuple[str | None, str | None]:
     """Return a file's part of a patch without secrets, and what it then lacks; see `new_file`.
 
-    A secret in a line that the patch adds is replaced. One in another line can't be, because the
-    patch would not fit.
+    A secret in a line that the patch adds is replaced. In any other line, that is impossible,
+    because the patch would not fit.
     """
     if "\nBinary files " in part or "\nGIT binary patch\n" in part:
         return None, "it is no text"

@@ -37,8 +37,8 @@ from common.sentences import writing
 from common.system.machine import is_main_rank, rank, several_machines
 
 LOCK = ".lock"
-INITIAL = "initial"  # a copy of the weights of `--init-from`, so that a resume needs no others
-# Seconds to wait until another job ends: it may take as long to save a checkpoint after a signal.
+INITIAL = "initial"  # a copy of the weights of `--init-from`, so that a resume needs no other files
+# Seconds to wait for another job, which may take this long to save a checkpoint after a signal.
 PATIENCE = 60.0
 MOST_LOSSES = 10  # updates with a lost process that `status.json` remembers
 
@@ -49,7 +49,7 @@ class TakenDirectory(NamedTuple):
     path: Path
     run_id: str  # random, and unique to this run
     mark: Path  # a file that rank 0 made, and that all machines must see
-    is_finished: bool  # there is nothing to resume
+    is_finished: bool  # whether the run is finished, so that there is nothing to resume
 
 
 class RunDirectory:
@@ -80,7 +80,7 @@ class RunDirectory:
                 checkpoints would be lost.
             SystemExit: with status 0, on all ranks, if the run is finished.
         """
-        self.path = Path(output_dir or "")  # `take` chooses another one if the user named none
+        self.path = Path(output_dir or "")  # `take` chooses another path if the user named none
         self.run_id = ""  # random, and unique to this run; `take` chooses it
         self.named_by_clock = output_dir is None
         self.was_made = False  # whether this rank has made the directory, as only rank 0 does
@@ -103,7 +103,7 @@ class RunDirectory:
         self.path = taken_directory.path
         self.run_id = taken_directory.run_id
         if taken_directory.is_finished:
-            # An exception, because no caller may use a directory that is not locked.
+            # No caller may use a directory that is not locked.
             self.release()
             time.sleep(GLOO_RELEASE_SECONDS)
             raise SystemExit(0)
@@ -123,23 +123,23 @@ class RunDirectory:
         self.path = make_directory(output_dir, recipe, resume)
         self.was_made = True
         self.lock.enter_context(locked(self.path / LOCK, patience))
-        # Another job may have used the directory while this one waited for the lock.
+        # Another job may have used the directory while this job waited for the lock.
         if not resume:
             refuse_to_write_over(self.path)
         elif is_finished():
-            # All ranks exit then, so they need neither the run's id nor a mark.
-            return TakenDirectory(self.path, "", self.path, True)
+            # The run is finished, and all ranks exit, so they need neither the run's id nor a mark.
+            return TakenDirectory(self.path, run_id="", mark=self.path, is_finished=True)
         earlier_run_id = saved_run_id(self.path) if resume else None
         self.run_id = earlier_run_id or secrets.token_hex(8)
-        # Replace the status of an earlier attempt at once: it says nothing about this one.
+        # Replace the status of an earlier attempt at once: it says nothing about this attempt.
         self.write_status("running", None if resume else 0)
         # All machines must see this file: see `insist_on_sight`. Its name is random. A machine that
         # does not share this file system may have a folder at the same path, with files of an
-        # earlier run, and would take an old mark of the same name for this one.
+        # earlier run, and would take an old mark of the same name for this mark.
         mark = self.path / f".seen-{secrets.token_hex(4)}"
         if several_machines():
             mark.touch()
-        return TakenDirectory(self.path, self.run_id, mark, False)
+        return TakenDirectory(self.path, self.run_id, mark, is_finished=False)
 
     def write(self, name: str, value: Mapping[str, object]) -> None:
         """Write a JSON file of the run, on rank 0.
@@ -157,11 +157,11 @@ class RunDirectory:
     def insist_on_ownership(self, max_age: float = 0.0) -> None:
         """Raise a `UserError` if the directory was removed, or now contains another run.
 
-        Files that this job wrote then would look like a run without being one, or would damage the
+        Otherwise the files of this job would look like a run without being one, or would damage the
         other run.
 
         Args:
-            max_age: an earlier check that is not older than this, in seconds, is enough.
+            max_age: the age, in seconds, up to which an earlier check is enough.
         """
         # Before `config.json` is written, there is nothing by which to recognise the directory.
         if not self.has_config or time.monotonic() - self.seen_at < max_age:
@@ -180,13 +180,16 @@ class RunDirectory:
     ) -> None:
         """Write the run's status to `status.json`, on rank 0; see `Status` for its values.
 
-        Only a running or preempted run is marked as resumable: others would end in the same way.
+        Only a running or preempted run is marked as resumable. Others would end in the same way
+        again.
         """
         if is_main_rank():
             outcome = Outcome(status, status in ("running", "preempted"), reason)
             write_outcome(self.path, outcome, global_step, run_id=self.run_id)
 
-    def write_failure(self, outcome: Outcome, global_step: int, is_loss: bool = False) -> bool:
+    def write_failure(
+        self, outcome: Outcome, global_step: int, is_lost_process: bool = False
+    ) -> bool:
         """Write to `status.json` why the run failed, unless another rank has done so.
 
         The first loss of a process at an update may be an accident, and a restart may succeed.
@@ -194,7 +197,7 @@ class RunDirectory:
         restart it forever.
 
         Args:
-            is_loss: whether a process was lost, as when the system killed it.
+            is_lost_process: whether a process was lost, for example because the system killed it.
 
         Returns:
             Whether this rank was the first to fail.
@@ -203,7 +206,7 @@ class RunDirectory:
         if earlier.status == "failed":
             return False
         steps_of_losses = earlier.lost_at_steps
-        if is_loss:
+        if is_lost_process:
             if global_step in steps_of_losses:
                 again = f"{LOST_AGAIN.format(step=global_step)}: {LOST_AGAIN_ADVICE}"
                 outcome = outcome._replace(resumable=False, reason=f"{outcome.reason}; {again}")
@@ -228,9 +231,9 @@ class RunDirectory:
 
 
 def insist_on_sight(mark: Path, patience: float) -> None:
-    """Raise a `UserError` on all ranks if one does not see a file that rank 0 has made.
+    """Raise a `UserError` on all ranks if one of them does not see a file that rank 0 has made.
 
-    Called on all ranks. It finds machines that do not share the run's file system, before training.
+    All ranks call this before training, to find machines that do not share the run's file system.
 
     Args:
         mark: the file, which rank 0 then removes.
@@ -248,18 +251,18 @@ def insist_on_sight(mark: Path, patience: float) -> None:
         raise UserError(
             (
                 f"{mark.parent.absolute()} is not on a file system that all machines share: "
-                f"{names} can't see what rank 0 writes there, and their parts of a checkpoint "
-                "would be lost"
+                f"{names} can't see what rank 0 writes there, so parts of a checkpoint would be "
+                "lost"
             ),
-            advice="name an --output-dir that all machines share",
+            advice="pass an --output-dir on a file system that all machines share",
         )
 
 
 def make_directory(output_dir: str | None, recipe: str, resume: bool) -> Path:
-    """Make a run's directory and return it: the one named, or a new one under `runs/`.
+    """Make a run's directory and return it: `output_dir`, or a new folder under `runs/`.
 
     Raises:
-        UserError: it can't be made, or it contains a run and this is no resume.
+        UserError: the directory can't be made, or it contains a run and `resume` is false.
     """
     if output_dir is not None:
         path = Path(output_dir)
@@ -283,11 +286,19 @@ def make_directory(output_dir: str | None, recipe: str, resume: bool) -> Path:
 def refuse_to_write_over(path: Path) -> None:
     """Raise a `UserError` if a directory contains a run, or a run's checkpoints."""
     if os.path.exists(path / CONFIG):
-        advice = "name another directory, or continue the run with --resume auto"
-        raise UserError(f"--output-dir {path} holds a run, which is kept", advice=advice)
+        advice = "pass another directory, or add --resume auto to continue that run"
+        raise UserError(
+            f"can't start in --output-dir {path}, because it already contains a run", advice=advice
+        )
     if os.path.isdir(path / "checkpoints") and os.listdir(path / "checkpoints"):
-        mistake = f"--output-dir {path} holds checkpoints of a run, which are kept, but no {CONFIG}"
-        advice = "put that file back and add --resume auto, or name another folder"
+        mistake = (
+            f"can't start in --output-dir {path}, because it contains checkpoints of another run, "
+            f"without its {CONFIG}"
+        )
+        advice = (
+            "pass another directory; to continue that run instead, put its config.json back and "
+            "add --resume auto"
+        )
         raise UserError(mistake, advice=advice)
 
 
@@ -332,14 +343,14 @@ def refuse_to_resume(output_dir: str | Path | None, outcome: Outcome, resume: bo
     Args:
         output_dir: the run's directory, as the command named it; None does nothing.
         outcome: why the command failed.
-        resume: whether the command was to resume. Otherwise a run in the directory is another
-            command's, and its status stays.
+        resume: whether the command was meant to resume. Otherwise a run in the directory belongs to
+            another command, and its status stays.
     """
     path = Path(output_dir or "")
     is_of_another_command = not resume and os.path.exists(path / CONFIG)
     if not is_main_rank() or output_dir is None or is_of_another_command:
         return
-    # There is no run, or it needs no resume.
+    # There is no run, or the run needs no resume.
     if read_status(path).status in ("unknown", "finished"):
         return
     # The lock is not free if another command is running; the reason is printed in any case.

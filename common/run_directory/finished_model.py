@@ -8,7 +8,7 @@ from common.errors import UserError
 from common.json_files import reading_saved
 from common.run_directory.records import MODEL_JSON, WeightsDigest, read_record
 
-WEIGHTS = "model.safetensors"  # in the folder of a finished model, beside MODEL_JSON
+WEIGHTS = "model.safetensors"  # the file in a finished model's folder, beside MODEL_JSON
 
 
 def model_folder(path: str | Path, flag: str = "--init-from ") -> Path:
@@ -16,7 +16,7 @@ def model_folder(path: str | Path, flag: str = "--init-from ") -> Path:
 
     Args:
         path: a run, or the model's folder itself.
-        flag: the flag that names it, for a message, with a space or "=" behind it.
+        flag: the flag that names the model, for a message, with a space or "=" behind it.
 
     Raises:
         UserError: there is no finished model, or its weights have changed since they were written.
@@ -25,9 +25,9 @@ def model_folder(path: str | Path, flag: str = "--init-from ") -> Path:
         if os.path.isfile(folder / WEIGHTS) and os.path.isfile(folder / MODEL_JSON):
             insist_on_written_weights(folder)
             return folder
-    advice = "pass a run that finished, or its model folder"
+    advice = "pass the directory of a finished run, such as runs/NAME, or its model folder"
     raise UserError(
-        f"{flag}{path} holds no finished model ({WEIGHTS} and {MODEL_JSON})", advice=advice
+        f"there is no finished model ({WEIGHTS} and {MODEL_JSON}) in {flag}{path}", advice=advice
     )
 
 
@@ -44,7 +44,11 @@ def insist_on_written_weights(folder: Path) -> None:
         digest = remembered_sha256_of_file(path)
     if digest != expected_digest:
         mistake = (
-            f"{path} can't be read as it was written: its SHA-256 is not the one in {MODEL_JSON}"
+            f"{path} has changed since the run wrote it, because its SHA-256 is not the one in "
+            f"{MODEL_JSON}"
         )
-        advice = "take a whole copy, or remove weights_sha256 there if you changed the weights"
+        advice = (
+            "copy the file again from where it came; if you changed the weights yourself, remove "
+            f"weights_sha256 from {folder / MODEL_JSON}"
+        )
         raise UserError(mistake, advice=advice)

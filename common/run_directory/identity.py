@@ -16,7 +16,7 @@ from common.system.printable import listed
 
 
 class EditedConfigError(UserError):
-    """A run's `config.json` is not what the run wrote, or is another run's."""
+    """A run's `config.json` is not what the run wrote, or belongs to another run."""
 
 
 class Witness(NamedTuple):
@@ -27,7 +27,7 @@ class Witness(NamedTuple):
     contents: JsonObject
 
     def is_undamaged(self) -> bool:
-        """Whether the file is as the run wrote it. `status.json` has no digest that would tell."""
+        """Whether the file is as the run wrote it; always True for a file without a digest."""
         return self.path.name == STATUS or is_as_signed(self.contents)
 
     def flags(self) -> JsonObject:
@@ -46,7 +46,7 @@ def signed_config(facts: Mapping[str, object]) -> JsonObject:
 def may_be_of_run(found_id: str | None, run_id: str | None) -> bool:
     """Whether a file that names the run `found_id` may belong to the run `run_id`.
 
-    It may if one of the ids is None, because older versions wrote no ids.
+    If one of the ids is None, the file may, because older versions wrote no ids.
     """
     return run_id is None or found_id in (None, run_id)
 
@@ -67,9 +67,9 @@ def insist_on_written_config(directory: Path, saved: Mapping[str, object]) -> No
     witnesses = [witness for witness in find_witnesses(files) if witness.is_undamaged()]
     if SIGNATURE in saved and not is_as_signed(saved):
         raise EditedConfigError(
-            f"{path} is not as the run wrote it: {describe_edit(saved, witnesses)}",
+            f"{path} was edited after the run wrote it ({describe_edit(saved, witnesses)})",
             advice=(
-                "put a copy of the file back, or start another run with its flags by --config "
+                "restore the file from a backup, or start a new run with its flags: --config "
                 f"{quoted(path)}"
             ),
         )
@@ -80,8 +80,9 @@ def insist_on_written_config(directory: Path, saved: Mapping[str, object]) -> No
     if all(witness.run_id != run_id for witness in witnesses):
         witness = witnesses[0]
         raise EditedConfigError(
-            f"{path} is of run {run_id:.50}, and {witness.path} is of run {witness.run_id:.50}",
-            advice="put back the config.json of the run whose checkpoints these are",
+            f"{path} belongs to run {run_id:.50}, but {witness.path} belongs to run "
+            f"{witness.run_id:.50}",
+            advice="restore the config.json of the run that wrote these checkpoints",
         )
 
 
@@ -100,7 +101,7 @@ def manifest_files(directory: Path) -> list[Path]:
 
 
 def find_witnesses(files: Iterable[Path]) -> Iterator[Witness]:
-    """Yield those of some JSON files that can be read and name a run, in their order."""
+    """Yield a witness for each JSON file that can be read and names a run, in the files' order."""
     for path in files:
         contents: JsonObject = {}
         with suppress(UserError):
@@ -113,16 +114,16 @@ def find_witnesses(files: Iterable[Path]) -> Iterator[Witness]:
 def describe_edit(saved: Mapping[str, object], witnesses: Iterable[Witness]) -> str:
     """Return a phrase for how an edited `config.json` differs from the files beside it.
 
-    If no witness shows the difference, only the digest does.
+    If no witness shows the difference, the phrase only says that the digest does.
     """
     excerpt = excerpt_of(saved)
     run_id = excerpt.run_id
     config = excerpt.config or {}
     for witness in witnesses:
         if witness.run_id != run_id:
-            return f"its run_id is {run_id!s:.50}, and that of {witness.path} is {witness.run_id}"
+            return f"its run_id is {run_id!s:.50}, but that of {witness.path} is {witness.run_id}"
         changes = differing_flags(witness.flags(), config)
         if changes:
             phrases = in_words(changes, "{flag} {saved} and now has {present}")
             return f"it was trained with {listed(phrases)}"
-    return "its SHA-256 is another one"
+    return "its SHA-256 has changed"

@@ -4,18 +4,34 @@ Rank 0 does this in a thread, while training begins, because git may take long i
 repository. A run goes on without it.
 """
 
+import ast
 import os
 import platform
 import re
 import sys
 import threading
+from collections.abc import Collection
 from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
 
 from common.errors import UserError
 from common.json_files import write_json
-from common.run_directory.code_tree import CollectedTree, trees_of_process
-from common.run_directory.records import ATTEMPTS, PROVENANCE, Attempt, Provenance, read_record
+from common.run_directory.code_tree import (
+    CollectedTree,
+    imported_files,
+    is_installed_file,
+    trees_of_process,
+)
+from common.run_directory.records import (
+    ATTEMPTS,
+    PROVENANCE,
+    Attempt,
+    Environment,
+    Flags,
+    Provenance,
+    read_record,
+)
 from common.system.devices.libraries import library_versions
 from common.system.machine import is_main_rank, local_world_size, processor_name, world_size
 from common.system.platforms import usable_cores
@@ -39,22 +55,27 @@ class ProvenanceWriter:
         """Prepare to write.
 
         Args:
-            directory: of the run.
+            directory: the directory of the run.
             recipe_file: the recipe's file.
         """
         self.directory = directory
         self.recipe_file = recipe_file.absolute()  # before a recipe changes its folder
         self.thread: threading.Thread | None = None
 
-    def begin(self, step: int) -> None:
+    def begin(
+        self, step: int, environment: Environment | None = None, changed_flags: Flags | None = None
+    ) -> None:
         """Start to write what this attempt uses.
 
         Args:
             step: the updates that earlier attempts made.
+            environment: of this attempt.
+            changed_flags: those that have another value than in the last attempt.
         """
         if not is_main_rank():
             return
-        self.thread = threading.Thread(target=self.write, args=(step,))
+        arguments = (step, environment, changed_flags)
+        self.thread = threading.Thread(target=self.write, args=arguments)
         self.thread.daemon = True  # the process may end while git hangs
         self.thread.start()
 
@@ -64,13 +85,19 @@ class ProvenanceWriter:
             self.thread.join(LONGEST_WAIT)
             self.thread = None
 
-    def write(self, step: int) -> None:
-        """Add this attempt to `attempts.json`, and write its patches.
+    def write(
+        self, step: int, environment: Environment | None = None, changed_flags: Flags | None = None
+    ) -> None:
+        """Add this attempt to `attempts.json`, and write its patches; see `begin`.
 
-        Nothing is written if the disk is full, or if this user may not write there.
+        Nothing is written if the disk is full, or if this user may not write to the directory.
         """
         with suppress(OSError, UserError):
             attempt, trees = present_attempt(self.recipe_file, step)
+            if environment is not None:
+                attempt = attempt.model_copy(
+                    update=training_facts(environment, changed_flags or {})
+                )
             (self.directory / PROVENANCE).mkdir(exist_ok=True)
             for collected in trees:
                 if collected.tree.patch is not None:
@@ -90,14 +117,30 @@ def saved_attempts(directory: Path) -> list[Attempt]:
 def with_attempt(saved: list[Attempt], attempt: Attempt) -> list[Attempt]:
     """Return the attempts whose updates the run still has, and the present one.
 
-    An attempt that equals the one that it goes on from is left out.
+    The present attempt is left out if it equals the attempt that it goes on from.
     """
     earlier = [before for before in saved if before.global_step < attempt.global_step]
-    if earlier:
-        last = earlier[-1].model_copy(update={"global_step": attempt.global_step})
-        if last.to_json() == attempt.to_json():
-            return earlier
+    if earlier and is_like(earlier[-1], attempt):
+        return earlier
     return [*earlier, attempt]
+
+
+def is_like(before: Attempt, attempt: Attempt) -> bool:
+    """Whether an attempt goes on like the one before; a fact that one lacks is not compared."""
+    first = before.to_json()
+    second = attempt.to_json()
+    names = first.keys() & second.keys() - {"global_step", "changed_flags"}
+    return all(first[name] == second[name] for name in names) and not attempt.changed_flags
+
+
+def training_facts(environment: Environment, changed_flags: Flags) -> dict[str, object]:
+    """Return the entries of an attempt that say how it trains."""
+    return {
+        "world_size": environment.world_size,
+        "threads_per_process": environment.threads_per_process,
+        "mixed_precision": environment.mixed_precision,
+        "changed_flags": changed_flags,
+    }
 
 
 def present_attempt(recipe_file: Path, step: int) -> tuple[Attempt, list[CollectedTree]]:
@@ -123,8 +166,48 @@ def present_attempt(recipe_file: Path, step: int) -> tuple[Attempt, list[Collect
         system=machine.system,
         machines=machine.machines,
         variables=machine.variables,
+        imported=imported_packages(recipe_file, machine.packages),
     )
     return attempt, trees
+
+
+def imported_packages(recipe_file: Path, packages: Collection[str]) -> list[str]:
+    """Return the packages that the recipe and the modules beside it import, by their source.
+
+    Args:
+        packages: the names of all that are installed.
+    """
+    files = {path for path in imported_files() if not path.is_relative_to(LIBRARY / "common")}
+    modules: set[str] = set()
+    for path in sorted({*files, recipe_file.resolve()}):
+        modules |= modules_imported_in(path)
+    found = set()
+    others = []  # whose package has another name, such as cv2
+    for module in sorted(modules - sys.stdlib_module_names):
+        package = normalized(module)
+        if package in packages:
+            found.add(package)
+        elif is_installed_file(getattr(sys.modules.get(module), "__file__", None)):
+            others.append(module)
+    if others:  # only then, because this reads files of all packages
+        owners = metadata.packages_distributions()
+        found |= {normalized(name) for module in others for name in owners.get(module, ())}
+    return sorted(found)
+
+
+def modules_imported_in(path: Path) -> set[str]:
+    """Return the first names of the modules that a Python file imports, wherever it does."""
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return set()
+    names: list[str] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module is not None and node.level == 0:
+            names.append(node.module)
+    return {name.partition(".")[0] for name in names}
 
 
 def machine_facts() -> Attempt:
@@ -157,5 +240,10 @@ def installed_packages() -> dict[str, str]:
         for name in names:
             if name.endswith(".dist-info"):
                 package, _, version = name.removesuffix(".dist-info").rpartition("-")
-                packages.setdefault(re.sub(r"[-_.]+", "-", package).lower(), version)
+                packages.setdefault(normalized(package), version)
     return dict(sorted(packages.items()))
+
+
+def normalized(package: str) -> str:
+    """Return the one spelling of a package's name."""
+    return re.sub(r"[-_.]+", "-", package).lower()

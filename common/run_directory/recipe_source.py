@@ -16,8 +16,8 @@ from common.run_directory.records import Source, SourceChange
 from common.system.machine import is_main_rank
 from common.system.printable import without_tokens
 
-FIRST_SOURCE = "recipe.py"  # in the run's directory: the text of the first start
-MOST_LINES = 40  # of a difference that are printed
+FIRST_SOURCE = "recipe.py"  # the file in the run's directory with the text of the first start
+MOST_LINES = 40  # lines of a difference that are printed
 LONGEST_LINE = 120
 
 
@@ -32,7 +32,7 @@ class RecipeSource:
             content = recipe_file.read_bytes()
         except OSError:
             return  # the recipe was typed into an interpreter
-        # The digest is of the file itself. The text that is kept has no tokens.
+        # The digest is that of the file itself, although the text that is kept has no tokens.
         self.sha256 = hashlib.sha256(content).hexdigest()
         self.text = without_tokens(content.decode("utf-8", "replace"))
 
@@ -43,7 +43,7 @@ class RecipeSource:
         the ends of lines may change: they train nothing.
 
         Args:
-            saved: the entry that the run's earlier attempts wrote; an empty one on a first start.
+            saved: the entry that the run's earlier attempts wrote; an empty entry on a first start.
             step: the update that this attempt goes on from. Changes at later updates are forgotten:
                 the run went back to before them.
         """
@@ -55,7 +55,8 @@ class RecipeSource:
         changes = [change for change in saved.changes if change.global_step < step]
         for change in changes:
             say(f"the recipe was changed at update {change.global_step} of this run")
-        # Compare with the source that the run used last: of its last change, or of its start.
+        # Compare with the source that the run used last, which is from its last change or its
+        # start.
         last_sha256 = changes[-1].sha256 if changes else saved.sha256
         last_file = directory.path / (changes[-1].file if changes else FIRST_SOURCE)
         if last_sha256 != self.sha256 and not self.is_same_code(last_file):
@@ -68,7 +69,7 @@ class RecipeSource:
     def tell_change(self, last_file: Path, step: int) -> None:
         """Print that the recipe was changed, and the lines that differ from `last_file`."""
         warn(
-            f"the recipe was changed since the run was last saved: it is used from update {step} on"
+            f"the recipe was changed since the run was last saved; it applies from update {step} on"
         )
         for line in self.changed_lines(last_file):
             say(line)
@@ -76,7 +77,8 @@ class RecipeSource:
     def is_same_code(self, path: Path) -> bool:
         """Whether the text at `path` differs in comments, docstrings and line ends alone.
 
-        False if either text can't be read or parsed, because then nothing shows that they agree.
+        The answer is False if either text can't be read or parsed: nothing shows then that they
+        agree.
         """
         try:
             before = path.read_text(encoding="utf-8", errors="replace")
@@ -108,7 +110,7 @@ def code_of(text: str) -> str:
     """Return a text that is equal for Python files with the same code, whatever their comments.
 
     Raises:
-        SyntaxError, ValueError, RecursionError: it is no Python that can be parsed.
+        SyntaxError, ValueError, RecursionError: the text is no Python that can be parsed.
     """
     tree = ast.parse(text)
     for node in ast.walk(tree):

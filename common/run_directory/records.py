@@ -37,16 +37,17 @@ STATUS = "status.json"
 SUMMARY = "summary.json"
 METRICS_FILE = "metrics.jsonl"  # a row of figures for each log line
 MEMORY = "memory.json"  # a `PartMemory` for each part
-MODEL_JSON = "model.json"  # in the folder of a finished model, beside its weights
+MODEL_JSON = "model.json"  # a file in the folder of a finished model, beside its weights
 PROVENANCE = "provenance"  # a folder
 ATTEMPTS = f"{PROVENANCE}/attempts.json"
 CHECKPOINT_DIGESTS = f"{PROVENANCE}/weights.jsonl"
 
-Count = Annotated[int, Field(ge=1, le=2**53)]  # a larger one is damage
+Count = Annotated[int, Field(ge=1, le=2**53)]  # a larger number is a sign of damage
 Figures = dict[str, float | None]  # by metric name; None stands for NaN and infinities
 Flags = dict[str, JsonValue]  # by the field name in the recipe's `Config`
-# JSON by the part's name. Pydantic neither validates nor converts it, because it refuses JSON that
-# is nested more than 255 levels deep, and a checkpoint must never be lost for that.
+# The states of parts, by the part's name. Pydantic neither validates nor converts it, because it
+# refuses JSON that is nested more than 255 levels deep, and a checkpoint must never be lost for
+# that.
 PartStates = JsonObject
 # A job that was killed leaves the status "running", and readers call the run "stopped".
 PresentStatus = Literal[RunStatus, "stopped"]
@@ -77,7 +78,7 @@ class Environment(Record):
     cudnn_benchmark: bool | None = None
     deterministic: bool | None = None
     python: str | None = None
-    versions: dict[str, str] = Field(default_factory=dict)  # of packages, by name
+    versions: dict[str, str] = Field(default_factory=dict)  # versions of packages, by name
     git_commit: str | None = None
 
 
@@ -155,8 +156,8 @@ class RunConfig(Record):
 
     recipe: str
     objective: str  # such as "accuracy:max"
-    config: Flags  # as they were resolved: `auto` is replaced by its value
-    given: Flags = Field(default_factory=dict)  # as the command line stated them
+    config: Flags  # the resolved flags: `auto` is replaced by its value
+    given: Flags = Field(default_factory=dict)  # the flags as the command line stated them
     environment: Environment
     data: DataFacts
     architecture: Architecture
@@ -166,8 +167,9 @@ class RunConfig(Record):
     command: str = ""
     run_id: str | None = None
     wandb_run_id: str = ""
-    compared: dict[str, bool] = Field(default_factory=dict)  # flags compared unlike the usual
+    compared: dict[str, bool] = Field(default_factory=dict)  # flags with another rule than usual
     source: Source = Field(default_factory=Source)
+    initial_weights: str | None = None  # their SHA-256; None: see `digest_of_weights`
     sha256: str | None = None  # of everything else in the file
 
 
@@ -180,7 +182,7 @@ class CodeTree(Record):
 
     folder: str  # absolute
     commit: str | None = None  # None: the folder is in no git repository
-    patch: str | None = None  # its name in the folder `PROVENANCE`; None: nothing differed
+    patch: str | None = None  # name in the folder `PROVENANCE`; None: nothing differed
     patch_sha256: str | None = None
     untracked: list[str] = Field(default_factory=list)  # files of the patch that git does not track
     not_saved: list[str] = Field(default_factory=list)  # files or parts, each with the reason
@@ -189,18 +191,26 @@ class CodeTree(Record):
 class Attempt(Record):
     """One start of a run: its code, its packages and its machine."""
 
-    global_step: int  # the updates made before it
+    global_step: int  # the updates made before this attempt
     recipe: str | None = None  # the recipe's file in the first tree
-    # The first has the recipe. The second has this library, if that is in another repository.
+    # The first tree has the recipe. The second has this library, if that is in another repository.
     trees: list[CodeTree] = Field(default_factory=list)
     problem: str | None = None  # why the code could not be saved
     packages: dict[str, str] = Field(default_factory=dict)  # versions by name
-    libraries: dict[str, str] = Field(default_factory=dict)  # versions of those that torch uses
+    libraries: dict[str, str] = Field(default_factory=dict)  # versions of torch's libraries
     processor: str | None = None
-    cores: int | None = None  # that the process could use
+    cores: int | None = None  # cores that the process could use
     system: str | None = None
     machines: int = 1
-    variables: dict[str, str] = Field(default_factory=dict)  # of the environment; they change bits
+    # The environment variables that may change bits of results.
+    variables: dict[str, str] = Field(default_factory=dict)
+    # Packages that the recipe and the modules beside it import. None in runs of older versions.
+    imported: list[str] | None = None
+    # How this attempt trained; `config.json` has only the last attempt's. None in older runs.
+    world_size: int | None = None
+    threads_per_process: int | None = None
+    mixed_precision: str | None = None
+    changed_flags: Flags = Field(default_factory=dict)  # with another value than before
 
 
 class Provenance(Record):
@@ -209,7 +219,8 @@ class Provenance(Record):
     `config.json` has the flags, the versions of the main packages, the device and the threads.
     """
 
-    attempts: list[Attempt] = Field(default_factory=list)  # in order; each went on from the last
+    # The attempts in order. Each went on from the last.
+    attempts: list[Attempt] = Field(default_factory=list)
 
 
 class CheckpointDigests(Record):
@@ -250,8 +261,8 @@ class Receipt(Record):
 class RankReceipt(Record):
     """`receipt-0.json` and so on in an unfinished checkpoint: the files that one rank wrote."""
 
-    files: dict[str, Receipt]  # in the checkpoint's folder
-    once: dict[str, Receipt]  # beside the checkpoints
+    files: dict[str, Receipt]  # files in the checkpoint's folder
+    once: dict[str, Receipt]  # files beside the checkpoints, which are written once
     state: PartStates  # the rank's own parts by name, without their tensors
 
     def to_json(self) -> dict[str, JsonValue]:
@@ -273,7 +284,7 @@ class Manifest(Record):
     recipe: str | None = None
     model: str | None = None
     objective: str | None = None
-    flags: Flags | None = None  # those that a resume can't change
+    flags: Flags | None = None  # the flags that a resume can't change
     parts_described: dict[str, JsonValue] | None = None
     data: dict[str, JsonValue] | None = None
     effective_batch_size: int | None = None
@@ -328,20 +339,20 @@ class ModelFacts(WeightsDigest):
     model_config = ConfigDict(validate_by_name=True, validate_by_alias=True)
 
     recipe: str | None = None
-    # "class" in the file, which can't be the name of an attribute.
+    # The file has the key "class", which can't be the name of an attribute.
     class_name: str | None = Field(None, validation_alias="class", serialization_alias="class")
-    update: int | None = None  # the model is from after this update
+    update: int | None = None  # the update after which the model has these weights
     run_id: str | None = None
-    arguments: dict[str, JsonValue] | None = None  # of the class
+    arguments: dict[str, JsonValue] | None = None  # the class's arguments; None: not stated
 
     @property
     def takes_images(self) -> bool:
-        """Whether it is a classifier of images; only these state a mean of the pixels."""
+        """Whether the model classifies images; only such models state a mean of the pixels."""
         return {"class_names", "mean"} <= self.model_fields_set
 
     @property
     def takes_texts(self) -> bool:
-        """Whether it is a classifier of texts; only these state a largest length."""
+        """Whether the model classifies texts; only such models state a largest length."""
         return {"class_names", "max_length"} <= self.model_fields_set
 
 
@@ -351,9 +362,9 @@ class ImageInput(Record, extra="ignore"):
     class_names: list[object]  # texts, unless a copy numbers its classes
     channels: int
     image_size: int  # height and width, in pixels
-    mean: list[float]  # of each channel
+    mean: list[float]  # by channel
     std: list[float]
-    white_level: int | None = None  # in images of more than 8 bits a channel
+    white_level: int | None = None  # white in images of more than 8 bits a channel
 
 
 class TextInput(Record, extra="ignore"):
@@ -365,10 +376,10 @@ class TextInput(Record, extra="ignore"):
 
 
 class InitialFacts(Record, extra="ignore"):
-    """What `--init-from` knows about the weights; for a run's, a part of its `model.json`.
+    """What is known about the weights of `--init-from`; a part of a run's `model.json`.
 
     A copy may describe its model in its own way, also under these names. So the values may have any
-    type, and the code that uses one checks it.
+    type, and the code that uses a value checks it.
     """
 
     class_names: object = None
@@ -377,11 +388,11 @@ class InitialFacts(Record, extra="ignore"):
     white_level: object = None
     mean: object = None
     std: object = None
-    published_size: int | None = None  # of images that published weights were trained on, in pixels
+    published_size: int | None = None  # size of the images that published weights had, in pixels
 
     @property
     def has_scaling(self) -> bool:
-        """Whether it states how images were scaled."""
+        """Whether the facts state how images were scaled."""
         return {"mean", "std", "channels"} <= self.model_fields_set
 
 
@@ -420,12 +431,12 @@ class Excerpt(Record, extra="ignore"):
 
 
 def excerpt_of(contents: Mapping[str, object]) -> Excerpt:
-    """Return the excerpt of a file's contents; any JSON object has one."""
+    """Return the excerpt of a file's contents, which may be any JSON object."""
     return Excerpt.model_validate(dict(contents))
 
 
 AnyRecord = TypeVar("AnyRecord", bound=Record)
-MOST_CHARACTERS = 60  # of a wrong value that a sentence repeats
+MOST_CHARACTERS = 60  # characters of a wrong value that a sentence repeats
 
 
 def read_record(path: Path, record_class: type[AnyRecord]) -> AnyRecord:
@@ -461,9 +472,7 @@ def parse_record(
         return record_class.model_validate(json_safe(contents))
     except ValidationError as problem:
         mistake = sentence_of(problem.errors()[0])
-        raise UserError(
-            f"{source} is not what a recipe wrote: {mistake}", advice=PUT_BACK
-        ) from None
+        raise UserError(f"{source} is damaged or was edited ({mistake})", advice=PUT_BACK) from None
 
 
 def sentence_of(error: ErrorDetails) -> str:
@@ -475,4 +484,5 @@ def sentence_of(error: ErrorDetails) -> str:
     if len(value) > MOST_CHARACTERS:
         value = f"{value[:MOST_CHARACTERS]}…"
     expected = error["msg"].removeprefix("Input should be ")
-    return f"{place} is {value}, and should be {expected}"
+    expected = expected.partition(", unable to parse")[0]  # the parser's own reason says no more
+    return f"{place} is {value}, but should be {expected}"

@@ -56,7 +56,7 @@ class SavedRun(NamedTuple):
     resolved: dict[str, object]  # the flags, with the values that `auto` chose
     given: dict[str, object]  # the flags as the command line stated them
     record: RunConfig
-    contents: JsonObject  # of the file, whose digest an edit changes
+    contents: JsonObject  # the contents of the file, whose digest an edit changes
 
 
 def resumed_config(
@@ -66,20 +66,20 @@ def resumed_config(
     output_dir: str | None,
     recipe: str,
 ) -> Config:
-    """Return the configuration of the run to go on with, or a fresh one where there is none.
+    """Return the configuration of the run to go on with, or a fresh one if there is no such run.
 
     Args:
         parse: reads the command line over the given defaults.
         resume: the value of `--resume`. It is None in a fresh configuration.
 
     Raises:
-        UserError: when there is no such run, it is another recipe's, or flags contradict it.
-        SystemExit: with status 0, when the run is finished.
+        UserError: there is no such run, it belongs to another recipe, or flags contradict it.
+        SystemExit: with status 0, if the run is finished.
     """
     directory = directory_to_resume(parse, resume, output_dir, recipe)
     if directory is None:
         if output_dir is None:
-            say(f"--resume auto: runs/ has no unfinished run of {recipe}: a new one begins")
+            say(f"--resume auto: runs/ contains no unfinished run of {recipe}, so a new run starts")
         return replace(parse(None), resume=None)  # a new run, which resumes nothing
     run = read_run(directory, config_class, recipe)
     if is_finished(directory, run):
@@ -88,13 +88,13 @@ def resumed_config(
     insist_on_written_config(directory, run.contents)
     defaults = config_class(**run.resolved)
     config = parse(defaults)
-    # The flags that a resume can't change: they get their saved values back.
+    # The flags that a resume can't change get their saved values back.
     saved_flags = fixed_flags(config_class, run.resolved)
-    if has_moved(saved_flags["dataset"], config.dataset):  # its fingerprint is compared later
+    if has_moved(saved_flags["dataset"], config.dataset):  # fingerprints are compared later
         saved_flags["dataset"] = os.path.abspath(config.dataset)
         config = replace(config, dataset=saved_flags["dataset"])
     refuse_contradictions(config, saved_flags, run, directory)
-    # The found run in place of "auto"; else the run or checkpoint that the user named.
+    # This is the run that was found for "auto", or the run or checkpoint that the user named.
     saved_flags["resume"] = str(directory if resume == "auto" else Path(resume))
     config = replace(config, **saved_flags, output_dir=str(directory))
     return keep_effective_batch(config, defaults, run.record.environment.effective_batch_size)
@@ -105,8 +105,8 @@ def directory_to_resume(
 ) -> Path | None:
     """Return the directory of the run to go on with; None if `--resume auto` finds no run.
 
-    With `--output-dir`, `--resume auto` means the run in that directory. Without it, it means the
-    newest unfinished run in `runs/`. See `resumed_config` for the arguments.
+    With `--output-dir`, `--resume auto` means the run in that directory. Otherwise, `--resume auto`
+    means the newest unfinished run in `runs/`. See `resumed_config` for the arguments.
     """
     if resume != "auto":
         return run_of(Path(resume), output_dir)
@@ -121,8 +121,8 @@ def refuse_contradictions(
 ) -> None:
     """Raise a `UserError` if the command line changes flags that a resume can't change.
 
-    A flag may have its resolved value, the value that the first command gave it, as when that
-    command is repeated, or `auto`, which leaves the choice to the run.
+    A flag may have its resolved value; the value that the first command gave it, because that
+    command may be repeated; or `auto`, which leaves the choice to the run.
     """
     contradictions = differing_flags(
         saved_flags, values_in(config, saved_flags), given=run.given, is_present_auto_fine=True
@@ -131,12 +131,12 @@ def refuse_contradictions(
         phrases = in_words(contradictions, "{flag} {present} (the run has {saved})")
         raise UserError(
             f"can't resume {directory} with {', '.join(phrases)}",
-            advice="leave what differs out, or start another run without --resume",
+            advice="leave these flags out, or start another run without --resume",
         )
 
 
 def say_finished(directory: Path) -> None:
-    say(f"{directory} is finished: nothing to resume; its summary.json has the figures")
+    say(f"{directory} is finished, so there is nothing to resume; see its summary.json")
 
 
 def was_finished_meanwhile(config: ResumableConfig, recipe: str) -> bool:
@@ -147,7 +147,7 @@ def was_finished_meanwhile(config: ResumableConfig, recipe: str) -> bool:
     this while the lock is held, so that no other job can change the answer.
 
     Raises:
-        UserError: another run lies in its place.
+        UserError: another run lies in the run's place.
     """
     assert config.output_dir is not None  # `resumed_config` has set it
     directory = Path(config.output_dir)
@@ -156,7 +156,7 @@ def was_finished_meanwhile(config: ResumableConfig, recipe: str) -> bool:
         say_finished(directory)
         return True
     insist_on_written_config(directory, run.contents)
-    # The same comparison as `resumed_config` made, of what is saved now with what it was.
+    # Compare as `resumed_config` did, with the flags that are saved now.
     saved_flags = fixed_flags(type(config), run.resolved)
     differences = differing_flags(
         saved_flags,
@@ -172,8 +172,8 @@ def was_finished_meanwhile(config: ResumableConfig, recipe: str) -> bool:
     if changed:
         raise UserError(
             (
-                f"{directory} was replaced by another run while this command waited for it: it has "
-                f"{listed(changed)}"
+                f"{directory} was replaced by another run while this command waited for it (it has "
+                f"{listed(changed)})"
             ),
             advice="repeat the command",
             resumable=True,
@@ -187,48 +187,51 @@ def run_of(named: Path, output_dir: str | None) -> Path:
     A checkpoint is two levels below its run's directory: runs/NAME/checkpoints/step-00000120.
 
     Raises:
-        UserError: the name is of no run; the message says what it is instead.
+        UserError: the path is not that of a run; the message says what it is instead.
     """
     for directory in (named, named.parent.parent):
         if os.path.isdir(named) and os.path.isfile(directory / CONFIG):
             here = os.path.realpath(directory)
             if output_dir is not None and os.path.realpath(output_dir) != here:
                 raise UserError(
-                    f"--resume {named} goes on in {directory}", advice="leave --output-dir out"
+                    f"--resume {named} continues the run in its own directory, {directory}, so "
+                    "--output-dir can't name another one",
+                    advice="leave --output-dir out",
                 )
             return directory
     for directory in (named, named.parent.parent):
         if os.path.isdir(named) and os.path.isdir(directory / "checkpoints"):
             raise UserError(
-                f"--resume {named}: {directory} has checkpoints, but no config.json",
-                advice="put the run's config.json back into that directory",
+                f"--resume {named} is not possible, because {directory} contains checkpoints but "
+                "no config.json",
+                advice="put the run's config.json back into this directory, or start a new run",
             )
     if os.path.isfile(named / STATUS):
         raise UserError(
-            f"--resume {named}: that run ended before training began, so there is nothing to "
-            "resume",
+            f"--resume {named} is not possible, because that run ended before training began",
             advice="repeat the command that started it",
         )
     raise UserError(
-        f"--resume {named} is neither a run's directory nor one of its checkpoints",
-        advice="pass one of them, such as runs/NAME",
+        f"--resume {named} is neither the directory of a run nor a checkpoint",
+        advice="pass the directory of a run, such as runs/NAME",
     )
 
 
 def newest_unfinished(config: ResumableConfig, recipe: str) -> Path | None:
     """Return the newest run in `runs/` that is not finished and was started with such flags.
 
-    None if there is no unfinished run that the user could mean: the command then begins a new one.
+    The result is None if there is no unfinished run that the user could mean. The command then
+    begins a new run.
 
     Raises:
-        UserError: when unfinished runs were all started with other flags, or the `config.json` of
-            one was edited. The command would otherwise begin at update 0 unnoticed.
+        UserError: all unfinished runs were started with other flags, or the `config.json` of one
+            was edited. Otherwise the command would begin at update 0 unnoticed.
     """
-    # Unfinished runs with other flags, and those whose `config.json` was edited.
+    # Unfinished runs with other flags or an edited `config.json`, each with the differences.
     others: list[tuple[Path, list[str]]] = []
     edited: list[tuple[Path, EditedConfigError]] = []
     for path in sorted(Path("runs").glob(f"*/{CONFIG}"), key=os.path.getmtime, reverse=True):
-        with contextlib.suppress(UserError):  # of another recipe, or damaged
+        with contextlib.suppress(UserError):  # the run is another recipe's, or damaged
             run = read_run(path.parent, type(config), recipe)
             if is_finished(path.parent, run):
                 continue
@@ -250,8 +253,8 @@ def newest_unfinished(config: ResumableConfig, recipe: str) -> Path | None:
         if can_be_resumed(directory):
             raise UserError(
                 (
-                    f"--resume auto: {directory} is unfinished and has other flags: "
-                    f"{listed(phrases)}"
+                    f"--resume auto found the unfinished run {directory}, but it has other flags "
+                    f"({listed(phrases)})"
                 ),
                 advice=(
                     f"continue it with --resume {quoted(directory)}, pass the flags that it was "
@@ -268,7 +271,7 @@ def can_be_resumed(directory: Path) -> bool:
     A run that another job is writing, or that was trained to its end, is no reason to refuse.
     """
     if read_status(directory).status == "failed" and (directory / SUMMARY).exists():
-        return False  # it was trained to its end and missed its --target
+        return False  # the run was trained to its end and missed its --target
     # `locked` raises a `UserError` if another job has the lock, and so writes to the run now.
     with contextlib.suppress(UserError), locked(directory / LOCK, patience=0):
         return True
@@ -283,17 +286,18 @@ def read_run(directory: Path, config_class: type, recipe: str) -> SavedRun:
     """
     path = directory / CONFIG
     contents = read_json(path)
-    # Another recipe's file may lack what the strict record requires, and has a better message.
+    # Another recipe's file may lack what the strict record requires, but has a message of its own.
     other_recipe = excerpt_of(contents).recipe
     if other_recipe != recipe:
         raise UserError(
-            f"{directory} is a run of {other_recipe!s:.50}, and this is {recipe}",
-            advice="resume it with its own recipe, or start another run",
+            f"{directory} is a run of {other_recipe!s:.50}, but this recipe is {recipe}",
+            advice="resume the run with its own recipe, or start another run",
         )
     record = parse_record(contents, RunConfig, str(path))
     if not record.config or not record.given:
         raise UserError(
-            f"{path} has no flags", advice="put a whole copy of the file back, or start another run"
+            f"{path} contains no flags",
+            advice="restore the file from a backup, or start another run",
         )
     # A resumed run keeps the precision that `auto` chose, and its own copy of the initial weights.
     flags = record.config | {"mixed_precision": record.environment.mixed_precision}
@@ -301,14 +305,14 @@ def read_run(directory: Path, config_class: type, recipe: str) -> SavedRun:
         flags["init_from"] = str(directory / INITIAL)
     resolved = known_flags(config_class, flags, path)
     given = known_flags(config_class, record.given, path)
-    # `given` may lack flags. Their resolved values take their place.
+    # If `given` lacks flags, their resolved values take their place.
     return SavedRun(resolved, resolved | given, record, contents)
 
 
 def known_flags(config_class: type, flags: Flags, path: Path) -> dict[str, object]:
     """Return the saved flags that a recipe has, as its `Config` takes them.
 
-    Another version of the recipe may have saved flags that this one no longer has.
+    Another version of the recipe may have saved flags that this version no longer has.
     """
     names = {field.name for field in fields(config_class)}
     known = {name: value for name, value in flags.items() if name in names}
@@ -316,7 +320,7 @@ def known_flags(config_class: type, flags: Flags, path: Path) -> dict[str, objec
 
 
 def is_finished(directory: Path, run: SavedRun) -> bool:
-    """Whether the `status.json` of a run says that it is finished; another run's says nothing."""
+    """Whether a run's own `status.json` says that the run is finished."""
     status = read_status(directory)
     return status.status == "finished" and may_be_of_run(status.run_id, run.record.run_id)
 
@@ -333,15 +337,15 @@ def keep_effective_batch(config: Config, defaults: Config, effective_batch: int)
     if config.effective_batch_size not in (None, effective_batch):
         raise UserError(
             (
-                f"the run's effective batch is {effective_batch}, and not "
-                f"{config.effective_batch_size}"
+                f"--effective-batch-size {config.effective_batch_size} can't be used, because each "
+                f"update of the run to resume has {effective_batch} samples"
             ),
             advice="leave --effective-batch-size out, or start another run without --resume",
         )
     batch_size = config.batch_size
     accumulation = config.gradient_accumulation_steps
     saved_sizes = (defaults.batch_size, defaults.gradient_accumulation_steps)
-    # Unless the flags choose other sizes by themselves, the accumulation follows from the batch.
+    # Unless the flags themselves choose other sizes, the accumulation follows from the batch.
     if config.effective_batch_size or (batch_size, accumulation) == saved_sizes:
         return with_effective_batch(config, effective_batch)
     processes = world_size()
@@ -349,37 +353,38 @@ def keep_effective_batch(config: Config, defaults: Config, effective_batch: int)
     if product != effective_batch:
         raise UserError(
             (
-                f"the run has an effective batch of {effective_batch}, and {batch_size} × "
-                f"{accumulation} accumulated × {processes} processes is {product}"
+                f"each update of the run to resume has {effective_batch} samples, but batch size "
+                f"{batch_size} × {accumulation} accumulated × {processes} processes is {product}"
             ),
             advice=(
-                f"choose --batch-size and --gradient-accumulation-steps to make {effective_batch}"
+                "leave --batch-size and --gradient-accumulation-steps out, or choose them so that "
+                f"the product is {effective_batch}"
             ),
         )
     return config
 
 
 def with_effective_batch(config: Config, effective_batch: int) -> Config:
-    """Return the configuration that accumulates updates of so many samples.
+    """Return the configuration that accumulates updates of `effective_batch` samples.
 
     Raises:
-        UserError: no number of micro-batches makes them.
+        UserError: no number of micro-batches makes such updates.
     """
     processes = world_size()
     batch_size = config.batch_size
-    if batch_size < 1:  # `check_limits` refuses it with its own sentence
+    if batch_size < 1:  # `check_limits` refuses such a size with its own sentence
         return replace(config, gradient_accumulation_steps=effective_batch // processes)
     if effective_batch % (batch_size * processes) == 0:
         accumulation = effective_batch // (batch_size * processes)
         return replace(config, gradient_accumulation_steps=accumulation)
     if effective_batch % processes:
-        advice = f"start as many processes as divide {effective_batch}"
+        advice = f"start a number of processes by which {effective_batch} can be divided, such as 1"
     else:
         advice = f"pass --batch-size {nearest_divisor(effective_batch // processes, batch_size)}"
     raise UserError(
         (
-            f"an effective batch of {effective_batch} is no multiple of batch size {batch_size} × "
-            f"{processes} processes"
+            f"each update has {effective_batch} samples, which is not a multiple of "
+            f"{batch_size * processes} (batch size {batch_size} × {processes} processes)"
         ),
         advice=advice,
     )
@@ -388,7 +393,8 @@ def with_effective_batch(config: Config, effective_batch: int) -> Config:
 def nearest_divisor(number: int, size: int) -> int:
     """Return the divisor of `number` whose ratio to `size` is closest to 1, up to twice `size`.
 
-    It is the batch size to advise in place of `size`. Larger ones may not fit into memory.
+    The divisor is the batch size to advise in place of `size`. A larger one may not fit into
+    memory.
     """
     divisors = (n for n in range(1, min(2 * size, number) + 1) if number % n == 0)
     return min(divisors, key=lambda divisor: abs(math.log(divisor / size)), default=1)

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from common.flags import role_of, spelled
 from common.sentences import shortened
 
-MOST_CHARACTERS = 99  # of a value that a sentence repeats
+MOST_CHARACTERS = 99  # characters of a value that a sentence repeats
 
 
 @dataclass(frozen=True)
 class FlagDifference:
-    """A flag that has another value than the saved one."""
+    """A flag whose present value differs from its saved value."""
 
-    name: str  # of the field in the recipe's `Config`
+    name: str  # the name of the field in the recipe's `Config`
     saved: object
     present: object
 
@@ -28,12 +28,12 @@ def differing_flags(
     is_present_auto_fine: bool = False,
     is_moved_data_fine: bool = False,
 ) -> list[FlagDifference]:
-    """Return the flags that are in both mappings and differ, by name.
+    """Return the differences between flags of the same name that are in both mappings.
 
     Both mappings hold values of the same types: a tuple differs from a list of the same items.
 
     Args:
-        given: other values that fit, as the run's first command stated them.
+        given: further values that fit: those that the run's first command stated.
         is_saved_auto_fine: whether a saved ``auto`` fits any present value.
         is_present_auto_fine: whether a present ``auto`` fits any saved value.
         is_moved_data_fine: whether ``dataset`` may differ if the data set `has_moved`.
@@ -58,7 +58,7 @@ def in_words(differences: Iterable[FlagDifference], pattern: str) -> list[str]:
     """Return a phrase for each difference.
 
     Args:
-        pattern: with ``{flag}``, ``{saved}`` and ``{present}`` in it, such as
+        pattern: a text with ``{flag}``, ``{saved}`` and ``{present}`` in it, such as
             ``{flag} {saved} there and {present} here``.
     """
     return [
@@ -84,7 +84,7 @@ def values_in(config: object, names: Iterable[str]) -> dict[str, object]:
 def has_moved(before: object, now: object) -> bool:
     """Whether a user has moved a data set, so that a resume may read it from another path.
 
-    The old path, which is absolute, no longer exists, and the new one does. Values that are no
+    The old path, which is absolute, no longer exists, and the new path does. Values that are no
     paths, such as the names of data sets, have not moved.
     """
     is_gone = isinstance(before, str) and os.path.isabs(before) and not os.path.exists(before)

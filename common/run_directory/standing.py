@@ -22,12 +22,14 @@ def present_status(directory: Path) -> Status:
 def advice_to_go_on(directory: Path) -> str:
     """Return the advice for a user whose run is unfinished: resume it, or start another.
 
-    A tool that needs a finished run gives it.
+    A tool that needs a finished run gives this advice.
     """
     status = present_status(directory)
     if not (directory / CONFIG).is_file():
-        return "it ended before training began: start it again"
+        return "repeat the command that started it, because it ended before training began"
     if status.resumable is False:
         reason = status.reason or "its status.json does not say why"
-        return f"it would fail again for the same reason ({reason}): start another run"
+        return (
+            f"start another run, because this one would fail again for the same reason ({reason})"
+        )
     return f"continue it with --resume {quoted(directory)}"

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from common.system.platforms import usable_cores
 
-# How launchers and users write yes and no in the environment, as Accelerate reads it.
+# Words for yes in the environment, which Accelerate reads in the same way.
 TRUE_WORDS = ("1", "true", "yes", "on", "y", "t")
 FALSE_WORDS = ("0", "false", "no", "off", "n", "f")
 
 
 def count_of(name: str, default: int) -> int:
-    """Return an integer from the environment, or the default if malformed; callers validate it."""
+    """Return an integer from the environment, or the default if it is malformed; not validated."""
     try:
         return int(os.environ.get(name, default))
     except ValueError:
@@ -65,10 +65,10 @@ def name_interface() -> None:
 def cpu_threads(requested: int | None = None) -> int:
     """Return how many threads this process should use.
 
-    That is `requested` (`--num-threads`), or else the user's OMP_NUM_THREADS, or else this
+    The number is `requested` (`--num-threads`), or else the user's OMP_NUM_THREADS, or else this
     process's share of the usable cores. A value of 1 is not taken for the user's, because
     ``accelerate launch`` exports it by default, which would leave all cores but one idle. With a
-    file for the CPU it exports all cores of the machine, so a value is limited to the usable ones.
+    file for the CPU it exports all cores of the machine, so a value is limited to the usable cores.
     """
     exported = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]  # OpenMP takes 4,2 as well
     if requested is None and exported.isdigit() and int(exported) > 1:
@@ -103,7 +103,7 @@ def processor_kind(capability: str) -> str:
 
 
 def cpu_info() -> dict[str, str]:
-    """Return what Linux says about the first processor, by name; empty on other systems."""
+    """Return the names and values that Linux lists for the first processor; else empty."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:

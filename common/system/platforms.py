@@ -1,4 +1,4 @@
-"""What the operating system offers. Only this module knows which one it is; others ask it."""
+"""What the operating system offers. Only this module knows which system it is; others ask it."""
 
 import contextlib
 import multiprocessing
@@ -34,7 +34,7 @@ IS_WINDOWS = SYSTEM == "win32"
 
 # A cluster sends SIGTERM. Slurm sends SIGUSR1 with --signal=USR1. Ctrl-C sends SIGINT. A terminal
 # that closes sends SIGHUP. On Windows Ctrl-Break sends SIGBREAK, which a process can also send to
-# another one.
+# another process.
 NAMES_OF_STOP_SIGNALS = ("SIGTERM", "SIGUSR1", "SIGINT", "SIGHUP", "SIGBREAK")
 
 
@@ -61,22 +61,22 @@ PARENT_LOOK_SECONDS = 1.0
 def signal_when_parent_ends(number: int = PARENT_ENDED) -> None:
     """Have this process get a signal when its parent has ended, even if the parent was killed.
 
-    The kernel sends it on Linux. Elsewhere a thread watches the parent.
+    On Linux, the kernel sends the signal. Elsewhere a thread watches the parent.
     """
     if IS_LINUX:
         import ctypes
 
         ctypes.CDLL(None).prctl(SET_DEATH_SIGNAL, int(number))
     else:
-        # This is looked up before the thread starts. Once the parent has ended, its process number
-        # may belong to another process.
+        # Look the parent up before the thread starts. Once it has ended, its process number may
+        # belong to another process.
         parent = starting_process()
         arguments = (parent, number)
         threading.Thread(target=signal_after_end, args=arguments, daemon=True).start()
 
 
 def signal_after_end(process: "psutil.Process", number: int) -> None:
-    """Wait for the end of a process, then signal the main thread of this one."""
+    """Wait for the end of a process, then signal the main thread of the present process."""
     import _thread
 
     import psutil
@@ -84,14 +84,14 @@ def signal_after_end(process: "psutil.Process", number: int) -> None:
     with contextlib.suppress(psutil.Error):
         while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
             time.sleep(PARENT_LOOK_SECONDS)
-    if hasattr(signal, "pthread_kill"):  # it also interrupts a wait of the main thread
+    if hasattr(signal, "pthread_kill"):  # this also interrupts a wait of the main thread
         signal.pthread_kill(threading.main_thread().ident or 0, number)
     else:
         _thread.interrupt_main(signal.Signals(number))
 
 
 def starting_process() -> "psutil.Process":
-    """Return the process that started this one, or this one itself if the other has ended."""
+    """Return the process that started this process; if that has ended, this process itself."""
     import psutil
 
     try:
@@ -112,7 +112,7 @@ def is_orphan() -> bool:
 
     parent = starting_process()
     try:
-        # `starting_process` returns this process itself if the other has ended.
+        # `starting_process` returns this process itself if its parent has ended.
         has_ended = parent.pid == os.getpid()
         return has_ended or "python" not in " ".join(parent.cmdline()).lower()
     except psutil.AccessDenied:
@@ -133,8 +133,9 @@ def start_in_own_group(*, ends_with_parent: bool = False) -> ProcessGroupArgumen
     """Return arguments of `subprocess.Popen` for a process that gets no Ctrl-C of the terminal.
 
     Args:
-        ends_with_parent: whether the kernel asks the process to stop when this one ends. On systems
-            whose kernel can't, a recipe with the variables of `watch_for_parent` watches itself.
+        ends_with_parent: whether the kernel asks the process to stop when its parent ends. On
+            systems whose kernel can't, a recipe with the variables of `watch_for_parent` watches
+            itself.
     """
     if IS_WINDOWS:
         return {"creationflags": getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)}
@@ -187,7 +188,7 @@ def load_average() -> float:
         return os.getloadavg()[0]
     import psutil
 
-    return psutil.getloadavg()[0]  # its average begins with its first call
+    return psutil.getloadavg()[0]  # on Windows, the average begins with the first call
 
 
 def worker_start_method() -> str:
@@ -204,10 +205,10 @@ def worker_start_method() -> str:
 
 @contextmanager
 def stop_signals_held_back() -> Iterator[None]:
-    """Delay signals that ask this process to stop; processes started meanwhile never get any.
+    """Delay signals that ask this process to stop; processes started meanwhile never get them.
 
     Use it while worker processes are started: they inherit the block, and keep it. A spawned
-    process takes seconds until it can ignore a Ctrl-C by itself. Before that, a Ctrl-C would end it
+    process takes seconds until its own code can ignore a Ctrl-C. Before that, a Ctrl-C would end it
     with a traceback. A fork has its parent's handlers and needs no delay.
     """
     if worker_start_method() == "fork" or not hasattr(signal, "pthread_sigmask"):
@@ -225,7 +226,7 @@ def raise_descriptor_limit(few: int, enough: int) -> None:
     if resource is None:
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == hard or soft >= few:  # it can't be raised, or it need not be
+    if soft == hard or soft >= few:  # the limit can't be raised, or need not be
         return
     raised = enough if hard == resource.RLIM_INFINITY else min(hard, enough)
     resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
@@ -264,8 +265,8 @@ def free_bytes(folder: Path) -> int | None:
 CAN_SYNC_FOLDERS = hasattr(os, "O_DIRECTORY")
 # Windows only syncs files that are open for writing.
 SYNC_MODE = os.O_RDWR if IS_WINDOWS else os.O_RDONLY
-# Whether a file can be renamed, replaced and removed while a process has it open. On Windows it
-# can't, and a virus scanner or an indexer opens a new file for a moment.
+# Whether a file can be renamed, replaced and removed while a process has it open. Windows refuses
+# this, and a virus scanner or an indexer opens a new file for a moment.
 CAN_MOVE_OPEN_FILES = not IS_WINDOWS
 MOVE_PATIENCE_SECONDS = 5.0
 
@@ -284,8 +285,8 @@ def sync(path: Path) -> None:
 def sync_descriptor(descriptor: int) -> None:
     """Wait until the contents of an open file are on the disk."""
     if fcntl is not None and hasattr(fcntl, "F_FULLFSYNC"):
-        # Apple's fsync does not wait for the drive's own cache. Only some file systems have a full
-        # sync, which does.
+        # Apple's fsync does not wait for the drive's own cache. A full sync does, but only some
+        # file systems have it.
         with contextlib.suppress(OSError):
             fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
             return
@@ -298,7 +299,7 @@ def rename_path(source: Path, target: Path) -> None:
 
 
 def replace_file(source: Path, target: Path) -> None:
-    """Rename a file over another one; on Windows, wait until no program has either open."""
+    """Rename a file over another file; on Windows, wait until no program has either open."""
     retry_while_open(lambda: os.replace(source, target))
 
 
@@ -326,13 +327,13 @@ def is_lock_free(lock_file: Path) -> bool:
     if fcntl is None:
         return is_lock_free_by_taking_it(lock_file)
     try:
-        # It is opened only for reading, because it may be another user's. Without O_NONBLOCK, a
-        # pipe in its place would block this process.
+        # The file is opened only for reading, because it may be another user's. Without O_NONBLOCK,
+        # a pipe in its place would block this process.
         descriptor = os.open(lock_file, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
         return False
     try:
-        # A shared lock is refused while a job holds an exclusive one. Closing releases it.
+        # A shared lock is refused while a job holds an exclusive one. Closing the file releases it.
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
         return False
@@ -342,14 +343,14 @@ def is_lock_free(lock_file: Path) -> bool:
 
 
 def is_lock_free_by_taking_it(lock_file: Path) -> bool:
-    """Do as `is_lock_free` for Windows, where a lock can only be tested by taking it."""
+    """`is_lock_free` for Windows, where a lock can only be tested by taking it."""
     from filelock import FileLock, Timeout
 
     if not lock_file.is_file():
         return False
     try:
         FileLock(lock_file, timeout=0).acquire().lock.release()
-        lock_file.touch()  # on Windows the release removes it
+        lock_file.touch()  # on Windows, the release of the lock removes the file
     except (Timeout, NotImplementedError, OSError):
         return False
     return True
@@ -358,8 +359,8 @@ def is_lock_free_by_taking_it(lock_file: Path) -> bool:
 def words_for(*numbers: int) -> tuple[str, ...]:
     """Return the system's texts for error numbers; numbers without a text are left out.
 
-    They help to recognise an error by its text, where a library raises it without its number.
-    Windows calls every network error "Unknown error".
+    The texts help to recognise an error that a library raises without its number. Windows calls
+    every network error "Unknown error".
     """
     return tuple(
         message
@@ -377,7 +378,7 @@ def command_line(words: Iterable[str]) -> str:
 
 
 def with_posix_command(advice: str, command: str) -> str:
-    """Add an example command to advice, unless the system is Windows, which lacks it."""
+    """Add an example command to advice, unless the system is Windows, which lacks the command."""
     return advice if IS_WINDOWS else f"{advice}, as by {command}"
 
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 LONGEST_LINE = 4000  # characters
 LONGEST_ITEM = 200  # characters of an item of a list in a sentence
-MOST_ITEMS = 5  # of a list that a sentence repeats
+MOST_ITEMS = 5  # items of a list that a sentence repeats
 # Control characters except tab and newline, characters that change the writing direction, and
 # surrogates, which stand for bytes that are not text. A terminal would obey or refuse them.
 UNSAFE = re.compile(
@@ -39,21 +39,22 @@ LOOKALIKES = {
 # Spinners are made of Braille characters.
 FIRST_BRAILLE = "\u2800"
 LAST_BRAILLE = "\u28ff"
-# What looks like a token of the Hub, of W&B or of GitHub.
+# Matches what looks like a token of the Hub, of W&B or of GitHub.
 TOKEN = re.compile(r"hf_[A-Za-z0-9]{30,}|wandb_v\d_\w{20,}|gh[pousr]_\w{30,}|github_pat_\w{20,}")
-# A password or token before a host: https://user:TOKEN@host, https://TOKEN@host, user:TOKEN@host.
+# Matches a password or token before a host: https://user:TOKEN@host, https://TOKEN@host,
+# user:TOKEN@host.
 SECRET_OF_ADDRESS = re.compile(r":(//)?[^/\s]*@")
-# In source code: a value that is assigned to a name such as `api_key`.
+# Matches a value that source code assigns to a name such as `api_key`.
 ASSIGNED_SECRET = re.compile(
     r"""((?:api_?key|secret|password|passwd|credential|(?:access|auth|hf|hub|bearer)_?token)\w*"""
     r"""["']?\s*[:=]\s*[a-z]{0,2}["'])([^"'\s]{8,})(?=["'])""",
     re.IGNORECASE,
 )
-# In source code: a key of W&B, which is a number of 40 digits, as in `wandb.login(key="...")`.
+# Matches a key of W&B in source code: a number of 40 digits, as in `wandb.login(key="...")`.
 KEY_ARGUMENT = re.compile(r"""(\bkey["']?\s*[:=]\s*["'])([0-9a-f]{40})(?=["'])""")
 USER_OF_ADDRESS = re.compile(r"""(://)([^/\s"'@]+)(?=@)""")
-PRIVATE_KEY = "PRIVATE KEY-----"  # in the first line of a file of a private key
-PLAIN = "lookalikes"  # the name of the error handler, as of `open(errors=...)`
+PRIVATE_KEY = "PRIVATE KEY-----"  # the end of the first line of a private key's file
+PLAIN = "lookalikes"  # the name of the error handler, for `open(errors=...)`
 LONG_LINE = re.compile(rf"[^\n]{{{LONGEST_LINE + 1},}}")
 
 
@@ -80,11 +81,11 @@ def without_tokens(text: str) -> str:
 def without_secrets(text: str, values: Collection[str] = ()) -> str:
     """Return source code with *** in place of what looks like a secret.
 
-    These are tokens, values that are assigned to names such as `api_key`, and users and passwords
-    in addresses. A text is hidden as a whole if it has a private key.
+    The secrets are tokens, values that are assigned to names such as `api_key`, and users and
+    passwords in addresses. A text is hidden as a whole if it has a private key.
 
     Args:
-        values: secrets that are known, such as those in the environment.
+        values: known secrets, such as those in the environment.
     """
     if PRIVATE_KEY in text:
         return "***"
@@ -116,7 +117,7 @@ def look_alike(error: UnicodeError) -> tuple[str, int]:
         The text to write instead, and the position at which the encoder goes on.
 
     Raises:
-        UnicodeError: the one given, if it is from reading. There is nothing to replace then.
+        UnicodeError: `error` itself, if it is from reading: there is nothing to replace then.
     """
     if not isinstance(error, UnicodeEncodeError):
         raise error
@@ -125,7 +126,7 @@ def look_alike(error: UnicodeError) -> tuple[str, int]:
 
 
 def look_alike_of(character: str) -> str:
-    """Return ASCII text that looks like a character; its escape if nothing does."""
+    """Return ASCII text that looks like a character; the character's escape if nothing does."""
     if FIRST_BRAILLE <= character <= LAST_BRAILLE:
         return "*"
     escaped = character.encode("ascii", "backslashreplace").decode("ascii")
@@ -136,7 +137,7 @@ codecs.register_error(PLAIN, look_alike)
 
 
 def for_output(text: str, encoding: str) -> str:
-    """Return `text` as an output in this encoding shows it, with lookalikes for what it lacks."""
+    """Return `text` with lookalikes for the characters that an output's encoding lacks."""
     return text.encode(encoding, PLAIN).decode(encoding)
 
 
@@ -153,7 +154,7 @@ def shorten(match: re.Match[str]) -> str:
 
 
 def listed(items: Sequence[str]) -> str:
-    """Return items as a phrase for a message: the first few, cut if long, and the number left."""
+    """Return items as a phrase for a message: the first few, cut if long, and how many more."""
     shown = [
         text if len(text) <= LONGEST_ITEM else f"{text[:LONGEST_ITEM]}…"
         for text in items[:MOST_ITEMS]

@@ -16,7 +16,7 @@ from common.standard_streams import protect_tool_output
 class Tool(NamedTuple):
     """A subcommand. Its module is imported only when it runs, so that help stays quick."""
 
-    module: str  # has a function `main(words)`
+    module: str  # the module's name; it has a function `main(words)`
     summary: str
 
 
@@ -37,7 +37,7 @@ def main(words: Sequence[str] | None = None) -> None:
     Without a word, print what tools there are.
 
     Args:
-        words: the command line after ``recipes``. None stands for that of this process.
+        words: the command line after ``recipes``. None stands for this process's command line.
 
     Raises:
         UserError: there is no such tool.
@@ -48,7 +48,7 @@ def main(words: Sequence[str] | None = None) -> None:
         print(overview())
         return
     if name not in TOOLS:
-        raise UserError(f"recipes has no command {name}", advice=advice_for(name))
+        raise UserError(f"there is no command recipes {name}", advice=advice_for(name))
     importlib.import_module(TOOLS[name].module).main(rest)
 
 
@@ -70,7 +70,7 @@ def overview() -> str:
 
 
 def advice_for(unknown: str) -> str:
-    """Return advice for a mistyped command: the most similar one, or all if none is similar."""
+    """Return advice for a mistyped command: the most similar command, or all if none is similar."""
     similar = difflib.get_close_matches(unknown, TOOLS, n=1)
     if similar:
         return f"did you mean recipes {similar[0]}?"

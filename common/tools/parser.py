@@ -14,8 +14,8 @@ def tool_parser(
         name: the subcommand, such as ``compare``.
         description: the text above the options in ``--help``, printed as it is.
         usage: the usage line, in which ``%(prog)s`` stands for the command.
-        outlives_terminal: whether the tool goes on when nobody can read its output any more, as a
-            search of many hours should. Otherwise it ends then, without a traceback.
+        outlives_terminal: whether the tool goes on when nobody can read its output any more, which
+            suits a search of many hours. Otherwise the tool ends then, without a traceback.
     """
     if outlives_terminal:
         protect_output()

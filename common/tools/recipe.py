@@ -3,6 +3,9 @@
 import importlib.util
 import os
 import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
@@ -10,7 +13,8 @@ from typing import NamedTuple
 from common.config import TrainingConfig
 from common.errors import UserError
 from common.objective import Objective
-from common.sentences import reading
+from common.sentences import cause_text
+from common.system.platforms import quoted
 
 
 class Recipe(NamedTuple):
@@ -22,6 +26,35 @@ class Recipe(NamedTuple):
     objective: Objective
 
 
+@contextmanager
+def loading(path: Path) -> Iterator[None]:
+    """Turn any error while Python loads a recipe into a `UserError` that names the line."""
+    try:
+        yield
+    except (SystemExit, KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as error:  # a panic in Rust code is no Exception
+        place = place_of(error, path)
+        raise UserError(
+            f"{path} fails when Python loads it ({place}{cause_text(error)})",
+            advice=f"correct it, and check it with python {quoted(path)} --help",
+        ) from None
+
+
+def place_of(error: BaseException, path: Path) -> str:
+    """Return the file and line of the user's code where an error arose, or an empty text.
+
+    The user's code is the recipe and what it imports from its own folder.
+    """
+    if isinstance(error, SyntaxError):  # its own text names the file and the line
+        return ""
+    folder = path.resolve().parent
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if Path(frame.filename).resolve().parent == folder:
+            return f"{Path(frame.filename).name}, line {frame.lineno}: "
+    return ""
+
+
 def load_recipe(path: Path) -> Recipe:
     """Import a recipe under another name than ``__main__``, so that it does not train.
 
@@ -29,30 +62,32 @@ def load_recipe(path: Path) -> Recipe:
         UserError: the path is not a recipe.
     """
     if not os.path.isfile(path):
-        raise UserError(f"{path} is no file", advice="pass a recipe, such as recipes/resnet.py")
+        problem = f"{path} is a folder" if os.path.isdir(path) else f"there is no file {path}"
+        raise UserError(problem, advice="pass a recipe, such as recipes/resnet.py")
     spec = importlib.util.spec_from_file_location(f"imported_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise UserError(
-            f"{path} is no Python file", advice="pass a recipe, such as recipes/resnet.py"
+            f"{path} is not a Python file", advice="pass a recipe, such as recipes/resnet.py"
         )
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # `dataclass` looks up the types of the fields there
-    # The recipe may import modules from its own folder, as it can when it is launched.
+    # The recipe may import modules from its own folder, as a launched recipe can.
     beside = str(path.resolve().parent)
     sys.path.insert(0, beside)
     try:
-        with reading(str(path), "pass a recipe that Python runs"):
+        with loading(path):
             spec.loader.exec_module(module)
     finally:
         sys.path.remove(beside)
     config_class = getattr(module, "Config", None)
     if not (isinstance(config_class, type) and issubclass(config_class, TrainingConfig)):
         raise UserError(
-            f"{path} is no recipe, because it has no class Config",
+            f"{path} is not a recipe, because it does not define a class Config",
             advice="add class Config(TrainingConfig) to it, or pass another file",
         )
     if not hasattr(module, "OBJECTIVE"):
         raise UserError(
-            f"{path} states no objective", advice='add OBJECTIVE = "METRIC:max" or "METRIC:min"'
+            f"{path} does not define OBJECTIVE",
+            advice='add OBJECTIVE = "METRIC:max" or "METRIC:min", such as "accuracy:max"',
         )
     return Recipe(path, module, config_class, Objective.parse(str(module.OBJECTIVE)))

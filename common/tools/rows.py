@@ -1,4 +1,4 @@
-"""Reads the rows of `metrics.jsonl`, and finds the first figure in which two of them differ."""
+"""Reads the rows of `metrics.jsonl`, and finds the first figure in which two rows differ."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ Row = dict[str, JsonValue]  # figures by name; null stands for NaN and infinitie
 def read_rows(directory: Path) -> list[Row]:
     """Return the rows of the run in a directory, in the order of the file.
 
-    A run without rows has none. A last line that is only half written is left out.
+    The list is empty for a run without rows. A last line that is only half written is left out.
 
     Raises:
         UserError: another line is damaged.
@@ -34,7 +34,7 @@ def step_of(row: Mapping[str, JsonValue]) -> int:
 
 
 def number_or_none(value: object) -> float | None:
-    """Return a figure; None for NaN, which rows have as null, and for anything else."""
+    """Return a value that is a number; None for anything else. Rows have null for NaN."""
     return float(value) if is_number(value) else None
 
 
@@ -48,7 +48,7 @@ def first_differing_figure(
 ) -> str | None:
     """Return the name of the first figure in which two rows differ; None if they are equal.
 
-    Figures of the clock are not compared. NaN, which rows have as null, equals NaN alone.
+    Figures that depend on the clock are not compared. NaN, which is null in rows, equals only NaN.
     """
     first = without_clock(before)
     second = without_clock(now)

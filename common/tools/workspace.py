@@ -30,9 +30,9 @@ def main(words: Sequence[str] | None = None) -> None:
     """Save the view or the report that the command line asks for; only print it with ``--dry-run``.
 
     The page shows the objective of the runs as a bar chart and as a column of the table. Without
-    ``--objective`` it takes the metrics of this repository that should be high; see
-    `goal_metrics`. The flag is for runs with another objective: a metric of a copied recipe's own,
-    or one that should be low.
+    ``--objective``, the page shows the metrics of this repository that should be high; see
+    `goal_metrics`. The flag is for runs with another objective: a metric of a copied recipe, or a
+    metric that should be low.
 
     Raises:
         UserError: the address is malformed, or W&B does not take the page.
@@ -48,7 +48,8 @@ def main(words: Sequence[str] | None = None) -> None:
     arguments = parser.parse_args(words)
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", arguments.project):
         raise UserError(
-            f"{arguments.project} is not the address of a W&B project", advice="pass ENTITY/PROJECT"
+            f"{arguments.project} is not the address of a W&B project",
+            advice="pass ENTITY/PROJECT, such as my-team/my-project",
         )
     entity, project = arguments.project.split("/")
     build = build_report if arguments.report else build_view
@@ -70,8 +71,9 @@ def goal_metrics(objective: str | None) -> list[str]:
     """Return the metrics, without their split, that get a bar and a column as objectives.
 
     Args:
-        objective: such as ``rmse:min``. None stands for every metric of the evaluations that should
-            be high, because any of them may be an objective of the project's runs.
+        objective: an objective such as ``rmse:min``. None stands for every metric of the
+            evaluations that should be high, because any such metric may be an objective of the
+            project's runs.
     """
     if objective is not None:
         return [Objective.parse(objective).metric]
@@ -85,7 +87,7 @@ def panels(goals: Sequence[str]) -> dict[str, dict[str, list[str]]]:
     metric that splits share has one panel with a line for each split.
 
     Args:
-        goals: metrics that are listed first. They may be a recipe's own.
+        goals: the metrics to list first. They may be a recipe's own.
     """
     sections: dict[str, dict[str, list[str]]] = {}
     for name in dict.fromkeys([*goals, *METRICS]):  # without repetitions

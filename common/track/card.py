@@ -12,7 +12,7 @@ from common.run_directory.records import Flags, RunConfig
 from common.system.platforms import command_line
 from common.track.names import PEAK, Facts, describe, precision_name
 
-# The Hub's name of a task, by the fact that only models of that task have.
+# The Hub's name of a task, by the name of a fact that only models of that task have.
 TASKS = {"max_length": "text-classification", "image_size": "image-classification"}
 PREDICT = "recipes predict FOLDER"
 CARD_METRICS = ("perf/samples_per_second", "time/train_seconds")
@@ -28,13 +28,13 @@ def model_card(
 ) -> str:
     """Return a model's card as Markdown, with nothing private in it.
 
-    The card is made to be published. It names no folders of this machine, no runs and no notes.
+    The card is made to be published, so it names no folders of this machine, no runs and no notes.
 
     Args:
         config: the flags.
         run: the contents of `config.json`.
         description: the facts about the model that its folder keeps.
-        data: what the recipe's `load_data` returned.
+        data: the data set that the recipe's `load_data` returned.
         split: the split of the final evaluation, "validation" or "test".
         summary: the contents of `summary.json`.
     """
@@ -63,7 +63,7 @@ def model_card(
 
 
 def metrics_of_split(split: Split, summary: Facts) -> list[str]:
-    """Return the names of the split's metrics that have a chart, so not of its sample count."""
+    """Return the names of the split's metrics that have a chart, which its sample count has not."""
     prefix = f"{PREFIXES[split]}/"
     return [name for name in summary if name.startswith(prefix) and describe(name).panel]
 
@@ -80,7 +80,7 @@ def card_metadata(
     from huggingface_hub import EvalResult, ModelCardData
 
     location = data.name if data.source is None else data.source.location
-    # The path of a local folder is private. A Hub id, which is relative, is not.
+    # The path of a local folder is private. A Hub id is not, and it is a relative path.
     dataset_id = data.name if Path(location).is_absolute() else str(Path(location))
     results = [
         EvalResult(
@@ -121,7 +121,7 @@ def result_rows(split: Split, summary: Facts) -> list[tuple[str, str]]:
 
 
 def flags_given(config: TrainingConfig, given: Flags, all_of_them: bool = False) -> str:
-    """Return a run's flags as on a command line, without those at their defaults.
+    """Return a run's flags as on a command line, without flags at their defaults.
 
     Args:
         config: the recipe's flags, for their names, defaults and roles.
@@ -147,6 +147,6 @@ def flags_given(config: TrainingConfig, given: Flags, all_of_them: bool = False)
 
 def without_folder(text: str) -> str:
     """Return the last name of a local path; any other text, such as a Hub id, stays whole."""
-    # The path of another machine, or one that is gone by now, shows by how it begins.
+    # A path of another machine, or a path that is gone by now, shows by its beginning.
     is_local_path = text.startswith((".", "~", "/", "runs")) or Path(text).exists()
     return Path(text).name if is_local_path and "/" in text else text

@@ -54,15 +54,16 @@ def collect(
         recipe: the name of the recipe's file, without ``.py``.
         config: the flags, with `auto` resolved.
         flags_stated: the flags before anything resolved `auto`.
-        saved: `config.json` as the run's first attempt wrote it; None on a first start.
+        saved: the contents that the run's first attempt wrote; None on a first start.
 
     The other arguments are fields of `RunConfig`.
     """
-    if saved is not None:  # what the first attempt stated, without flags that the recipe lost
+    if saved is not None:  # take the first attempt's flags that the recipe still has
         flags_stated = {name: saved.given[name] for name in saved.given if name in flags_stated}
         wandb_run_id = saved.wandb_run_id
     else:
-        # Chosen before the tracker starts: a run that is killed at once resumes the same W&B run.
+        # The id is chosen before the tracker starts, so that a run that is killed at once resumes
+        # the same W&B run.
         wandb_run_id = secrets.token_hex(4)
     run_config = RunConfig(
         recipe=recipe,
@@ -86,8 +87,8 @@ def collect(
 def compared_otherwise(config: TrainingConfig) -> dict[str, bool]:
     """Return whether to compare each flag whose role the recipe changed in this respect.
 
-    `recipes compare` reads this from `config.json`, because it does not import recipes. For all
-    other flags it asks `TrainingConfig`.
+    `recipes compare` reads the answers from `config.json`, because it does not import recipes. For
+    all other flags it asks `TrainingConfig`.
     """
     changed: dict[str, bool] = {}
     for field in fields(config):
@@ -100,7 +101,8 @@ def compared_otherwise(config: TrainingConfig) -> dict[str, bool]:
 def flags_of(data: Data) -> Flags:
     """Return the flags that name the data set which `--dataset auto` chose.
 
-    `config.json` keeps them, so that a run which repeats it by `--config` reads the same data.
+    `config.json` keeps these flags, so that a run which repeats it by `--config` reads the same
+    data.
     """
     source = data.source
     if source is None:
@@ -143,7 +145,7 @@ def environment(
 
 
 def package_versions() -> dict[str, str]:
-    """Return the versions of `PACKAGES`, without those that are not installed."""
+    """Return the versions of those `PACKAGES` that are installed."""
     versions = {}
     for name in PACKAGES:
         with suppress(metadata.PackageNotFoundError):
@@ -152,7 +154,7 @@ def package_versions() -> dict[str, str]:
 
 
 def git_commit() -> str | None:
-    """Return the git commit of the checkout that this module is in; None if it is in none."""
+    """Return the git commit of the checkout that this module is in; None without a checkout."""
     command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
     try:
         answer = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=5)

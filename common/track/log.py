@@ -27,18 +27,18 @@ from common.track.trackers.tracker import Command, TrackedRun, Tracker, TrackerU
 
 
 class LogState(TypedDict):
-    """What a checkpoint keeps of the log."""
+    """The log's part of a checkpoint."""
 
     latest: dict[str, float]
     pending: dict[str, float]
 
 
 class PrintedEvaluation(NamedTuple):
-    """What tells one printed evaluation from another."""
+    """The values by which printed evaluations differ."""
 
     split: Split
     step: float
-    values: tuple[tuple[str, float | None], ...]  # by name; None for NaN, which never equals itself
+    values: tuple[tuple[str, float | None], ...]  # names and values; None for NaN (NaN != NaN)
 
     @classmethod
     def of(cls, split: Split, position: Mapping[str, float], values: Evaluation) -> Self:
@@ -48,12 +48,12 @@ class PrintedEvaluation(NamedTuple):
 class Log:
     """Collects the figures of a step, and writes them as one row when the step is over.
 
-    A step is over when the next update is recorded, not when its own is. In between, at the top of
-    the recipe's loop, an evaluation may add the figures of the model after this update, and they
-    belong to the same row. So the flow of a row is:
+    A step is over when the next update is recorded, not when its own update is. In between, at the
+    top of the recipe's loop, an evaluation may add the figures of the model after this update. Such
+    figures belong to the same row. So the flow of a row is:
 
     1. `interval` adds the training figures of update N, if a row is due.
-    2. `evaluation` adds those of the model after update N, if an evaluation is due.
+    2. `evaluation` adds the figures of the model after update N, if an evaluation is due.
     3. `write_row` writes the row when update N + 1 is recorded, or when the run ends.
 
     A checkpoint after update N contains the row that is not yet written.
@@ -65,15 +65,16 @@ class Log:
         self.accelerator = accelerator
         self.directory = directory
         self.objective = objective
-        self.tracker: Tracker | None = None  # None if there is none, or if it has failed
+        self.tracker: Tracker | None = None  # None: there is no tracker, or it has failed
         self.media = RecordedMedia(directory, accelerator.is_main_process)
         self.file: TextIO | None = None
         self.output: TextIO | None = None
-        # Returns the figures of the present step's position, such as its epoch. `start` sets it.
+        # A function that returns the figures of the present step's position, such as its epoch.
+        # `start` sets it.
         self.position: Callable[[], Mapping[str, float]] = dict
         self.pending: dict[str, float] = {}  # the row of the present step, not yet written
         self.latest: dict[str, float] = {}  # the latest value of each figure
-        self.printed_evaluations: set[PrintedEvaluation] = set()  # none is printed twice
+        self.printed_evaluations: set[PrintedEvaluation] = set()  # no evaluation is printed twice
 
     def start(
         self,
@@ -83,7 +84,7 @@ class Log:
     ) -> None:
         """Open the tracker and `metrics.jsonl`, and print the plan of the run.
 
-        A resumed run repeats the present step and later ones, so their rows are removed from the
+        A resumed run repeats the present step and later steps, so their rows are removed from the
         file.
 
         Args:
@@ -114,10 +115,15 @@ class Log:
             yield
         except TrackerUnavailableError as problem:
             self.tracker = None
-            warn(f"the run is not tracked, only metrics.jsonl is written, because {problem}")
+            warn(
+                f"metrics are written to metrics.jsonl only and not to a tracker, because {problem}"
+            )
         except Exception as problem:
             self.tracker = None
-            warn(f"tracking stopped ({type(problem).__name__}: {problem}); metrics.jsonl goes on")
+            warn(
+                f"the tracker failed ({type(problem).__name__}: {problem}), so from now on metrics "
+                "are written to metrics.jsonl only"
+            )
 
     def interval(self, values: Mapping[str, float]) -> None:
         """Add the training figures of a log interval to the row, and show them."""
@@ -139,14 +145,15 @@ class Log:
         """Add an evaluation to the row, and show it.
 
         Args:
-            values: its figures, as `checked` returns them.
-            is_best: whether it is the best on validation data so far.
-            position: that of the evaluated model, if it is from an earlier step. Its figures are
-                not added to a row that already has figures of the last model on the same split.
+            values: the figures of the evaluation, as `checked` returns them.
+            is_best: whether the evaluation is the best on validation data so far.
+            position: the position of the evaluated model, if it is from an earlier step. The
+                figures of such a model are not added to a row that already has figures of the last
+                model on the same split. None: the model is from the present step.
         """
         present = self.position()
         model_position = position or present
-        # Where validation stands in for test, the final evaluation repeats an earlier one.
+        # Where validation data stand in for test data, the final evaluation repeats an earlier one.
         evaluation = PrintedEvaluation.of(split, model_position, values)
         if evaluation not in self.printed_evaluations:
             self.printed_evaluations.add(evaluation)
@@ -161,21 +168,27 @@ class Log:
         """Return the figures of all ranks.
 
         Raises:
-            UserError: these are no figures by name, or the objective is not among them.
+            UserError: `figures` is no dict of figures by name, or lacks the objective.
         """
         if not isinstance(figures, Mapping):
             raise UserError(
-                f"run.log got a {type(figures).__name__}",
-                advice="pass a dictionary of figures, such as sums.result()",
+                f"run.log got a {type(figures).__name__} instead of a dictionary",
+                advice="pass a dictionary of metrics, such as sums.result()",
             )
         values = of_all_ranks(self.accelerator, figures)
         if self.objective.metric not in values:
-            names = ", ".join(values) or "nothing"
-            advice = (
-                "set OBJECTIVE to one of these names, or return the objective in the evaluation"
-            )
+            names = ", ".join(values)
+            advice = f"return {self.objective.metric!r} from the evaluation"
+            if values:
+                example = "loss:min" if "loss" in values else f"{next(iter(values))}:max"
+                advice += (
+                    ", or set OBJECTIVE to one of these names with :max or :min, as in "
+                    f'OBJECTIVE = "{example}"'
+                )
             raise UserError(
-                f"the objective is {self.objective}, and the evaluation has {names}", advice=advice
+                f"the objective is {self.objective}, but the evaluation returned "
+                f"{f'only {names}' if names else 'no metrics'}",
+                advice=advice,
             )
         return values
 
@@ -187,13 +200,13 @@ class Log:
         """
         own_means = figures.evident_means() if isinstance(figures, Evaluation) else []
         means_of_ranks = gather_from_ranks(self.accelerator, own_means)
-        name = next((name for names in means_of_ranks for name in names), None)  # the first one
+        name = next((name for names in means_of_ranks for name in names), None)  # the first name
         if name is not None:
             raise UserError(
-                f"sums.add got the mean of {name!r} over a batch instead of its total, so it would "
-                "be logged divided by the batch size",
+                f"sums.add takes totals over a batch but got the mean of {name!r}, so the logged "
+                "value would be too small by a factor of the batch size",
                 advice="write sums.record(loss, metrics, len(y)), which takes means, or "
-                f"sums.add(len(y), {name}={name} * len(y))",
+                f"sums.add(len(y), {name}={name} * len(y)), where y is the batch's labels",
             )
 
     def add(self, values: Mapping[str, float]) -> None:
@@ -202,7 +215,7 @@ class Log:
         self.latest |= self.pending
 
     def write_row(self) -> None:
-        """Write the row of the present step, which is complete, and start the next one.
+        """Write the row of the present step, which is complete, and start the next row.
 
         Raises:
             TrainingError: the row can't be written.
@@ -219,7 +232,7 @@ class Log:
                 self.file.close()
             self.file = None
             advice = (
-                f"{advice_for(str(problem))}, then go on with --resume {quoted(self.directory)}"
+                f"{advice_for(str(problem))}, then continue with --resume {quoted(self.directory)}"
             )
             raise TrainingError(
                 f"{self.directory}/{METRICS_FILE} can't be written ({problem})",
@@ -233,20 +246,23 @@ class Log:
                 self.tracker.log(row)
 
     def attach(self, send: Callable[[Tracker], None]) -> None:
-        """Send what is no row, such as the model: call `send` with the tracker, if there is one.
+        """Send things other than rows, such as the model: call `send` with the tracker, if any.
 
-        A failure is a warning, and the tracker stays in use.
+        A failure leads to a warning, and the tracker stays in use.
         """
         if self.tracker is not None:
             try:
                 send(self.tracker)
             except Exception as problem:
-                warn(f"not sent to the tracker ({type(problem).__name__}: {problem})")
+                warn(
+                    f"the tracker did not accept a file of this run, which stays in its directory "
+                    f"({type(problem).__name__}: {problem})"
+                )
 
     def keep_line(self, line: str) -> None:
         """Copy a line of the terminal, without the bar, to `output.log` and the tracker.
 
-        Any failure is ignored: a warning about it would be another line to keep.
+        Any failure is ignored, because a warning about it would be another line to keep.
         """
         with contextlib.suppress(Exception):
             print(line, file=self.output, flush=True)
@@ -261,11 +277,11 @@ class Log:
         """Close the files and the tracker; return how the user can view or upload the run.
 
         Args:
-            summary: for the tracker; by default, the latest values.
+            summary: the figures for the tracker; by default, the latest values.
         """
         with contextlib.suppress(TrainingError):  # the disk may be full
             self.write_row()
-        self.write_media()  # media that no row followed
+        self.write_media()  # no row has followed these media
         if self.keep_line in LINE_LISTENERS:
             LINE_LISTENERS.remove(self.keep_line)
         for file in (self.file, self.output):

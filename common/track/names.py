@@ -15,8 +15,8 @@ STEP = "progress/global_step"
 # too: it needs torch, which this module must not import, because tools start without it.
 RATE = "train/learning_rate"
 THROUGHPUT = "perf/samples_per_second"
-OTHER_CPU = "perf/other_cpu_fraction"  # of the machine's CPU time, used by other programs
-PEAK = "memory/peak_mib"  # of the device if it counts, else of the host; for comparing runs
+OTHER_CPU = "perf/other_cpu_fraction"  # share of the machine's CPU time that other programs used
+PEAK = "memory/peak_mib"  # the device's peak if known, else the host's; for comparing runs
 EFFICIENCY = "scaling_efficiency"  # the ratio of throughputs over the ratio of processes
 SPLITS = ("train", "val", "test")
 UNKNOWN = "–"
@@ -60,7 +60,7 @@ class Metric:
         return duration(value) if self.unit == "s" else format(value, self.form)
 
 
-# By full name. A metric that several splits share stands here without its split's prefix.
+# Metrics by full name. A metric that several splits share stands here without a prefix.
 METRICS = {
     "loss": Metric("loss", better="min"),
     "accuracy": Metric("accuracy", better="max"),
@@ -101,8 +101,8 @@ METRICS = {
     "time/compile_seconds": Metric("compiling", "", "s", "min", ",.1f"),
 }
 
-# What the library itself logs, by full name, for the table in `docs/metrics.md`. Recipes add their
-# own names under `train/`, `val/` and `test/`.
+# The meanings of the metrics that the library itself logs, by full name, for the table in
+# `docs/metrics.md`. Recipes add their own names under `train/`, `val/` and `test/`.
 MEANINGS = {
     "train/loss": "the mean loss since the last log line",
     RATE: "the learning rate of the first parameter group",
@@ -137,7 +137,7 @@ MEANINGS = {
 
 
 def describe(name: str) -> Metric:
-    """Return how to show a metric, by its full name, such as "val/accuracy".
+    """Return how to show the metric with a full name such as "val/accuracy".
 
     A metric that is not in `METRICS` is the recipe's own. Its name is its label, and it has a chart
     if it belongs to a split.
@@ -154,16 +154,16 @@ def describe(name: str) -> Metric:
 
 
 def is_proportion(name: str) -> bool:
-    """Return whether a metric is the share of samples for which something is true, by its name.
+    """Return whether a metric's name says that it is the share of samples with some property.
 
-    Names such as ``accuracy`` and ``top5_accuracy`` say so. A balanced accuracy is no such share.
+    Names such as ``accuracy`` and ``top5_accuracy`` say this. A balanced accuracy is no such share.
     """
     words = name.rpartition("/")[2].split("_")
     return "accuracy" in words and "balanced" not in words
 
 
 def duration(seconds: float) -> str:
-    """Return a time in hours or minutes if there are at least ten of them, else in seconds."""
+    """Return a time in hours or minutes if it has at least ten of that unit, else in seconds."""
     for unit, unit_seconds in (("h", 3600), ("min", 60)):
         if seconds >= 10 * unit_seconds:
             return f"{seconds / unit_seconds:.1f} {unit}"
@@ -171,7 +171,7 @@ def duration(seconds: float) -> str:
 
 
 def precision_name(mixed_precision: str) -> str:
-    """Return the name of a precision for people: Accelerate calls fp32 "no" mixed precision."""
+    """Return a readable name of a precision: Accelerate calls fp32 "no" mixed precision."""
     return "fp32" if mixed_precision == "no" else mixed_precision
 
 

@@ -16,20 +16,23 @@ from common.files import write_text
 from common.json_files import json_safe
 from common.sentences import writing
 
-BINS = 64  # of each histogram
-MOST_IMAGES = 64  # that one call logs
+BINS = 64  # bins of each histogram
+MOST_IMAGES = 64  # images that one call logs
 # What a recipe may log, for a warning about anything else.
-IMAGES_ADVICE = "pass a tensor of at least one image, or a list of Pillow's images"
+IMAGES_ADVICE = (
+    "pass a tensor [images, channels, height, width] of at least one image, or a list of Pillow "
+    "images"
+)
 TABLE_ADVICE = "pass a list of names of columns, and a list of rows with one cell for each column"
 HISTOGRAM_ADVICE = "pass a tensor, or a list of numbers, with at least one value"
 PILLOW_MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # by number of channels
-Values = torch.Tensor | np.ndarray | Sequence[float]  # of a histogram
-Cell = bool | int | float | str | None  # what JSON and a tracker accept in a table
+Values = torch.Tensor | np.ndarray | Sequence[float]  # the values of a histogram
+Cell = bool | int | float | str | None  # a cell that JSON and a tracker accept
 
 
 @dataclass
 class Entry:
-    """What one call logged at a step. Tensors stay on their device until the entry is written."""
+    """The values of one call at a step. Tensors stay on their device until the entry is written."""
 
     name: str
     step: int
@@ -56,7 +59,7 @@ class ImagesEntry(Entry):
 @dataclass
 class TableEntry(Entry):
     columns: list[str]
-    rows: list[list[object]]  # `write` turns each into a `Cell`
+    rows: list[list[object]]  # `write` turns each item into a `Cell`
 
     def write(self, folder: Path) -> None:
         self.rows = [[to_cell(cell) for cell in row] for row in self.rows]
@@ -71,7 +74,7 @@ class HistogramEntry(Entry):
     bin_counts: torch.Tensor  # int64 [BINS]
     limits: torch.Tensor  # float32 [2]: the smallest and the largest finite value
     not_finite: torch.Tensor  # int64 []: the number of values that are not finite
-    # Filled by `write`.
+    # `write` fills these two lists.
     counts: list[int] = field(default_factory=list)  # [BINS]
     edges: list[float] = field(default_factory=list)  # [BINS + 1]
 
@@ -92,8 +95,8 @@ class HistogramEntry(Entry):
 class RecordedMedia:
     """Queues media until the next row of metrics is written, so that no update waits for the GPU.
 
-    Writing a row has waited for the device anyway. Only rank 0 queues and writes. Media never fail
-    a training: what can't be logged is left out with a warning.
+    The write of a row has waited for the device anyway. Only rank 0 queues and writes. Media never
+    fail a training: media that can't be logged are left out with a warning.
     """
 
     def __init__(self, directory: Path, is_main_rank: bool) -> None:
@@ -111,18 +114,22 @@ class RecordedMedia:
         """Queue a tensor [images, channels, height, width], or an iterable of Pillow's images.
 
         Args:
-            captions: one for each image that is kept, which are the first `MOST_IMAGES`.
+            captions: one for each image. Those of the first `MOST_IMAGES` are kept.
         """
 
         def make_entry() -> Entry:
             copies = copy_images(images)
             texts = None if captions is None else [str(caption) for caption in captions]
-            if texts is not None and len(texts) != len(copies):
+            if texts is None:
+                return ImagesEntry(name, step, copies, None)
+            kept_texts = texts[:MOST_IMAGES]
+            if len(kept_texts) != len(copies):
+                first = "the first " if len(copies) == MOST_IMAGES else ""
                 raise UserError(
-                    f"{len(copies)} images and {len(texts)} captions",
+                    f"{first}{len(copies)} images have {len(texts)} captions",
                     advice="pass one caption for each image",
                 )
-            return ImagesEntry(name, step, copies, texts)
+            return ImagesEntry(name, step, copies, kept_texts)
 
         self.queue(name, make_entry, IMAGES_ADVICE)
 
@@ -136,7 +143,7 @@ class RecordedMedia:
             for row in copies:
                 if len(row) != len(columns):
                     raise UserError(
-                        f"{len(columns)} columns, and a row of {len(row)} cells",
+                        f"it has {len(columns)} columns but a row of {len(row)} cells",
                         advice="pass one cell for each column",
                     )
             return TableEntry(name, step, [str(column) for column in columns], copies)
@@ -152,7 +159,7 @@ class RecordedMedia:
     def queue(self, name: str, make_entry: Callable[[], Entry], advice: str) -> None:
         """Queue an entry on rank 0, or warn that it can't be made.
 
-        The entry is made in here, so that other ranks do no work for it, and errors of the making
+        The entry is made in this method, so that other ranks do no work for it, and its errors
         become warnings.
 
         Args:
@@ -166,12 +173,12 @@ class RecordedMedia:
         try:
             self.entries.append(make_entry())
         except UserError as mistake:
-            warn(f"{name} is not logged: {mistake.message}")
+            warn(f"{name} is not logged, because {mistake.message}")
         except (ValueError, TypeError, AttributeError, RuntimeError) as problem:
             warn(f"{name} is not logged ({type(problem).__name__}: {problem}): {advice}")
 
     def write(self, send: Callable[[Entry], None] | None) -> None:
-        """Write all queued entries to files, and pass each to `send` unless it is None.
+        """Write all queued entries to files, and pass each entry to `send` unless `send` is None.
 
         Args:
             send: sends an entry to the run's tracker.
@@ -183,7 +190,7 @@ class RecordedMedia:
                 with writing(str(self.folder)):
                     entry.write(self.folder)
             except UserError as mistake:
-                warn(f"{entry.name} is not logged: {mistake.message}")
+                warn(f"{entry.name} is not logged, because {mistake.message}")
                 continue
             except (ValueError, TypeError, RuntimeError) as problem:
                 advice = "pass values that can be written to a file"
@@ -205,22 +212,27 @@ def copy_images(
     The recipe may change its images before the queue is written.
 
     Raises:
-        UserError: there are no images, or they have another shape or type.
+        UserError: there are no images, an item is no image of Pillow's, or the shape of a tensor is
+            not [images, channels, height, width] with 1, 3 or 4 channels.
     """
     if isinstance(images, torch.Tensor):
         if images.dim() != 4 or images.shape[1] not in PILLOW_MODES:
-            shape = "[images, channels, height, width], with 1, 3 or 4 channels"
             raise UserError(
                 f"its images have the shape {list(images.shape)}",
-                advice=f"pass a tensor of the shape {shape}",
+                advice="pass a tensor [images, channels, height, width] with 1, 3 or 4 channels",
             )
         if not len(images) or not images[0].numel():
-            raise UserError("it has no images", advice=IMAGES_ADVICE)
+            raise UserError("it contains no images", advice=IMAGES_ADVICE)
         return images[:MOST_IMAGES].detach().clone()
-    pictures = [image.copy() for image in list(images)[:MOST_IMAGES]]
-    if not pictures or not all(isinstance(picture, Image.Image) for picture in pictures):
-        raise UserError("it has no images", advice=IMAGES_ADVICE)
-    return pictures
+    pictures = list(images)[:MOST_IMAGES]
+    if not pictures:
+        raise UserError("it contains no images", advice=IMAGES_ADVICE)
+    for picture in pictures:
+        if not isinstance(picture, Image.Image):
+            raise UserError(
+                f"its images are of type {type(picture).__name__}", advice=IMAGES_ADVICE
+            )
+    return [picture.copy() for picture in pictures]
 
 
 def to_pillow(images: torch.Tensor | list[Image.Image]) -> list[Image.Image]:
@@ -243,7 +255,7 @@ def to_pillow(images: torch.Tensor | list[Image.Image]) -> list[Image.Image]:
 
 
 def histogram_of(values: Values) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Count values in equal bins on their device, without waiting for it.
+    """Count values in equal bins on their device, without waiting for the device.
 
     Returns:
         The counts, int64 [BINS]; the smallest and the largest finite value, float32 [2]; and the
@@ -254,7 +266,7 @@ def histogram_of(values: Values) -> tuple[torch.Tensor, torch.Tensor, torch.Tens
     """
     flat = torch.as_tensor(values).detach().flatten()
     if not flat.numel():
-        raise UserError("it has no values", advice=HISTOGRAM_ADVICE)
+        raise UserError("it contains no values", advice=HISTOGRAM_ADVICE)
     flat = flat.float()
     is_finite = flat.isfinite()
     # Only tensor operations follow, because an `if` on a value would wait for the device.
@@ -277,14 +289,14 @@ def copy_cell(cell: object) -> object:
 
 
 def to_cell(cell: object) -> Cell:
-    """Convert a table's cell to what JSON and a tracker accept; other objects become text."""
+    """Convert a table's cell to a type that JSON and a tracker accept; objects become text."""
     if isinstance(cell, torch.Tensor | np.ndarray | np.generic):
         cell = cell.tolist()
     return cell if cell is None or isinstance(cell, bool | int | float | str) else str(cell)
 
 
 def file_name(entry: Entry) -> str:
-    """Return a relative path of the entry's name and step, safe on every file system.
+    """Return a relative path from the entry's name and step, safe on every file system.
 
     A slash in the name makes a folder. Other characters than letters, digits, "_", "+" and "-"
     become "-".

@@ -75,9 +75,9 @@ def training_lines(run: RunConfig) -> list[str]:
 def rate_lines(run: RunConfig) -> list[str]:
     """Return the line on how the learning rate relates to the effective batch size.
 
-    Several processes make the batch larger. If the rate was scaled, the line shows how. If it was
-    not, the line names the flags that would compensate. The list is empty for a single process
-    with an unscaled rate, and if the recipe sets its own rates.
+    Several processes make the batch larger. If the rate was scaled, the line shows how. Otherwise
+    the line names the flags that would compensate. The list is empty for a single process with an
+    unscaled rate, and if the recipe sets its own rates.
     """
     plan = run.plan
     world_size = run.environment.world_size
@@ -190,7 +190,7 @@ def summary_rows(objective: Objective, summary: Facts, split: Split) -> dict[str
     # The objective comes first. A name that occurs again keeps its first place.
     rows = dict.fromkeys([final_key, best_key, *split_metrics], f", {split}")
     if split == "validation" and summary.get(final_key) == summary.get(best_key):
-        del rows[best_key]  # it would repeat the final value
+        del rows[best_key]  # this row would repeat the final value
     else:
         rows[best_key] = ", validation"  # the best model is always chosen on validation data
     return rows | dict.fromkeys(WHOLE_RUN_METRICS, "")

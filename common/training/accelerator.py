@@ -45,7 +45,7 @@ class ChosenDevice(NamedTuple):
     """The type of device that trains."""
 
     is_cpu: bool
-    is_known_to_accelerate: bool  # always true of the CPU
+    is_known_to_accelerate: bool  # whether Accelerate knows the type; true for the CPU
 
 
 @launching()
@@ -99,7 +99,7 @@ def make_accelerator(
     precision: str,
 ) -> ShardingAccelerator:
     """Construct the Accelerator, which has the processes of the job find each other."""
-    # Accelerate 1.15 only knows the old name, of which torch 2.13 warns.
+    # Accelerate 1.15 only knows the old name, about which torch 2.13 warns.
     warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")
     name_interface()
     process_group = utils.InitProcessGroupKwargs(
@@ -111,11 +111,11 @@ def make_accelerator(
     accelerator = ShardingAccelerator(
         cpu=device.is_cpu,
         mixed_precision=precision if is_set_by_accelerate else "no",
-        # One scheduler step per update on any number of processes, not one per process.
+        # The scheduler makes one step per update on any number of processes, not one per process.
         dataloader_config=utils.DataLoaderConfiguration(split_batches=True),
         kwargs_handlers=[process_group, options],
     )
-    # If the constructor got this, a variable of the environment would override it.
+    # If the constructor got this number, a variable of the environment would override it.
     accelerator.gradient_accumulation_steps = config.gradient_accumulation_steps
     return accelerator
 
@@ -128,8 +128,9 @@ def shard(accelerator: ShardingAccelerator, config: TrainingConfig) -> None:
     """
     if config.auto_batch_size:
         raise UserError(
-            "--auto-batch-size has each rank try sizes alone, which a sharded model can't",
-            advice="leave --auto-batch-size out, and pass --batch-size",
+            "--auto-batch-size can't be used with a sharded model, because each process tries "
+            "sizes on its own",
+            advice="leave --auto-batch-size out, and pass --batch-size N",
         )
     accelerator.shard_over_ranks(config.gradient_compression)
 
@@ -141,8 +142,8 @@ def prepare_cpu(config: TrainingConfig, precision: str) -> None:
         UserError: gradients are to be compressed to bf16, which gloo can't sum.
     """
     if config.gradient_compression == "bf16":
-        advice = "pass --gradient-compression fp16"
-        raise UserError("gradients can't travel as bf16 between processes on a CPU", advice=advice)
+        advice = "pass --gradient-compression fp16, or leave the flag out"
+        raise UserError("--gradient-compression bf16 can't be used on a CPU", advice=advice)
     warn_of_slow_bf16(precision, config.resume is not None)
     torch.set_num_threads(cpu_threads(config.num_threads))
     limit_memory()
@@ -151,20 +152,20 @@ def prepare_cpu(config: TrainingConfig, precision: str) -> None:
 def quicken_updates() -> None:
     """Cache two things that Accelerate looks up in each update, which takes 120 µs.
 
-    One is whether the package of the optimizer Lomo is installed (90 µs). The other is the
+    The first is whether the package of the optimizer Lomo is installed (90 µs). The second is the
     signature of `zero_grad` (30 µs), which never changes.
     """
     optimizer_module: Any = accelerate.optimizer
     optimizer_module.is_lomo_available = functools.cache(utils.is_lomo_available)
     zero_grad: Any = torch.optim.Optimizer.zero_grad
-    # `inspect.signature` works the signature out only if a function has no such attribute.
+    # `inspect.signature` works the signature out only if a function lacks `__signature__`.
     zero_grad.__signature__ = inspect.signature(zero_grad)
 
 
 def name_device_for_accelerate() -> bool:
     """Have Accelerate use this process's accelerator; return whether Accelerate knows its type.
 
-    In place of a type that it does not know, Accelerate would use the CPU.
+    Accelerate would use the CPU in place of a type that it does not know.
     """
     device = default_device()
     accelerate_default: Any = PartialState.default_device  # a property that ignores its instance

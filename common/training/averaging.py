@@ -12,8 +12,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from common.errors import TrainingError, UserError
 
-# The options that a recipe may pass as `ddp={...}`, with their defaults. Those of communication
-# hooks are missing, because `--gradient-compression` sets the hook.
+# The options that a recipe may pass as `ddp={...}`, with their defaults. The options of
+# communication hooks are missing, because `--gradient-compression` sets the hook.
 OPTIONS = {
     field.name: field.default
     for field in dataclasses.fields(utils.DistributedDataParallelKwargs)
@@ -21,25 +21,25 @@ OPTIONS = {
 }
 UNFINISHED_REDUCTION = "Expected to have finished reduction"
 NO_GRADIENT = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
-# Each forward pass reads this of all parameters. `map` runs an attrgetter in C.
+# Each forward pass reads this attribute of all parameters. `map` runs an attrgetter in C.
 read_requires_grad = attrgetter("requires_grad")
 
 
 def ddp_options(
     stated: Mapping[str, object], compression: str
 ) -> utils.DistributedDataParallelKwargs:
-    """Return the options of DDP: those that the recipe states, and defaults for the others.
+    """Return the options of DDP: the options that the recipe states, and defaults for the others.
 
     Args:
         stated: the options that the recipe passes to `Run`.
         compression: the value of `--gradient-compression`.
 
     Raises:
-        UserError: for an option that DDP does not have, or a value of another type.
+        UserError: DDP does not have an option, or its value is of another type.
     """
     for name, value in stated.items():
         refuse_unfit_option(name, value)
-    # A static graph is no default: it gained nothing, and fails under `no_sync` (torch 2.13).
+    # A static graph is no default: it was no faster, and fails under `no_sync` (torch 2.13).
     defaults = utils.DistributedDataParallelKwargs(
         comm_hook=utils.DDPCommunicationHookType(compression),
         gradient_as_bucket_view=True,
@@ -52,37 +52,43 @@ def ddp_options(
 def refuse_unfit_option(name: str, value: object) -> None:
     """Raise a `UserError` if DDP lacks an option, or if the value's type is not the default's."""
     if name not in OPTIONS:
-        advice = f"state one of {', '.join(sorted(OPTIONS))}"
+        advice = f"use one of {', '.join(sorted(OPTIONS))}"
         if name.startswith("comm_"):
-            advice += "; --gradient-compression sets the hook"
-        raise UserError(f"Run(..., ddp={{{name!r:.50}: ...}}) is no option", advice=advice)
+            advice += ", or pass --gradient-compression, which sets the hook"
+        raise UserError(
+            f"{name!r:.50} in Run(..., ddp={{...}}) is not an option of DDP", advice=advice
+        )
     expected = type(OPTIONS[name])
     if type(value) is not expected:
-        advice = f"give {expected.__name__}, such as {OPTIONS[name]}"
-        raise UserError(f"Run(..., ddp={{{name!r}: {value!r:.50}}}) can't work", advice=advice)
+        advice = f"pass a value of type {expected.__name__}, such as {OPTIONS[name]}"
+        raise UserError(
+            f"Run(..., ddp={{{name!r}: {value!r:.50}}}) has a value of the wrong type",
+            advice=advice,
+        )
 
 
 class FreezableDDP(DistributedDataParallel):
     """DDP that averages the gradients of exactly the parameters that require them.
 
     Torch's DDP registers these parameters once, when it wraps a network. If a layer is unfrozen
-    later, its gradients are never averaged. If one is frozen later, DDP waits for it forever.
+    later, its gradients are never averaged. If a layer is frozen later, DDP waits for it forever.
     Here each forward pass compares the trainable parameters with the registered ones, and registers
-    them again if they differ. All ranks do so alike. The recipe keeps the same wrapper object.
+    the trainable ones again if they differ. All ranks do the same. The recipe keeps the same
+    wrapper object.
     """
 
     handler: utils.DistributedDataParallelKwargs
-    names: list[str]  # of all parameters
+    names: list[str]  # names of all parameters
     all_parameters: list[nn.Parameter]
     registered: list[bool]  # for each parameter, whether DDP averages its gradient
-    # Whether this update has gradients of earlier micro-batches, not averaged over ranks yet.
+    # Whether this update has gradients of earlier micro-batches that are not averaged yet.
     has_accumulated: bool
 
     @classmethod
     def adopt(
         cls, wrapped: DistributedDataParallel, handler: utils.DistributedDataParallelKwargs
     ) -> None:
-        """Change the class of a DDP wrapper that Accelerate made to this one, in place.
+        """Change the class of a DDP wrapper that Accelerate made to this class, in place.
 
         Args:
             wrapped: the wrapper to change.
@@ -94,7 +100,7 @@ class FreezableDDP(DistributedDataParallel):
         wrapped.remember_parameters()
 
     def remember_parameters(self) -> None:
-        """Note all parameters, and which of them DDP has registered: those that train now."""
+        """Note all parameters, and which of them DDP has registered: the ones that train now."""
         parameters = dict(self.module.named_parameters())
         self.names = [*parameters]
         self.all_parameters = [*parameters.values()]
@@ -105,7 +111,7 @@ class FreezableDDP(DistributedDataParallel):
         """Run the network, after registering layers that were frozen or unfrozen since.
 
         Under accumulation, layers are registered before the last micro-batch of an update. DDP
-        averages gradients only in that one.
+        averages gradients only in that micro-batch.
 
         Raises:
             TrainingError: the last update's loss did not depend on a registered parameter.
@@ -116,7 +122,7 @@ class FreezableDDP(DistributedDataParallel):
                 trainable = self.register_trainable()
             else:
                 self.has_accumulated = True
-            if True not in trainable:  # nothing to average: another network is being trained
+            if True not in trainable:  # another network is being trained: nothing to average
                 return self.module(*inputs, **named_inputs)
         try:
             return super().forward(*inputs, **named_inputs)
@@ -126,9 +132,10 @@ class FreezableDDP(DistributedDataParallel):
             raise self.unused_error(str(problem)) from None
 
     def register_trainable(self) -> list[bool]:
-        """Register the parameters that require gradients, and return for each whether it does.
+        """Register the parameters that require gradients; return for each whether it requires one.
 
-        If none does, DDP keeps its registered ones: a recipe may freeze a network for a moment.
+        If no parameter does, DDP keeps its registered ones: a recipe may freeze a network for a
+        moment.
         """
         trainable = [*map(read_requires_grad, self.all_parameters)]
         if self.has_accumulated:
@@ -145,13 +152,13 @@ class FreezableDDP(DistributedDataParallel):
     def rebuild_reducer(self) -> None:
         """Build DDP's reducer for the parameters that require gradients now."""
         self.reducer._remove_autograd_hooks()
-        # The same calls as torch's own, when it restores a pickled wrapper.
+        # Torch makes the same calls when it restores a pickled wrapper.
         parameters, expect_sparse = self._build_params_for_reducer()
         names = self._build_debug_param_to_name_mapping(parameters)
         self._ddp_init_helper(parameters, expect_sparse, names, self.static_graph)
         if self.static_graph:
             self.reducer._set_static_graph()
-        # The new reducer has no hook yet. The list is of the old reducer's.
+        # The new reducer has no hook yet. The list has the hooks of the old reducer.
         self._comm_hooks = []
         self.handler.register_comm_hook(self)
 
@@ -172,8 +179,8 @@ class FreezableDDP(DistributedDataParallel):
             name = registered_names[first_index]
         return TrainingError(
             f"{name} got no gradient in the last update, because the loss does not depend on it, "
-            "and DDP waits for it",
-            advice="freeze it with requires_grad_(False) while it is not used, or state "
+            "but DDP waits for its gradient",
+            advice="freeze it with requires_grad_(False) while it is not used, or write "
             'Run(config, __file__, OBJECTIVE, ddp={"find_unused_parameters": True})',
         )
 
@@ -181,7 +188,7 @@ class FreezableDDP(DistributedDataParallel):
 def average_gradients(parameters: list[nn.Parameter]) -> None:
     """Average the parameters' gradients over all ranks, in one collective for each dtype.
 
-    It is for the parameters that DDP does not average: those that it has not registered.
+    It serves the parameters that DDP has not registered, and whose gradients it does not average.
     """
     by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
     for parameter in parameters:

@@ -33,24 +33,24 @@ from common.system.platforms import command_line
 from common.tables import print_table
 from common.training.evaluation import keep_buffers
 
-MIN_SPEEDUP = 1.1  # a larger batch is only taken if it is so many times as fast
-MIN_SECONDS = 0.3  # for which a size is timed, after a first pass
-# The share of a GPU's memory that stays free for a compiled model, which may take more than the
-# uncompiled one on which sizes are tried.
+MIN_SPEEDUP = 1.1  # a larger batch is only taken if it is this many times as fast
+MIN_SECONDS = 0.3  # seconds for which a size is timed, after a first pass
+# The share of a GPU's memory that stays free for a compiled model, which may take more memory than
+# the uncompiled model with which sizes are tried.
 COMPILE_MARGIN = 0.1
 
 
 class Trial(NamedTuple):
-    """What trying one micro-batch size on one rank showed."""
+    """The result of trying one micro-batch size on one rank."""
 
     rate: float  # samples/s; 0 if the size does not fit into memory
     peak_mib: float
     has_room: bool = False  # whether twice the size may fit
 
 
-# What a rank reports of sizes that it did not try. For each size, the lowest rate of all ranks
-# counts. A smaller size than those that this rank tried surely fits here, so an infinite rate
-# leaves the judgement to the ranks that tried it. A larger size may not fit, so -1 rules it out.
+# The reports of a rank for sizes that it did not try. For each size, the lowest rate of all ranks
+# counts. A size below those that this rank tried surely fits here, so an infinite rate leaves the
+# judgement to the ranks that tried the size. A larger size may not fit, so -1 rules it out.
 UNTRIED_SMALLER = Trial(math.inf, 0)
 UNTRIED_LARGER = Trial(-1, 0)
 
@@ -63,14 +63,14 @@ def fit_batch_size(
 ) -> tuple[int, int]:
     """Choose the fastest micro-batch that divides the update and fits into memory on all ranks.
 
-    The requested size stays, unless it does not fit or a larger one is clearly faster. The
+    The requested size stays, unless it does not fit or a larger size is clearly faster. The
     Accelerator and the loaders take a new size at once, and the caller resolves the flags. Each
     rank tries sizes on the bare model, without communication, so that no rank waits for one that
-    ran out of memory. All sizes that were tried are printed, and the flags that are fastest even
-    if they change the updates.
+    ran out of memory. This prints all sizes that were tried, and the flags that are fastest even if
+    they change the updates.
 
     Args:
-        try_size: times a micro-batch size on this rank.
+        try_size: a function that times a micro-batch size on this rank.
         loaders: the run's loaders, by split.
         config: the flags.
         accelerator: the run's Accelerator.
@@ -84,7 +84,7 @@ def fit_batch_size(
     loader = loaders["train"]
     requested = config.batch_size
     per_update = requested * config.gradient_accumulation_steps
-    # A resumed run keeps its size if it still fits.
+    # A resumed run keeps its size if that still fits.
     largest = requested if config.resume is not None else len(loader.samples)
     sizes = sizes_to_try(requested, per_update, largest)
     trials = search(sizes, requested, try_size)
@@ -95,7 +95,7 @@ def fit_batch_size(
     accumulation = per_update // chosen
     if chosen != requested:
         reason = "does not fit" if chosen < requested else "is slower"
-        say(f"batch {requested} {reason}: using {chosen} × {accumulation} accumulated")
+        say(f"batch size {requested} {reason}; the run uses {chosen} × {accumulation} accumulated")
         accelerator.gradient_accumulation_steps = accumulation
         for split_loader in loaders.values():
             split_loader.cut_into(chosen, accumulation)
@@ -103,11 +103,11 @@ def fit_batch_size(
 
 
 def choose_size(rates: Mapping[int, float], requested: int, per_update: int) -> int:
-    """Return the fastest size with the same updates, and print a faster one that changes them.
+    """Return the fastest size with the same updates; print a faster size that changes the updates.
 
     Args:
-        rates: samples a second, by size. A rate is 0 if the size does not fit, -1 if a rank did
-            not try it, and infinite if none did.
+        rates: samples a second, by size. A rate is 0 if the size does not fit, -1 if a rank did not
+            try it, and infinite if no rank did.
         requested: the size that the flags ask for.
         per_update: samples of an update on this rank.
 
@@ -118,8 +118,8 @@ def choose_size(rates: Mapping[int, float], requested: int, per_update: int) -> 
     same_updates = [size for size in fitting if per_update % size == 0]
     if not same_updates:
         advice = "pass --gradient-checkpointing, or choose a smaller model or smaller samples"
-        raise TrainingError("out of memory with one sample a batch", advice=advice)
-    # If the requested size does not fit, begin with the largest one that fits.
+        raise TrainingError("out of memory even with one sample per batch", advice=advice)
+    # If the requested size does not fit, begin with the largest size that fits.
     start = requested if requested in fitting else same_updates[-1]
     chosen = fastest(fitting, same_updates, start)
     say_fastest(fastest(fitting, fitting, chosen), per_update)
@@ -129,7 +129,7 @@ def choose_size(rates: Mapping[int, float], requested: int, per_update: int) -> 
 def combine_over_ranks(
     trials: Mapping[int, Trial], sizes: list[int], accelerator: Accelerator
 ) -> tuple[dict[int, float], dict[int, float]]:
-    """Return, by size, the lowest rate (samples/s) and the highest peak (MiB) of all ranks.
+    """Return the lowest rate (samples/s) and the highest peak (MiB) of all ranks, by size.
 
     For a size that a rank did not try, `UNTRIED_SMALLER` or `UNTRIED_LARGER` counts.
     """
@@ -185,7 +185,7 @@ class CollectiveFinder(TorchDispatchMode):
         args: tuple[object, ...] = (),
         kwargs: dict[str, object] | None = None,
     ) -> object:
-        """Run an operation of torch's; torch calls this for each one within the block."""
+        """Run an operation of torch's; torch calls this for each operation within the block."""
         namespace = operation.namespace
         if self.name is None and namespace in ("c10d", "_c10d_functional"):
             self.name = str(operation).removesuffix(".default")
@@ -197,7 +197,7 @@ def refuse_unfit_loss(
 ) -> None:
     """Raise a `UserError` if sizes can't be tried, or if another size would change the updates.
 
-    Each rank tries sizes by itself, so the loss must not communicate.
+    Each rank tries sizes without the others, so the loss must not communicate.
 
     Args:
         model: the bare model, without DDP.
@@ -210,7 +210,7 @@ def refuse_unfit_loss(
         raise UserError(
             "--auto-batch-size would change the updates, because this recipe's loss depends on the "
             "other samples of a micro-batch (couples_samples=True)",
-            advice="leave --auto-batch-size out, and pass --batch-size",
+            advice="leave --auto-batch-size out, and pass --batch-size N",
         )
     if processes == 1:
         return
@@ -226,10 +226,10 @@ def refuse_unfit_loss(
     if finder.name is not None:
         raise UserError(
             (
-                f"compute_loss communicates with other processes ({finder.name}), and "
-                "--auto-batch-size has each process try sizes by itself"
+                "--auto-batch-size can't be used, because compute_loss communicates with other "
+                f"processes ({finder.name}), while each process tries sizes on its own"
             ),
-            advice="leave --auto-batch-size out, and pass --batch-size",
+            advice="leave --auto-batch-size out, and pass --batch-size N",
         )
 
 
@@ -255,9 +255,9 @@ def sizes_to_try(requested: int, per_update: int, largest: int) -> list[int]:
     """Return the micro-batch sizes to try, in ascending order.
 
     - Below the requested size are divisors of `per_update`, so that the updates stay the same. Each
-      is at most half of the next.
-    - Above it are its doublings up to `largest`. Some may change the updates. The user is told if
-      such a size is the fastest, but it is not chosen.
+      divisor is at most half of the next.
+    - Above the requested size are its doublings up to `largest`. Some may change the updates. The
+      user is told if such a size is the fastest, but it is not chosen.
     """
     sizes = [requested]
     while sizes[0] > 1:
@@ -269,7 +269,7 @@ def sizes_to_try(requested: int, per_update: int, largest: int) -> list[int]:
 
 
 def search(sizes: list[int], requested: int, try_size: Callable[[int], Trial]) -> dict[int, Trial]:
-    """Try the requested size; then smaller ones until one fits, or larger ones while that pays."""
+    """Try the requested size; then smaller sizes until one fits, or larger ones while that pays."""
     index = sizes.index(requested)
     trials = {requested: try_size(requested)}
     if not trials[requested].rate:
@@ -277,7 +277,7 @@ def search(sizes: list[int], requested: int, try_size: Callable[[int], Trial]) -
             trials[size] = try_size(size)
             if trials[size].rate:
                 break
-    # A requested size that does not fit has no room either, so no larger one is tried.
+    # A requested size that does not fit has no room either, so no larger size is tried.
     for size, larger in zip(sizes[index:], sizes[index + 1 :], strict=False):
         if not trials[size].has_room:
             break
@@ -288,12 +288,12 @@ def search(sizes: list[int], requested: int, try_size: Callable[[int], Trial]) -
 
 
 def fastest(rates: Mapping[int, float], sizes: Iterable[int], start: int) -> int:
-    """Return the size to use: `start`, unless a larger one of `sizes` is clearly faster.
+    """Return the size to use: `start`, unless a larger size of `sizes` is clearly faster.
 
     Args:
         rates: samples/s by size.
         sizes: the candidates, in ascending order.
-        start: the size that is taken without a good reason for another.
+        start: the size to use without a good reason for another size.
     """
     best = start
     for size in sizes:
@@ -325,7 +325,8 @@ def attempt(
     model.train()
     try:
         with tracker, as_written(model):
-            # Held while the passes run, because training will take as much memory besides.
+            # These tensors are held while the passes run, because training will take that memory,
+            # too.
             reserved = memory_of_states(model, optimizer)
             reserved.append(torch.empty(int(spare_bytes), dtype=torch.uint8, device=device))
             seconds = time_passes(model, loader, compute_loss, size)
@@ -340,7 +341,7 @@ def attempt(
         put_buffers_back()
         gc.collect()
         empty_cache(device)
-    # The second figure is what the limit of a container leaves.
+    # The second figure is the memory that the limit of a container leaves.
     free_bytes = min(free_memory(device), memory.device_memory(device) - memory.memory_now(device))
     # Twice the size may take twice the memory.
     needed_bytes = 2 * tracker.delta_mib * memory.MEBIBYTE
@@ -350,7 +351,7 @@ def attempt(
 def memory_of_states(model: nn.Module, optimizer: Optimizer) -> list[torch.Tensor]:
     """Return tensors as large as Adam's state will be, which does not exist yet.
 
-    SGD gets none, because its momentum exists already (see `start_momentum`).
+    For SGD there are none, because its momentum exists already (see `start_momentum`).
     """
     states_per_weight = 2 if "betas" in optimizer.param_groups[0] else 0  # Adam's two moments
     tensors = []
@@ -365,7 +366,7 @@ def time_passes(
 ) -> list[float]:
     """Return the seconds of each forward and backward pass on the longest samples.
 
-    The first pass also warms up. The others take `MIN_SECONDS` in all, or are a single one.
+    The first pass also warms up. The others take `MIN_SECONDS` in all; there is at least one.
     """
     lengths = loader.order.lengths
     longest = np.arange(size) if lengths is None else np.argsort(lengths)[-size:].copy()
@@ -389,12 +390,12 @@ def out_of_memory_error(
     same.
     """
     peak = memory.peak_memory(memory.memory_used(device))
-    problem = f"out of memory at batch {config.batch_size}, with a peak of {peak:,.0f} MiB"
+    problem = f"out of memory at batch size {config.batch_size}, with a peak of {peak:,.0f} MiB"
     placed_mib = sum(loader.placed_bytes for loader in loaders) / memory.MEBIBYTE
     # On a CPU, the data lie in the host's memory in any case.
     if is_accelerator(device) and placed_mib:
         problem += (
-            f" (the data take {placed_mib:,.0f} of them, and none with --data-placement workers)"
+            f" (the data take {placed_mib:,.0f} MiB of it, or none with --data-placement workers)"
         )
     smaller_model = smaller_model_advice(config)
     if config.batch_size == 1:
@@ -403,14 +404,14 @@ def out_of_memory_error(
         is_even = config.batch_size % 2 == 0
         updates = "the same updates" if is_even else "almost the same updates"
         command = command_with_half_the_batch(config, directory)
-        advice = f"either {smaller_model}, or make {updates} from half the batch with {command}"
+        advice = f"{smaller_model}, or make {updates} from half the batch size with: {command}"
     return TrainingError(problem, advice=advice, every_rank=True)
 
 
 def command_with_half_the_batch(config: TrainingConfig, directory: Path) -> str:
     """Return a command that resumes a run, or repeats it if it has no checkpoint.
 
-    It halves the micro-batch and doubles the accumulation.
+    The command halves the micro-batch and doubles the accumulation.
     """
     has_checkpoint = any(step_folders(directory / "checkpoints"))
     arguments = ["--resume", str(directory)] if has_checkpoint else sys.argv[1:]
@@ -421,12 +422,12 @@ def command_with_half_the_batch(config: TrainingConfig, directory: Path) -> str:
 
 
 def smaller_model_advice(config: TrainingConfig) -> str:
-    """Return how to make the model or its samples smaller: which of the recipe's flags to lower."""
+    """Return advice to make the model or its samples smaller: the recipe's flags to lower."""
     size_flags = [
         spelled(field.name)
         for field in fields(config)
         if stated(type(config), field.name)["role"] == "size"
     ]
     if not size_flags:
-        return "take a smaller model or sample"
+        return "use a smaller model or smaller samples"
     return f"lower {' or '.join(size_flags)}"

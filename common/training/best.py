@@ -8,6 +8,7 @@ from typing import NotRequired, TypedDict
 
 from common.errors import UserError
 from common.objective import Objective
+from common.system.platforms import quoted
 
 
 class BestState(TypedDict):
@@ -23,28 +24,28 @@ class BestState(TypedDict):
 class Best:
     """The best evaluation on validation data so far, and the number of evaluations since.
 
-    Among equal values the model with the lower loss is kept, and among equal losses the later one.
-    An equal value is no improvement, so early stopping goes on counting.
+    Among equal values the model with the lower loss is kept, and among equal losses the later
+    model. An equal value is no improvement, so early stopping goes on counting.
     """
 
     objective: Objective
     is_kept: bool = True  # whether `--keep best` saves its model, which checkpoints then name
     value: float | None = None
     step: int = -1  # the update after which the kept model was evaluated; -1 if there is none
-    evaluations_since_best: int = 0  # since the first one with this value
+    evaluations_since_best: int = 0  # evaluations since the first with this value
     loss: float | None = None  # the loss of the kept model, if its evaluation had one
 
     def record(self, value: float, step: int, loss: float | None = None) -> bool:
-        """Record an evaluation; return whether its model is the one to keep.
+        """Record an evaluation; return whether its model is to be kept.
 
         Args:
             value: the value of the objective; NaN never improves.
-            step: the update after which it was evaluated.
+            step: the update after which the model was evaluated.
             loss: the loss of the same evaluation, which decides between equal values.
         """
         values = [value] if self.value is None else [self.value, value]
         best = self.objective.best(values)
-        if best != self.value:  # the new value is better than all before
+        if best != self.value:  # the new value is better than all earlier values
             self.value = best
             self.step = step
             self.evaluations_since_best = 0
@@ -65,8 +66,12 @@ class Best:
         name = f"best-{self.step:08d}"
         if not any(file.startswith(name) for file in files):
             raise UserError(
-                f"{directory} is damaged, because its checkpoint does not name {name}",
-                advice="put a whole copy of it back, or resume from an older checkpoint",
+                f"the checkpoint of {directory} can't be resumed, because it does not list the "
+                f"best model, {name}",
+                advice=(
+                    f"restore {directory} from a backup, or resume an older checkpoint, as with "
+                    f"--resume {quoted(directory / 'checkpoints' / 'step-NUMBER')}"
+                ),
             )
 
     def state_dict(self) -> BestState:
@@ -82,7 +87,7 @@ class Best:
         loss = state.get("loss")
         self.value = None if value is None else float(value)
         self.step = int(state["step"])
-        self.evaluations_since_best = int(state["later"])
+        self.evaluations_since_best = int(state["later"])  # its name in checkpoints
         self.loss = None if loss is None else float(loss)
 
 

@@ -15,24 +15,24 @@ from common.errors import TrainingError
 ADVICE = (
     "look for a layer that was changed outside of the optimizer or by an optimizer that was not "
     "prepared, a network that was trained without accelerator.prepare(...), or a loss that leaves "
-    'out a layer on some ranks (state Run(..., ddp={"find_unused_parameters": True}))'
+    'out a layer on some ranks (write Run(..., ddp={"find_unused_parameters": True}))'
 )
 
 
 def networks_of(parts: Mapping[str, object]) -> dict[str, nn.Module]:
     """Return the networks among the parts of a checkpoint, by name.
 
-    A part of a checkpoint may wrap its network, which it then has as `module`.
+    A part of a checkpoint may wrap its network. The wrapper then has the network as `module`.
     """
     modules = {name: getattr(part, "module", part) for name, part in parts.items()}
     return {name: module for name, module in modules.items() if isinstance(module, nn.Module)}
 
 
 def insist_on_equal_weights(accelerator: Accelerator, networks: Mapping[str, nn.Module]) -> None:
-    """Compare the bits of all parameters over all ranks; called on all of them.
+    """Compare the bits of all parameters over all ranks; called on all ranks.
 
     Raises:
-        TrainingError: a parameter differs. The message names the first one.
+        TrainingError: a parameter differs. The message names the first such parameter.
     """
     if accelerator.num_processes == 1:
         return
@@ -43,8 +43,8 @@ def insist_on_equal_weights(accelerator: Accelerator, networks: Mapping[str, nn.
         name = [*parameters][differing[0]]
         raise TrainingError(
             (
-                f"the ranks' weights are no longer the same, first in {name} ({len(differing)} "
-                f"of {len(sums)} parameters), and were not saved"
+                f"the weights differ between ranks, first in {name} ({len(differing)} of "
+                f"{len(sums)} parameters), so they were not saved"
             ),
             advice=ADVICE,
         )
@@ -55,7 +55,7 @@ def whole_parameters(networks: Mapping[str, nn.Module]) -> Iterator[tuple[str, t
 
     Ranks have different rows of a sharded parameter, so there is nothing to compare.
 
-    A name begins with that of the network, as in ``model.head.weight``.
+    A name begins with the network's name, such as ``model.head.weight``.
     """
     for name, network in networks.items():
         bare = extract_model_from_parallel(network)

@@ -1,4 +1,4 @@
-"""`--early-stopping N`: a run ends after N evaluations in a row without a better one."""
+"""`--early-stopping N`: a run ends after N evaluations in a row without a better evaluation."""
 
 from common.config import TrainingConfig
 from common.console import say
@@ -11,8 +11,8 @@ from common.training.best import Best
 class EarlyStopping:
     """Decides whether a run ends early.
 
-    It has no state of its own to save. `Best`, which is part of each checkpoint, counts the
-    evaluations since the best one, so a resumed run decides as an uninterrupted one does.
+    This class has no state to save. `Best`, which is part of each checkpoint, counts the
+    evaluations since the best one, so a resumed run decides as an uninterrupted run does.
     """
 
     def __init__(self, config: TrainingConfig, best: Best, validation_split: Split) -> None:
@@ -21,8 +21,8 @@ class EarlyStopping:
         Args:
             config: the flags.
             best: the best evaluation so far, which the run keeps up to date.
-            validation_split: the split of the evaluations during training. It is "test" if the data
-                have no validation split.
+            validation_split: the split of the evaluations during training: "test" if the data have
+                no validation split.
 
         Raises:
             UserError: the flag is set, and the data have no validation split.
@@ -33,13 +33,13 @@ class EarlyStopping:
         if config.early_stopping is not None and validation_split != "validation":
             raise UserError(
                 "--early-stopping would choose by test data, because there are no validation data",
-                advice="hold some of train out, as with --validation-share 0.1",
+                advice="hold out a part of train, for example with --validation-share 0.1",
             )
 
     def decide(self, global_step: int) -> bool:
         """Decide whether the run ends after update `global_step`.
 
-        The flag `--early-stopping` takes effect by this call. The first call that ends the run
+        The flag `--early-stopping` takes effect through this call. The first call that ends the run
         prints a line.
         """
         mark_read(self.config, "early_stopping")
@@ -51,7 +51,7 @@ class EarlyStopping:
             metric = self.best.objective.metric
             count = self.best.evaluations_since_best
             say(
-                f"stopped early, after update {global_step}: no better {metric} in {count} "
-                "evaluations"
+                f"stopped early after update {global_step}, because {metric} did not improve in "
+                f"{count} evaluations"
             )
         return True

@@ -1,4 +1,4 @@
-"""What surrounds an evaluation: the model's mode, its buffers, and the random generators."""
+"""The state around an evaluation: the model's mode, its buffers, and the random generators."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -15,8 +15,8 @@ from common.models.compile import as_written
 from common.system.devices import seed_generator
 from common.training.sharding import ShardingAccelerator
 
-# One of the integers from which the seed of evaluations is hashed. It keeps their random numbers
-# apart from those that order the samples.
+# One of the integers from which the seed of evaluations is hashed. This integer keeps their random
+# numbers apart from those that order the samples.
 EVALUATION_STREAM = 2
 
 
@@ -30,8 +30,8 @@ def evaluation_mode(
     random generators and the mode of each module are restored. The buffers stay averaged.
 
     Yields:
-        A function that restores this rank's own buffers. An evaluation that is abandoned calls it,
-        so that the checkpoint has the buffers of an uninterrupted run.
+        A function that restores this rank's own buffers. An evaluation that is abandoned calls this
+        function, so that the checkpoint has the buffers of an uninterrupted run.
     """
     random_states = generators.state_dict()
     training_modes = {module: module.training for module in model.modules()}
@@ -60,8 +60,8 @@ def seed_generators(device: torch.device, seed: int) -> None:
 def keep_buffers(model: nn.Module) -> Callable[[], None]:
     """Return a function that restores all buffers of `model` to their present values.
 
-    The rehearsal and `--auto-batch-size` must leave no trace in them. But an evaluation averages
-    buffers, and a forward pass in training mode changes batch norm's statistics.
+    The rehearsal and `--auto-batch-size` must leave no trace in the buffers. But an evaluation
+    averages buffers, and a forward pass in training mode changes batch norm's statistics.
     """
     buffers = [*model.buffers()]
     values = [buffer.clone() for buffer in buffers]
@@ -87,6 +87,6 @@ def average_buffers(accelerator: Accelerator, model: nn.Module) -> Callable[[], 
         for buffer, values in zip(buffers, flat.split(sizes), strict=True):
             buffer.copy_(values.view_as(buffer))
 
-    own_values = torch.cat([buffer.flatten() for buffer in buffers])  # for a single collective
+    own_values = torch.cat([buffer.flatten() for buffer in buffers])  # for one collective
     set_buffers(accelerator.reduce(own_values, "mean"))
     return lambda: set_buffers(own_values)

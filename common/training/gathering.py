@@ -13,7 +13,7 @@ class OwnRows(FunctionCtx):
     """Tells the backward pass which of the gathered rows are this rank's own."""
 
     rank: int
-    row_count: int  # the same on all ranks
+    row_count: int  # the number of a rank's rows, the same on all ranks
 
 
 class GatherRows(torch.autograd.Function):
@@ -36,7 +36,7 @@ class GatherRows(torch.autograd.Function):
 
         The sum is made in fp32 or a wider type, because gloo can't add bf16, and fp16 overflows.
         """
-        (gradient,) = gradients  # one, as `forward` returns one tensor
+        (gradient,) = gradients  # there is one, because `forward` returns one tensor
         sum_dtype = torch.promote_types(gradient.dtype, torch.float32)
         total = gradient.to(sum_dtype).contiguous()
         if total is gradient:
@@ -50,7 +50,7 @@ class GatherRows(torch.autograd.Function):
 def all_gathered(rows: torch.Tensor, world_size: int) -> list[torch.Tensor]:
     """Return the rows of each rank, without gradients.
 
-    They travel as bytes, because not every backend supports every dtype.
+    The rows travel as bytes, because not every backend supports every dtype.
     """
     own_bytes = rows.detach().contiguous().flatten().view(torch.uint8)
     bytes_of_ranks = [torch.empty_like(own_bytes) for _ in range(world_size)]
@@ -96,8 +96,10 @@ class Gatherer:
         if len(set(shapes_of_ranks)) > 1 or not rows.ndim:
             shown = ", ".join(f"{shape} of {dtype}" for shape, dtype in shapes_of_ranks)
             advice = (
-                "gather tensors with one row per sample and as many rows on each rank; "
-                "run.equal_batches(loader) makes the batches of an evaluation equal"
+                "pass tensors with one row per sample and the same number of rows on each rank; "
+                "in an evaluation, run.equal_batches(loader) yields such batches"
             )
-            raise UserError(f"run.gather: the ranks have {shown}", advice=advice)
+            raise UserError(
+                f"run.gather can't be used on what the ranks pass ({shown})", advice=advice
+            )
         self.known_equal.add(shape_and_dtype)

@@ -22,8 +22,8 @@ if TYPE_CHECKING:  # the import takes a second
 
 # A healthy fp16 run skips a few updates while its loss scale settles, never so many in a row.
 MOST_SKIPS_IN_A_ROW = 25
-# The guard reads the norms after this many updates, even if no log line is due. It must be well
-# below 166: so many overflows in a row halve the loss scale to 0.
+# The guard reads the norms after this many updates, even if no log line is due. The number must be
+# well below 166, because 166 overflows in a row halve the loss scale to 0.
 MOST_UNCHECKED = 100
 
 
@@ -39,8 +39,8 @@ class GradientGuard:
     """Clips gradients, and skips updates whose gradients are not finite.
 
     Gradients are scaled in place. Fused optimizers, which the recipes use, decide on the device
-    whether to skip, without a synchronisation. All ranks decide alike, because their averaged
-    gradients are the same.
+    whether to skip, without a synchronisation. All ranks make the same decision, because their
+    averaged gradients are the same.
     """
 
     def __init__(self, accelerator: Accelerator, max_grad_norm: float, by_layer: bool = False):
@@ -48,34 +48,35 @@ class GradientGuard:
 
         Args:
             max_grad_norm: the largest global norm; 0 turns clipping off.
-            by_layer: whether to compute the norm of each layer too, which reads all gradients once
-                more.
+            by_layer: whether to compute the norm of each layer too, for which all gradients are
+                read once more.
         """
         self.accelerator = accelerator
         self.max_grad_norm = max_grad_norm
         self.is_fp16 = accelerator.scaler is not None
-        self.grad_norm = torch.zeros((), device=accelerator.device)  # of the network clipped first
+        # The norm of the network that was clipped first.
+        self.grad_norm = torch.zeros((), device=accelerator.device)
         self.by_layer = by_layer
-        self.layers: dict[str, torch.Tensor] = {}  # by parameter name, the norm of its gradient
+        self.layers: dict[str, torch.Tensor] = {}  # norm of each gradient, by parameter name
         # On a CPU, reading the norm costs nothing and mostly saves the multiplication.
         self.reads_norm = accelerator.device.type == "cpu" and not self.is_fp16
         self.skipped = 0
         self.skipped_in_a_row = 0
         self.unchecked: list[torch.Tensor] = []  # norms on the device that nobody has read yet
-        # Listed once for each network, because listing costs as much as clipping.
+        # A network's parameters are listed only once, because that costs as much as clipping.
         self.parameters: WeakKeyDictionary[nn.Module, list[nn.Parameter]] = WeakKeyDictionary()
-        # By network, the ids of the parameters that had gradients in the last update.
+        # The ids of each network's parameters that had gradients in the last update.
         self.trained: WeakKeyDictionary[nn.Module, list[int]] = WeakKeyDictionary()
-        # By network, the ids of the parameters that were frozen at the first update.
+        # The ids of each network's parameters that were frozen at the first update.
         self.frozen_at_first: WeakKeyDictionary[nn.Module, set[int]] = WeakKeyDictionary()
-        # By optimizer, the hook that removes its mark after its step.
+        # The hook of each optimizer that removes its mark after its step.
         self.unmarking: WeakKeyDictionary[Optimizer, RemovableHandle] = WeakKeyDictionary()
 
     def clip(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Clip the global norm of a network's gradients, and mark an update that is not finite.
 
-        The gradients are clipped when this returns. The optimizer applies any change that a recipe
-        makes to them afterwards. A non-finite update is skipped in the optimizer's step.
+        The gradients are clipped when this method returns. A recipe may change them afterwards. A
+        non-finite update is skipped in the optimizer's step.
         """
         self.accelerator.unscale_gradients(optimizer)
         parameters = self.parameters.get(model)
@@ -89,7 +90,7 @@ class GradientGuard:
                 trained.append(parameter)
                 gradients.append(gradient)
         self.watch_unfreezing(model, optimizer, trained)
-        # Of sharded gradients, each rank knows only the norm of its own shards.
+        # If gradients are sharded, each rank knows only the norm of its own shards.
         norm = norm_over_ranks(nn.utils.get_total_norm(gradients, foreach=True))
         self.unchecked.append(norm)
         # The log has the norm of the network that was clipped first.
@@ -108,8 +109,8 @@ class GradientGuard:
     ) -> None:
         """Raise a `UserError` if a parameter was unfrozen that no optimizer updates.
 
-        Each update calls this. It looks at the optimizers only if other parameters than in the last
-        update have gradients.
+        Each update calls this method, which looks at the optimizers only if other parameters than
+        in the last update have gradients.
         """
         trained_ids = [*map(id, trained)]
         if model not in self.trained:
@@ -132,20 +133,19 @@ class GradientGuard:
             if id(parameter) in not_updated:
                 raise UserError(
                     (
-                        f"{name.removeprefix('module.')} was unfrozen, but no prepared optimizer "
-                        "has it"
+                        f"{name.removeprefix('module.')} was unfrozen, but it is in no prepared "
+                        "optimizer"
                     ),
                     advice=(
-                        "freeze layers after the optimizer is made (as decay_groups makes it), "
-                        "or add them with optimizer.add_param_group(...) before "
-                        "accelerator.prepare"
+                        "create the optimizer (as with decay_groups) before layers are frozen, or "
+                        "add them with optimizer.add_param_group(...) before accelerator.prepare"
                     ),
                 )
 
     def remember_norms(
         self, model: nn.Module, gradients: list[torch.Tensor], norm: torch.Tensor
     ) -> None:
-        """Keep the norm before clipping for the log, and with `by_layer` that of each gradient."""
+        """Keep the norm before clipping for the log; with `by_layer`, that of each gradient too."""
         self.grad_norm = norm
         if self.by_layer:
             parameters = self.accelerator.unwrap_model(model).named_parameters()
@@ -158,7 +158,7 @@ class GradientGuard:
     ) -> None:
         """Clip without waiting for the device; a fused optimizer reads the mark on the device."""
         if not self.is_fp16:  # in fp16, `GradScaler` finds non-finite gradients itself
-            # A norm is never negative, so one comparison replaces the four of `isfinite`. NaN is
+            # A norm is never negative, so one comparison replaces the four in `isfinite`. NaN is
             # not less than infinity, so it is marked as well.
             self.mark(optimizer, norm.lt(math.inf).logical_not_().float())
         if self.max_grad_norm:
@@ -178,7 +178,7 @@ class GradientGuard:
     def clip_unfused(
         self, optimizer: Optimizer, gradients: list[torch.Tensor], norm: torch.Tensor
     ) -> None:
-        """Clip for an optimizer that can't skip a step by itself; this waits for the device."""
+        """Clip for an optimizer whose step can't skip an update; this waits for the device."""
         value = float(norm)
         if math.isfinite(value):
             if self.max_grad_norm and value > self.max_grad_norm:
@@ -189,7 +189,7 @@ class GradientGuard:
     def mark(self, optimizer: FusedOptimizer, found_inf: torch.Tensor) -> None:
         """Have a fused optimizer skip its next step where `found_inf` is 1.
 
-        A mark that another network with the same optimizer left in this update stays.
+        If several networks share an optimizer, the step is skipped if any of them asks for it.
         """
         earlier = getattr(optimizer, "found_inf", None)
         optimizer.found_inf = found_inf if earlier is None else torch.maximum(earlier, found_inf)
@@ -214,8 +214,8 @@ class GradientGuard:
         """Read the norms since the last check, and end the run if an update was skipped.
 
         Args:
-            global_step: updates made.
-            loss: the mean training loss since the last log line; 0 if it is not known here.
+            global_step: the number of updates made.
+            loss: the mean training loss since the last log line; 0 if the loss is not known here.
 
         Raises:
             TrainingError: an update was skipped, or the loss is NaN. In fp16, whose loss scale has
@@ -225,8 +225,8 @@ class GradientGuard:
         if not self.is_fp16 and (self.skipped or math.isnan(loss)):
             raise TrainingError(
                 (
-                    f"a gradient or the loss became non-finite by update {global_step}; that "
-                    "update was not applied"
+                    f"a gradient or the loss became non-finite by update {global_step}, which was "
+                    "not applied"
                 ),
                 advice=(
                     "lower --learning-rate or --max-grad-norm, or pass --mixed-precision no; "
@@ -274,19 +274,19 @@ class GradientGuard:
 
 
 def parameters_of(optimizer: Optimizer) -> Iterator[nn.Parameter]:
-    """Yield the parameters that an optimizer, or Accelerate's wrapper of one, updates."""
+    """Yield the parameters of an optimizer, which Accelerate may have wrapped."""
     bare: Optimizer = bare_optimizer(optimizer)
     for group in bare.param_groups:
         yield from group["params"]
 
 
 def norm_over_ranks(norm: torch.Tensor) -> torch.Tensor:
-    """Combine the ranks' norms of a sharded gradient, in a collective; others are complete."""
+    """Combine the ranks' norms of a sharded gradient in a collective; return others as they are."""
     return cast("DTensor", norm).full_tensor() if is_sharded(norm) else norm
 
 
 def multiply(gradients: list[torch.Tensor], factor: float | torch.Tensor) -> None:
-    """Scale gradients in place; of sharded ones, this rank's rows."""
+    """Scale gradients in place; of sharded gradients, this rank's rows."""
     if any(map(is_sharded, gradients)):
         gradients = [local(gradient) for gradient in gradients]
     torch._foreach_mul_(gradients, factor)

@@ -1,4 +1,4 @@
-"""What a launcher asks for and recipes do not have: each ends the run with a sentence."""
+"""Checks of a launcher's environment: what recipes do not have ends the run with a sentence."""
 
 import os
 from collections.abc import Iterator
@@ -6,14 +6,14 @@ from contextlib import contextmanager
 
 import torch
 
-from common.errors import UserError, is_loss, outcome_of
+from common.errors import UserError, is_lost_process, outcome_of
 from common.sentences import cause_text
 from common.system.devices import USE_CPU_VARIABLE
 from common.system.machine import FALSE_WORDS, TRUE_WORDS, local_world_size, rank, world_size
 
 LAUNCH = (
-    "launch with one of accelerate_configs/, such as multi_cpu.yaml, or with "
-    "--multi_gpu --num_processes N"
+    "launch with accelerate launch --config_file accelerate_configs/multi_cpu.yaml (or another of "
+    "these files), or with accelerate launch --multi_gpu --num_processes N"
 )
 # The variables that `accelerate launch` sets for ways to train that recipes do not support.
 UNSUPPORTED_LAUNCHERS = {
@@ -21,7 +21,7 @@ UNSUPPORTED_LAUNCHERS = {
     "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM",
     "ACCELERATE_USE_PARALLELISM_CONFIG": "tensor or context parallelism",
 }
-# The variables in which Accelerate expects a word for yes or no. It raises an error for others.
+# Variables in which Accelerate expects a word for yes or no. Other words raise an error there.
 YES_OR_NO = (
     USE_CPU_VARIABLE,
     "ACCELERATE_CPU_AFFINITY",
@@ -33,12 +33,12 @@ YES_OR_NO = (
 
 @contextmanager
 def launching() -> Iterator[None]:
-    """Turn what Accelerate and torch raise about the launcher's environment into a `UserError`."""
+    """Turn errors of Accelerate and torch about the launcher's environment into a `UserError`."""
     try:
         yield
     except (ValueError, TypeError, OverflowError, RuntimeError) as error:
         cause = cause_text(error)
-        if is_loss(error):
+        if is_lost_process(error):
             raise UserError(
                 f"the launched processes could not reach each other ({cause})",
                 advice="check MASTER_ADDR, MASTER_PORT and the network between the machines",
@@ -46,7 +46,7 @@ def launching() -> Iterator[None]:
                 resumable=True,  # they may find each other if the job is started again
             ) from None
         raise UserError(
-            f"the launched processes can't begin ({cause})",
+            f"the launched processes can't start ({cause})",
             advice=LAUNCH,
             every_rank=True,
             resumable=outcome_of(error).resumable,
@@ -94,7 +94,11 @@ def refuse_wrong_rank() -> None:
     """Raise a `UserError` if RANK is not between 0 and WORLD_SIZE - 1."""
     if not 0 <= rank() < world_size():
         position = f"this is process {rank()} of {world_size()}, numbered from 0"
-        raise UserError(f"RANK and WORLD_SIZE say that {position}", advice=LAUNCH, every_rank=True)
+        raise UserError(
+            f"the environment variables RANK and WORLD_SIZE say that {position}",
+            advice=LAUNCH,
+            every_rank=True,
+        )
 
 
 def refuse_other_launchers() -> None:
@@ -102,9 +106,9 @@ def refuse_other_launchers() -> None:
     for variable, setting in UNSUPPORTED_LAUNCHERS.items():
         value = os.environ.get(variable, "")
         if value.lower() in TRUE_WORDS:
-            problem = f"{variable}={value} asks for {setting}, which recipes do not use"
+            problem = f"{variable}={value} asks for {setting}, which recipes do not support"
             raise UserError(
-                problem, advice=f"unset {variable}, or launch with one of accelerate_configs/"
+                problem, advice=f"unset {variable}, or launch with a file of accelerate_configs/"
             )
 
 
@@ -113,9 +117,10 @@ def refuse_missing_devices() -> None:
     devices = torch.accelerator.device_count()
     local_processes = local_world_size()
     if local_processes > devices:
-        counts = f"{local_processes} processes on this machine, which has {devices} GPUs"
+        counts = f"{local_processes} processes on this machine, which has only {devices} GPUs"
         raise UserError(
-            f"the launcher started {counts}", advice=f"pass it --num_processes {devices}"
+            f"the launcher started {counts}",
+            advice=f"pass --num_processes {devices} to accelerate launch",
         )
 
 
@@ -123,7 +128,7 @@ def refuse_missing_processes(processes: int) -> None:
     """Raise a `UserError` if the processes of this job do not train together.
 
     Args:
-        processes: those that the Accelerator trains with.
+        processes: the number of processes that the Accelerator trains with.
     """
     if processes != world_size():
         problem = f"but each of them sees {processes}"
@@ -132,5 +137,5 @@ def refuse_missing_processes(processes: int) -> None:
     # starts only one.
     expects_more = {"ACCELERATE_USE_CPU", "MASTER_ADDR"} <= {*os.environ}
     if expects_more and "WORLD_SIZE" not in os.environ and processes == 1:
-        problem = "was asked for more (or MASTER_ADDR is set, and should not be)"
-        raise UserError(f"the launcher started one process, and {problem}", advice=LAUNCH)
+        problem = "was asked for more (or MASTER_ADDR is set but should not be)"
+        raise UserError(f"the launcher started one process, but {problem}", advice=LAUNCH)

@@ -25,11 +25,11 @@ class SharedScaler(torch.amp.GradScaler):
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
         """Divide the gradients by the scale, also on a device without float64.
 
-        Torch inverts the scale in float64. In fp32 the result is the same, because the scale is a
+        Torch inverts the scale in float64. The result in fp32 is the same, because the scale is a
         power of two.
         """
         scale = self._scale
-        # Without a tensor, no loss was scaled yet, which torch's method handles.
+        # If the scale is no tensor, no loss was scaled yet. Torch's method handles this case.
         if not isinstance(scale, torch.Tensor) or has_float64(scale.device):
             super().unscale_(optimizer)
             return

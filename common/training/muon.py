@@ -13,7 +13,7 @@ NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 
 
 class ParameterGroup(TypedDict, total=False):
-    """A group of parameters that share their settings; those left out have the defaults."""
+    """A group of parameters that share their settings; missing settings have the defaults."""
 
     params: Iterable[torch.Tensor]
     lr: float
@@ -36,7 +36,7 @@ class Muon(Optimizer):
 
     # The step leaves parameters as they are where `found_inf` is 1, without waiting for the device.
     _step_supports_amp_scaling = True
-    # `GradScaler` sets both for a step and deletes them after it.
+    # `GradScaler` sets both attributes for a step, and deletes them afterwards.
     found_inf: torch.Tensor | None = None
     grad_scale: torch.Tensor | None = None
 
@@ -74,9 +74,9 @@ class Muon(Optimizer):
         """Update one parameter and its momentum, unless `found_inf` forbids it.
 
         Args:
-            parameter: of any shape; of an orthogonal group, with at least two dimensions.
-            gradient: of the same shape.
-            group: the settings of its group; see `ParameterGroup`.
+            parameter: a tensor of any shape; in an orthogonal group, of at least two dimensions.
+            gradient: a tensor of the same shape.
+            group: the settings of the parameter's group; see `ParameterGroup`.
         """
         buffer: torch.Tensor = self.state[parameter]["momentum_buffer"]
         if self.grad_scale is not None:
@@ -106,14 +106,14 @@ def orthogonalized(matrix: torch.Tensor, steps: int) -> torch.Tensor:
 
     Args:
         matrix: [rows, columns].
-        steps: how often to iterate; after three, singular values lie between about 0.3 and 1.2.
+        steps: the number of iterations; after three, singular values lie between about 0.3 and 1.2.
     """
     a, b, c = NEWTON_SCHULZ
     is_tall = matrix.shape[0] > matrix.shape[1]
     result = matrix.T if is_tall else matrix
     result = result / (result.norm() + 1e-7)  # no singular value is above 1
     for _ in range(steps):
-        # It maps each singular value s to a·s + b·s³ + c·s⁵.
+        # An iteration maps each singular value s to a·s + b·s³ + c·s⁵.
         gram = result @ result.T
         result = a * result + (b * gram + c * (gram @ gram)) @ result
     return result.T if is_tall else result

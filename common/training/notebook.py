@@ -19,7 +19,7 @@ def is_called_by_a_program(recipe_file: str) -> bool:
 def note_ranks_of_debug_launcher() -> None:
     """Set RANK and similar variables under Accelerate's `debug_launcher`.
 
-    It tells only torch the rank, but recipes read the rank from these variables.
+    That launcher tells only torch the rank, but recipes read the rank from these variables.
     """
     if "RANK" not in os.environ and torch.distributed.is_initialized():
         own_rank = str(torch.distributed.get_rank())

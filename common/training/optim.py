@@ -32,9 +32,9 @@ def decay_groups(model: nn.Module, weight_decay: float) -> list[ParameterGroup]:
     ]
 
 
-# The schedules of `--schedule`. Each maps the share of the run that is left after the warm-up to a
-# factor of the peak learning rate. "linear" is BERT's (arXiv 1810.04805), and with a long warm-up
-# the one-cycle schedule of arXiv 1708.07120. "cosine" is that of arXiv 1608.03983.
+# The schedules of `--schedule`. Each maps the remaining share of the run, from 1 after the warm-up
+# to 0, to a factor of the peak learning rate. "linear" is BERT's schedule (arXiv 1810.04805), and
+# with a long warm-up the one-cycle schedule of arXiv 1708.07120. "cosine" is from arXiv 1608.03983.
 SCHEDULES: dict[str, Callable[[float], float]] = {
     "linear": lambda left: left,
     "cosine": lambda left: 0.5 - 0.5 * math.cos(math.pi * left),
@@ -50,7 +50,7 @@ def warmup_decay(
     def factor(step: int) -> float:
         """Return the factor of the peak rate for the update that follows `step`."""
         if step < warmup_steps:
-            # Neither 0 in the first update nor 1 before the warm-up is over.
+            # The factor is neither 0 in the first update nor 1 before the warm-up is over.
             return (step + 1) / (warmup_steps + 1)
         left = max(0.0, (total_steps - step) / max(1, total_steps - warmup_steps))
         return SCHEDULES[schedule](left)
@@ -72,9 +72,9 @@ SCALES: dict[str, Callable[[float], float]] = {
 def leave_unfit_fused_path(optimizer: object, device: torch.device) -> None:
     """Turn an optimizer's fused kernel off if the kernel can't skip an update on this device.
 
-    Such a kernel would apply updates with non-finite gradients. Without it, the host decides
-    whether to skip, and waits for the device in each update. `run.keep` passes all its parts here,
-    so other objects than optimizers are left alone.
+    Such a kernel would apply updates with non-finite gradients. Without the kernel, the host
+    decides whether to skip, and waits for the device in each update. `run.keep` passes all its
+    parts to this function, which leaves objects other than optimizers alone.
     """
     if not isinstance(optimizer, Optimizer):
         return
@@ -87,8 +87,8 @@ def leave_unfit_fused_path(optimizer: object, device: torch.device) -> None:
     for options in (optimizer.defaults, *optimizer.param_groups):
         options["fused"] = False
     warn(
-        f"the fused {type(optimizer).__name__} of {device.type} can't skip an update: using the "
-        "unfused one, which is slower"
+        f"the fused {type(optimizer).__name__} can't skip an update on {device.type}, so the run "
+        "uses the unfused one, which is slower"
     )
 
 
@@ -96,8 +96,8 @@ def start_momentum(optimizer: object) -> None:
     """Give SGD zeroed momentum buffers, so that its first update can be skipped.
 
     SGD's fused kernel allocates the buffers uninitialised and fills them in the first update. If an
-    fp16 overflow skips that update, the second one would read uninitialised memory. Other objects
-    are left alone, as in `leave_unfit_fused_path`.
+    fp16 overflow skips that update, the second update would read uninitialised memory. Other
+    objects are left alone, as in `leave_unfit_fused_path`.
     """
     if not isinstance(optimizer, torch.optim.SGD):
         return

@@ -15,11 +15,11 @@ from common.flag_reads import mark_read
 from common.run_directory.records import PlanFacts
 from common.training.optim import SCALES, warmup_decay
 
-MOST_EVALUATIONS = 20  # in a run without `--eval-every`
-# In a run without `--log-every`. Logging a row takes about a millisecond, in which an accelerator
-# may be idle.
+MOST_EVALUATIONS = 20  # evaluations in a run without `--eval-every`
+# Rows in a run without `--log-every`. Logging a row takes about a millisecond, in which an
+# accelerator may be idle.
 MOST_ROWS = 1000
-LONGEST_LOG_INTERVAL = 50  # in a run that would have at most `MOST_ROWS` rows with it
+LONGEST_LOG_INTERVAL = 50  # updates, if the run then has at most `MOST_ROWS` rows
 
 
 class EpochSize(Protocol):
@@ -48,14 +48,14 @@ class Plan:
             UserError: no flag states the epochs, and the recipe has none for this data set.
         """
         self.updates_per_epoch = order.updates_per_epoch
-        self.samples_per_update = order.global_batch  # over all ranks
+        self.samples_per_update = order.global_batch  # samples over all ranks
         self.epochs: int = (
             epochs_by_default(dataset, default_epochs) if config.epochs is None else config.epochs
         )
         total_steps = self.epochs * self.updates_per_epoch
         self.total_steps = min(total_steps, config.max_steps or total_steps)
         self.log_every = config.log_every or log_interval_by_default(self.total_steps)
-        # If a run has many short epochs, not each is followed by an evaluation.
+        # If a run has many short epochs, not every epoch is followed by an evaluation.
         epochs_apart = math.ceil(self.total_steps / self.updates_per_epoch / MOST_EVALUATIONS)
         self.eval_every = config.eval_every or epochs_apart * self.updates_per_epoch
         # Whether the first interval has more rows; see `logs`.
@@ -83,7 +83,7 @@ class Plan:
         self.rate_scale = self.scale_to_apply
         for group in optimizer.param_groups:
             group["lr"] *= self.rate_scale
-        if self.peak_learning_rate is None:  # with several optimizers, that of the first one
+        if self.peak_learning_rate is None:  # with several optimizers, the first one's rate counts
             self.peak_learning_rate = float(optimizer.param_groups[0]["lr"])
         mark_read(
             *(self.config, "schedule", "warmup_steps", "scale_learning_rate", "base_batch_size")
@@ -91,7 +91,7 @@ class Plan:
         return warmup_decay(optimizer, self.total_steps, self.warmup_steps, self.config.schedule)
 
     def epoch(self, step: int) -> int:
-        """Return the epoch, from 0, of the update that follows `step`; at the end, the last one."""
+        """Return the epoch, from 0, of the update after `step`; at the end, the last epoch."""
         return max(0, min(step, self.total_steps - 1)) // self.updates_per_epoch
 
     def ends(self, step: int) -> bool:
@@ -115,12 +115,13 @@ class Plan:
     def saves(self, step: int, is_checkpoint_old: bool = True) -> bool:
         """Whether a checkpoint is due after update `step`.
 
-        It is due every `--checkpoint-every` updates, at the run's end, and at the end of an epoch.
+        A checkpoint is due every `--checkpoint-every` updates, at the run's end, and at the end of
+        an epoch.
 
         Args:
-            step: updates made.
+            step: the number of updates made.
             is_checkpoint_old: whether the last checkpoint is old. If not, the end of an epoch has
-                none, because short epochs would spend most of their time on checkpoints.
+                no checkpoint, because short epochs would spend most of their time on checkpoints.
         """
         if self.ends(step) or step % self.save_every == 0:
             return True
@@ -150,9 +151,9 @@ class Plan:
 def log_interval_by_default(total_steps: int) -> int:
     """Return the updates between two rows, for a run without `--log-every`.
 
-    A short run gets about 50 rows, enough for a curve. A long one gets at most `MOST_ROWS`. The
-    number of updates alone decides. If time did as well, a resumed run would have other rows than
-    one that was never interrupted.
+    A short run gets about 50 rows, enough for a curve. A long run gets at most `MOST_ROWS`. The
+    number of updates alone decides. If time decided as well, a resumed run would have other rows
+    than a run that was never interrupted.
     """
     if total_steps > MOST_ROWS * LONGEST_LOG_INTERVAL:
         return math.ceil(total_steps / MOST_ROWS)
@@ -163,14 +164,14 @@ def epochs_by_default(dataset: str, default_epochs: Mapping[str, int]) -> int:
     """Return the epochs that a recipe states for this data set, or else for ``"other"``.
 
     Raises:
-        UserError: it states neither.
+        UserError: the recipe states neither.
     """
     epochs = default_epochs.get(dataset, default_epochs.get("other"))
     if epochs is None:
         named = ", ".join(default_epochs) or "nothing"
-        advice = 'add "other", as in DEFAULT_EPOCHS = {"other": 10}, or pass --epochs'
+        advice = 'add "other", as in DEFAULT_EPOCHS = {"other": 10}, or pass --epochs N'
         raise UserError(
-            f"DEFAULT_EPOCHS has no entry for {dataset}: it names {named}", advice=advice
+            f"DEFAULT_EPOCHS has no entry for {dataset}, only for {named}", advice=advice
         )
     return epochs
 
@@ -179,14 +180,14 @@ class ProgressState(TypedDict):
     """The progress in a checkpoint."""
 
     global_step: int
-    seconds: float  # of all attempts so far
+    seconds: float  # time of all attempts so far
 
 
 @dataclass
 class Progress:
     """How far a run has come: the part of a checkpoint that a person looks for first."""
 
-    global_step: int = 0  # updates made
+    global_step: int = 0  # number of updates made
     # The time of `perf_counter` when the run began, moved back by the seconds of earlier attempts.
     began: float = field(default_factory=time.perf_counter)
 

@@ -17,15 +17,15 @@ from common.system.devices import (
 )
 from common.training.loss_scale import SharedScaler
 
-# By precision, why a device can't run it.
+# The reason why a device can't run a precision, by precision.
 MISSING_PRECISION = {
     "fp16": (
-        "fp16 needs a GPU that supports it, and this machine has none (Accelerate would silently "
+        "fp16 needs a GPU that supports it, but this machine has none (Accelerate would silently "
         "train in fp32)"
     ),
     "bf16": "this GPU does not support bf16",
     "tf32": (
-        "tf32 needs a GPU that supports it, such as NVIDIA's since Ampere (2020), and this machine "
+        "tf32 needs a GPU that supports it, such as NVIDIA's since Ampere (2020), but this machine "
         "has none"
     ),
 }
@@ -44,7 +44,8 @@ def choose_precision(requested: str, use_cpu: bool, resumes: bool = False) -> st
         requested: the value of `--mixed-precision`. ``auto`` takes the launcher's precision, or the
             best of this device if the launcher names none.
         use_cpu: whether the CPU trains.
-        resumes: whether a run is resumed. Its precision can't change, so an error has other advice.
+        resumes: whether a run is resumed, whose precision can't change, so that an error has other
+            advice.
 
     Raises:
         UserError: the device can't run this precision.
@@ -57,8 +58,8 @@ def choose_precision(requested: str, use_cpu: bool, resumes: bool = False) -> st
     advice = f"pass --mixed-precision {best}"
     if resumes:
         advice = (
-            "resume this run on a machine that has it, or start another run from its model with "
-            "--init-from RUN"
+            "resume this run on a machine that supports it, or start another run from its model "
+            "with --init-from runs/NAME"
         )
     if not is_offered(precision, use_cpu):
         raise UserError(MISSING_PRECISION[precision], advice=advice)
@@ -66,7 +67,7 @@ def choose_precision(requested: str, use_cpu: bool, resumes: bool = False) -> st
 
 
 def launchers_precision() -> str:
-    """Return the precision that the launcher asks for, "no" if it asks for none.
+    """Return the precision that the launcher asks for; "no" if it asks for no precision.
 
     Raises:
         UserError: the variable names no precision that recipes have.
@@ -75,8 +76,8 @@ def launchers_precision() -> str:
     precision = value.lower()
     if precision not in ("no", "fp16", "bf16"):
         raise UserError(
-            f"the environment variable {LAUNCHERS_PRECISION} is {value!r:.50}, which is no "
-            "precision of these recipes",
+            f"the environment variable {LAUNCHERS_PRECISION} is {value!r:.50}, which is not a "
+            "precision that recipes support",
             advice=f"set {LAUNCHERS_PRECISION} to no, fp16 or bf16, or unset it",
             every_rank=True,
         )
@@ -84,7 +85,7 @@ def launchers_precision() -> str:
 
 
 def best_precision(use_cpu: bool) -> str:
-    """Return the precision that `auto` takes if the launcher names none."""
+    """Return the precision that `auto` takes if the launcher names no precision."""
     if use_cpu:
         return "bf16" if cpu_has_bf16() else "no"
     precision = AUTO_PRECISIONS.get(default_device().type, "no")
@@ -132,11 +133,11 @@ def enable_precision(
     """Turn on 16-bit precisions where Accelerate does not.
 
     Args:
-        precision: the one that runs; see `choose_precision`.
+        precision: the precision that runs; see `choose_precision`.
         is_known_to_accelerate: whether Accelerate knows the type of the device.
     """
     if precision in ("fp16", "bf16") and not is_known_to_accelerate:
-        # Accelerate refuses these on devices that it does not know.
+        # Accelerate refuses these precisions on devices that it does not know.
         accelerator.state._mixed_precision = precision
         accelerator.native_amp = True
     if precision == "fp16":
@@ -147,13 +148,14 @@ def enable_precision(
 
 def set_kernels(precision: str, deterministic: bool) -> None:
     """Choose the kernels for a precision, and deterministic ones if requested."""
-    # Torch has two interfaces to TF32. Use the older one: torch's compiler reads it, and raises an
-    # error if the newer one was set. cuDNN uses TF32 by default, so turn that off for fp32.
+    # Torch has two interfaces to TF32. Use the older one, because torch's compiler reads it, and
+    # raises an error if the newer one was set. cuDNN uses TF32 by default, so turn it off for fp32.
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
     torch.backends.cudnn.benchmark = not deterministic
-    # On Hopper GPUs torch 2.11 prefers cuDNN's attention. That builds a plan for each batch size
-    # and length, half a second each, and texts come in many. It also rounds the dropout rate.
+    # On Hopper GPUs torch 2.11 prefers cuDNN's attention. Its kernel builds a plan for each batch
+    # size and length, which takes half a second each, and texts have many lengths. It also rounds
+    # the dropout rate.
     torch.backends.cuda.enable_cudnn_sdp(False)
     if deterministic:
         # cuBLAS repeats its results only with workspaces of a fixed size.
@@ -162,7 +164,7 @@ def set_kernels(precision: str, deterministic: bool) -> None:
 
 
 def compute_dtype(accelerator: Accelerator) -> torch.dtype:
-    """Return the dtype that matrix products run in; for TF32 it is float32, as of its tensors."""
+    """Return the dtype that matrix products run in; for TF32, the float32 of the tensors."""
     types = {"fp16": torch.float16, "bf16": torch.bfloat16}
     return types.get(accelerator.mixed_precision, torch.float32)
 

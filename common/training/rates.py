@@ -13,14 +13,14 @@ RATE = "train/learning_rate"
 def learning_rates(optimizers: Mapping[str, Optimizer]) -> dict[str, float]:
     """Return the learning rates to log, by the full names of their metrics.
 
-    The first optimizer is the main one. Its first parameter group is ``train/learning_rate``. Its
-    further groups are ``train/learning_rate/GROUP``. Of any other optimizer the first group is
+    The first optimizer is the main optimizer. Its first parameter group is ``train/learning_rate``.
+    Its further groups are ``train/learning_rate/GROUP``. The first group of any other optimizer is
     ``train/learning_rate/NAME``, and further groups are ``train/learning_rate/NAME/GROUP``.
 
     - NAME is the name that `run.keep` was given.
     - GROUP is the name in the group, as in ``{"params": …, "name": "head"}``, or its number.
     - A further group is logged only if its rate differs from the first group's.
-    - A group without a rate is left out, as of an optimizer that finds its rate by itself.
+    - A group without a rate is left out, for example if the optimizer finds its own rate.
     """
     rates: dict[str, float] = {}
     for number, (name, optimizer) in enumerate(optimizers.items()):
@@ -29,17 +29,17 @@ def learning_rates(optimizers: Mapping[str, Optimizer]) -> dict[str, float]:
         if first is not None:
             rates[prefix] = first[0]
         for group, rate in further_rates(optimizer.param_groups).items():
-            # A name may be taken, as by a group that is named like another optimizer. The log has
-            # room for one of the two rates, and nothing else reads them. So the first one stays
-            # here, and an optimizer's first group (above) takes precedence over other groups.
+            # A name may be taken, for example by a group that is named like another optimizer. The
+            # log has room for one of the two rates, and nothing else reads them. So the first rate
+            # stays here, and an optimizer's first group (above) takes precedence over other groups.
             rates.setdefault(f"{prefix}/{group}", rate)
     return rates
 
 
 def further_rates(groups: Sequence[ParameterGroup]) -> dict[str, float]:
-    """Return the rates of the groups whose rate differs from the first one's, by name or number.
+    """Return the rates of the groups that differ from the first group's, by name or number.
 
-    Two groups differ if their present rates do, or their rates before any schedule. Otherwise a
+    Two groups differ if their present rates or their rates before any schedule differ. Otherwise a
     group would be missing from the log wherever a schedule takes all rates to 0.
     """
     rates: dict[str, float] = {}

@@ -6,10 +6,11 @@ from typing import Literal
 class Rehearsal:
     """A short evaluation before the first update, which finds mistakes while they are cheap.
 
-    It is due at the first batch of each start. Until that batch is recorded, evaluations read one
-    batch, and then one with the same samples twice. Their figures are checked and discarded.
+    The rehearsal is due at the first batch of each start. Until that batch is recorded, evaluations
+    read one batch, and then a batch with the same samples twice. Their figures are checked and
+    discarded.
 
-    Its state is one of these:
+    The rehearsal's state is one of these:
 
     - ``wanted``: the first batch has not come yet.
     - ``due``: the recipe should evaluate now.
@@ -17,7 +18,7 @@ class Rehearsal:
     - ``read``: the evaluation is over, and `run.log` has not had its figures yet.
     - ``checked``: the figures are as they should be. The recipe may evaluate again before it
       records the first batch, and that is a rehearsal too.
-    - ``over``: all evaluations are real ones.
+    - ``over``: all evaluations are real evaluations.
     """
 
     def __init__(self, is_wanted: bool) -> None:
@@ -26,7 +27,7 @@ class Rehearsal:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether it has to begin at the next batch."""
+        """Whether the rehearsal has to begin at the next batch."""
         return self.state == "wanted"
 
     @property
@@ -65,11 +66,11 @@ class Rehearsal:
         self.state = "checked"
 
     def end(self) -> None:
-        """Make all further evaluations real ones, even if the recipe has not rehearsed."""
+        """Make all further evaluations real, even if the recipe has not rehearsed."""
         self.state = "over"
 
     def explain(self, error: BaseException) -> None:
-        """Add a note to an error of the rehearsal: that it was one, and how to turn it off."""
+        """Add a note to an error of the rehearsal: where it was, and how to turn rehearsals off."""
         if self.state in ("reading", "read") and isinstance(error, Exception):
             error.add_note(
                 "This was the rehearsal of the evaluation before the first update, on a few "

@@ -1,8 +1,8 @@
 """Lets the processes of a job find each other after torchrun has restarted them.
 
-Processes find each other through a store, in which each writes its address and reads those of the
-others. torch calls this a rendezvous. It opens the store by a URL, for whose scheme a handler is
-registered. Here the scheme ``attempt://`` gives each restart of the job keys of its own.
+Processes find each other through a store, in which each process writes its address and reads the
+others' addresses. torch calls this a rendezvous. It opens the store by a URL, for whose scheme a
+handler is registered. Here the scheme ``attempt://`` gives each restart of the job keys of its own.
 """
 
 import functools
@@ -16,7 +16,7 @@ from torch.distributed.rendezvous import register_rendezvous_handler, rendezvous
 
 from common.system.machine import count_of
 
-SCHEME = "attempt"  # of the URL; also begins the keys in the store
+SCHEME = "attempt"  # the scheme of the URL, and the beginning of the keys in the store
 RESTARTS = "TORCHELASTIC_RESTART_COUNT"  # how often torchrun has restarted the processes
 
 
@@ -42,8 +42,8 @@ def register() -> None:
 def meet(url: str, timeout: timedelta, **options: Any) -> Iterator[tuple[Store, int, int]]:
     """Yield (store, rank, world_size), as torch requires of a handler.
 
-    All come from torch's default ``env://``. `PrefixStore` begins each key with the number of this
-    attempt.
+    All three come from torch's default ``env://``. `PrefixStore` begins each key with the number of
+    this attempt.
     """
     for store, rank, world_size in rendezvous("env://", timeout=timeout, **options):
         yield PrefixStore(f"{SCHEME}-{os.environ[RESTARTS]}", store), rank, world_size

@@ -1,7 +1,7 @@
 """Models larger than one device: FSDP2 on GPUs and on CPUs, if the launcher asks for FSDP.
 
-Accelerate 1.15 shards on GPUs only, and silently does not on a CPU. So recipes hide the request
-from Accelerate, and torch's `fully_shard` shards the networks that Accelerate prepares. It works
+Accelerate 1.15 shards on GPUs only, and silently ignores the request on a CPU. So recipes hide the
+request from Accelerate, and torch's `fully_shard` shards the networks that Accelerate prepares,
 layer by layer: a device holds the whole weights of one layer at a time, and otherwise only its own
 rows of each weight.
 """
@@ -30,8 +30,8 @@ if TYPE_CHECKING:  # these imports take a second, and only runs with shards need
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
-# The only value that recipes support of each FSDP setting of a launcher. If the launcher leaves a
-# setting out, recipes use this value too, also for the version, whose default elsewhere is 1.
+# The only supported value of each FSDP setting of a launcher. If the launcher leaves a setting out,
+# recipes use this value too, also for the version, whose default elsewhere is 1.
 SUPPORTED_SETTINGS = {
     **dict.fromkeys(("RESHARD_AFTER_FORWARD", "SYNC_MODULE_STATES", "USE_ORIG_PARAMS"), "true"),
     **dict.fromkeys(("FORWARD_PREFETCH", "OFFLOAD_PARAMS", "ACTIVATION_CHECKPOINTING"), "false"),
@@ -59,44 +59,44 @@ def take_fsdp_request() -> bool:
         advice = f"set it to {supported}" if supported else "leave it out"
         if name == "ACTIVATION_CHECKPOINTING":
             advice += ", and pass --gradient-checkpointing"
-        setting = f"fsdp_{name.lower()}: {value}"
+        setting = f"fsdp_{name.lower()}={value}"
         raise UserError(
-            f"the launcher asks for {setting}, which recipes don't support", advice=advice
+            f"the launcher's setting {setting} is not supported by recipes", advice=advice
         )
     if os.environ.get("ACCELERATE_USE_PARALLELISM_CONFIG", "").lower() == "true":
         raise UserError(
             (
-                "the launcher asks for a parallelism_config, but recipes shard a model over all "
-                "processes"
+                "the launcher's setting parallelism_config is not supported, because recipes shard "
+                "a model over all processes"
             ),
-            advice="remove parallelism_config from the launcher's file",
+            advice="remove parallelism_config from the launcher's configuration file",
         )
     return True
 
 
 class ShardingAccelerator(Accelerator):
-    """An Accelerator that can shard networks over the ranks, and train networks once frozen.
+    """An Accelerator that can shard networks over ranks, and train networks that begin frozen.
 
     It shards the networks that it prepares after a call of `shard_over_ranks`. It also averages the
     gradients of networks that were wholly frozen when they were prepared, and unfrozen later.
     """
 
-    mesh: "DeviceMesh | None" = None  # of all ranks, if networks are sharded
+    mesh: "DeviceMesh | None" = None  # the mesh of all ranks, if networks are sharded
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         # The networks that had no trainable parameter when they were prepared. Accelerate does not
         # wrap them in DDP, but a recipe may unfreeze them.
         self.frozen_networks: WeakKeyDictionary[nn.Module, list[nn.Parameter]] = WeakKeyDictionary()
-        # The dtypes of sharded networks in computation and in communication, if there are any.
+        # The dtypes of sharded networks in computation and in communication; None without sharding.
         self.shard_precision: MixedPrecisionPolicy | None = None
         # The sharded parameter that replaced each original parameter.
         self.sharded_parameters: MutableMapping[nn.Parameter, nn.Parameter] = WeakIdKeyDictionary()
-        # By network, a copy on the meta device: its structure, without weights and shards.
+        # A copy of each network on the meta device: its structure, without weights and shards.
         self.skeletons: WeakKeyDictionary[nn.Module, nn.Module] = WeakKeyDictionary()
         super().__init__(*args, **kwargs)
 
     def backward(self, loss: torch.Tensor, **kwargs: object) -> None:
-        """Compute gradients, and average those of `frozen_networks`, which DDP does not average."""
+        """Compute gradients, and average those of `frozen_networks`, which DDP leaves out."""
         super().backward(loss, **kwargs)
         if self.sync_gradients:
             for parameters in self.frozen_networks.values():
@@ -106,8 +106,8 @@ class ShardingAccelerator(Accelerator):
         """Shard the networks that are prepared from now on.
 
         Args:
-            reduce_precision: in which gradients are summed over ranks: "fp16", "bf16", or "no" for
-                fp32.
+            reduce_precision: the precision in which gradients are summed over ranks: "fp16",
+                "bf16", or "no" for fp32.
         """
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import MixedPrecisionPolicy
@@ -116,14 +116,14 @@ class ShardingAccelerator(Accelerator):
         self.shard_precision = MixedPrecisionPolicy(
             param_dtype=types.get(self.mixed_precision),
             reduce_dtype=types.get(reduce_precision, torch.float32),
-            cast_forward_inputs=False,  # autocast does it, as for networks without shards
+            cast_forward_inputs=False,  # autocast casts inputs, with or without shards
         )
         self.mesh = init_device_mesh(self.device.type, (self.num_processes,))
 
     def prepare(self, *args: object, device_placement: list[bool] | None = None) -> Any:
         """Prepare objects as Accelerate does, and give optimizers the sharded parameters.
 
-        Optimizers are made before, with the parameters that sharding replaces.
+        Optimizers were made earlier, with the parameters that sharding replaces.
         """
         prepared = super().prepare(*args, device_placement=device_placement)
         if self.mesh is None:
@@ -133,8 +133,8 @@ class ShardingAccelerator(Accelerator):
             for group in optimizer.param_groups:
                 group["params"] = [self.sharded_parameters.get(p, p) for p in group["params"]]
                 if group.get("fused") and not isinstance(optimizer, torch.optim.Adam):
-                    # torch 2.13 has fused kernels for shards only for Adam and AdamW. Without one,
-                    # the host decides whether an update is skipped.
+                    # torch 2.13 has fused kernels for shards only for Adam and AdamW. Without such
+                    # a kernel, the host decides whether an update is skipped.
                     group |= {"fused": False, "foreach": True}
                     optimizer._step_supports_amp_scaling = False
         return prepared
@@ -160,7 +160,7 @@ class ShardingAccelerator(Accelerator):
         a time is copied to the device and back.
         """
         for tensor in tensors_of(model):
-            if is_sharded(tensor):  # an earlier `prepare` did it
+            if is_sharded(tensor):  # an earlier `prepare` gave its values to all ranks
                 continue
             on_device = tensor.data.to(self.device).contiguous()
             torch.distributed.broadcast(on_device, 0)
@@ -174,34 +174,34 @@ class ShardingAccelerator(Accelerator):
         """Prepare a network of which each rank has a whole copy, and average its gradients."""
         is_frozen = not any(parameter.requires_grad for parameter in model.parameters())
         # DDP refuses a network without a trainable parameter, but on a CPU Accelerate 1.15 would
-        # wrap it all the same. In evaluation mode it wraps nothing.
+        # wrap such a network all the same. In evaluation mode, Accelerate wraps nothing.
         prepared = super().prepare_model(model, device_placement, evaluation_mode or is_frozen)
         if isinstance(prepared, DistributedDataParallel):
             FreezableDDP.adopt(prepared, self.ddp_handler)
         elif self.num_processes > 1 and not evaluation_mode:
-            # Accelerate left it without DDP because it is frozen. `backward` averages its gradients
-            # once it is unfrozen.
+            # Accelerate left the network without DDP because it is frozen. `backward` averages its
+            # gradients once it is unfrozen.
             self.frozen_networks[prepared] = [*prepared.parameters()]
         return prepared
 
     def shard(self, model: nn.Module) -> None:
-        """Shard each layer by itself, then the rest of the network, in place.
+        """Shard each layer separately, then the rest of the network, in place.
 
         Parameters of a copied network may be sharded already (see `copy_sharded`). `fully_shard`
-        must not see them. So parameters on the meta device take their places until it is done.
+        must not see them. So parameters on the meta device take their places while it works.
         """
         from torch.distributed.fsdp import fully_shard
 
         original_parameters = dict(model.named_parameters())
         if not original_parameters:
-            model.to(self.device)  # move its buffers, as `fully_shard` would
+            model.to(self.device)  # moves the buffers, which `fully_shard` would also do
             return
         empty_tensors = (
             torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
             for tensor in tensors_of(model)
         )
         meta_tensors = deepcopy_memo(model, empty_tensors)
-        # deepcopy adds to its memo, so it gets one of its own.
+        # deepcopy adds to its memo, so it gets a memo of its own.
         self.skeletons[model] = copy.deepcopy(model, dict(meta_tensors))
         sharded_places = [place for place in parameter_places(model) if is_sharded(place.parameter)]
         for place in sharded_places:
@@ -218,11 +218,11 @@ class ShardingAccelerator(Accelerator):
             )
         for place in sharded_places:
             place.dictionary[place.name] = place.parameter
-        # `prepare` gives these to the optimizers.
+        # `prepare` gives these parameters to the optimizers.
         for name, parameter in model.named_parameters():
             self.sharded_parameters[original_parameters[name]] = parameter
-        # `fully_shard` gave the network a class whose instances refuse to be copied. The method
-        # below is what `copy.deepcopy` calls.
+        # `fully_shard` gave the network a class whose instances refuse to be copied.
+        # `copy.deepcopy` calls the method below.
         model_class: Any = type(model)
         model_class.__deepcopy__ = lambda module, memo: self.copy_sharded(module)
         refuse_other_weights(model)
@@ -230,15 +230,15 @@ class ShardingAccelerator(Accelerator):
     def copy_sharded(self, model: nn.Module) -> nn.Module:
         """Return a copy of a sharded network; `copy.deepcopy` of such a network calls this.
 
-        The copy's layers may be changed, such as for LoRA, until the copy is first called. That
-        call shards it.
+        The copy's layers may be changed, for example for LoRA, until the copy is first called. That
+        call shards the copy.
 
         Raises:
             UserError: `model` is only a part of a network.
         """
         if model not in self.skeletons:
             raise UserError(
-                "part of a sharded network can't be copied",
+                "a part of a sharded network can't be copied",
                 advice="copy the whole network, as copy.deepcopy(model) does",
             )
 
@@ -255,10 +255,10 @@ class ShardingAccelerator(Accelerator):
 
     @contextmanager
     def no_sync(self, model: nn.Module) -> Iterator[None]:
-        """Accumulate gradients on each rank; the last micro-batch of the update sums over ranks."""
+        """Accumulate gradients on each rank; the last micro-batch of an update sums over ranks."""
         if self.mesh is not None:
             cast("FSDPModule", model).set_requires_gradient_sync(False)
-        with super().no_sync(model):  # does nothing for sharded networks
+        with super().no_sync(model):  # this does nothing for sharded networks
             yield
         if self.mesh is not None:
             cast("FSDPModule", model).set_requires_gradient_sync(True)
@@ -266,7 +266,7 @@ class ShardingAccelerator(Accelerator):
     def bare(self, model: nn.Module) -> nn.Module:
         """Return a network whose shapes and counts may be read, but not its values.
 
-        For a sharded network, it is the copy on the meta device. Otherwise it is `model` itself.
+        For a sharded network, this is the copy on the meta device, and otherwise `model` itself.
         """
         return self.skeletons[model] if self.mesh is not None else model
 
@@ -286,21 +286,22 @@ def layers_of(module: nn.Module) -> Iterator[nn.Module]:
 def refuse_other_weights(model: nn.Module) -> None:
     """Make a sharded network raise a `UserError` if it is called with weights that are not its own.
 
-    `functional_call` swaps weights. FSDP2 would silently compute with the network's own instead.
+    `functional_call` swaps weights, but FSDP2 would silently compute with the network's own
+    weights.
     """
     dictionaries, names, own_parameters = map(list, zip(*parameter_places(model), strict=True))
 
     def insist_on_own_weights(*unused: object) -> None:
-        # Every forward pass does this, so `map` runs it in C.
+        # Every forward pass makes this comparison, so `map` runs it in C.
         if not all(map(is_, map(dict.get, dictionaries, names), own_parameters)):
             raise UserError(
                 (
-                    "a sharded network can't be called with other weights than its own, as by "
-                    "functional_call"
+                    "a sharded network can't be called with other weights than its own, as "
+                    "functional_call does"
                 ),
                 advice=(
-                    "turn their gradients off by requires_grad_(False) instead, or change a "
-                    "copy.deepcopy of it"
+                    "turn their gradients off with requires_grad_(False) instead, or change a "
+                    "copy.deepcopy of the network"
                 ),
             )
 
@@ -308,7 +309,7 @@ def refuse_other_weights(model: nn.Module) -> None:
 
 
 class ParameterPlace(NamedTuple):
-    """A place in a model that holds a parameter; a tied parameter has several."""
+    """A place in a model that holds a parameter; a tied parameter has several places."""
 
     dictionary: dict[str, nn.Parameter | None]  # the parameters of one module, by name
     name: str
@@ -326,7 +327,7 @@ def parameter_places(model: nn.Module) -> list[ParameterPlace]:
 
 
 def tensors_of(model: nn.Module) -> list[torch.Tensor]:
-    """Return a model's parameters and then its buffers, each once."""
+    """Return a model's parameters and then its buffers, each tensor once."""
     return [*model.parameters(), *model.buffers()]
 
 
@@ -335,7 +336,7 @@ def deepcopy_memo(model: nn.Module, values: Iterable[torch.Tensor]) -> dict[int,
 
     Args:
         model: the model to copy.
-        values: one tensor for each of `tensors_of(model)`, in its order.
+        values: one tensor for each of `tensors_of(model)`, in the same order.
     """
     memo: dict[int, torch.Tensor] = {}
     for tensor, value in zip(tensors_of(model), values, strict=True):

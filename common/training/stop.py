@@ -36,18 +36,18 @@ Handler = Callable[[int, FrameType | None], object] | int | None
 # its trials, on systems whose kernel does not signal the end of a parent. With one process,
 # `accelerate launch` does not pass signals on.
 SET_BY_LAUNCHERS = {"ACCELERATE_DYNAMO_BACKEND", "TORCHELASTIC_RUN_ID", WATCHES_PARENT}
-# The terminal and the launcher may both pass on the same Ctrl-C. A signal that comes so soon after
+# The terminal and the launcher may both pass on the same Ctrl-C. A signal within this time after
 # the first is taken for the same request.
 SAME_REQUEST_SECONDS = 1.0
 LOOK_EVERY = 1.0  # seconds between two looks into the store for other ranks' announcements
-# The end of an epoch has a checkpoint if the last one is at least as old. Epochs may last
+# The end of an epoch has a checkpoint if the last checkpoint is at least this old. Epochs may last
 # milliseconds, and a checkpoint takes longer.
 CHECKPOINT_SECONDS = 30.0
 ANNOUNCEMENT = "stop-requested"
 
 
 class StopRequest:
-    """Remembers that a signal asked this process to stop; a second one ends it at once."""
+    """Remembers that a signal asked this process to stop; a second signal ends it at once."""
 
     def __init__(self, heeded: bool = True) -> None:
         """Start to receive signals.
@@ -59,7 +59,7 @@ class StopRequest:
         self.is_by_ctrl_c = False
         self.since = 0.0
         self.at_once = False  # whether a request ends the process where it stands, saving nothing
-        # Standard output and error, as far as they are a terminal.
+        # The descriptors of standard output and error, as far as they are a terminal.
         self.terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
         self.handlers_before: dict[int, Handler] = {}
         if threading.current_thread() is not threading.main_thread():
@@ -83,9 +83,9 @@ class StopRequest:
         self.handlers_before.clear()
 
     def receive(self, number: int, frame: FrameType | None) -> None:
-        """Handle a signal: remember the first request to stop, and end the process at a second one.
+        """Handle a signal: remember the first request to stop, and end the process at a second.
 
-        The end of the launcher is no second request: after a signal, launchers end by themselves.
+        The end of the launcher is no second request, because launchers end after a signal, too.
         """
         now = time.monotonic()
         launcher_died = number == PARENT_ENDED
@@ -100,13 +100,13 @@ class StopRequest:
                 self.is_by_ctrl_c = number == signal.SIGINT
             self.since = now
             if self.at_once:
-                self.obey_at_once(True)
+                self.obey_at_once(at_once=True)
         elif not launcher_died and now - self.since > SAME_REQUEST_SECONDS:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
 
     def obey_at_once(self, at_once: bool) -> None:
-        """Choose whether requests end the process at once; an earlier request does so here.
+        """Choose whether requests end the process at once; an earlier request then ends it here.
 
         The run chooses this while data are prepared and nothing has to be saved.
 
@@ -116,14 +116,14 @@ class StopRequest:
         self.at_once = at_once
         if at_once and self.reason is not None:
             raise Preempted(
-                f"stopped by {self.reason} before the first update: start it again",
+                f"stopped by {self.reason} before the first update: start the same command again",
                 is_by_ctrl_c=self.is_by_ctrl_c,
             )
 
 
 @dataclass
 class StopAgreement:
-    """What all ranks agree on about once a second, after the same update.
+    """The decisions that all ranks take together about once a second, after the same update.
 
     They agree on whether to stop, on whether a rank failed to write a checkpoint, and on whether
     the last checkpoint is old, by rank 0's clock.
@@ -149,10 +149,10 @@ class StopAgreement:
     def check(self, global_step: int) -> None:
         """Set `stopping` on all ranks if any of them was asked to stop; called on all ranks.
 
-        Also set `is_checkpoint_old` on all of them.
+        This also sets `is_checkpoint_old` on all ranks.
 
         Raises:
-            TrainingError: on all ranks, if one could not write its last checkpoint.
+            TrainingError: on all ranks, if a rank could not write its last checkpoint.
         """
         failure = self.failure()
         age = time.perf_counter() - self.saved_at
@@ -167,20 +167,21 @@ class StopAgreement:
     def raise_failure(self, failure: SaveFailure | None) -> None:
         """Raise the same `TrainingError` on all ranks, with the cause and what to do.
 
-        Only a failure of the disk is resumable: it may be gone when the run is started again.
+        Only a failure of the disk is resumable, because it may be gone when the run is started
+        again.
         """
         failures_by_rank = gather_from_ranks(self.accelerator, failure)
         failures = [each for each in failures_by_rank if each is not None]
-        # Rank 0 only reports that another rank failed. That rank knows the cause.
+        # Rank 0 may only report that another rank failed. That rank knows the cause.
         own_failures = [each for each in failures if not each.is_of_other_rank]
-        # If that rank is gone, rank 0's report is all that is known.
+        # If that rank is gone, only rank 0's report is known.
         cause = (own_failures or failures)[0]
-        if cause.is_replaced:  # there is no checkpoint before this one to go on from
+        if cause.is_replaced:  # there is no earlier checkpoint to go on from
             raise TrainingError(cause.message, advice=ReplacedDirectoryError.ADVICE)
         raise TrainingError(
             f"a checkpoint could not be written ({cause})",
             advice=(
-                f"{advice_for(cause.message)}, then go on from the checkpoint before it with "
+                f"{advice_for(cause.message)}, then continue from the checkpoint before it with "
                 f"--resume {quoted(self.directory)}"
             ),
             resumable=cause.is_of_disk,
@@ -205,7 +206,7 @@ class StopAgreement:
         Loaders call this before each batch of an evaluation, to end it early. Ranks may have
         different numbers of batches, so there is no collective: a rank that was asked to stop
         announces it in the process group's store, and the others look there about once a second.
-        With FSDP there is one, so all ranks must call this equally often.
+        With FSDP there is a collective, so all ranks must call this equally often.
         """
         is_requested = self.request.reason is not None
         if getattr(self.accelerator, "mesh", None) is not None:
@@ -217,7 +218,7 @@ class StopAgreement:
         return self.stopping or self.announced or is_requested
 
     def announce_or_look(self, is_requested: bool) -> None:
-        """Announce this rank's request in the store, or look there for one of another rank."""
+        """Announce this rank's request in the store, or look there for another rank's request."""
         store = torch.distributed.distributed_c10d._get_default_store()
         if is_requested:
             store.set(ANNOUNCEMENT, "")
@@ -230,7 +231,7 @@ class StopAgreement:
 
     def stop(self, global_step: int) -> None:
         """End this process by `Preempted`, with everything saved; called on all ranks."""
-        self.check(global_step)  # raises if a rank could not write the checkpoint
+        self.check(global_step)  # raises an error if a rank could not write the checkpoint
         wait_for_ranks(self.accelerator)
         reason = self.request.reason or "a signal to another rank"
         raise Preempted(

@@ -166,7 +166,7 @@ def test_precision_that_the_machine_has_not_is_refused(
     (directory / "config.json").write_text(json.dumps(signed(facts)))
     error, _ = run("--resume", directory)
     assert isinstance(error, UserError)
-    assert "mixed precision no, and now bf16: pass --mixed-precision" in error.message
+    assert "mixed precision was no and is bf16 now: pass --mixed-precision" in error.message
 
 
 # One identity.
@@ -249,7 +249,7 @@ def test_config_of_another_run_is_refused(tmp_path: Path) -> None:
     shutil.copy(other / "config.json", directory / "config.json")
     error, _ = run("--resume", directory)
     assert isinstance(error, UserError)
-    assert "put back the config.json of the run whose checkpoints these are" in error.message
+    assert "restore the config.json of the run that wrote these checkpoints" in error.message
     assert step_folders(directory / "checkpoints")
 
 
@@ -276,7 +276,7 @@ def test_config_edited_before_the_first_checkpoint_is_refused(tmp_path: Path) ->
     error, _ = run("--resume", directory)
     assert isinstance(error, UserError)
     assert "is not as the run wrote it" in error.message
-    assert f"start another run with its flags by --config {path}" in error.message
+    assert f"start a new run with its flags: --config {path}" in error.message
     other = tmp_path / "other"
     assert run("--config", path, "--output-dir", other)[0] is None
     assert json.loads((other / "config.json").read_text())["config"]["seed"] == 5
@@ -312,7 +312,9 @@ def test_objective_of_an_older_checkpoint_is_that_of_the_config(
         patch.setattr(regression, "OBJECTIVE", "rmse:max")
         error, _ = run("--resume", directory)
     assert isinstance(error, UserError)
-    assert "was written with objective rmse:min, and now rmse:max" in error.message
+    assert (
+        "can't be resumed, because its objective was rmse:min and is rmse:max now" in error.message
+    )
     assert run("--resume", directory)[0] is None
 
 
@@ -395,5 +397,5 @@ def test_another_objective_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
         patch.setattr(regression, "OBJECTIVE", "loss:min")
         error, _ = run("--resume", tmp_path)
     assert isinstance(error, UserError)
-    assert "objective rmse:min, and now loss:min" in error.message
+    assert "objective was rmse:min and is loss:min now" in error.message
     assert run("--resume", tmp_path)[0] is None

@@ -31,27 +31,27 @@ def _limit() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (("--batch-size", MANY, "--gradient-accumulation-steps", MANY), "fewer than the effective"),
-        (("--gradient-accumulation-steps", MANY), "fewer than the effective batch"),
+        (("--batch-size", MANY, "--gradient-accumulation-steps", MANY), "samples of one update"),
+        (("--gradient-accumulation-steps", MANY), "samples of one update"),
         (("--hidden-sizes", 10**6, 10**6), "out of memory"),
         (("--hidden-sizes", *[10**6] * 9), "out of memory"),
-        (("--hidden-sizes", 10**6 + 1), "give 1 to 1,000,000"),
-        (("--auto-batch-size", "--hidden-sizes", 10**6, 10**6), "either lower --hidden-sizes, or"),
-        (("--max-steps", 10**20), "give 1 to 1,000,000,000"),
-        (("--seed", 2**32), "give 0 to 4,294,967,295"),
+        (("--hidden-sizes", 10**6 + 1), "pass a number from 1 to 1000000"),
+        (("--auto-batch-size", "--hidden-sizes", 10**6, 10**6), "lower --hidden-sizes, or"),
+        (("--max-steps", 10**20), "pass a number from 1 to 1000000000"),
+        (("--seed", 2**32), "pass a number from 0 to 4294967295"),
         (("--seed", 2**32 - 1), None),
         (("--epochs", MANY, "--warmup-steps", MANY, "--keep-checkpoints", MANY), None),
         (("--log-every", MANY, "--eval-every", MANY, "--checkpoint-every", MANY), None),
         (("--collective-timeout", 10**6), None),
-        (("--learning-rate", "1e309"), "give a finite number"),
+        (("--learning-rate", "1e309"), "pass a finite number"),
         (("--learning-rate", "1e308"), "became non-finite by update"),
         (("--weight-decay", "1e308"), "became non-finite by update"),
         (("--learning-rate", "1e-320", "--weight-decay", "-0.0", "--dropout", "-0.0"), None),
         (("--learning-rate", "-0.0", "--max-grad-norm", "1e-300"), None),
         (("--max-grad-norm", "1e308", "--dropout", 1), None),
-        (("--target", "-inf"), "give a finite number"),
+        (("--target", "-inf"), "pass a finite number"),
         (("--tags", "", "\t", "x" * 999, "a,b", "a", "a"), None),
-        (("--tags", "\udcff"), "give text"),
+        (("--tags", "\udcff"), "pass text"),
         (("--run-name", "", "--project", "", "--notes", "\n", "--group", "x" * 9999), None),
     ],
 )
@@ -72,7 +72,7 @@ def test_more_than_all_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("common.measure.memory.device_memory", lambda device: 64 * 2**20)
     error, _ = run(*FLAGS, "--output-dir", tmp_path / "run", "--hidden-sizes", *[1500] * 10)
     assert isinstance(error, UserError), repr(error)
-    assert "either lower --hidden-sizes, or" in error.message
+    assert "lower --hidden-sizes, or" in error.message
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="no other system counts what is asked for")

@@ -37,8 +37,9 @@ from common.digests import signed
 from common.errors import UserError
 from common.files import UNFINISHED, open_to_append
 from common.flags import role_of
-from common.run_directory.directory import MODEL_JSON, RunDirectory
+from common.run_directory.directory import RunDirectory
 from common.run_directory.finished_model import WEIGHTS, model_folder
+from common.run_directory.records import MODEL_JSON
 from common.run_directory.resume import resumed_config, was_finished_meanwhile
 from tests.fuzz.small_run import Inline
 from tests.unit.checkpoints.test_store import killed_at

@@ -201,7 +201,7 @@ def test_job_that_is_there_is_told_of_before_a_collective_gives_up(
         refused = runner.run("mnist_mlp", *flags, launcher="two", output_directory=False,
                              succeeds=False)  # fmt: skip
     assert refused.returncode != 0
-    assert refused.said().count("error: another job writes to") == 1
+    assert refused.said().count("error: another job is writing to") == 1
     assert "gloo" not in refused.output + refused.errors
     assert not (directory / "status.json").exists()
 
@@ -277,7 +277,7 @@ def test_mistake_of_one_rank_is_said_once_and_ends_all(
     printed = refused.output + refused.errors
     assert printed.count("error: ") == printed.count("of another model") == 1, printed
     assert "Traceback" not in printed
-    assert f"{newest} is of another model" in status_of(run)["reason"]
+    assert f"{newest} was written by another model" in status_of(run)["reason"]
     assert not status_of(run)["resumable"]
 
 
@@ -321,7 +321,7 @@ def test_two_starts_in_one_directory(
     assert first.end() == 0, first.said()
     assert second.said().count("error: ") == 1, second.said()
     # With `--resume auto` it may read its command line before the first has begun, or after that.
-    sentences = ("holds a run, which is kept", "with --seed 7 (the run has 0)")
+    sentences = ("already contains a run", "with --seed 7 (the run has 0)")
     assert any(sentence in second.said() for sentence in sentences)
     assert status_of(directory)["status"] == "finished"
     facts = json.loads((directory / "config.json").read_text())

@@ -85,7 +85,10 @@ def test_early_stopping_ends_the_run(peaked: Path, runner: Runner) -> None:
     flags = (*CHOOSING, "--early-stopping", 2)
     run = runner.run(peaked, *flags, launcher="two")
     assert run.summary["progress/global_step"] == 20
-    assert "stopped early, after update 20: no better accuracy in 2 evaluations" in run.output
+    assert (
+        "stopped early after update 20, because accuracy did not improve in 2 evaluations"
+        in run.output
+    )
     assert run.status["status"] == "finished"
     assert_kept(run, run.directory, BEST)
 

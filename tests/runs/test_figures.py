@@ -76,11 +76,21 @@ def test_evaluation_again_gives_the_same_figures(runner: Runner) -> None:
 @pytest.mark.parametrize(
     ("mistake", "launcher", "sentence"),
     [
-        ("name", "python", "the objective is accuracy:max, and the evaluation has loss"),
-        ("loss as total", "python", "sums.add got the mean of 'loss' over a batch"),
-        ("metric as total", "python", "sums.add got the mean of 'accuracy' over a batch"),
+        ("name", "python", "the objective is accuracy:max, but the evaluation returned only loss"),
+        (
+            "loss as total",
+            "python",
+            "sums.add takes totals over a batch but got the mean of 'loss'",
+        ),
+        (
+            "metric as total",
+            "python",
+            "sums.add takes totals over a batch but got the mean of 'accuracy'",
+        ),
         ("error", "python", "This was the rehearsal of the evaluation before the first update"),
-        pytest.param("loss as total", "two", "sums.add got the mean", marks=pytest.mark.slow),
+        pytest.param(
+            "loss as total", "two", "sums.add takes totals over a batch", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_mistake_in_the_evaluation_ends_the_run_before_it_begins(

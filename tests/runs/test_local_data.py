@@ -81,7 +81,7 @@ def test_changed_data_are_not_gone_on_with(runner: Runner, tmp_path: Path) -> No
     assert refused.returncode == 1
     assert refused.said().count("error: ") == 1, refused.explain()
     assert "fingerprint" in refused.said()
-    assert "put the data back as they were" in refused.said()
+    assert "change the data back" in refused.said()
     assert not json.loads((run.directory / "status.json").read_text())["resumable"]
     shutil.copyfile(kept, changed)
     runner.run(*again, output_directory=False)

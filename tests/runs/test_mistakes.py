@@ -89,7 +89,7 @@ def test_launcher_that_starts_fewer_processes_than_asked_is_told_of(
     run = subprocess.run([*words, script], env=clean_environment(runner.folder), cwd=tmp_path,
                          capture_output=True, text=True, timeout=120)  # fmt: skip
     assert run.returncode != 0
-    assert run.stderr.count("error: the launcher started one process, and was asked for more") == 1
+    assert run.stderr.count("error: the launcher started one process, but was asked for more") == 1
     assert "multi_cpu.yaml" in run.stderr
     assert not (tmp_path / "runs").exists()
 

@@ -112,7 +112,10 @@ def test_network_that_is_not_kept_is_refused(runner: Runner, tmp_path: Path) -> 
     path.write_text(source.replace(line, ""))
     run = runner.run(path, *LISTED["gan"].flags, "--tracker", "none", succeeds=False)
     assert run.returncode == 1
-    assert "MLP was prepared but not passed to run.keep(), so a resume would lose it" in run.said()
+    assert (
+        "prepared a MLP that was not passed to run.keep(), so a resume would lose its state"
+        in run.said()
+    )
 
 
 def test_frechet_distance_of_two_gaussians() -> None:

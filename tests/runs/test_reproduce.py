@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from common.run_directory.provenance import saved_attempts
 from common.tools.compare.readers import RunRecord
 from common.tools.launching.launched_run import LaunchedRun
 from common.tools.reproduce.command import main
-from common.tools.reproduce.conclusion import BEYOND_TOLERANCE
+from common.tools.reproduce.conclusion import ANOTHER_EXPERIMENT, BEYOND_TOLERANCE
 from common.tools.reproduce.receipt import Reproduction, read_receipt
 from tests.git_repository import commit_all, git
+from tests.jobs import Job
 from tests.launch import REPOSITORY, Runner
 
 FLAGS = (
@@ -73,14 +77,68 @@ def test_run_of_a_dirty_tree_is_reproduced(runner: Runner, tmp_path: Path) -> No
     assert git(code, "worktree", "list").count("\n") == 0
     other = tmp_path / "other"
     receipt = reproduce(
-        *(run.directory, "--learning-rate", 0.002, "--output-dir", other, "--tolerance", 0),
-        status=BEYOND_TOLERANCE,
+        *(run.directory, "--learning-rate", 0.00101, "--output-dir", other, "--tolerance", 0.5),
+        status=ANOTHER_EXPERIMENT,
     )
     assert [difference.fact for difference in receipt.differences] == ["--learning-rate"]
     assert receipt.rows is not None
     assert receipt.rows.first is not None
     assert receipt.rows.first.update == 3
-    assert receipt.explanation == "this explains it: --learning-rate was 0.001 and is 0.002"
+    sentence = "this is another experiment than the run: --learning-rate was 0.001 and is 0.00101"
+    assert receipt.explanation == sentence
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("forking_python")
+def test_published_run_is_reproduced(runner: Runner, tmp_path: Path) -> None:
+    """The run is gone, and its code and the published folder are in a clone at another place."""
+    code = tmp_path / "code"
+    code.mkdir()
+    text = (REPOSITORY / "recipes" / "mnist_mlp.py").read_text()
+    (code / "train.py").write_text(text)
+    commit_all(code)
+    (code / "train.py").write_text(text.replace("nn.ReLU()", "nn.GELU()"))
+    run = runner.run(code / "train.py", *SHORT, all_cores=True)
+    published = code / "results" / "first"
+    main([str(run.directory), "--publish", str(published)])
+    shutil.rmtree(run.directory)
+    (code / "train.py").write_text(text)
+    clone = tmp_path / "clone"
+    code.rename(clone)
+    output = tmp_path / "again"
+    receipt = reproduce(clone / "results" / "first", "--output-dir", output)
+    assert receipt.result == "equal bits"
+    assert receipt.differences == []
+    assert receipt.weights is not None
+    assert receipt.weights.checkpoints == 3
+    assert receipt.weights.exported_is_equal is True
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("forking_python")
+def test_resume_on_one_process_is_a_cause(
+    runner: Runner, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The new run trains all updates like the last attempt."""
+    directory = tmp_path / "run"
+    flags = (*FLAGS, "--max-steps", 900, "--checkpoint-every", 50, "--output-dir", directory)
+    job = Job(runner, "mnist_mlp", *flags, directory=directory, launcher="two")
+    job.wait_for_step(50)
+    job.wait_until(lambda: bool(saved_attempts(directory)))
+    job.kill()
+    runner.run("mnist_mlp", "--resume", directory, output_directory=False, all_cores=True)
+    first, last = saved_attempts(directory)
+    assert (first.world_size, last.world_size) == (2, 1)
+    assert "gradient_accumulation_steps" in last.changed_flags
+    with suppress(SystemExit):  # the figures may be beyond the tolerance
+        main([str(directory)])
+    receipt = read_receipt(tmp_path / "run-reproduced")
+    assert receipt is not None
+    facts = {difference.fact for difference in receipt.differences}
+    assert f"processes until update {last.global_step}" in facts
+    assert receipt.exit_status in (0, BEYOND_TOLERANCE)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "went on with processes: 1 instead of 2" in printed
 
 
 @pytest.mark.slow

@@ -323,13 +323,16 @@ def test_collectives_get_tensors_of_the_device_only(
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"FSDP_VERSION": "1"}, "fsdp_version: 1, which recipes don't support: set it to 2"),
-        ({"FSDP_RESHARD_AFTER_FORWARD": "false"}, "fsdp_reshard_after_forward: false, which"),
-        ({"FSDP_AUTO_WRAP_POLICY": "NO_WRAP"}, "fsdp_auto_wrap_policy: no_wrap, which"),
+        ({"FSDP_VERSION": "1"}, "fsdp_version=1 is not supported by recipes: set it to 2"),
+        (
+            {"FSDP_RESHARD_AFTER_FORWARD": "false"},
+            "fsdp_reshard_after_forward=false is not supported",
+        ),
+        ({"FSDP_AUTO_WRAP_POLICY": "NO_WRAP"}, "fsdp_auto_wrap_policy=no_wrap is not supported"),
         ({"FSDP_ACTIVATION_CHECKPOINTING": "true"}, "and pass --gradient-checkpointing"),
         (
             {"FSDP_TRANSFORMER_CLS_TO_WRAP": "BertLayer"},
-            "which recipes don't support: leave it out",
+            "is not supported by recipes: leave it out",
         ),
         ({"ACCELERATE_USE_PARALLELISM_CONFIG": "true"}, "remove parallelism_config"),
     ],

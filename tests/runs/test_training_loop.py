@@ -110,9 +110,9 @@ def test_flag_of_one_s_own_must_be_used_somewhere(runner: Runner, tmp_path: Path
     is_used = use != "nowhere"
     flags = (*FLAGS, "--max-steps", 3, "--batch-size", 64, "--share", 0.7)
     run = runner.run(copy, *flags, launcher=launcher, succeeds=is_used)
-    refused = "--share was set to 0.7, and nothing in mine.py has used it" in run.errors
+    refused = "--share was set to 0.7, but nothing in mine.py had used it" in run.errors
     assert refused == (not is_used)
-    named = "--share was set, and the first update did not use it" in run.output
+    named = "--share was set, but the first update did not use it" in run.output
     assert named == (use == "in the last lines")
 
 
@@ -122,7 +122,7 @@ def test_metric_of_a_name_that_the_run_logs_is_refused(runner: Runner, tmp_path:
     clashing = RECORD.replace("metrics(logits, batch)", '{"grad_norm": 3.0}')
     copy = edited(tmp_path, (RECORD, clashing))
     run = runner.run(copy, *FLAGS, "--max-steps", 9, succeeds=False)
-    assert "the metric 'grad_norm', and the run itself logs train/grad_norm" in run.errors
+    assert "the metric 'grad_norm', but the run itself already logs train/grad_norm" in run.errors
     assert "Traceback" not in run.errors
 
 
@@ -170,7 +170,7 @@ def test_supervisor_ends_where_a_file_is_in_the_way(runner: Runner, tmp_path: Pa
     copy = edited(tmp_path)
     starts, printed = supervised(runner, copy, tmp_path, (*FLAGS, "--max-steps", 4), processes=1)
     assert starts == 1, printed[-3000:]
-    assert "move away what is in its place" in printed
+    assert "move the file or folder that is already there" in printed
     assert "free some space" not in printed
 
 

@@ -105,7 +105,7 @@ def test_run_of_the_cpu_goes_on_on_the_device(
     words = (LIKE_APPLE, "-", script_of("mnist_mlp"), "--resume", directory)
     job = Job(runner, LAUNCH, *words, directory=directory)
     assert job.end(240) == 0, job.said()
-    assert "simulated instead of cpu: metrics differ by rounding" in job.said()
+    assert "simulated instead of cpu, so metrics differ by rounding" in job.said()
     assert job.read("config.json")["environment"]["device_type"] == "simulated"
     losses = [read["test/loss"] for read in (job.read("summary.json"), whole.summary)]
     assert losses[0] == pytest.approx(losses[1], rel=0.01)

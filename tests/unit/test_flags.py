@@ -69,7 +69,7 @@ def test_limits_are_kept(owner: type[TrainingConfig], name: str) -> None:
         number = int(number) if is_whole else number
         with pytest.raises(UserError) as refused:
             check_limits(with_value(owner, name, number))
-        assert refused.value.message.startswith(f"{spelled(name)} {number} can't work: give ")
+        assert refused.value.message.startswith(f"{spelled(name)} {number} is out of range: pass ")
 
 
 @pytest.mark.parametrize("owner", CLASSES)
@@ -85,7 +85,7 @@ def test_roles_are_as_agreed(owner: type[TrainingConfig]) -> None:
 def test_defaults_are_within_their_limits(owner: type[TrainingConfig]) -> None:
     """A default of None counts as valid."""
     check_limits(owner())
-    with pytest.raises(UserError, match="--batch-size 0 can't work"):
+    with pytest.raises(UserError, match="--batch-size 0 is out of range"):
         check_limits(owner(batch_size=0))
 
 
@@ -110,9 +110,9 @@ def test_overridden_default_keeps_limits_and_role() -> None:
     assert role_of(Own, "rate") == ROLES["pace"]
     assert role_of(Own, "name") == ROLES["data"]
     assert role_of(Base, "name") == role_of(Own, "choice") == ROLES["learning"]
-    with pytest.raises(UserError, match="--rate 2 can't work: give 0 to 1"):
+    with pytest.raises(UserError, match="--rate 2 is out of range: pass a number from 0 to 1"):
         check_limits(Own(rate=2))
-    with pytest.raises(UserError, match="--sizes 0 can't work: give 1 or more"):
+    with pytest.raises(UserError, match="--sizes 0 is out of range: pass 1 or more"):
         check_limits(Own(sizes=(3, 0)))
 
 
@@ -136,8 +136,8 @@ def test_value_of_another_type_is_refused(name: str, value: Any) -> None:
     """Unlike words of a command line, values of a file are not converted."""
     with pytest.raises(UserError) as refused:
         from_json(Own, {name: value}, "some/config.json")
-    assert refused.value.message.startswith("some/config.json has ")
-    assert f"for --{name}: " in refused.value.message
+    assert refused.value.message.startswith("some/config.json contains ")
+    assert f"as the value of --{name}: replace it with " in refused.value.message
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])

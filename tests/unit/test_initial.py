@@ -65,7 +65,7 @@ def test_shape_that_does_not_fit_is_named(published: Path, tmp_path: Path) -> No
     """One sentence names the first such tensor."""
     with pytest.raises(UserError, match=r"conv1\.weight has the shape \(64, 3, 7, 7\) there"):
         load_initial(ResNet("resnet18", 3, 3, 4), config(published), tmp_path, list("abcd"))
-    with pytest.raises(UserError, match="holds no finished model"):
+    with pytest.raises(UserError, match="there is no finished model"):
         initial_facts(str(tmp_path))
 
 
@@ -170,12 +170,16 @@ def test_hidden_layer_of_another_width_is_refused(tmp_path: Path) -> None:
     """It is no head, though it is as wide as the number of classes."""
     run = tmp_path / "run"
     save_model(run / "model", TwoHeads(5, hidden=8), {"class_names": list("vwxyz")})
-    with pytest.raises(UserError, match=r"is of another model: body\.bias has the shape"):
+    with pytest.raises(
+        UserError, match=r"does not fit this model, because body\.bias has the shape"
+    ):
         load_initial(TwoHeads(5, hidden=5), config(run), tmp_path, list("vwxyz"))
 
 
 def test_weights_of_another_architecture_are_refused(published: Path, tmp_path: Path) -> None:
     """The message says so instead of naming the first missing tensor."""
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 3))
-    with pytest.raises(UserError, match=r"of another model: none of its \d+ tensors has a name"):
+    with pytest.raises(
+        UserError, match=r"of another model, because none of its \d+ tensors has a name"
+    ):
         load_initial(model, config(published), tmp_path, list("abcd"))

@@ -103,7 +103,7 @@ def test_incomplete_line_is_left_out_and_damaged_one_is_named(tmp_path: Path) ->
             read_lines(path, "step")
         messages: list[str] = []
         assert read_lines(path, "step", messages.append) == rows[:2]
-        assert messages == [f"{path}, line 2, is damaged, and left out"]
+        assert messages == [f"{path}, line 2, is damaged and was left out"]
 
 
 @pytest.mark.parametrize("text", ["{", "[1]", None])
@@ -114,4 +114,7 @@ def test_unreadable_json_names_the_action(tmp_path: Path, text: str | None) -> N
         path.write_text(text)
     with pytest.raises(UserError) as refused:
         read_json(path)
-    assert refused.value.message == f"{refused.value.problem}: put a whole copy of it back"
+    assert (
+        refused.value.message
+        == f"{refused.value.problem}: restore it from a backup, or start a new run"
+    )

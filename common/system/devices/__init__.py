@@ -1,9 +1,9 @@
 """The capabilities of a device, found by asking or trying it, and never concluded from its name.
 
 Each function takes a `torch.device` and works for a CPU, a GPU of any vendor, and a backend from
-outside of torch. If torch offers no query for a capability, it is tried once on a tiny tensor, and
-the result is remembered. If torch's module for the device (such as
-``torch.mps``) lacks a function, the device lacks the capability.
+outside of torch. If torch offers no query for a capability, a function tries it once on a tiny
+tensor, and the result is remembered. If torch's module for the device (such as ``torch.mps``) lacks
+a function, the device lacks the capability.
 
 Other packages import from here. The list shows which module has which function.
 """

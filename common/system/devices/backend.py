@@ -9,22 +9,22 @@ import torch
 from common.system.devices.selection import indexed
 from common.system.devices.trials import UNSUPPORTED_ERRORS
 
-# A function of a backend's module. Backends from outside of torch have them too, so that no type
-# is known for their results.
+# A function of a backend's module. The type of its result is not known, because the backend may be
+# from outside of torch.
 BackendFunction = Callable[..., Any]
 Result = TypeVar("Result")
 
 
 def device_module(device: torch.device) -> ModuleType | None:
-    """Return torch's module for this type of device, such as ``torch.mps``; None if none."""
+    """Return torch's module for a device's type, such as ``torch.mps``; None if there is none."""
     try:
         return torch.get_device_module(device)
     except UNSUPPORTED_ERRORS:
         return None
 
 
-def first_function(device: torch.device, *names: str) -> BackendFunction | None:
-    """Return the first of these functions that the device's module has; None if it has none."""
+def optional_function(device: torch.device, *names: str) -> BackendFunction | None:
+    """Return the first function of these names that the device's module has; None without any."""
     module = device_module(device)
     for name in names:
         function = getattr(module, name, None)
@@ -37,18 +37,17 @@ def required_function(device: torch.device, name: str) -> BackendFunction:
     """Return a function of the device's module.
 
     Raises:
-        AttributeError: the module does not have it.
+        AttributeError: the module does not have this function.
     """
     return getattr(device_module(device), name)
 
 
 def call_with_device(device: torch.device, *names: str) -> Any:
-    """Return the result of the first of these functions that the device's module has.
+    """Call the first function of these names that the device's module has, with the device.
 
-    It is called with the device. The result is None if the module lacks these functions, or the
-    device does not support the call.
+    The result is None if the module lacks these functions, or the device does not support the call.
     """
-    function = first_function(device, *names)
+    function = optional_function(device, *names)
     if function is None:
         return None
     try:
@@ -58,11 +57,11 @@ def call_with_device(device: torch.device, *names: str) -> Any:
 
 
 def call_without_device(device: torch.device, name: str) -> Any:
-    """Return the result of a function that takes no device, as those of ``torch.mps``.
+    """Call a function of the device's module that takes no device, such as those of ``torch.mps``.
 
     The result is None if the device's module lacks the function, or does not support the call.
     """
-    function = first_function(device, name)
+    function = optional_function(device, name)
     if function is None:
         return None
     try:
@@ -84,7 +83,7 @@ def call_accelerator(
 def is_current_type(device: torch.device) -> bool:
     """Whether `device` is of the one type that the functions of ``torch.accelerator`` serve.
 
-    For a device of another type, they would answer about the wrong device.
+    For a device of another type, those functions would answer about the wrong device.
     """
     accelerator = torch.accelerator.current_accelerator()
     return accelerator is not None and accelerator.type == device.type
@@ -92,5 +91,5 @@ def is_current_type(device: torch.device) -> bool:
 
 def device_count(device: torch.device) -> int:
     """Return how many devices of this type there are; 1 if the backend has no such function."""
-    count = first_function(device, "device_count")
+    count = optional_function(device, "device_count")
     return int(count()) if count is not None else 1

@@ -23,6 +23,6 @@ def has_compiler(device: torch.device) -> bool:
 def has_compiled_graphs(device: torch.device) -> bool:
     """Whether torch.compile can record a model's kernels on `device` and launch them as one graph.
 
-    Only CUDA graphs do so.
+    Only CUDA graphs do this.
     """
     return device.type == "cuda"

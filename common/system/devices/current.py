@@ -9,13 +9,13 @@ from common.system.devices.selection import indexed, is_accelerator
 
 
 def use(device: torch.device) -> None:
-    """Make `device` this thread's current one; a new thread begins with the first device."""
+    """Make `device` the current device of this thread; a new thread begins with the first one."""
     if is_accelerator(device) and device_count(device) > 1:
         torch.accelerator.set_device_index(indexed(device))
 
 
 def current_device(device: torch.device) -> AbstractContextManager[object]:
-    """Return a context in which `device` is the current one of its type."""
+    """Return a context in which `device` is the current device of its type."""
     if is_accelerator(device) and device_count(device) > 1:
         return torch.accelerator.device_index(indexed(device).index)
     return nullcontext()

@@ -10,9 +10,9 @@ from common.system.devices.trials import UNSUPPORTED_ERRORS, tried_once
 def has_pinned_memory(device: torch.device) -> bool:
     """Whether host memory can be pinned, so that the host need not wait for copies to `device`.
 
-    Without it, a copy with ``non_blocking=True`` may read memory that has changed since. A device
-    without streams of its own, such as Apple's, counts as lacking it: its host allocator may reuse
-    pinned memory before a copy has read it.
+    Without pinning, a copy with ``non_blocking=True`` may read memory that has changed since. A
+    device without streams of its own, such as Apple's, counts as lacking it: its host allocator may
+    reuse pinned memory before a copy has read it.
     """
     if not has_streams(device):
         return False

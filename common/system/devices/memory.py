@@ -8,8 +8,8 @@ from common.system.devices.backend import (
     call_accelerator,
     call_with_device,
     call_without_device,
-    first_function,
     is_current_type,
+    optional_function,
 )
 from common.system.devices.selection import indexed, is_accelerator
 from common.system.devices.trials import UNSUPPORTED_ERRORS
@@ -26,10 +26,10 @@ def keeps_peaks(device: torch.device) -> bool:
 
 
 def memory_room(device: torch.device) -> tuple[int, int] | None:
-    """Return the free and the total bytes of the memory of `device`; None if it reports neither."""
+    """Return the free and the total bytes of the memory of `device`; None if they are unknown."""
     if not is_accelerator(device):
         return None
-    # Ask the backend's own function first, then torch's general one.
+    # Ask the backend's own function first, then torch's general function.
     free_and_total = call_with_device(device, "mem_get_info")
     if free_and_total is None and is_current_type(device):
         free_and_total = call_accelerator(torch.accelerator.get_memory_info, device)
@@ -45,10 +45,10 @@ def memory_room(device: torch.device) -> tuple[int, int] | None:
 
 
 def allocated_bytes(device: torch.device) -> int | None:
-    """Return the bytes that tensors on `device` take; None if it does not report them."""
+    """Return the bytes that tensors on `device` take; None if the device does not report them."""
     if not is_accelerator(device):
         return None
-    # By the function of most backends, that of Apple's GPUs, and torch's general one.
+    # Ask the function of most backends, that of Apple's GPUs, and torch's general function.
     size = call_with_device(device, "memory_allocated")
     if size is None:
         size = call_without_device(device, "current_allocated_memory")
@@ -77,7 +77,7 @@ def reset_peaks(device: torch.device) -> bool:
     """Start recording peaks anew; return whether `device` did so."""
     if not is_accelerator(device):
         return False
-    reset = first_function(device, "reset_peak_memory_stats")
+    reset = optional_function(device, "reset_peak_memory_stats")
     try:
         if reset is not None:
             reset(device)
@@ -94,7 +94,7 @@ def empty_cache(device: torch.device) -> None:
     """Return memory that the device's allocator keeps, and no tensor uses, to the system."""
     if not is_accelerator(device):
         return
-    empty = first_function(device, "empty_cache")
+    empty = optional_function(device, "empty_cache")
     if empty is not None:
         empty()
     elif is_current_type(device):
@@ -102,7 +102,7 @@ def empty_cache(device: torch.device) -> None:
 
 
 def memory_stats(device: torch.device) -> Mapping[str, int]:
-    """Return torch's own statistics of the device's allocator; empty if it has none."""
+    """Return torch's own statistics of the device's allocator; empty without statistics."""
     if not is_current_type(device):
         return {}
     return call_accelerator(torch.accelerator.memory_stats, device) or {}

@@ -11,8 +11,8 @@ from torch.optim import Optimizer
 from common.system.devices.selection import indexed
 from common.system.devices.trials import UNSUPPORTED_ERRORS, tried_once
 
-# Options of an optimizer by name, such as ("lr", 0.1). They are hashable, so that the result of a
-# trial can be remembered by them.
+# Options of an optimizer by name, such as ("lr", 0.1). They are hashable, so that they can be a key
+# under which the result of a trial is remembered.
 Options = tuple[tuple[str, object], ...]
 
 
@@ -21,7 +21,7 @@ class FusedOptimizer(Optimizer):
 
     grad_scale: torch.Tensor | None  # the step divides gradients by it
     found_inf: torch.Tensor | None  # 1 if the step must change nothing
-    _step_supports_amp_scaling: bool  # whether the step obeys these two
+    _step_supports_amp_scaling: bool  # whether the step obeys `grad_scale` and `found_inf`
 
 
 class TrialStep(NamedTuple):
@@ -41,8 +41,8 @@ def has_loss_scaling(device: torch.device) -> bool:
         tracker = torch.zeros((), dtype=torch.int32, device=device)
         torch._amp_foreach_non_finite_check_and_unscale_([gradient], overflow, scale.reciprocal())
         torch._amp_update_scale_(scale, tracker, overflow, 2.0, 0.5, 1)
-        # The gradient 8 was divided by the scale 4. Then the scale was doubled, as it is after one
-        # step without an overflow.
+        # The gradient 8 was divided by the scale 4. Then the scale was doubled, because one step
+        # had no overflow.
         return float(gradient[0]) == 2.0 and float(scale) == 8.0 and float(overflow) == 0.0
     except UNSUPPORTED_ERRORS:
         return False
@@ -92,7 +92,7 @@ def fused_step_honours_scaling(
     except UNSUPPORTED_ERRORS:
         return False
     # A skipped step changed nothing, a step that is not skipped changes something, and the scaled
-    # gradients had the effect of the same unscaled ones.
+    # gradients had the effect of the same unscaled gradients.
     return skipped == initial_value != unscaled and math.isclose(scaled, unscaled, rel_tol=1e-5)
 
 
@@ -103,10 +103,10 @@ def after_fused_steps(
     steps: Sequence[TrialStep],
     found_inf: float,
 ) -> float:
-    """Return the value of a parameter that began as 1, after these steps.
+    """Return the value that a parameter of 1 has after some steps.
 
     Args:
-        options: of the optimizer, by name.
+        options: the options of the optimizer, by name.
         found_inf: 1 if the steps must change nothing, else 0.
     """
     parameter = torch.nn.Parameter(torch.ones(2, device=device))

@@ -4,7 +4,7 @@ import warnings
 
 import torch
 
-from common.system.devices.backend import first_function
+from common.system.devices.backend import optional_function
 from common.system.devices.trials import UNSUPPORTED_ERRORS, tried_once
 
 
@@ -20,9 +20,9 @@ def has_float64(device: torch.device) -> bool:
 
 @tried_once
 def has_autocast(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether a matrix product under autocast to `dtype` (fp16 or bf16) really runs in it.
+    """Whether a matrix product under autocast to `dtype` (fp16 or bf16) really runs in `dtype`.
 
-    The result is false for bf16 on a device that reports that it only emulates it.
+    The result is false for bf16 on a device that reports that it only emulates bf16.
     """
     if dtype is torch.bfloat16 and not has_native_bf16(device):
         return False
@@ -37,8 +37,8 @@ def has_autocast(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def has_native_bf16(device: torch.device) -> bool:
-    """Whether bf16 is native as far as is known; false if the device reports an emulation."""
-    is_supported = first_function(device, "is_bf16_supported")
+    """Whether a device computes in bf16 without emulation; True if its backend does not say."""
+    is_supported = optional_function(device, "is_bf16_supported")
     if is_supported is None:
         return True
     try:
@@ -49,5 +49,5 @@ def has_native_bf16(device: torch.device) -> bool:
 
 def has_tf32(device: torch.device) -> bool:
     """Whether fp32 matrix products on `device` can run in TF32."""
-    is_supported = first_function(device, "is_tf32_supported")
+    is_supported = optional_function(device, "is_tf32_supported")
     return is_supported is not None and bool(is_supported())

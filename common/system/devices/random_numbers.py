@@ -2,7 +2,7 @@
 
 import torch
 
-from common.system.devices.backend import first_function, required_function
+from common.system.devices.backend import optional_function, required_function
 from common.system.devices.current import current_device
 from common.system.devices.selection import is_accelerator
 from common.system.devices.trials import UNSUPPORTED_ERRORS, tried_once
@@ -22,7 +22,7 @@ def has_generator(device: torch.device) -> bool:
 
 
 def generator_state(device: torch.device) -> torch.Tensor | None:
-    """Return the state of the device's generator, uint8 on the host; None if it has none."""
+    """Return the state of the device's generator, uint8 on the host; None without a generator."""
     if not has_generator(device):
         return None
     return required_function(device, "get_rng_state")(device)
@@ -37,7 +37,7 @@ def seed_generator(device: torch.device, seed: int) -> None:
     """Seed the generator of this device alone, if it has one."""
     if not is_accelerator(device):
         return
-    manual_seed = first_function(device, "manual_seed", "manual_seed_all")
+    manual_seed = optional_function(device, "manual_seed", "manual_seed_all")
     if manual_seed is not None:
         with current_device(device):
             manual_seed(seed)

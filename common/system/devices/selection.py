@@ -12,7 +12,7 @@ USE_CPU_VARIABLE = "ACCELERATE_USE_CPU"
 
 
 def is_accelerator(device: torch.device) -> bool:
-    """Whether `device` computes and is not the CPU; it may share the CPU's memory."""
+    """Whether `device` computes and is not the CPU. Its memory may be that of the CPU."""
     return device.type not in ("cpu", "meta")
 
 
@@ -24,7 +24,7 @@ def is_cpu_asked_for() -> bool:
 def default_device() -> torch.device:
     """Return the accelerator of this process, with its index.
 
-    It is the CPU if there is no accelerator, or if the CPU is asked for.
+    Return the CPU if there is no accelerator, or if the CPU is asked for.
     """
     if is_cpu_asked_for():
         return torch.device("cpu")

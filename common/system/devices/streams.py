@@ -4,7 +4,7 @@ from contextlib import AbstractContextManager
 
 import torch
 
-from common.system.devices.backend import device_count, first_function
+from common.system.devices.backend import device_count, optional_function
 from common.system.devices.current import current_device
 from common.system.devices.selection import indexed, is_accelerator
 from common.system.devices.trials import UNSUPPORTED_ERRORS, tried_once
@@ -27,7 +27,7 @@ def has_streams(device: torch.device) -> bool:
         torch.ones(1, device=device).record_stream(stream)
     except UNSUPPORTED_ERRORS:
         return False
-    # A device with a single stream may return that one as a new one.
+    # A device with a single stream may return this stream as a new one.
     return stream.stream_id != current.stream_id
 
 
@@ -37,7 +37,7 @@ def new_stream(device: torch.device) -> torch.Stream:
 
 
 def on_stream(stream: torch.Stream) -> AbstractContextManager[object]:
-    """Return a context in which work is queued on `stream`; the stream itself is one."""
+    """Return a context in which work is queued on `stream`: the stream itself."""
     return stream
 
 
@@ -52,7 +52,7 @@ def synchronize(device: torch.device) -> None:
     """
     if not is_accelerator(device):
         return
-    wait = first_function(device, "synchronize")
+    wait = optional_function(device, "synchronize")
     if wait is None:
         if can_be_awaited(device):
             torch.accelerator.synchronize(indexed(device))

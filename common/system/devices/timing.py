@@ -31,8 +31,8 @@ def recorded_event(device: torch.device) -> torch.Event:
 def profiler_activity(device: torch.device) -> torch.profiler.ProfilerActivity | None:
     """Return the activity by which torch's profiler times kernels of `device`; None if it can't.
 
-    The profiler accepts any backend from outside of torch, even if it can't time its kernels. So
-    those backends have None.
+    The profiler accepts any backend from outside of torch, even if it can't time the backend's
+    kernels. So the result is None for those backends.
     """
     if not is_accelerator(device) or device.type == torch._C._get_privateuse1_backend_name():
         return None

@@ -38,7 +38,7 @@ def main(words: Sequence[str] | None = None) -> None:
     output_format.add_argument("--markdown", action="store_true", help="print a Markdown table")
     output_format.add_argument("--json", action="store_true", help="print everything as JSON")
     arguments = parser.parse_args(words)
-    # Imported here, because --help should not wait for pydantic.
+    # These imports are here, because --help should not wait for pydantic.
     from common.tools.compare.output import Options, write_comparison
 
     chosen_format: Literal["text", "markdown", "json"] = "text"

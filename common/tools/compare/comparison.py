@@ -26,7 +26,7 @@ FIGURES = (
     *(THROUGHPUT, "perf/tokens_per_second", "perf/mfu", "perf/goodput", PEAK),
     *("perf/joules_per_sample", "time/train_seconds", "time/total_seconds", OTHER_CPU),
 )
-# The ratio to the baseline, by the figure that it is of.
+# The name of a figure's ratio to the baseline, by the name of the figure.
 RATIOS = {THROUGHPUT: "throughput_ratio", PEAK: "memory_ratio"}
 MEMORY = {"device": "memory/peak_allocated_mib", "host": "memory/host_rss_mib"}
 
@@ -49,12 +49,12 @@ class Comparison:
     """Runs beside each other; the first is the baseline."""
 
     runs: list[RunRecord]
-    figures: list[RunFigures]  # of each run
-    differences: dict[str, list[object]]  # by label, each run's value, where not all are the same
+    figures: list[RunFigures]  # by run
+    differences: dict[str, list[object]]  # each run's value of the facts that differ, by label
     unfair: list[UnfairPair]
-    target: float | None  # of the baseline's objective
+    target: float | None  # a value of the baseline's objective; None: there is no target
     target_is_given: bool
-    groups: list[RunGroup]  # of runs that differ in the seed alone; the baseline is in the first
+    groups: list[RunGroup]  # runs that differ in the seed alone; the first has the baseline
 
 
 def compare(
@@ -102,8 +102,8 @@ def differences_of(settings: Sequence[Mapping[str, object]]) -> dict[str, list[o
 def worst_of_best(runs: Sequence[RunRecord], objective: Objective) -> float | None:
     """Return the worst of the runs' best values, a target that each of these runs has reached.
 
-    Runs with another objective do not count. The value is None if fewer than two runs are left, as
-    there is nothing to compare then, or if none of them has evaluated.
+    Runs with another objective do not count. The result is None if fewer than two runs remain,
+    because there is nothing to compare then, or if none of the runs has evaluated.
     """
     runs_with_objective = [run for run in runs if run.objective == objective]
     if len(runs_with_objective) < 2:
@@ -143,8 +143,8 @@ def unfair_pairs(
     """Return the differences from the baseline that make a run's figures incomparable.
 
     Args:
-        differences: each run's value, by label, of the facts in which the runs differ.
-        labels: of the facts that make figures incomparable.
+        differences: each run's value of the facts in which the runs differ, by the fact's label.
+        labels: the labels of the facts that make figures incomparable.
     """
     pairs: list[UnfairPair] = []
     for label, values in differences.items():
@@ -163,21 +163,21 @@ def unfair_pairs(
 def figures_of(run: RunRecord, target: float | None) -> RunFigures:
     """Return a run's figures by the names that `--json` prints; None stands for unknown.
 
-    They are the metrics in `FIGURES`, others whose names say all, and these:
+    They are the metrics in `FIGURES`, plain ones such as ``status``, and these:
 
     - ``memory_kind``: whose memory the peak is of, the device's if known, otherwise the host's
     - ``mfu_kind``: the peak that ``perf/mfu`` is a share of, such as "of the bf16 peak"
     - ``final``: the metrics of the final evaluation, without their split
     - ``best``: the best value of the objective in training's own evaluations
     - ``final_samples``: how many samples the final evaluation had
-    - ``final_standard_error`` and ``best_standard_error``: of these values of the objective, from
-      the number of samples, if they are proportions
+    - ``final_standard_error`` and ``best_standard_error``: the standard errors of these values of
+      the objective, from the number of samples, if the values are proportions
     - ``steps_to_target`` and ``seconds_to_target``: where `target` was first reached
 
     Args:
         run: the run, finished or not.
-        target: a value of the run's objective. None if there is none, or if it is a value of
-            another objective.
+        target: a value of the run's objective. None if there is no target, or if the target is a
+            value of another objective.
     """
     figures: RunFigures = {
         "status": status_text(run),
@@ -185,12 +185,12 @@ def figures_of(run: RunRecord, target: float | None) -> RunFigures:
         "objective": str(run.objective),
     }
     figures |= {name: figure_of_run(run, name) for name in FIGURES}
-    # No run logs PEAK under this name. It is the first of the peaks: the device's, if known.
+    # Runs log no metric named PEAK. Its value is the device's peak if known, else the host's.
     peaks = peak_memory(run)
     figures["memory_kind"] = next(iter(peaks), None)
     figures[PEAK] = next(iter(peaks.values()), None)
     figures["mfu_kind"] = mfu_kind(run)
-    # A run without a summary has not ended. Then it is the best value so far.
+    # A run without a summary has not ended. Its best value is the best so far.
     best = run.summary.get(run.objective.best_key, run.objective.best(run.values(run.goal)))
     final = final_metrics(run)
     best_split, final_split = run.splits
@@ -223,12 +223,12 @@ def mfu_kind(run: RunRecord) -> str:
 def standard_error(run: RunRecord, value: float | None, split: Split) -> float | None:
     """Return the standard error of a value of the run's objective, from its number of samples.
 
-    It is the chance in which samples a split happens to have. It is known for proportions such as
-    an accuracy, and None for other metrics.
+    The error comes from the chance in which samples a split happens to have. It is known for
+    proportions such as an accuracy, and None for other metrics.
 
     Args:
-        value: of the objective; None if unknown.
-        split: that the value was measured on, "validation" or "test".
+        value: a value of the objective; None if unknown.
+        split: the split that the value was measured on, "validation" or "test".
     """
     count = evaluated_samples(run, split)
     if value is None or count is None or not is_proportion(run.objective.metric):
@@ -286,9 +286,9 @@ def figures_of_target(run: RunRecord, target: float | None) -> RunFigures:
 def figure_of_run(run: RunRecord, metric: str) -> float | None:
     """Return one figure for a whole run, such as its throughput; None if it is unknown.
 
-    The summary has it, but only after the end of the run. Until then the logged values give an
-    estimate: the median of the log intervals for speed and energy, whose values go up and down, and
-    the largest value for times, which only grow.
+    The summary has the figure, but only after the end of the run. Until then the logged values give
+    an estimate: the median of the log intervals for speed and energy, whose values go up and down,
+    and the largest value for times, which only grow.
     """
     values = run.values(metric)
     estimate = None

@@ -11,7 +11,7 @@ from common.track.names import STEP
 # Measures of progress that curves are drawn over, with the heading of their axis.
 X_AXES = {STEP: "updates", "progress/samples": "samples", "time/train_seconds": "training time"}
 
-Curve = Mapping[float, tuple[float, float]]  # a point (x, y) of each step
+Curve = Mapping[float, tuple[float, float]]  # the point (x, y) of each step
 
 
 class MeanPoint(NamedTuple):
@@ -44,7 +44,7 @@ def mean_curve(curves: Sequence[Curve]) -> list[MeanPoint]:
     """Return the mean and the standard deviation of curves, at the steps that all of them have.
 
     Args:
-        curves: at least two.
+        curves: at least two curves.
     """
     steps = sorted(set.intersection(*(set(curve) for curve in curves)))
     points = []

@@ -8,7 +8,7 @@ from common.flags import role_of, spelled
 from common.run_directory.records import RunConfig
 from common.track.names import precision_name
 
-DIGITS_OF_DIGEST = 8  # that a table shows of a SHA-256
+DIGITS_OF_DIGEST = 8  # digits that a table shows of a SHA-256
 
 
 @dataclass(frozen=True)
@@ -16,8 +16,8 @@ class Fact:
     """A fact about a run."""
 
     value: object
-    # Whether another value makes the figures of two runs incomparable. Other facts often differ on
-    # purpose, as flags do.
+    # Whether another value makes the figures of two runs incomparable. Other facts, such as flags,
+    # often differ on purpose.
     makes_unfair: bool = False
 
 
@@ -25,7 +25,7 @@ Facts = dict[str, Fact]  # by the label that a table shows
 
 
 def facts_of(run: RunConfig, runs: Sequence[RunConfig]) -> Facts:
-    """Return a run's facts and flags by label, first those that must be the same.
+    """Return a run's facts and flags by label, first the facts that must be the same.
 
     A flag is left out if the recipe of any of the `runs` says that it is not to be compared.
 
@@ -75,7 +75,7 @@ def facts_of_course(run: RunConfig) -> Facts:
     environment = run.environment
     return {
         "processes": Fact(environment.world_size),
-        "precision": Fact(precision_name(environment.mixed_precision)),  # that `auto` chose
+        "precision": Fact(precision_name(environment.mixed_precision)),  # also if `auto` chose it
         "updates planned": Fact(run.plan.total_steps),
         "commit": Fact(environment.git_commit),
     }

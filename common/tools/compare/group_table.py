@@ -20,7 +20,7 @@ from common.tools.statistics.samples import Sample
 from common.track.names import Metric
 
 MEAN_AND_DEVIATION = "mean ± standard deviation"
-MOST_SEEDS = 12  # that a cell lists
+MOST_SEEDS = 12  # seeds that a cell lists
 
 
 def has_repetitions(comparison: Comparison) -> bool:
@@ -61,7 +61,10 @@ def run_counts(comparison: Comparison) -> list[str]:
 
 
 def seed_lists(comparison: Comparison) -> list[str]:
-    """Return the seeds of each group's runs, or only their number if there are many."""
+    """Return the seeds of each group's runs that count, see `counted_places`.
+
+    A cell has only the number of seeds if they are many, or if a run does not state its seed.
+    """
     lists = []
     for group in comparison.groups:
         places = counted_places(comparison, group)
@@ -81,7 +84,7 @@ def cells_of(row: FigureRow, samples: Sequence[Sample], comparison: Comparison) 
     """Return the cells of one metric: mean, standard deviation, and the ratio to the baseline."""
     # A device's memory and the host's can't be compared.
     is_of_one_kind = len(set(kinds_of(row, comparison).values())) <= 1
-    # Runs have ratios of speed and memory. Means have one of energy as well.
+    # Runs have ratios of speed and memory. Means have a ratio of energy as well.
     has_ratio = is_of_one_kind and (bool(row.ratio_name) or row.metric.panel == "Energy")
     cells = []
     for number, (group, sample) in enumerate(zip(comparison.groups, samples, strict=True)):

@@ -20,7 +20,7 @@ class RunGroup:
     """Runs with the same settings."""
 
     label: str
-    places: tuple[int, ...]  # of its runs in the comparison, in order
+    places: tuple[int, ...]  # places of its runs in the comparison, in order
 
 
 def group_runs(
@@ -30,8 +30,8 @@ def group_runs(
 
     Args:
         runs: all runs of a comparison.
-        facts: of each run, what its figures may depend on. The seed does not count here.
-        labels: of each run, its group. By default, runs with equal facts are one group, which is
+        facts: for each run, what its figures may depend on. The seed does not count here.
+        labels: the group of each run. By default, runs with equal facts are one group, which is
             called by the settings that tell the groups apart.
     """
     if labels is not None:
@@ -60,9 +60,9 @@ def label_groups(
 ) -> list[str]:
     """Return a label for each group, such as ``dropout=0.1``.
 
-    It has all settings in which the groups differ. If that is too long for one of them, or if two
-    would look the same, all groups are called by their first run. So are single runs, which a table
-    calls by their names.
+    A label has all settings in which the groups differ. If a label would be too long, or if two
+    would look the same, all groups are called by their first run. If each group is a single run,
+    groups have the runs' names as well.
     """
     names = [name_of_group([runs[place].name for place in places]) for places in all_places]
     if len(all_places) == len(runs):
@@ -76,7 +76,7 @@ def label_groups(
 
 
 def differing_settings(facts_of_groups: Sequence[Facts]) -> list[str]:
-    """Return the labels of the facts that are not the same for all groups; the seed is none."""
+    """Return the labels of the facts that differ between groups, without the seed."""
     first = facts_of_groups[0]
     labels = dict.fromkeys(label for facts in facts_of_groups for label in facts if label != SEED)
     return [

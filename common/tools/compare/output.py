@@ -41,7 +41,7 @@ def write_comparison(options: Options) -> None:
     # Programs read the output of --json, so it has nothing but the JSON.
     has_paths = options.output_format != "json"
     if options.plot is not None:
-        from common.tools.compare.plot import plot_comparison  # it imports matplotlib
+        from common.tools.compare.plot import plot_comparison  # which imports matplotlib
 
         plot_comparison(comparison, options.plot)
         if has_paths:

@@ -23,7 +23,7 @@ from common.tools.compare.table import Report, TitledTable, report_of
 FOLDER = Path(__file__).with_name("web")
 SUFFIXES = (".html", ".htm")
 PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
-# Characters that end a script element or begin other markup, by their escape in JSON.
+# The escapes in JSON of characters that end a script element or begin other markup.
 SCRIPT_ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"}
 
 
@@ -33,10 +33,10 @@ def write_page(comparison: Comparison, file: Path) -> None:
     Raises:
         UserError: the file's name is not that of a page, or the file can't be written.
     """
-    # A run's own file that is named by mistake must not be overwritten.
+    # If a user names a run's own file by mistake, that file must not be overwritten.
     if file.suffix.lower() not in SUFFIXES:
         raise UserError(
-            f"--html {file} is no name of a web page", advice="pass a name that ends in .html"
+            f"--html {file} is not the name of a web page", advice="pass a name that ends in .html"
         )
     write_text(file, page_of(comparison))
 
@@ -74,7 +74,7 @@ def digest_for_policy(text: str) -> str:
 
 
 def escaped(text: str) -> str:
-    """Return text for HTML, where it is shown as it is and never obeyed."""
+    """Return text in HTML, in which it is shown as it is and never acts as markup."""
     return html.escape(printable(text))
 
 
@@ -120,7 +120,8 @@ def row_as_html(cells: Sequence[str], scope: str) -> str:
     """Return a row of a table.
 
     Args:
-        scope: "col" if all cells are headings of columns, "row" if the first is that of the row.
+        scope: "col" if all cells are headings of columns, "row" if the first cell is the row's
+            heading.
     """
     first, *others = map(escaped, cells)
     tag = "th" if scope == "col" else "td"

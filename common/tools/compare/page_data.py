@@ -17,11 +17,11 @@ from common.tools.compare.readers import RunRecord
 from common.tools.compare.thinning import kept_places, points_per_curve
 from common.track.names import SPLITS, STEP, describe
 
-MOST_POINTS = 2000  # of a curve; a chart has fewer pixels than this
-FEWEST_POINTS = 40  # of a curve that has more, however many curves there are
+MOST_POINTS = 2000  # points of a curve; a chart has fewer pixels than this
+FEWEST_POINTS = 40  # points that a thinned curve keeps, however many curves there are
 MOST_POINTS_IN_ALL = 60_000  # with 15 to 35 characters each, they keep the page below 2 MB
-DIGITS = 6  # significant ones of a value
-SECOND_DECIMALS = 3  # of a time
+DIGITS = 6  # significant digits of a value
+SECOND_DECIMALS = 3  # decimals of a time in seconds
 STAGES = {"train": "training", "val": "validation", "test": "test"}
 NO_CURVE = ("progress/", "time/")  # measures of progress, which curves are drawn over
 
@@ -38,16 +38,16 @@ class Series(TypedDict):
 class Chart(TypedDict):
     """Metrics that share a y-axis, such as the loss in training and in evaluation."""
 
-    heading: str  # with the unit
+    heading: str  # includes the unit
     is_percent: bool
-    is_shown: bool  # from the start
+    is_shown: bool  # whether the page shows it from the start
     series: list[Series]
 
 
 class ThinCurve(TypedDict):
     """A metric of one run."""
 
-    places: list[int] | None  # in the columns of `RunCurves.x`; None for all of them
+    places: list[int] | None  # places in the columns of `RunCurves.x`; None: all of them
     y: list[float]
 
 
@@ -55,14 +55,14 @@ class RunCurves(TypedDict):
     """The curves of one run."""
 
     name: str
-    x: dict[str, Column]  # for each of `X_AXES`; None where a row does not have it
+    x: dict[str, Column]  # a column for each of `X_AXES`; None where a row lacks the value
     curves: dict[str, ThinCurve]  # by the metric's name
 
 
 class MeanCurve(TypedDict):
     """The mean of a metric over the runs of a group, at the updates that all of them logged."""
 
-    count: int  # of runs
+    count: int  # number of runs
     x: dict[str, Column]
     y: list[float]
     deviation: list[float]
@@ -131,7 +131,7 @@ def limit_of_points(comparison: Comparison, metrics_of_runs: Sequence[Sequence[s
         lengths += [counts[name] for name in names]
     for group in comparison.groups:
         if len(group.places) > 1:
-            # A point of a mean takes as much as two of a run.
+            # A point of a mean takes as much space as two points of a run.
             first = group.places[0]
             lengths += [2 * len(comparison.runs[first].rows)] * len(metrics_of_runs[first])
     return points_per_curve(lengths, MOST_POINTS, FEWEST_POINTS, MOST_POINTS_IN_ALL)
@@ -235,7 +235,7 @@ def means_of(
 
 
 def mean_positions(runs: Sequence[RunRecord], x_name: str, steps: Sequence[float]) -> Column:
-    """Return the mean place of runs on an x-axis at each step; None where one of them has none."""
+    """Return the mean place of runs on an x-axis at each step; None where a run has no place."""
     places_of_runs = [{row[STEP]: row.get(x_name) for row in run.rows} for run in runs]
     column: Column = []
     for step in steps:
@@ -252,7 +252,7 @@ def rounded(value: float) -> float:
 
 
 def position(value: float | None, x_name: str) -> float | None:
-    """Return a place on an x-axis; None if it is unknown or not finite."""
+    """Return a place on an x-axis; None if the place is unknown or not finite."""
     if value is None or not is_finite(value):
         return None
     is_time = X_AXES[x_name] == "training time"

@@ -37,7 +37,7 @@ STYLES: list[Style] = [
 ]
 TRAINING: Style = {"linewidth": 1.0, "alpha": 0.5}
 EVALUATION: Style = {"linewidth": 1.8, "marker": "o", "markersize": 3.5}
-SINGLE_SEED: Style = {"linewidth": 0.7, "alpha": 0.35}  # of a group that has others
+SINGLE_SEED: Style = {"linewidth": 0.7, "alpha": 0.35}  # one curve of several in a group
 BAND: Style = {"alpha": 0.15, "linewidth": 0}
 BARS = (THROUGHPUT, PEAK)
 LONGEST_NAME = 36  # characters of a name in the legend
@@ -63,13 +63,13 @@ def plot_comparison(comparison: Comparison, file: Path) -> None:
             draw_curves(axes, comparison, styles, metric, x_name)
     for axes, name in zip(bar_axes, BARS, strict=True):
         draw_bars(axes, comparison, styles, name)
-    # Both charts of bars share their y-axis, so these settings are for both.
+    # The two charts of bars share their y-axis, so these settings are for both.
     bar_axes[0].set_yticks([])
     bar_axes[0].invert_yaxis()  # the baseline on top, as in the legend beside it
     draw_legend(legend_axes, comparison, styles)
     if file.suffix[1:].lower() not in FigureCanvasAgg(figure).get_supported_filetypes():
         raise UserError(
-            f"--plot {file} is no format that can be drawn",
+            f"--plot {file} does not end in a supported suffix",
             advice="pass a name that ends in .png, .svg or .pdf",
         )
     with writing(f"--plot {file}"):
@@ -85,7 +85,7 @@ def draw_curves(
         axes: where to draw.
         comparison: the runs, in groups.
         styles: the style of each group.
-        metric: without its split, such as ``accuracy``.
+        metric: the metric's name without its split, such as ``accuracy``.
         x_name: a key of `X_AXES`.
     """
     point_count = 0
@@ -109,7 +109,9 @@ def draw_curves(
 
 
 def draw_group(axes: Axes, all_curves: Sequence[Curve], style: Style, stage_style: Style) -> None:
-    """Draw the curves of a group; several get their mean and a band of a standard deviation.
+    """Draw the curves of a group; for several curves, add their mean and a band around it.
+
+    The band is one standard deviation wide to each side.
 
     The mean and the band cover the steps that all of these curves have.
     """
@@ -148,7 +150,7 @@ def draw_bars(axes: Axes, comparison: Comparison, styles: Sequence[Style], name:
     title_parts = [metric.heading, *(sorted(memory_kinds) if name == PEAK else [])]
     axes.set_title(", ".join(title_parts))
     ends = [length + error for length, error in zip(lengths, errors, strict=True)]
-    room = 1.5 if any(errors) else 1.3  # for the labels
+    room = 1.5 if any(errors) else 1.3  # leaves space for the labels
     axes.set_xlim(0, room * max(ends) or 1)  # 1 if all bars are empty
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from common.errors import RunStatus, UserError
-from common.json_files import PUT_BACK, read_json_if_there, read_lines
+from common.json_files import read_json_if_there, read_lines
 from common.objective import EVALUATED_SPLITS, PREFIXES, Objective, Split
 from common.run_directory.records import (
     CONFIG,
@@ -33,8 +33,8 @@ from common.run_directory.standing import present_status
 from common.sentences import as_user_error
 from common.track.names import STEP, Facts, unflat
 
-TOO_LARGE = 1e100  # a chart can't show such values
-# A run's status by W&B's word for it.
+TOO_LARGE = 1e100  # a chart can't show larger values
+# The status of a run, by W&B's word for that status.
 STATUSES: dict[str, RunStatus] = {
     "finished": "finished",
     "running": "running",
@@ -48,12 +48,12 @@ class RunRecord:
     """The files of one run. A file that the run did not write is empty here."""
 
     name: str
-    source: str  # its folder, or its address at W&B
-    saved_config: RunConfig  # as in `config.json`
-    rows: list[dict[str, float]]  # as in `metrics.jsonl`: one for each step, in order
-    summary: Mapping[str, float]  # as in `summary.json`; empty before the end of the run
+    source: str  # the run's folder, or its address at W&B
+    saved_config: RunConfig  # the contents of `config.json`
+    rows: list[dict[str, float]]  # the rows of `metrics.jsonl`: one for each step, in order
+    summary: Mapping[str, float]  # the figures in `summary.json`; empty before the run's end
     status: PresentStatus
-    reason: str | None = None  # why it was preempted or failed
+    reason: str | None = None  # why the run was preempted or failed
     objective: Objective = field(init=False)
 
     def __post_init__(self) -> None:
@@ -62,8 +62,8 @@ class RunRecord:
             objective = Objective.parse(self.saved_config.objective)
         except UserError as problem:
             raise UserError(
-                f"{self.source}/config.json is not what a recipe wrote: {problem.problem}",
-                advice=PUT_BACK,
+                f"{self.source}/config.json is damaged or was edited ({problem.problem})",
+                advice="restore it from a backup, or leave this run out",
             ) from None
         object.__setattr__(self, "objective", objective)  # a frozen dataclass takes no assignment
 
@@ -74,7 +74,7 @@ class RunRecord:
 
     @property
     def splits(self) -> tuple[Split, Split]:
-        """The split that is evaluated during training, and the one at its end.
+        """The split that is evaluated during training, and the split of the final evaluation.
 
         Both are the same if the data has only one of validation and test. A run with neither has
         logged no evaluation, so it does not matter which split is named.
@@ -123,7 +123,7 @@ def read_runs(sources: Sequence[str]) -> list[RunRecord]:
     Runs that share a name are called by their source instead.
 
     Raises:
-        UserError: a source is no run, or a file of it is damaged.
+        UserError: a source is no run, or a file of the run is damaged.
     """
     runs = [run for source in sources for run in read_source(source)]
     uses = Counter(run.name for run in runs)
@@ -144,14 +144,16 @@ def read_source(source: str) -> list[RunRecord]:
     if path.suffix == ".wandb" and os.path.isfile(path):
         return [read_offline(path)]
     if os.path.exists(path):
-        raise UserError(f"{source} is a file", advice="pass the run's directory that holds it")
+        raise UserError(
+            f"{source} is a file", advice="pass the directory of the run, such as runs/NAME"
+        )
     if re.fullmatch(r"[\w.-]+/[\w.-]+(/[\w.-]+)?", source):
         return read_project(source)
     raise UserError(
-        f"{source} is no run, because there is no such folder",
+        f"there is no folder {source}",
         advice=(
-            "pass a run's directory such as runs/NAME, a wandb/offline-run-* folder, or "
-            "entity/project at W&B"
+            "pass the directory of a run, such as runs/NAME, a folder wandb/offline-run-*, or "
+            "ENTITY/PROJECT for a W&B project"
         ),
     )
 
@@ -162,7 +164,7 @@ def read_directory(path: Path) -> RunRecord:
     Raises:
         UserError: the directory holds no run that began to train, or a damaged file.
     """
-    # The next line raises for a damaged file; `present_status` would take it for a missing one.
+    # This raises an error for a damaged file, which `present_status` would take for a missing one.
     read_json_if_there(path / STATUS)
     present = present_status(path)
     # Without a `status.json`, nothing says that the run has ended.
@@ -176,22 +178,22 @@ def read_directory(path: Path) -> RunRecord:
                 f"{path} has nothing to compare, because its training has not begun "
                 f"({status}{detail})"
             ),
-            advice="leave this run out, or repeat the command that started it",
+            advice="leave this run out, or repeat the command that started the run",
         )
     if saved_config is None:
         runs_inside = len([*path.glob(f"*/{CONFIG}")])
         if runs_inside:
             raise UserError(
-                f"{path} is a folder of {runs_inside} runs, and not a run",
-                advice=f"pass them, as in {path}/*",
+                f"{path} is a folder of {runs_inside} runs, not a run itself",
+                advice=f"pass the runs in it, as in {path}/*",
             )
         raise UserError(
-            f"{path} is no run, because it has no config.json",
-            advice="pass a run's directory, such as runs/NAME",
+            f"{path} is not the directory of a run, because it contains no config.json",
+            advice="pass the directory of a run, such as runs/NAME",
         )
     summary: dict[str, float] = {}
-    # Other runs may have an outdated summary: a run that missed its target has ended and written
-    # one, and may go on since then.
+    # The summary of any other run may be outdated: a run that missed its target ended with a
+    # summary, and may have gone on since.
     if status in ("finished", "failed"):
         summary = numbers(read_json_if_there(path / SUMMARY) or {})
     rows = merge_rows(read_lines(path / METRICS_FILE, STEP))
@@ -209,10 +211,10 @@ def read_offline(file: Path) -> RunRecord:
 
 
 def inspect_offline(file: Path, *flags: str) -> str:
-    """Return what `wandb leet inspect` prints of a file; wandb 0.31 has no other reader.
+    """Return the output of `wandb leet inspect` for a file; wandb 0.31 has no other reader.
 
     Raises:
-        UserError: it can't read the file.
+        UserError: the command can't read the file.
     """
     command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", *flags, str(file)]
     answer = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=300)
@@ -220,7 +222,7 @@ def inspect_offline(file: Path, *flags: str) -> str:
         lines = answer.stderr.strip().splitlines() or ["it is empty"]
         raise UserError(
             f"{file} can't be read as a W&B run ({lines[-1]})",
-            advice="put a whole copy of this file back, or leave this run out",
+            advice="copy the file again from where it came, or leave this run out",
         )
     return answer.stdout
 
@@ -230,8 +232,8 @@ def asking_wandb(problem: str, advice: str) -> Iterator[None]:
     """Turn a missing key, an unreachable server or a refusal by W&B into a `UserError`.
 
     Args:
-        problem: begins the message.
-        advice: ends it, unless a `WANDB_*` variable is to be corrected.
+        problem: the beginning of the message.
+        advice: the end of the message, unless a `WANDB_*` variable is to be corrected.
     """
     import wandb
 
@@ -244,26 +246,28 @@ def asking_wandb(problem: str, advice: str) -> Iterator[None]:
             if mode != "online":
                 raise UserError(f"{problem} ({reason})", advice=advice)
             yield
-        except TrackerSettingsError as error:  # it says what to do
+        except TrackerSettingsError as error:  # its message says what to do
             raise UserError(f"{problem} ({error.problem})", advice=error.advice) from None
 
 
 def read_project(address: str) -> list[RunRecord]:
-    """Read the runs of a W&B project, oldest first, or a single one.
+    """Read the runs of a W&B project, oldest first, or a single run.
 
     Args:
         address: ``entity/project``, or ``entity/project/run`` for a single run.
 
     Raises:
-        UserError: W&B does not give the runs, or the project has none of these recipes.
+        UserError: W&B does not give the runs, or no run of the project is from these recipes.
     """
     import wandb
 
     advice = (
-        "check the name, the connection and the login (wandb login), or pass a "
-        "wandb/offline-run-* folder, which needs no account"
+        "check the path; for a W&B project, check its name and log in with wandb login, or pass a "
+        "folder wandb/offline-run-*, which needs no account"
     )
-    with asking_wandb(f"{address} is no folder here, and W&B can't give it", advice):
+    with asking_wandb(
+        f"there is no folder {address}, and it can't be read as a W&B project", advice
+    ):
         api = wandb.Api(timeout=20)
         is_single_run = address.count("/") == 2
         runs = [api.run(address)] if is_single_run else api.runs(address, order="+created_at")
@@ -281,7 +285,7 @@ def read_project(address: str) -> list[RunRecord]:
         ]
     if not records:
         raise UserError(
-            f"W&B's {address} has no run of these recipes",
+            f"the W&B project {address} contains no runs of these recipes",
             advice="pass a project to which recipes have logged runs",
         )
     return records
@@ -294,9 +298,9 @@ def record_of(
 
     Args:
         name: the run's name.
-        source: its folder, or its address at W&B.
-        config: its flags and facts, flat: one value for each name.
-        history: its rows, with names of W&B's own among the metrics.
+        source: the run's folder, or its address at W&B.
+        config: the run's flags and facts, flat: one value for each name.
+        history: the run's rows, in which W&B's own names are among the metrics.
         summary: W&B's latest values, which are the run's own summary only after its end.
         state: W&B's word for how the run stands.
     """

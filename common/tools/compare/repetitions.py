@@ -9,11 +9,11 @@ from common.tools.compare.groups import RunGroup
 from common.tools.compare.readers import RunRecord
 from common.tools.statistics.samples import Sample
 
-Values = Sequence[float | None]  # of all runs of a comparison; None if unknown
+Values = Sequence[float | None]  # a figure of all runs of a comparison; None if unknown
 
 
 def counted_places(comparison: Comparison, group: RunGroup) -> list[int]:
-    """Return the places of a group's runs that count: those that finished, each once.
+    """Return the places of a group's runs that count: each finished run, once.
 
     An unfinished run has trained for less time, so its figures are not those of the group.
     """
@@ -37,7 +37,7 @@ def sample_of_seeds(comparison: Comparison, group: RunGroup, values: Values) -> 
     """Describe a figure of the trained models in a group. Each seed counts once.
 
     Runs with the same seed repeat each other, and would make the group look more certain than it
-    is. Their mean counts.
+    is. The mean of such runs counts.
     """
     values_of_seeds: dict[str, list[float]] = {}
     for place in counted_places(comparison, group):
@@ -49,6 +49,6 @@ def sample_of_seeds(comparison: Comparison, group: RunGroup, values: Values) -> 
 
 
 def seed_of(run: RunRecord) -> str:
-    """Return a run's seed as text. A run that states none counts as a seed of its own."""
+    """Return a run's seed as text. A run that states no seed counts as a seed of its own."""
     seed = run.flags.get("seed")
     return f"of {run.source}" if seed is None else str(seed)

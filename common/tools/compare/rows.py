@@ -8,7 +8,7 @@ from typing import NamedTuple
 from common.tools.compare.comparison import FIGURES, RATIOS, Comparison
 from common.track.names import EFFICIENCY, PEAK, Metric, describe
 
-# By metric: the figure that says whose memory was measured, or which peak the MFU is a share of.
+# The figure that says whose memory a metric measures, or of which peak the MFU is a share.
 KIND_NAMES = {PEAK: "memory_kind", "perf/mfu": "mfu_kind"}
 
 
@@ -17,9 +17,9 @@ class FigureRow(NamedTuple):
 
     metric: Metric
     values: list[float | None]  # one for each run; None if unknown
-    kind_name: str = ""  # the figure that says what a value is of: a split, or whose memory
-    ratio_name: str = ""  # the figure that holds the ratio to the baseline
-    is_of_model: bool = False  # whether it is a figure of the trained model, which has a seed
+    kind_name: str = ""  # the figure with a value's split, memory or peak; empty without one
+    ratio_name: str = ""  # the figure with the ratio to the baseline; empty without one
+    is_of_model: bool = False  # whether the metric is of the trained model, which has a seed
     is_final_objective: bool = False
 
 

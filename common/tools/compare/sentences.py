@@ -26,7 +26,7 @@ def difference(
         objective: says which direction is better.
         first: the baseline's values, at least two.
         second: the group's values, at least two.
-        interval: of the second mean minus the first; None if no seed differs from others.
+        interval: that of the second mean minus the first; None if no seed differs from others.
         needed: the seeds per group that could tell such a difference; see `runs_needed`.
     """
     gain = gain_of(objective, first, second)
@@ -54,7 +54,7 @@ def difference(
 def difference_of_single_seeds(
     objective: Objective, first: Sample, second: Sample, errors: Sequence[float | None]
 ) -> str:
-    """Return what can be said where a group has only one seed: no verdict, and what is missing.
+    """Return the text for a group with only one seed: there is no verdict, and what is missing.
 
     Args:
         errors: the standard errors of the baseline and of the group from their number of samples;
@@ -73,7 +73,7 @@ def difference_of_single_seeds(
 
 
 def gain_of(objective: Objective, first: Sample, second: Sample) -> float:
-    """Return by how much the second mean is better, in the unit of `scale_of`."""
+    """Return how much better the second mean is, in the unit of `scale_of`."""
     assert first.mean is not None
     assert second.mean is not None
     scale, _ = scale_of(objective)
@@ -82,7 +82,7 @@ def gain_of(objective: Objective, first: Sample, second: Sample) -> float:
 
 
 def gain_text(objective: Objective, gain: float, form: str) -> str:
-    """Return a gain such as "0.40 points better", or "0.40 points worse" if it is negative."""
+    """Return a gain such as "0.40 points better", or "0.40 points worse" for a negative gain."""
     _, unit = scale_of(objective)
     return f"{abs(gain):{form}}{unit} {'worse' if gain < 0 else 'better'}"
 
@@ -111,7 +111,7 @@ def ratio(first: Sample, second: Sample, interval: Interval | None, needed: int 
     Args:
         first: logarithms of the baseline's rates, at least two.
         second: logarithms of the group's rates, at least two.
-        interval: of the difference of the logarithms; None if no run differs from others.
+        interval: that of the difference of the logarithms; None if no run differs from others.
         needed: the runs per group that could tell such a difference; see `runs_needed`.
     """
     times = f"{ratio_of(first, second):.2f} ×"
@@ -123,10 +123,10 @@ def ratio(first: Sample, second: Sample, interval: Interval | None, needed: int 
 
 
 def ratio_of_single_runs(first: Sample, second: Sample, interval: Interval | None) -> str:
-    """Return what can be said of the throughput where a group has only one run.
+    """Return the text on the throughput if a group has only one run.
 
     Args:
-        interval: of the log lines within one run of each group; None if there are too few.
+        interval: that of the log lines within one run of each group; None if they are too few.
     """
     times = f"{ratio_of(first, second):.2f} × as fast, in single runs"
     advice = "repeat both to see how much runs differ by chance"

@@ -21,7 +21,7 @@ from common.tools.compare.words import value_text
 from common.track.names import OTHER_CPU, UNKNOWN, describe
 
 MOST_COLUMNS = 5  # up to this many runs stand in columns, more runs stand in rows
-BUSY = 0.1  # of the machine's CPU time; other programs that use as much may slow a run down
+BUSY = 0.1  # share of the machine's CPU time with which other programs may slow a run down
 GROUPS_TITLE = "groups of runs that differ in the seed alone"
 
 
@@ -58,7 +58,7 @@ def load_warnings(comparison: Comparison) -> list[str]:
 
 
 def notes(comparison: Comparison) -> list[str]:
-    """Return sentences about the intervals, about unfinished runs, and about the target."""
+    """Return sentences about widened confidence intervals, unfinished runs, and the target."""
     lines = []
     correction = correction_note(judge(comparison))
     if correction is not None:
@@ -69,6 +69,7 @@ def notes(comparison: Comparison) -> list[str]:
             lines.append(f"{run.name} is {figures['status']}{reason}")
         if not run.summary:
             lines.append(f"{run.name}: throughput is the median of its log intervals so far")
+    # The default target is the best value of the worst run, so that every run has reached it.
     if comparison.target is not None and not comparison.target_is_given:
         advice = "choose another with --target"
         lines.append(f"{target_text(comparison)} is the worst of the runs' best; {advice}")
@@ -175,13 +176,13 @@ class TitledTable(NamedTuple):
 class Report:
     """All text of a comparison, in the order in which it is shown.
 
-    The terminal, Markdown and the web page each show these texts in their own form. They make them
-    safe to show: the texts have names and notes of runs, with any characters.
+    The terminal, Markdown and the web page each show these texts in their own form. Each form makes
+    the texts safe to show, because names and notes of runs may have any characters.
     """
 
     warnings: list[LabelledWarning]
     tables: list[TitledTable]
-    lines: list[str]  # verdicts, with those of a group indented below its heading, and notes
+    lines: list[str]  # notes, and verdicts, which are indented below the heading of their groups
 
 
 def report_of(comparison: Comparison, most_pairs: int | None = MOST_PAIRS_IN_TEXT) -> Report:
@@ -211,7 +212,7 @@ def show(comparison: Comparison) -> None:
 
 
 def as_markdown(comparison: Comparison) -> str:
-    """Return the same as `show` prints, in Markdown."""
+    """Return the text that `show` prints, in Markdown."""
     report = report_of(comparison)
     lines = [f"> **{label}** {printable(text)}\n" for label, text in report.warnings]
     for table in report.tables:

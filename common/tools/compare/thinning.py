@@ -12,7 +12,7 @@ def kept_places(columns: Sequence[Sequence[float]], limit: int) -> list[int]:
 
     Args:
         columns: values at each point: those of a curve, or the edges of a band.
-        limit: the most places to return, at least four for one column and two more for each other.
+        limit: the most places to return: at least four, and two more for each further column.
     """
     count = len(columns[0])
     if count <= limit:

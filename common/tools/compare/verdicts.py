@@ -26,7 +26,7 @@ from common.tools.statistics.samples import (
 )
 from common.track.names import THROUGHPUT, describe
 
-FEWEST_LOG_LINES = 3  # of a single run, to show how much its throughput varies
+FEWEST_LOG_LINES = 3  # log lines that show how much the throughput of a single run varies
 MOST_PAIRS_IN_TEXT = 10  # all pairs of five groups; a page and JSON have all pairs
 
 
@@ -34,19 +34,19 @@ MOST_PAIRS_IN_TEXT = 10  # all pairs of five groups; a page and JSON have all pa
 class Verdict:
     """A group's difference in one figure from another group, the baseline of this pair.
 
-    The difference of an objective is in its own unit. That of the throughput is the logarithm of
-    the ratio, so that a ratio of 2 and one of 1/2 are equally far from 1.
+    A difference of objectives is in the objective's own unit. A difference of throughputs is the
+    logarithm of their ratio, so that ratios of 2 and of 1/2 are equally far from 1.
     """
 
     group: str
     baseline: str
     figure: str  # such as "final accuracy, test"
     text: str
-    count: int  # of the group's seeds, or of its runs for the throughput
+    count: int  # number of the group's seeds, or of its runs for the throughput
     baseline_count: int
     difference: float
-    interval: Interval | None  # None if there is too little to go by
-    runs_needed: int | None  # per group, for a difference as large as this one
+    interval: Interval | None  # None if there are too few values
+    runs_needed: int | None  # runs per group that would tell a difference as large as this one
     is_repeated: bool  # whether both groups have several seeds, or runs for the throughput
 
     @property
@@ -59,13 +59,13 @@ class Verdict:
 
 @dataclass(frozen=True)
 class GroupFigures:
-    """What a group is judged by."""
+    """The figures by which a group is judged."""
 
     group: RunGroup
     first_run: RunRecord
-    run_count: int  # of the runs that count
+    run_count: int  # number of the runs that count
     objective: Sample  # one value for each seed
-    standard_error: float | None  # of the first run's objective, from its number of samples
+    standard_error: float | None  # that of the first run's objective, from its number of samples
     speed: Sample  # logarithms of the throughput, one for each run
     speed_of_lines: Sample  # the same at the log lines of the first run that counts
 
@@ -115,11 +115,11 @@ def figures_of_group(
     logarithms: Values,
     error_name: str,
 ) -> GroupFigures:
-    """Return what a group is judged by.
+    """Return the figures by which a group is judged.
 
     Args:
-        objectives: of all runs of the comparison.
-        logarithms: of the throughputs of all runs.
+        objectives: the objectives of all runs of the comparison.
+        logarithms: the logarithms of the throughputs of all runs.
         error_name: the figure that has the standard error of the objective.
     """
     places = counted_places(comparison, group)
@@ -138,7 +138,7 @@ def figures_of_group(
 def pairs_to_judge(groups: Sequence[GroupFigures]) -> list[tuple[GroupFigures, GroupFigures]]:
     """Return the pairs with the first group, then all other pairs of groups with repeated runs.
 
-    Single runs are compared with the first alone: none of their differences can be judged.
+    Single runs are compared with the first group alone: none of their differences can be judged.
     """
     first = groups[0]
     pairs = []
@@ -151,7 +151,7 @@ def pairs_to_judge(groups: Sequence[GroupFigures]) -> list[tuple[GroupFigures, G
 def judge_objective(
     baseline: GroupFigures, group: GroupFigures, confidence: float, by_validation: bool
 ) -> Verdict | None:
-    """Compare the objective of two groups; None if it is not the same figure, or is unknown."""
+    """Compare the objective of two groups; None if it is unknown or not the same metric."""
     split_place = 0 if by_validation else 1
     split = baseline.first_run.splits[split_place]
     objective = baseline.first_run.objective
@@ -174,7 +174,7 @@ def judge_objective(
 
 
 def objective_values(comparison: Comparison, by_validation: bool) -> Values:
-    """Return each run's best objective in training's evaluations, or its final one."""
+    """Return each run's best objective in training's evaluations, or its final objective."""
     if by_validation:
         return [figures["best"] for figures in comparison.figures]
     return [
@@ -186,9 +186,9 @@ def objective_values(comparison: Comparison, by_validation: bool) -> Values:
 def judge_throughput(
     baseline: GroupFigures, group: GroupFigures, confidence: float
 ) -> Verdict | None:
-    """Compare the throughput of two groups; None if one has none.
+    """Compare the throughput of two groups; None if a group has no throughput.
 
-    Single runs are compared by their log lines. These show how much the throughput varies within a
+    Single runs are compared by their log lines, which show how much the throughput varies within a
     run, which is less than it varies between runs.
     """
     first = baseline.speed
@@ -227,7 +227,7 @@ def make_verdict(
     Args:
         first: the baseline's values, at least one.
         second: the group's values, at least one.
-        interval: of the difference; None if there is too little to go by.
+        interval: that of the difference; None if there are too few values.
         needed: the runs per group that could tell such a difference; see `runs_needed`.
     """
     assert first.mean is not None
@@ -254,7 +254,7 @@ def logarithm(rate: float | None) -> float | None:
 def log_lines(run: RunRecord) -> Sample:
     """Describe the logarithms of the throughput at a run's log lines, if there are enough.
 
-    Lines that follow each other are alike, so they count as fewer independent ones.
+    Lines that follow each other are alike, so they count as fewer independent lines.
     """
     logarithms = [logarithm(rate) for rate in run.values(THROUGHPUT)]
     known = [value for value in logarithms if value is not None]
@@ -272,7 +272,7 @@ def verdict_lines(
 
     Args:
         most_pairs: how many pairs to show. A sentence counts the others. None shows all of them.
-        place_of_all: where a user finds all pairs, for this sentence.
+        place_of_all: where a user finds all pairs, for that sentence.
     """
     verdicts_of_pairs: dict[tuple[str, str], list[Verdict]] = {}
     for verdict in judged:

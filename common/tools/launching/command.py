@@ -12,7 +12,7 @@ FSDP2_VARIABLES = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
 def options_for(processes: int) -> list[str]:
     """Return the options of `accelerate launch` for a number of processes on this machine.
 
-    A single process needs no launcher, so it has no options.
+    A single process needs no launcher, so the result is empty.
     """
     if processes == 1:
         return []
@@ -23,11 +23,12 @@ def options_for(processes: int) -> list[str]:
 def launch_command(launcher_options: Sequence[str], script: str, words: Sequence[str]) -> list[str]:
     """Return the command that starts a script with this interpreter.
 
-    With options for `accelerate launch`, the command uses it. Otherwise it is plain Python.
+    With options for `accelerate launch`, the command uses that launcher, and otherwise plain
+    Python.
 
     Args:
         launcher_options: see `options_for`.
-        words: of the script's command line.
+        words: the words of the script's command line.
     """
     launcher = [*ACCELERATE_LAUNCH, *launcher_options] if launcher_options else []
     return [sys.executable, *launcher, script, *words]
@@ -40,7 +41,7 @@ def run_command(
 
     Args:
         launcher_options: see `options_for`.
-        flags: words of the recipe's flags.
+        flags: the words of the recipe's flags.
     """
     words = [*flags, "--output-dir", str(directory), "--resume", "auto"]
     return launch_command(launcher_options, recipe, words)

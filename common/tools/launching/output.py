@@ -3,7 +3,7 @@
 import signal
 from pathlib import Path
 
-ERROR = "error: "  # begins the line that a recipe prints about an error
+ERROR = "error: "  # the beginning of the line that a recipe prints about an error
 FRAME = " │╭╮╰╯─"  # characters that some libraries draw around a message
 
 
@@ -12,8 +12,8 @@ def ending_in_words(status: int, log: Path, most_lines: int = 1) -> str:
 
     Args:
         status: the exit status; below 0, the signal that ended the process.
-        log: all that it printed.
-        most_lines: how many of the last lines are repeated if none of them is an error.
+        log: the file with all that the process printed.
+        most_lines: how many of the last lines are repeated if no line is an error.
     """
     end = f"ended by {signal.Signals(-status).name}" if status < 0 else f"status {status}"
     text = log.read_text(encoding="utf-8", errors="replace")

@@ -9,7 +9,7 @@ import numpy as np
 from common.system.devices import device_name
 from common.tools.predict.predictor import Predictor
 
-WARM_UP_BATCHES = 3  # not counted
+WARM_UP_BATCHES = 3  # batches that are not counted
 FEWEST_BATCHES = 20
 SECONDS = 5.0  # how long to measure at least
 
@@ -20,7 +20,7 @@ def benchmark(predictor: Predictor, inputs: Sequence[str]) -> dict[str, object]:
     The inputs are repeated until there are `FEWEST_BATCHES` and `SECONDS` have passed.
     """
     endless_inputs = itertools.cycle(inputs)
-    durations: list[float] = []  # of one batch each, in seconds
+    durations: list[float] = []  # seconds of each batch
     while len(durations) < WARM_UP_BATCHES + FEWEST_BATCHES or sum(durations) < SECONDS:
         started = time.perf_counter()
         predictor([*itertools.islice(endless_inputs, predictor.batch_size)])

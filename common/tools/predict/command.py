@@ -26,13 +26,13 @@ if typing.TYPE_CHECKING:
 
 LARGEST_NUMBER = 2**16  # for --batch-size and --top-k
 CHUNK_SIZE = 2048  # inputs that are read before the first one is predicted
-MOST_BENCHMARKED = 10_000  # inputs
+MOST_BENCHMARKED = 10_000  # inputs that a benchmark reads
 
 
 def main(words: Sequence[str] | None = None) -> None:
     """Print the predictions, or the benchmark, that the command line asks for."""
     arguments = read_command_line(words)
-    # These load torch, which --help does not need.
+    # These imports load torch, which --help does not need.
     from common.tools.predict.benchmark import benchmark
     from common.tools.predict.inputs import read_inputs
     from common.tools.predict.predictor import Predictor
@@ -43,7 +43,7 @@ def main(words: Sequence[str] | None = None) -> None:
         arguments.run, arguments.batch_size, arguments.mixed_precision, arguments.recipe
     )
     inputs = read_inputs(arguments.files, predictor.is_text)
-    # Inputs are read as they are needed, so the first one shows whether there are any.
+    # Inputs are read when they are needed, so the first input shows whether there are any.
     first = next(inputs, None)
     if first is None:
         raise UserError(
@@ -87,7 +87,8 @@ def read_command_line(words: Sequence[str] | None) -> argparse.Namespace:
         value = getattr(arguments, name)
         if not 1 <= value <= LARGEST_NUMBER:
             raise UserError(
-                f"{spelled(name)} {value!s:.99} can't work", advice=f"give 1 to {LARGEST_NUMBER:,}"
+                f"{spelled(name)} {value!s:.99} is out of range",
+                advice=f"pass a number from 1 to {LARGEST_NUMBER}",
             )
     return arguments
 
@@ -100,7 +101,7 @@ def choose_device(name: str) -> None:
     """
     import torch
 
-    # Without the check, a torch that was built for GPUs names one even where there is none.
+    # Without the check, a torch that was built for GPUs names a GPU even where there is none.
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     names = ["cpu"]
     if accelerator is not None:
@@ -108,7 +109,7 @@ def choose_device(name: str) -> None:
         names += [accelerator.type, *(f"{accelerator.type}:{index}" for index in range(count))]
     if name not in names:
         raise UserError(
-            f"--device {name} is not on this machine", advice=f"pass {' or '.join(names)}"
+            f"this machine has no --device {name}", advice=f"pass --device {' or '.join(names)}"
         )
     os.environ["ACCELERATE_USE_CPU"] = str(name == "cpu").lower()
     if name != "cpu":
@@ -124,8 +125,8 @@ def print_predictions(
     # Encodings other than UTF lack letters. JSON has escapes for them.
     escapes_letters = "utf" not in (sys.stdout.encoding or "").lower()
     while chunk := [*itertools.islice(inputs, chunk_size)]:
-        # In bf16, classes may be equally probable. A stable sort ranks the first of them first, as
-        # `argmax` does.
+        # In bf16, classes may be equally probable. A stable sort, like `argmax`, ranks the first of
+        # these classes first.
         ranked = predictor(chunk).sort(descending=True, stable=True)
         probabilities = ranked.values[:, :top_k].tolist()
         classes = ranked.indices[:, :top_k].tolist()

@@ -37,8 +37,8 @@ def read_standard_input() -> Iterator[str]:
     Raises:
         UserError: standard input is closed, or it is not UTF-8.
     """
-    if sys.stdin is None:  # Python sets this if it was closed from the start
-        raise UserError("standard input is closed", advice="name files instead of -")
+    if sys.stdin is None:  # Python sets None if standard input was closed from the start
+        raise UserError("standard input is closed", advice="pass the names of files instead of -")
     # A program that calls this function may have replaced standard input by another stream.
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(encoding="utf-8", errors="strict")  # whatever the locale is
@@ -50,11 +50,12 @@ def read_texts(file: str) -> Iterator[str]:
     """Yield the lines of a file that are not empty, without a byte order mark before the first.
 
     Raises:
-        UserError: it is a folder, or no text in UTF-8.
+        UserError: the path is a folder, or the file is no text in UTF-8.
     """
     if os.path.isdir(file):
         raise UserError(
-            f"{file} is a folder, and this model reads texts", advice="pass the files in it"
+            f"{file} is a folder, but this model reads text files",
+            advice=f"pass the files in it, as in {file}/*",
         )
     with reading(file, "pass a file of lines in UTF-8, or - for standard input"):
         text = plain(Path(file)).read_text(encoding="utf-8-sig")
@@ -84,10 +85,10 @@ def images_in(folder: Path) -> list[str]:
     def refuse(problem: OSError) -> None:
         raise UserError(
             f"{problem.filename} can't be read ({problem.strerror})",
-            advice="give this user the right to read it, or pass other files",
+            advice="give your user the right to read it, or pass other files",
         )
 
-    # `os.walk` goes on with the folders that are left in the list `folders`.
+    # `os.walk` goes on with the folders that remain in the list `folders`.
     for parent, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
         if os.path.realpath(parent) in visited:
             folders.clear()
@@ -98,7 +99,11 @@ def images_in(folder: Path) -> list[str]:
             if Path(name).suffix.lower() in suffixes and not name.startswith("."):
                 paths.append(os.path.join(parent, name))
     if not paths:
-        raise UserError(f"{folder} holds no images", advice="pass image files, or a folder of them")
+        raise UserError(
+            f"{folder} and its subfolders contain no image files (.png, .jpg and so on; names that "
+            "begin with a dot are skipped)",
+            advice="pass image files, or another folder",
+        )
     return sorted(paths)
 
 

@@ -27,7 +27,7 @@ def load_model(
 
     Args:
         run_directory: the run's directory, or its `model` folder.
-        recipe_file: the Python file that trained it. You may leave it out for this repository's own
+        recipe_file: the Python file that trained the model. None will do for this repository's own
             recipes, and for a model that Transformers builds. A copy must be named, because nothing
             in the run's directory is executed.
         device: where the model goes.
@@ -45,16 +45,19 @@ def load_model(
 
 
 def finished_model(run: Path) -> Path:
-    """Return the model folder of a run, or the folder itself if it is one.
+    """Return the model folder of a run; `run` may also be the model folder itself.
 
     Raises:
         UserError: there is no finished model. The message says why.
     """
     if not os.path.isdir(run):
-        raise UserError(f"{run} is no folder", advice="pass a run that finished, such as runs/NAME")
+        raise UserError(
+            f"there is no folder {run}",
+            advice="pass the directory of a finished run, such as runs/NAME",
+        )
     status = present_status(run).status
-    # A model folder has no status, so it is unknown. An unfinished run may have a model of an
-    # earlier end. `model_folder` checks both.
+    # A model folder has no status, so its status is "unknown". An unfinished run may have a model
+    # from an earlier end. `model_folder` checks both.
     if status not in ("finished", "unknown") and not (run / "model").is_dir():
         raise UserError(f"{run} is {status} and has no model yet", advice=advice_to_go_on(run))
     return model_folder(run, "")
@@ -63,7 +66,7 @@ def finished_model(run: Path) -> Path:
 def load_transformers_model(
     folder: Path, facts: ModelFacts, recipe_file: str | Path | None
 ) -> nn.Module:
-    """Build a model with Transformers. Its class may be Transformers' or defined by a copy.
+    """Build a model with Transformers. Its class is from Transformers or from a recipe.
 
     Args:
         folder: the model's folder.
@@ -83,18 +86,18 @@ def load_transformers_model(
     if hasattr(transformers, class_name):
         model, loading = load_pretrained(class_name, source, source, **options)
     else:
-        # The class extends one of Transformers, and has its `from_pretrained`. The type that
+        # The class extends a class of Transformers, and has its `from_pretrained`. The type that
         # `class_of_recipe` returns does not say so, hence `Any`.
         model_class: Any = class_of_recipe(folder, facts, recipe_file)
-        with reading(source, "put a whole copy of the folder back"):
+        with reading(source, "copy the folder again from where it came, or train the model again"):
             model, loading = model_class.from_pretrained(
                 source, output_loading_info=True, use_safetensors=True, dtype="float32", **options
             )
     missing = loading["missing_keys"]
-    if missing:  # Transformers fills these with random values
+    if missing:  # Transformers fills missing weights with random values
         raise UserError(
-            f"{folder} is an incomplete model, because {WEIGHTS} lacks {min(missing)}",
-            advice="put a whole copy of the folder back",
+            f"{folder} is incomplete, because {WEIGHTS} has no {min(missing)}",
+            advice="copy the folder again from where it came, or train the model again",
         )
     return model
 
@@ -106,9 +109,15 @@ def load_recipe_model(folder: Path, facts: ModelFacts, recipe_file: str | Path |
     model_class = class_of_recipe(folder, facts, recipe_file)
     if facts.arguments is None:
         name = model_class.__name__
-        advice = f'add "arguments", those of {name}, to the description given to run.start'
-        raise UserError(f"{folder / MODEL_JSON} does not say how to build a {name}", advice=advice)
-    advice = 'correct its "arguments", or name the file of the model by --recipe'
+        advice = (
+            f'in the recipe, add the arguments of {name} as "arguments" to the description that '
+            "run.start gets, and train again"
+        )
+        raise UserError(
+            f"{folder / MODEL_JSON} does not contain the arguments with which to build a {name}",
+            advice=advice,
+        )
+    advice = 'correct its "arguments", or pass the file that defines the model with --recipe FILE'
     with reading(str(folder / MODEL_JSON), advice):
         model = model_class(**facts.arguments)
     load_weights(model, folder)
@@ -127,20 +136,26 @@ def class_of_recipe(
     class_name = str(facts.class_name)
     model_class = getattr(load_recipe(path).module, class_name, None)
     if not (isinstance(model_class, type) and issubclass(model_class, nn.Module)):
-        raise UserError(f"{path} has no model {class_name}", advice="name another file by --recipe")
+        raise UserError(
+            f"{path} does not define the model's class, {class_name}",
+            advice="pass the file that defines it with --recipe FILE",
+        )
     return model_class
 
 
 def own_recipe(folder: Path, facts: ModelFacts) -> Path:
-    """Return the file of this repository's recipe that trained a model.
+    """Return the recipe of this repository that trained a model, as a path.
 
     Raises:
-        UserError: another recipe trained it, whose file must be named.
+        UserError: the model's recipe is not in this repository, so the user must name its file.
     """
     name = str(facts.recipe)
     path = RECIPES / f"{name}.py"
     # A name with slashes could lead to a file outside of the repository. That must not run.
     if Path(name).name != name or not path.is_file():
-        advice = f"add --recipe {name}.py, or in a program pass it to load_model"
-        raise UserError(f"{folder} is of the recipe {name}", advice=advice)
+        advice = f"pass its file with --recipe {name}.py, or in a program to load_model"
+        raise UserError(
+            f"{folder} was trained by the recipe {name}, which is not in this repository",
+            advice=advice,
+        )
     return path

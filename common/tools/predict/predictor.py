@@ -38,7 +38,7 @@ from common.training.precision import compute_dtype
 PROBE_WORDS = 4096
 
 
-Input = Image.Image | str  # an image, the path of one, or a text
+Input = Image.Image | str  # an image, the path of an image, or a text
 
 
 class Predictor:
@@ -59,7 +59,7 @@ class Predictor:
         Args:
             run: a run's directory, or a `model` folder.
             batch_size: inputs that are classified at once.
-            mixed_precision: as the flag of this name.
+            mixed_precision: the value of the flag with this name.
             recipe: the file that trained the model, if it is a copy of a recipe.
 
         Raises:
@@ -72,7 +72,7 @@ class Predictor:
         self.accelerator = build_accelerator(TrainingConfig(mixed_precision=mixed_precision))
         self.is_text = isinstance(self.input, TextInput)
         self.class_names = [str(name) for name in self.input.class_names]
-        # The texts of a sample.
+        # The number of texts in a sample.
         self.columns = len(self.input.text_columns) if isinstance(self.input, TextInput) else 1
         # On a CPU, recipes leave out the padding of texts, so the predictor does so as well.
         self.leaves_out_padding = self.is_text and self.accelerator.device.type == "cpu"
@@ -102,7 +102,7 @@ class Predictor:
         probabilities = self([text] if self.is_text else [Image.new("L", (1, 1))])
         if probabilities.shape != (1, len({*self.class_names})):
             outputs = probabilities.tolist()
-            raise ValueError(f"{len(self.class_names)} classes, and outputs {outputs}")
+            raise ValueError(f"it has {len(self.class_names)} classes but outputs {outputs}")
 
     @torch.inference_mode()
     def __call__(self, inputs: Sequence[Input]) -> torch.Tensor:
@@ -129,8 +129,8 @@ class Predictor:
         except (RuntimeError, MemoryError) as error:
             if is_out_of_memory(error):
                 raise UserError(
-                    f"a batch of {self.batch_size} does not fit into memory",
-                    advice="lower --batch-size",
+                    f"--batch-size {self.batch_size} does not fit into memory",
+                    advice="pass a smaller --batch-size",
                 ) from None
             raise
         # Batches hold samples of similar length. Put the outputs back into the order of the inputs.
@@ -138,7 +138,7 @@ class Predictor:
         probabilities = torch.cat(outputs_of_batches).cpu()[input_order]
         if not probabilities.isfinite().all():
             raise UserError(
-                f"{self.folder}: some outputs of the model are NaN or infinite",
+                f"some outputs of the model in {self.folder} are NaN or infinite",
                 advice="pass --mixed-precision no",
             )
         return probabilities
@@ -174,11 +174,14 @@ class Predictor:
         rows = [str(text).split("\t") for text in inputs]
         for row in rows:
             if len(row) != self.columns:
-                advice = "two texts with a tab between" if self.columns == 2 else "one text, no tab"
-                raise UserError(
-                    f"a line has {len(row)} texts ({row[0]:.60})", advice=f"give {advice}"
+                expected = (
+                    "two texts with a tab between" if self.columns == 2 else "one text, no tab"
                 )
-        with reading(f"{self.folder}: its tokenizer", "put a whole copy of the folder back"):
+                raise UserError(
+                    f"a line has {len(row)} texts with tabs between ({row[0]:.60})",
+                    advice=f"write {expected}, on each line",
+                )
+        with reading(f"the tokenizer in {self.folder}", "copy the folder again from where it came"):
             columns = list(zip(*rows, strict=True))
             arrays = encode(self.tokenizer, columns, self.input.max_length)
         labels = np.zeros(len(rows), dtype=np.int64)
@@ -187,12 +190,12 @@ class Predictor:
 
 
 def read_input(path: Path, run: str, recipe: str | Path | None) -> ImageInput | TextInput:
-    """Return what a classifier reads, from its `model.json`.
+    """Return the description of a classifier's inputs in its `model.json`.
 
     Args:
         path: the file.
-        run: the run, as the caller named it; for the advice.
-        recipe: the file that trained the model; for the advice.
+        run: the run as the caller named it, for the advice.
+        recipe: the file that trained the model, for the advice.
 
     Raises:
         UserError: the predictor can't feed the model, or the model has no classes, or the file is
@@ -207,7 +210,9 @@ def read_input(path: Path, run: str, recipe: str | Path | None) -> ImageInput | 
     file = str(recipe or f"{facts.recipe}.py")
     call = f"load_model({run!r}, {file!r})"
     advice = f"in a program, from common.tools.predict import load_model, then {call}"
-    raise UserError(f"{run} is no classifier of images or texts", advice=f"load it {advice}")
+    raise UserError(
+        f"the model of {run} is not a classifier of images or texts", advice=f"load it {advice}"
+    )
 
 
 def pixels_of(

@@ -71,9 +71,11 @@ def read_command_line(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     # RECIPE, which is the value of a flag if that flag comes first.
     if flags and words.index(flags[0]) < words.index(arguments.recipe):
         raise UserError(
-            "a flag stands before the recipe",
-            advice="name the recipe before its flags, such as recipes/resnet.py",
+            f"{flags[0]} stands before the recipe",
+            advice=f"put the recipe first, as in recipes prove recipes/resnet.py {flags[0]} …",
         )
     if arguments.updates < 8:
-        raise UserError(f"--updates {arguments.updates} can't work", advice="give 8 or more")
+        raise UserError(
+            f"--updates {arguments.updates} is out of range", advice="pass --updates 8 or more"
+        )
     return arguments, flags

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from common.config import TrainingConfig
 from common.errors import UserError
-from common.sentences import reading
+from common.tools.recipe import loading
 
 Flags = dict[str, list[str]]  # by name, such as "--batch-size", its values
 EPOCHS = 4
@@ -17,13 +17,13 @@ LOG_EVERY = 3  # updates; no divisor of an epoch, so that a row spans two epochs
 CHECKPOINT_EVERY = 3
 # The proof sets these flags itself, or they make no sense in it.
 REFUSED = {
-    "--output-dir": "a proof writes into a folder of its own; name it by --folder",
+    "--output-dir": "a proof writes into a folder of its own (name it with --folder)",
     "--resume": "a proof starts its own runs",
     "--evaluate-only": "a proof trains",
-    "--auto-batch-size": "its choice depends on the clock, so no two runs need be equal",
+    "--auto-batch-size": "its choice depends on the clock, so two runs may differ",
     "--early-stopping": "a proof needs the whole run",
     "--target": "a proof trains too little to reach it",
-    "--config": "a proof needs each flag; repeat the ones of that run",
+    "--config": "a proof needs each flag on its command line",
 }
 
 
@@ -80,7 +80,9 @@ def refuse_unfit(flags: Flags) -> None:
     for name in flags:
         reason = REFUSED.get(positive(name))
         if reason is not None:
-            raise UserError(f"{name} can't be part of a proof", advice=f"leave it out: {reason}")
+            raise UserError(
+                f"{name} can't be part of a proof, because {reason}", advice=f"leave {name} out"
+            )
 
 
 @dataclass(frozen=True)
@@ -145,13 +147,15 @@ def number(flags: Flags, name: str, default: int) -> int:
         return default
     text = " ".join(flags[name])
     if not text.isdecimal() or int(text) < 1:
-        raise UserError(f"{name} {text:.99} can't work", advice="give a whole number from 1 on")
+        raise UserError(
+            f"{name} {text:.99} is out of range", advice="pass a whole number of 1 or more"
+        )
     return int(text)
 
 
 def built_in_dataset(recipe: Path) -> str | None:
     """Return the data set that a recipe names as `built_in` to `choose_source`; None without it."""
-    with reading(str(recipe), "pass a recipe that Python runs"):
+    with loading(recipe):
         module = ast.parse(recipe.read_text(encoding="utf-8"))
     for node in ast.walk(module):
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "choose_source":

@@ -87,8 +87,8 @@ class Interrupter:
         original(checkpoints, unfinished, contents, facts)
         self.is_in_save = False
 
-    def is_next_the_last(self) -> bool:
-        """Whether the run is killed in the operation that comes now."""
+    def count_down_to_kill(self) -> bool:
+        """Count the operation of a save that comes now; return whether it kills the run."""
         if not self.is_in_save:
             return False
         self.operations_left -= 1
@@ -97,10 +97,10 @@ class Interrupter:
     def write_tensors(
         self, original: Callable[..., Receipt], path: Path, *arguments: object
     ) -> Receipt:
-        """Write a file of tensors, or half of it."""
-        is_last = self.is_next_the_last()
+        """Write a file of tensors; if the run is killed here, only half of the file remains."""
+        is_killed_here = self.count_down_to_kill()
         receipt = original(path, *arguments)
-        if is_last:
+        if is_killed_here:
             os.truncate(path, path.stat().st_size // 2)
             self.kill("save", f"while {path.parent.name}/{path.name} was written")
         return receipt
@@ -108,14 +108,14 @@ class Interrupter:
     def write_json(
         self, original: Callable[[Path, object], None], path: Path, value: object
     ) -> None:
-        if self.is_next_the_last():
+        if self.count_down_to_kill():
             self.kill("save", f"before {path.parent.name}/{path.name} was written")
         original(path, value)
 
     def rename_path(
         self, original: Callable[[Path, Path], None], source: Path, target: Path
     ) -> None:
-        if self.is_next_the_last():
+        if self.count_down_to_kill():
             self.kill("save", f"before {source.name} got its final name")
         original(source, target)
 

@@ -271,7 +271,8 @@ def read_records(path: Path) -> Iterator[AnyObserved]:
             yield RECORD.validate_json(line)
         except ValidationError as problem:
             raise UserError(
-                f"{path}, line {number}, is no record of an observed run ({problem.errors()[0]})",
+                f"line {number} of {path} is not a record of an observed run "
+                f"({problem.errors()[0]})",
                 advice="repeat the proof with another --output",
             ) from None
 

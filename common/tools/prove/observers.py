@@ -262,6 +262,7 @@ class Observers:
         """Return which evaluation begins now."""
         if run.evaluations.rehearsal.is_on:
             return "rehearsal"
+        # After the last update, a validation may still be due. The final evaluation follows it.
         is_over = self.session.step >= run.plan.total_steps and not run.should_evaluate
         return "final" if is_over or self.has_loaded_best else "validation"
 
@@ -289,12 +290,15 @@ class Observers:
         epoch: int | None,
         first: int = 0,
     ) -> Iterator[tuple[Batch, Work]]:
-        """Yield the batches of a loader, and note the samples of each before it is used."""
+        """Yield the batches of a loader, and note each batch before the loop gets it.
+
+        In an evaluation, the run may also be interrupted there.
+        """
         session = self.session
         count = len(micro_batches) - first
         for number, made_batch in enumerate(original(loader, micro_batches, epoch, first)):
             samples = micro_batches[first + number].tolist()
-            if epoch is not None:
+            if epoch is not None:  # it is None in an evaluation
                 session.samples = samples
             elif session.run is not None and session.run.stages.started is not None:
                 self.before_evaluation_batch(loader, samples, made_batch[0], number, count)

@@ -80,8 +80,8 @@ class Reach:
         self.run = run
         self.kept: dict[int, str] = {}  # names of kept objects and of what they wrap, by id
         for name, part in kept.items():
-            for layer in layers_of(part):
-                self.kept[id(layer)] = name
+            for wrapped in with_wrapped_parts(part):
+                self.kept[id(wrapped)] = name
         self.module_count = 0
         self.own: dict[str, types.ModuleType] = {}
 
@@ -123,11 +123,15 @@ def callers(frame: types.FrameType) -> Iterator[types.FrameType]:
 
 
 def is_own_frame(frame: types.FrameType) -> bool:
-    """Whether a frame is of a function of the user's; the variables of a module are global."""
+    """Whether a frame runs a function of the user's code.
+
+    The frame of a module itself does not count: `Reach.look` visits global variables elsewhere.
+    """
     name = frame.f_globals.get("__name__", "")
     if frame.f_code.co_name == "<module>" or not is_own_module(name):
         return False
-    # The script that runs the recipe has the name `__main__`, too.
+    # The script that runs the recipe has the name `__main__` as well, but `sys.modules` has only
+    # the recipe under this name.
     return frame.f_globals is vars(sys.modules[name])
 
 
@@ -149,7 +153,7 @@ def is_own_file(name: str, file: str | None) -> bool:
     return not any(part in INSTALLED for part in Path(file).parts)
 
 
-def layers_of(part: object) -> Iterator[object]:
+def with_wrapped_parts(part: object) -> Iterator[object]:
     """Yield a part of a run, and the model, optimizer or scheduler that it wraps."""
     yield part
     inner: object = None
@@ -160,7 +164,7 @@ def layers_of(part: object) -> Iterator[object]:
     elif isinstance(part, AcceleratedScheduler):
         inner = part.scheduler
     if inner is not None:
-        yield from layers_of(inner)
+        yield from with_wrapped_parts(inner)
 
 
 @dataclass

@@ -77,7 +77,7 @@ class WarmProcess:
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(request).encode() + b"\n")
         self.process.stdin.flush()
-        return self.answer(None)
+        return self.read_number(None)
 
     def wait(self, timeout: float) -> int:
         """Return the exit status of the last launch, which is below 0 after a signal.
@@ -85,10 +85,10 @@ class WarmProcess:
         Raises:
             TimeoutError: it has not ended in time.
         """
-        return self.answer(timeout)
+        return self.read_number(timeout)
 
-    def answer(self, timeout: float | None) -> int:
-        """Return the next number that the process sends."""
+    def read_number(self, timeout: float | None) -> int:
+        """Return the next line of the process: the id of a launch, or later its exit status."""
         assert self.process.stdout is not None
         if not select.select([self.process.stdout], [], [], timeout)[0]:
             raise TimeoutError

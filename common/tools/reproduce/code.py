@@ -26,7 +26,7 @@ from common.run_directory.code_tree import (
 from common.run_directory.provenance import LIBRARY
 from common.run_directory.recipe_source import FIRST_SOURCE
 from common.run_directory.records import PROVENANCE, CodeTree
-from common.tools.reproduce.past_run import PastRun
+from common.tools.reproduce.past_run import NO_FOLDER, PastRun
 
 PRESENT_CODE = "or add --present-code, which runs the code as it is now"
 NO_HOOKS = ("-c", f"core.hooksPath={os.devnull}")
@@ -58,7 +58,7 @@ def code_of(past: PastRun, uses_present_code: bool) -> Iterator[PlacedCode]:
         words: list[str] = []
         for tree in trees_of(past):
             if uses_present_code:
-                folder = present_folder(tree)
+                folder = present_folder(tree, past)
                 source = f"the present code in {folder}"
             else:
                 folder, source = place(tree, past, stack)
@@ -92,20 +92,34 @@ def trees_of(past: PastRun) -> list[CodeTree]:
     if past.attempt.problem is not None or commit is None or repository is None:
         raise UserError(
             f"{past.directory} does not say which code it used",
-            advice="train it again with its flags, by --config, and reproduce that run",
+            advice="train it again with its flags, with --config, and reproduce that run",
         )
     return [CodeTree(folder=str(repository), commit=commit)]
 
 
-def present_folder(tree: CodeTree) -> Path:
+def present_folder(tree: CodeTree, past: PastRun) -> Path:
     """Return the folder with the present state of a tree.
 
     Raises:
         UserError: the folder is gone.
     """
+    if tree.folder == NO_FOLDER:
+        folders = candidates(tree, past)
+        with_commit = [path for path in folders if tree.commit and has_commit(path, tree.commit)]
+        if with_commit or folders:
+            return [*with_commit, *folders][0]
+        raise UserError(
+            f"{past.directory} is published, and its code is in no repository here",
+            advice="put it into a clone of the code's repository",
+        )
     folder = Path(tree.folder)
     if not folder.is_dir():
-        raise UserError(f"{folder} is gone", advice="put the code back there")
+        raise UserError(
+            f"--present-code needs {folder}, the folder with the run's code, which does not exist",
+            advice=(
+                "put the code there, or leave out --present-code to run the code that the run saved"
+            ),
+        )
     return folder
 
 
@@ -115,33 +129,41 @@ def place(tree: CodeTree, past: PastRun, stack: ExitStack) -> tuple[Path, str]:
     Args:
         stack: removes a temporary folder at its end.
     """
-    for folder in candidates(tree):
+    folders = candidates(tree, past)
+    for folder in folders:
         if folder.is_dir() and is_as_saved(tree, folder):
             return folder, f"{folder}, which is as it was"
     if tree.commit is None:
         folder = stack.enter_context(temporary_folder())
         apply_patch(tree, past, folder)
         return folder, "the files that the run saved"
-    for repository in candidates(tree):
+    for repository in folders:
         if has_commit(repository, tree.commit):
             folder = stack.enter_context(worktree(repository, tree.commit))
             apply_patch(tree, past, folder)
             patch = " with the saved patch" if tree.patch is not None else ""
             return folder, f"commit {tree.commit[:7]}{patch}, in a temporary worktree"
-    places = " or ".join(map(str, candidates(tree)))
+    places = " or ".join(map(str, folders)) or "a repository here"
     raise UserError(
         f"commit {tree.commit} of {past.directory} is not in {places}",
-        advice=f"get it there by git fetch, {PRESENT_CODE}",
+        advice=f"get it there with git fetch, {PRESENT_CODE}",
     )
 
 
-def candidates(tree: CodeTree) -> list[Path]:
-    """Return folders that may have a tree's code: its own, and this library's repository."""
-    folders = [Path(tree.folder)]
-    repository = repository_of(LIBRARY)
-    if tree.commit is not None and repository is not None and repository not in folders:
-        folders.append(repository)
-    return folders
+def candidates(tree: CodeTree, past: PastRun) -> list[Path]:
+    """Return folders that may have a tree's code.
+
+    They are its own folder, this library's repository, and the repository that a published run
+    lies in. A repository can serve only if the tree has a commit, which can be checked out there.
+    """
+    folders = [] if tree.folder == NO_FOLDER else [Path(tree.folder)]
+    if tree.commit is not None:
+        near = [LIBRARY]
+        if tree.folder == NO_FOLDER:
+            near.insert(0, past.directory)
+        repositories = [repository_of(folder) for folder in near]
+        folders += [folder for folder in repositories if folder is not None]
+    return [*dict.fromkeys(folders)]
 
 
 def is_as_saved(tree: CodeTree, folder: Path) -> bool:

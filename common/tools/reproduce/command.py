@@ -7,9 +7,14 @@ its commit and its saved patch, in a temporary git worktree. The new run is runs
 the same command continues it after an interruption. Flags of the recipe after RUN replace those
 of the run.
 
-Exit status: 0 if all bits are equal, or if facts differ and the final figures are within the
-tolerance; 1 if the run can't be reproduced; 3 if bits differ although no fact explains it; 4 if
-facts differ and the final figures are beyond the tolerance.
+  recipes reproduce runs/first --publish results/first
+
+copies the records of a run that a reproduction on another machine needs, and trains nothing.
+
+Exit status: 0 if all bits are equal, or if the machine, versions, threads or processes differ and
+the final figures are within the tolerance; 1 if the run can't be reproduced; 3 if bits differ
+although no fact explains it; 4 if the final figures are beyond the tolerance; 5 if bits differ and
+it is another experiment, with another flag, other code or other data.
 """
 
 import argparse
@@ -20,12 +25,18 @@ from pathlib import Path
 from common.errors import UserError
 from common.tools.parser import tool_parser
 
-TOLERANCE = 0.02
-
 
 def main(words: Sequence[str] | None = None) -> None:
     """Reproduce the run that the command line names; exit with the status that tells the result."""
     arguments, flags = read_command_line([*(sys.argv[1:] if words is None else words)])
+    if arguments.publish is not None:
+        if flags:
+            raise UserError(
+                f"{flags[0]} does not go with --publish, which trains nothing",
+                advice="leave one of them out",
+            )
+        publish(Path(arguments.run).resolve(), Path(arguments.publish).resolve())
+        return
     from common.tools.reproduce.reproduction import Request, reproduce  # loads torch
 
     directory = Path(arguments.run).resolve()
@@ -40,6 +51,16 @@ def main(words: Sequence[str] | None = None) -> None:
     status = reproduce(request)
     if status:
         raise SystemExit(status)
+
+
+def publish(directory: Path, folder: Path) -> None:
+    """Publish a run into a folder, and say so."""
+    from common.console import say
+    from common.system.platforms import quoted, shown_path
+    from common.tools.reproduce.publishing import publish_run
+
+    publish_run(directory, folder)
+    say(f"published in {shown_path(folder)}: recipes reproduce {quoted(shown_path(folder))}")
 
 
 def read_command_line(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -57,15 +78,20 @@ def read_command_line(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument(
         "--tolerance",
         type=float,
-        default=TOLERANCE,
         metavar="X",
-        help="relative difference of the final figures that is allowed where facts differ "
-        f"(default: {TOLERANCE})",
+        help="relative difference of the final figures that is allowed on another machine, with "
+        "other versions, threads or processes (default: two standard errors of an accuracy, "
+        "and 0.02 of other figures)",
     )
     parser.add_argument(
         "--present-code",
         action="store_true",
         help="run the code as it is now, not that of the run",
+    )
+    parser.add_argument(
+        "--publish",
+        metavar="FOLDER",
+        help="copy the run's records there, without weights and paths, and train nothing",
     )
     arguments, flags = parser.parse_known_args(words)
     # The parser takes the first word without dashes for RUN. If a flag of the recipe comes first,
@@ -74,9 +100,9 @@ def read_command_line(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
         raise UserError(
             "a flag stands before the run", advice="name the run first, such as runs/first"
         )
-    if not 0 <= arguments.tolerance < 1:
+    if arguments.tolerance is not None and not 0 <= arguments.tolerance < 1:
         raise UserError(
-            f"--tolerance {arguments.tolerance:g} can't work",
-            advice="give a share such as 0.02, which is 2 %",
+            f"--tolerance {arguments.tolerance:g} is out of range",
+            advice="pass a share such as 0.02, which is 2 %",
         )
     return arguments, flags

@@ -1,5 +1,6 @@
 """Compares two runs: their rows, the digests of their weights, and their final figures."""
 
+import math
 from collections.abc import Mapping
 
 from common.checkpoints.tensors import read_tensors
@@ -15,8 +16,11 @@ from common.tools.reproduce.receipt import (
     WeightsCompared,
 )
 from common.tools.rows import first_differing_figure, number_or_none, without_clock
+from common.track.names import is_proportion
 
+TOLERANCE = 0.02  # of final figures that are no accuracies; relative
 EVALUATED = tuple(f"{prefix}/" for prefix in dict.fromkeys(PREFIXES.values()))
+PairedFigures = dict[str, tuple[float | None, float | None]]  # before and now, by name
 
 
 def compare_rows(before: PastRun, now: PastRun) -> RowsCompared:
@@ -85,6 +89,8 @@ def compare_weights(before: PastRun, now: PastRun) -> WeightsCompared:
 
 def difference_of_exports(before: PastRun, now: PastRun) -> str:
     """Return in words how two exported models differ."""
+    if before.is_published:
+        return "the digests differ, and a published run has no weights that would show where"
     try:
         first = read_tensors(before.directory / "model" / WEIGHTS)
         second = read_tensors(now.directory / "model" / WEIGHTS)
@@ -93,11 +99,12 @@ def difference_of_exports(before: PastRun, now: PastRun) -> str:
     return first_differing_tensor(first, second) or "the files differ, but no tensor does"
 
 
-def compare_final(before: PastRun, now: PastRun, tolerance: float) -> FinalCompared:
+def compare_final(before: PastRun, now: PastRun, tolerance: float | None) -> FinalCompared:
     """Compare the figures of the final evaluation; without one, those of the last common row.
 
     Args:
-        tolerance: relative to the larger of two values.
+        tolerance: for all figures, relative to the larger of two values; None: see
+            `allowed_difference`.
     """
     figures = paired_figures(before.summary, now.summary, EVALUATED)
     if not figures:
@@ -106,33 +113,78 @@ def compare_final(before: PastRun, now: PastRun, tolerance: float) -> FinalCompa
             first = without_clock(before.rows[common[-1]])
             second = without_clock(now.rows[common[-1]])
             figures = paired_figures(first, second, ("train/loss", *EVALUATED))
-    distances = {name: relative_difference(*values) for name, values in figures.items()}
-    largest = max(distances, key=distances.__getitem__, default=None)
-    if largest is None:
+    if not figures:
         return FinalCompared(is_within_tolerance=False)
-    distance = distances[largest]
+    allowed = {}
+    shares = {}  # of the allowed difference
+    for name, values in figures.items():
+        allowed[name] = allowed_difference(name, figures, tolerance)
+        shares[name] = share_of_allowed(*values, allowed[name])
+    largest = max(shares, key=shares.__getitem__)
     return FinalCompared(
         figures={name: [*values] for name, values in figures.items()},
+        allowed=allowed,
         largest=largest,
-        largest_difference=None if distance == float("inf") else distance,
-        is_within_tolerance=distance <= tolerance,
+        largest_difference=difference_between(*figures[largest]),
+        samples=None if tolerance is not None else samples_behind(largest, figures),
+        is_within_tolerance=shares[largest] <= 1,
     )
+
+
+def allowed_difference(name: str, figures: PairedFigures, tolerance: float | None) -> float:
+    """Return the largest difference of a figure that counts as equal, as an absolute value.
+
+    For an accuracy over n samples, it is two standard errors of the difference of two proportions,
+    2 √(2 p (1 − p) / n), where p is the mean of both. For other figures it is `TOLERANCE`, relative
+    to the larger value.
+
+    Args:
+        tolerance: a relative one for all figures, which replaces these rules.
+    """
+    before, now = figures[name]
+    if before is None or now is None:
+        return 0.0
+    samples = samples_behind(name, figures)
+    if tolerance is None and samples is not None:
+        mean = (before + now) / 2
+        return 2 * math.sqrt(2 * mean * (1 - mean) / samples)
+    relative = TOLERANCE if tolerance is None else tolerance
+    return relative * max(abs(before), abs(now))
+
+
+def samples_behind(name: str, figures: PairedFigures) -> int | None:
+    """Return over how many samples an accuracy was taken; None for figures of another sort.
+
+    Also None if the runs did not evaluate equally many samples, or did not log their number.
+    """
+    values = figures[name]
+    counts = figures.get(f"{name.partition('/')[0]}/count", (None, None))
+    is_share = all(value is not None and 0 <= value <= 1 for value in values)
+    if not is_proportion(name) or not is_share or not counts[0] or counts[0] != counts[1]:
+        return None
+    return round(counts[0])
+
+
+def difference_between(before: float | None, now: float | None) -> float | None:
+    """Return how far two values are apart; None if one alone is unknown."""
+    if before == now:
+        return 0.0
+    return None if before is None or now is None else abs(before - now)
+
+
+def share_of_allowed(before: float | None, now: float | None, allowed: float) -> float:
+    """Return the difference of two values as a multiple of the allowed one."""
+    difference = difference_between(before, now)
+    if difference == 0:
+        return 0.0
+    return math.inf if difference is None or allowed == 0 else difference / allowed
 
 
 def paired_figures(
     before: Mapping[str, object], now: Mapping[str, object], begins: tuple[str, ...]
-) -> dict[str, tuple[float | None, float | None]]:
+) -> PairedFigures:
     """Return both values of each figure whose name begins so."""
     names = [name for name in dict.fromkeys([*before, *now]) if name.startswith(begins)]
     return {
         name: (number_or_none(before.get(name)), number_or_none(now.get(name))) for name in names
     }
-
-
-def relative_difference(before: float | None, now: float | None) -> float:
-    """Return how far two values are apart, relative to the larger; infinity if one is unknown."""
-    if before == now:
-        return 0.0
-    if before is None or now is None:
-        return float("inf")
-    return abs(before - now) / max(abs(before), abs(now))

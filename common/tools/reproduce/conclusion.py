@@ -15,6 +15,7 @@ from common.tools.reproduce.receipt import (
 
 UNEXPLAINED = 3  # exit status: bits differ, and no fact that changes bits does
 BEYOND_TOLERANCE = 4  # exit status: facts differ, and the final figures by more than the tolerance
+ANOTHER_EXPERIMENT = 5  # exit status: bits differ, and so does a flag, the code or the data
 
 
 @dataclass(frozen=True)
@@ -37,10 +38,21 @@ def are_bits_equal(rows: RowsCompared, weights: WeightsCompared) -> bool:
     return are_rows_equal and are_weights_equal
 
 
-def result_of(rows: RowsCompared, weights: WeightsCompared, final: FinalCompared) -> Result:
-    """Return the result of a comparison."""
+def result_of(
+    rows: RowsCompared,
+    weights: WeightsCompared,
+    final: FinalCompared,
+    differences: Sequence[FactDifference],
+) -> Result:
+    """Return the result of a comparison.
+
+    The tolerance is for differences of machine, processes, threads and versions. With another flag,
+    other code or other data, near figures would not show that a run was reproduced.
+    """
     if are_bits_equal(rows, weights):
         return "equal bits"
+    if any(difference.defines_experiment for difference in differences):
+        return "another experiment"
     is_within = final.is_within_tolerance and not rows.missing
     return "within tolerance" if is_within else "beyond tolerance"
 
@@ -52,6 +64,8 @@ def exit_status_of(result: Result, differences: Sequence[FactDifference]) -> int
     """
     if result == "equal bits":
         return 0
+    if result == "another experiment":
+        return ANOTHER_EXPERIMENT
     if not any(difference.changes_bits for difference in differences):
         return UNEXPLAINED
     return 0 if result == "within tolerance" else BEYOND_TOLERANCE
@@ -71,6 +85,9 @@ def explanation_of(
         if not causes:
             return "no fact that changes bits differs"
         return f"the bits are equal although {listed(causes)}"
+    if result == "another experiment":
+        choices = [in_words(one) for one in differences if one.defines_experiment]
+        return f"this is another experiment than the run: {'; '.join(choices)}"
     if len(causes) == 1:
         return f"this explains it: {causes[0]}"
     if causes:
@@ -79,11 +96,14 @@ def explanation_of(
         "no recorded fact differs: code, flags, data, device, threads, processes and versions are "
         "the same"
     )
+    if differences:
+        others = listed([in_words(difference) for difference in differences])
+        sentence = f"only facts differ that should change no bits ({others})"
     if gaps:
         return f"{sentence}, as far as the run recorded them ({'; '.join(gaps)})"
     return (
-        f"{sentence}, so the recipe does something that its seed does not fix (recipes prove looks "
-        "for it)"
+        f"{sentence}, so {'one of them matters, or ' if differences else ''}the recipe does "
+        "something that its seed does not fix (recipes prove looks for it)"
     )
 
 
@@ -131,14 +151,17 @@ def weights_in_words(weights: WeightsCompared) -> str:
     return f"{text}; of the exported weights, {weights.exported_difference}"
 
 
-def final_in_words(final: FinalCompared, tolerance: float) -> str:
+def final_in_words(final: FinalCompared) -> str:
     """Return how far the final figures are apart, and what the tolerance allows."""
     if final.largest is None:
         return "there are no final figures to compare"
-    distance = "unknown" if final.largest_difference is None else f"{final.largest_difference:.2%}"
     before, now = final.figures[final.largest]
+    distance = "unknown" if final.largest_difference is None else f"{final.largest_difference:.2g}"
     verdict = "within" if final.is_within_tolerance else "beyond"
-    return (
-        f"{final.largest} differs most, {before} and now {now} ({distance}): {verdict} the "
-        f"tolerance of {tolerance:.2%}"
+    text = (
+        f"{final.largest} differs most, {before} and now {now} (by {distance}): {verdict} the "
+        f"tolerance of {final.allowed[final.largest]:.2g}"
     )
+    if final.samples is not None:
+        return f"{text}, two standard errors with {final.samples:,} samples"
+    return text

@@ -3,9 +3,11 @@
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 
 from common.errors import UserError
+from common.flags import spelled
 from common.json_files import read_json, read_lines
 from common.run_directory.directory import INITIAL
 from common.run_directory.finished_model import WEIGHTS
@@ -26,8 +28,17 @@ from common.run_directory.records import (
     read_record_if_there,
 )
 from common.run_directory.standing import present_status
+from common.system.printable import listed
 from common.tools.rows import Row, read_rows, step_of
 from common.track.names import STEP
+
+# Of fields of `Attempt`.
+TEXTS_OF_CHANGES = {
+    "world_size": "processes:",
+    "threads_per_process": "threads per process:",
+    "mixed_precision": "precision:",
+}
+NO_FOLDER = "removed when the run was published"  # in the place of a path of code
 
 
 @dataclass(frozen=True)
@@ -78,8 +89,15 @@ class PastRun:
         return digests
 
     @property
+    def is_published(self) -> bool:
+        """Whether these are the records of a published run, without weights and paths."""
+        return any(tree.folder == NO_FOLDER for tree in self.attempt.trees)
+
+    @property
     def exported_digest(self) -> str | None:
         """The SHA-256 of the exported weights; None if there are none."""
+        if self.is_published:
+            return stated_digest(self.directory / "model")
         return digest_in(self.directory / "model")
 
     @property
@@ -97,18 +115,26 @@ class PastRun:
             )
         elif self.attempt.problem is not None:
             sentences.append(f"its code was not saved, because {self.attempt.problem}")
+        if self.attempts and self.config.initial_weights is None:
+            sentences.append(
+                "it has no digest of its initial weights, because it is of an older version, or "
+                "they had more than 1 GB or were sharded"
+            )
         for tree in self.attempt.trees:
             sentences += [f"its patch lacks {item}" for item in tree.not_saved]
             if tree.commit is None:
+                place = "its code" if tree.folder == NO_FOLDER else tree.folder
                 sentences.append(
-                    f"{tree.folder} was in no git repository: the run saved only the files there "
-                    "that it had imported"
+                    f"{place} was in no git repository: the run saved only the files there that "
+                    "it had imported"
                 )
-        if len(self.attempts) > 1:
-            steps = ", ".join(str(attempt.global_step) for attempt in self.attempts[1:])
+        if self.attempts and self.attempts[0].global_step > 0:
+            count = self.attempts[0].global_step
+            sentences.append(f"the code and machine of its first {count} updates were not recorded")
+        for before, after in pairwise(self.attempts):
             sentences.append(
-                f"it went on with other code, packages or hardware at update {steps}; what it "
-                "used last is used from the start here"
+                f"it went on with {changes_in_words(before, after)} at update "
+                f"{after.global_step}; what it used last is used from the start here"
             )
         for change in self.config.source.changes:
             sentences.append(f"its recipe was changed at update {change.global_step}")
@@ -117,10 +143,25 @@ class PastRun:
         return sentences
 
 
+def changes_in_words(before: Attempt, after: Attempt) -> str:
+    """Return how an attempt differs from the one before, which it went on from."""
+    words = []
+    for name, text in TEXTS_OF_CHANGES.items():
+        first = getattr(before, name)
+        second = getattr(after, name)
+        if None not in (first, second) and first != second:
+            words.append(f"{text} {second} instead of {first}")
+    words += [f"another {spelled(name)}" for name in after.changed_flags]
+    return listed(words) if words else "other code, packages or hardware"
+
+
 def digest_in(folder: Path) -> str | None:
     """Return the digest of weights that `model.json` in a folder states."""
-    if not (folder / WEIGHTS).exists():
-        return None
+    return stated_digest(folder) if (folder / WEIGHTS).exists() else None
+
+
+def stated_digest(folder: Path) -> str | None:
+    """Return the digest in a `model.json`, whose weights may be elsewhere."""
     record = read_record_if_there(folder / MODEL_JSON, WeightsDigest)
     return None if record is None else record.weights_sha256
 
@@ -133,7 +174,7 @@ def read_past_run(directory: Path) -> PastRun:
     """
     if not (directory / CONFIG).is_file():
         raise UserError(
-            f"{directory} is no run that began to train, because it has no {CONFIG}",
+            f"{directory} is not a run that began to train, because it contains no {CONFIG}",
             advice="pass a run's directory, such as runs/NAME",
         )
     contents = read_json(directory / CONFIG)
@@ -159,7 +200,9 @@ def read_original(directory: Path) -> PastRun:
             advice="reproduce the run that trained the model",
         )
     if past.status.status == "running":
-        raise UserError(f"{directory} is still running", advice="wait for its end")
+        raise UserError(
+            f"the run in {directory} is still training", advice="wait until it has finished"
+        )
     if not past.rows:
         raise UserError(
             f"{directory} has no rows to compare", advice="pass a run that logged some updates"

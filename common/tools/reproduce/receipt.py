@@ -11,7 +11,9 @@ from common.run_directory.records import Record, read_record_if_there
 FORMAT = 1  # of the receipt; another number stands for another structure
 RECEIPT = "reproduction.json"  # in the new run's folder
 
-Result = Literal["running", "equal bits", "within tolerance", "beyond tolerance"]
+Result = Literal[
+    "running", "equal bits", "within tolerance", "beyond tolerance", "another experiment"
+]
 
 
 class FactDifference(Record):
@@ -21,6 +23,7 @@ class FactDifference(Record):
     before: str
     now: str
     changes_bits: bool  # whether it makes equal bits unlikely
+    defines_experiment: bool = False  # whether a run with another value is another experiment
 
 
 class FigureDifference(Record):
@@ -56,8 +59,10 @@ class FinalCompared(Record):
     """The figures of the final evaluation; of a run that did not end, those of its last row."""
 
     figures: dict[str, list[float | None]] = Field(default_factory=dict)  # before and now
-    largest: str | None = None  # the figure that differs most
-    largest_difference: float | None = None  # relative; None: a figure is missing or NaN
+    allowed: dict[str, float] = Field(default_factory=dict)  # absolute differences
+    largest: str | None = None  # the figure whose difference is the largest part of the allowed one
+    largest_difference: float | None = None  # absolute; None: a figure is missing or NaN
+    samples: int | None = None  # from which the allowed difference of `largest` follows
     is_within_tolerance: bool = True
 
 
@@ -78,7 +83,7 @@ class Reproduction(Record):
     rows: RowsCompared | None = None
     weights: WeightsCompared | None = None
     final: FinalCompared | None = None
-    tolerance: float
+    tolerance: float | None  # relative, for all figures; None: see `allowed_difference`
     explanation: str = ""
     processor: str | None = None
     began: str  # UTC, ISO 8601

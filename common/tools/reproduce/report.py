@@ -54,7 +54,7 @@ def show_result(comparison: Comparison, receipt: Reproduction, directory: Path) 
         ["weights", weights_in_words(comparison.weights)],
     ]
     if comparison.result != "equal bits":
-        rows.append(["final figures", final_in_words(comparison.final, receipt.tolerance)])
+        rows.append(["final figures", final_in_words(comparison.final)])
         rows.append(["explanation", comparison.explanation])
     rows.append(["receipt", shown_path(directory / RECEIPT)])
     print_facts(rows, title="comparison")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from common.console import CONSOLE, say
+from common.console import CONSOLE, say, warn
 from common.digests import sha256_of_file
 from common.errors import UserError
 from common.run_directory.provenance import installed_packages, machine_facts
@@ -25,6 +25,7 @@ from common.tools.reproduce.conclusion import (
     Comparison,
     exit_status_of,
     explanation_of,
+    in_words,
     result_of,
 )
 from common.tools.reproduce.facts import differences_of
@@ -40,6 +41,12 @@ from common.tools.reproduce.receipt import (
 from common.tools.reproduce.report import line_of, show_differences, show_plan, show_result
 
 STOPPED = 130  # exit status after Ctrl-C
+FIX_ADVICE = "fix the reported error"
+# A published run has names in the place of paths.
+PATHS_ADVICE = (
+    "if data or a checkpoint are missing here, add --dataset PATH, --model PATH or --init-from "
+    "PATH behind the run; otherwise fix the reported error"
+)
 
 
 @dataclass(frozen=True)
@@ -49,7 +56,7 @@ class Request:
     directory: Path  # of the run to reproduce, absolute
     output: Path  # of the new run, absolute
     flags: tuple[str, ...]  # words that replace flags of the run
-    tolerance: float
+    tolerance: float | None  # relative, for all figures; None: the usual ones
     uses_present_code: bool
 
 
@@ -63,19 +70,57 @@ def reproduce(request: Request) -> int:
     past = read_original(request.directory)
     claim(request, past)
     with interruptible(), code_of(past, request.uses_present_code) as code:
-        expected = differences_of(past, run_expected(past, code))
-        show_plan(past, code.source, request.flags, expected)
+        expected = run_expected(past, code)
+        shown = differences_of(past, expected)
+        show_plan(past, code.source, request.flags, shown)
         command = command_of(past, code.recipe, request.flags, request.output)
-        new = train(request, past, command, environment_of(past, code))
+        check = FirstCheck(past, expected, shown)
+        new = train(request, past, command, environment_of(past, code), check)
     differences = differences_of(past, new)
-    if differences != expected:
-        say("The new run recorded these differences:")
-        show_differences(differences)
+    check.show_more(differences)
     comparison = compare(past, new, differences, request.tolerance)
     receipt = make_receipt(request, past, new, comparison, code, command)
     write_receipt(request.output, receipt)
     show_result(comparison, receipt, request.output)
     return comparison.exit_status
+
+
+class FirstCheck:
+    """Compares the facts of the new run once it has recorded them, before it trains for long."""
+
+    def __init__(self, past: PastRun, expected: PastRun, shown: Sequence[FactDifference]) -> None:
+        """Prepare to compare.
+
+        Args:
+            past: the old run.
+            expected: what was known of the new run before it started.
+            shown: the differences of both, which are on the screen.
+        """
+        self.past = past
+        self.expected = expected
+        self.shown = [*shown]
+        self.is_done = False
+
+    def compare(self, output: Path) -> None:
+        """Compare the new run in `output`, which has written its `config.json`; only once."""
+        if self.is_done:
+            return
+        self.is_done = True
+        # The new run may not have written its attempts yet.
+        new = replace(read_past_run(output), attempts=self.expected.attempts)
+        more = self.show_more(differences_of(self.past, new))
+        choices = [in_words(difference) for difference in more if difference.defines_experiment]
+        if choices:
+            warn(f"this is another experiment than the run: {'; '.join(choices)} (Ctrl-C stops it)")
+
+    def show_more(self, differences: Sequence[FactDifference]) -> list[FactDifference]:
+        """Show those differences that are not on the screen yet, and return them."""
+        more = [difference for difference in differences if difference not in self.shown]
+        if more:
+            say("The new run recorded more differences:")
+            show_differences(more)
+            self.shown += more
+        return more
 
 
 @contextmanager
@@ -104,7 +149,7 @@ def claim(request: Request, past: PastRun) -> None:
     receipt = read_receipt(output)
     if receipt is None:
         if (output / CONFIG).exists():
-            raise UserError(f"{output} holds a run that is no reproduction", advice=advice)
+            raise UserError(f"{output} contains a run that is not a reproduction", advice=advice)
         with writing(f"--output-dir {output}"):
             output.mkdir(parents=True, exist_ok=True)
         write_receipt(output, new_receipt(request, past))
@@ -112,7 +157,7 @@ def claim(request: Request, past: PastRun) -> None:
     claimed = (receipt.original_run_id, receipt.flags)
     if claimed != (past.config.run_id, [*request.flags]):
         raise UserError(
-            f"{output} holds another reproduction: of {receipt.original}, with "
+            f"{output} contains another reproduction, of {receipt.original} with "
             f"{' '.join(receipt.flags) or 'the flags of that run'}",
             advice=advice,
         )
@@ -148,6 +193,10 @@ def run_expected(past: PastRun, code: PlacedCode) -> PastRun:
         cores=machine.cores,
         system=machine.system,
         variables=past.attempt.variables,
+        imported=past.attempt.imported,
+        world_size=past.attempt.world_size,
+        threads_per_process=past.attempt.threads_per_process,
+        mixed_precision=past.attempt.mixed_precision,
     )
     changes = {
         "device": device_name(device),
@@ -163,9 +212,17 @@ def run_expected(past: PastRun, code: PlacedCode) -> PastRun:
 
 
 def train(
-    request: Request, past: PastRun, command: list[str], environment: dict[str, str]
+    request: Request,
+    past: PastRun,
+    command: list[str],
+    environment: dict[str, str],
+    check: FirstCheck,
 ) -> PastRun:
     """Train the new run as far as the old one came, and return its records.
+
+    Args:
+        environment: all variables of the command.
+        check: is made when the new run has recorded its facts.
 
     Raises:
         UserError: the new run failed, unless the old one failed as well.
@@ -179,13 +236,16 @@ def train(
         closing(LaunchedRun(command, output, environment)) as run,
     ):
         for record in run.follow():
+            check.compare(output)
             progress.update(f"{output.name}  {record.last_step} of {past.last_step} updates")
             if not past.is_complete and record.last_step >= past.last_step:
                 break  # the old run came no further; this run saves itself and ends
     if not (output / CONFIG).is_file():
         raise UserError(
             f"the new run did not begin to train: {run.reason()}",
-            advice="fix the reported error, then repeat the command",
+            advice=(
+                f"{PATHS_ADVICE if past.is_published else FIX_ADVICE}, then repeat the command"
+            ),
         )
     new = read_past_run(output)
     if new.is_complete or is_far_enough(output, past):
@@ -208,18 +268,18 @@ def is_far_enough(output: Path, past: PastRun) -> bool:
 
 
 def compare(
-    past: PastRun, new: PastRun, differences: Sequence[FactDifference], tolerance: float
+    past: PastRun, new: PastRun, differences: Sequence[FactDifference], tolerance: float | None
 ) -> Comparison:
     """Compare both runs, and draw the conclusion.
 
     Args:
         differences: the facts in which they differ.
-        tolerance: of the final figures; relative.
+        tolerance: of the final figures; see `compare_final`.
     """
     rows = compare_rows(past, new)
     weights = compare_weights(past, new)
     final = compare_final(past, new, tolerance)
-    result = result_of(rows, weights, final)
+    result = result_of(rows, weights, final, differences)
     return Comparison(
         rows=rows,
         weights=weights,

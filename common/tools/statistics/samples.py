@@ -14,9 +14,9 @@ from statistics import NormalDist, fmean, stdev
 
 from common.tools.statistics.student import quantile
 
-CONFIDENCE = 0.95  # of an interval, if there is one comparison
+CONFIDENCE = 0.95  # confidence of an interval, if there is one comparison
 POWER = 0.8  # the probability with which `runs_needed` finds a difference
-FEWEST_RUNS = 2  # of a group with a standard deviation
+FEWEST_RUNS = 2  # runs of a group with a standard deviation
 MOST_RUNS = 10_000  # `runs_needed` counts no further
 
 
@@ -25,7 +25,7 @@ class Sample:
     """The mean and the spread of one group's values.
 
     Values that are NaN or infinite are left out. With no value, the mean is None. With fewer than
-    two, the standard deviation is None.
+    two values, the standard deviation is None.
     """
 
     count: int
@@ -44,13 +44,13 @@ class Sample:
 def series_sample(values: Sequence[float]) -> Sample:
     """Describe values that follow each other in time, such as the speeds at a run's log lines.
 
-    Neighbours are alike, so they say less than independent values. The count is that of independent
-    values whose mean would be as uncertain, for a series that is autoregressive of order one:
-    n (1 - r) / (1 + r) with the autocorrelation r of neighbours (G. V. Bayley and J. M. Hammersley,
-    "The 'effective' number of independent observations in an autocorrelated time series",
-    Supplement to the Journal of the Royal Statistical Society 8, 1946). The estimate of r is
-    corrected for its bias of about -(1 + 3 r) / n (M. G. Kendall, "Note on bias in the estimation
-    of autocorrelation", Biometrika 41, 1954). A negative r does not raise the count.
+    Neighbours are alike, so they say less than independent values. The count is the number of
+    independent values whose mean would be as uncertain, for a series that is autoregressive of
+    order one: n (1 - r) / (1 + r) with the autocorrelation r of neighbours (G. V. Bayley and J. M.
+    Hammersley, "The 'effective' number of independent observations in an autocorrelated time
+    series", Supplement to the Journal of the Royal Statistical Society 8, 1946). The estimate of r
+    is corrected for its bias of about -(1 + 3 r) / n (M. G. Kendall, "Note on bias in the
+    estimation of autocorrelation", Biometrika 41, 1954). A negative r does not raise the count.
     """
     sample = Sample.of(values)
     if sample.mean is None or not sample.deviation:
@@ -67,7 +67,7 @@ def series_sample(values: Sequence[float]) -> Sample:
 
 @dataclass(frozen=True)
 class Interval:
-    """A confidence interval of a difference: the mean of the second group minus the first's."""
+    """A confidence interval of a difference: the second group's mean minus the first group's."""
 
     difference: float
     low: float
@@ -94,7 +94,7 @@ def welch_interval(
         return None
     if first.deviation is None or second.deviation is None:
         return None
-    first_variance = first.deviation**2 / first.count  # of the mean
+    first_variance = first.deviation**2 / first.count  # variance of the mean
     second_variance = second.deviation**2 / second.count
     variance = first_variance + second_variance
     if variance == 0.0:
@@ -114,8 +114,8 @@ def runs_needed(
 ) -> int | None:
     """Return the number of runs per group that would probably tell the two groups apart.
 
-    It takes the observed difference and standard deviations for the true ones. It is the smallest n
-    of at least 2 for which
+    The observed difference and standard deviations are taken for the true ones. The result is the
+    smallest n of at least 2 for which
 
         n >= (t(1 - (1 - confidence) / 2) + t(power))² · (s1² + s2²) / difference²
 
@@ -123,8 +123,8 @@ def runs_needed(
     group, so both sides depend on n. The formula is the usual approximation of the power of a t
     test, with shifted instead of noncentral t.
 
-    The result is None if the means are equal, if there is no spread to go by (see
-    `welch_interval`), or if `MOST_RUNS` runs are too few.
+    The result is None if the means are equal, if no spread is known (see `welch_interval`), or if
+    `MOST_RUNS` runs are too few.
     """
     if first.mean is None or second.mean is None or first.mean == second.mean:
         return None
@@ -171,9 +171,9 @@ def simultaneous_confidence(comparisons: int, confidence: float = CONFIDENCE) ->
 def proportion_error(proportion: float, count: float) -> float | None:
     """Return the standard error of a proportion among independent samples, such as an accuracy.
 
-    It is the square root of p (1 - p) / count. For a proportion of 0 or 1 it would be 0, as if no
-    other sample could turn out differently. Then it is the error of the proportion that is half a
-    sample away.
+    The error is the square root of p (1 - p) / count. For a proportion of 0 or 1, this would be 0,
+    as if no other sample could turn out differently. Then the result is the error of the proportion
+    that is half a sample away.
 
     The result is None if the proportion is not between 0 and 1, or if there are no samples.
     """

@@ -16,7 +16,8 @@ import math
 from collections.abc import Iterator
 from statistics import NormalDist
 
-# From here on, the normal distribution stands in. The relative difference is about 1e-6 or less.
+# From this number on, the normal distribution stands in. The relative difference is about 1e-6 or
+# less.
 MANY_DEGREES = 1e6
 # For arguments this large, the asymptotic series of `log_gamma_step` is exact in float64, while the
 # difference of two values of `lgamma` loses digits.
@@ -54,7 +55,7 @@ def quantile(probability: float, degrees: float) -> float:
         raise ValueError(f"no quantile for probability {probability} and {degrees} degrees")
     if probability < 0.5:
         return -quantile(1.0 - probability, degrees)
-    # The tails of t are heavier than those of the normal distribution, so this is too small.
+    # The tails of t are heavier than those of the normal distribution, so this start is too small.
     t = NormalDist().inv_cdf(probability)
     if degrees >= MANY_DEGREES:
         return t
@@ -76,7 +77,7 @@ def density(t: float, degrees: float) -> float:
 def incomplete_beta(t: float, degrees: float) -> float:
     """Return the probability that the absolute value of Student's t is larger than `t` >= 0.
 
-    It is the regularised incomplete beta function I_x(degrees / 2, 1 / 2) at
+    This is the regularised incomplete beta function I_x(degrees / 2, 1 / 2) at
     x = degrees / (degrees + t²).
     """
     square = t * t / degrees
@@ -88,10 +89,10 @@ def incomplete_beta(t: float, degrees: float) -> float:
     b = 0.5
     x = 1.0 / (1.0 + square)
     complement = square / (1.0 + square)  # 1 - x, without cancellation
-    # x^a (1 - x)^b / B(a, b), where Γ(1/2) is the square root of π.
+    # The scale is x^a (1 - x)^b / B(a, b), where Γ(1/2) is the square root of π.
     log_scale = log_gamma_step(a) - 0.5 * math.log(math.pi)
     scale = math.exp(log_scale - a * math.log1p(square) + b * math.log(complement))
-    # The fraction converges quickly on this side, and its mirror image on the other.
+    # The fraction converges quickly on this side, and its mirror image on the other side.
     if x < (a + 1.0) / (a + b + 2.0):
         return scale / (a * continued_fraction(a, b, x))
     return 1.0 - scale / (b * continued_fraction(b, a, complement))
@@ -108,8 +109,8 @@ def log_gamma_step(a: float) -> float:
 def continued_fraction(a: float, b: float, x: float) -> float:
     """Return 1 + d1 / (1 + d2 / (1 + …)), the denominator of DLMF 8.17.22, by Lentz's algorithm."""
     value = 1.0
-    ratio = 1.0  # of successive numerators
-    inverse = 0.0  # of the ratio of successive denominators
+    ratio = 1.0  # ratio of successive numerators
+    inverse = 0.0  # inverse of the ratio of successive denominators
     for coefficient in coefficients(a, b, x):
         ratio = 1.0 + coefficient / ratio or TINY
         inverse = 1.0 / (1.0 + coefficient * inverse or TINY)

@@ -1,7 +1,8 @@
 """What a search says about its best settings: whether chance alone may have put them first.
 
-The best of many equal trials is ahead of each other trial by more than chance explains in a single
-comparison. So every limit here is Bonferroni's for as many comparisons as the best has rivals.
+The best of many equal trials is further ahead of the others than chance explains in a single
+comparison. So every limit here has Bonferroni's correction for the number of the best trial's
+rivals.
 """
 
 import dataclasses
@@ -27,13 +28,13 @@ from common.track.names import describe
 def certainty_lines(
     trials: Sequence[RunRecord], recipe: Recipe, space: Space, chosen_from: int = 0
 ) -> list[str]:
-    """Return sentences on how far the best settings are ahead of the second, and of the defaults.
+    """Return sentences on the lead of the best settings over the second, and over the defaults.
 
     Settings with several seeds are compared by the chance in the seeds. Others show only the chance
-    in the samples of the validation data, and a verdict on it alone would be too confident.
+    in the samples of the validation data, from which alone a verdict would be too confident.
 
     Args:
-        trials: the runs of finished trials. Those without a summary, which was lost, are left out.
+        trials: the runs of finished trials. A run whose summary was lost is left out.
         recipe: has the default values of the flags.
         space: the flags that were searched.
         chosen_from: how many settings the search tried, also in trials that it stopped early. It is
@@ -57,7 +58,7 @@ def certainty_lines(
 def lines_on_defaults(
     groups: Sequence[TrialGroup], recipe: Recipe, space: Space, candidates: int
 ) -> list[str]:
-    """Return a sentence that compares the best settings with the recipe's own, if it can."""
+    """Return a sentence that compares the best settings with the defaults, if a trial had them."""
     best = groups[0]
     defaults = [group for group in groups if has_default_values(group.runs[0], recipe, space)]
     if not defaults:
@@ -84,7 +85,7 @@ def has_default_values(run: RunRecord, recipe: Recipe, space: Space) -> bool:
         name = flag.replace("-", "_")
         default = defaults.get(name)
         if isinstance(default, tuple):
-            default = [*default]  # as JSON has it
+            default = [*default]  # JSON has lists in place of tuples
         if default is None or run.flags.get(name) != default:
             return False
     return True
@@ -104,10 +105,10 @@ def advice_on_seeds(groups: Sequence[TrialGroup], candidates: int) -> str:
 
 
 def pair_text(best: TrialGroup, other: TrialGroup, objective: Objective, candidates: int) -> str:
-    """Return by how much the best settings are ahead of others, and whether that may be chance.
+    """Return the lead of the best settings over others, and whether that may be chance.
 
     Args:
-        candidates: how many settings the best was chosen from.
+        candidates: how many settings the best ones were chosen from.
     """
     if best.is_repeated and other.is_repeated:
         return text_by_seeds(best, other, objective, candidates)
@@ -136,7 +137,8 @@ def text_by_seeds(
 def interval_of_lead(best: TrialGroup, other: TrialGroup, candidates: int) -> Interval | None:
     """Return Welch's interval of the difference between settings, from their seeds.
 
-    It is wide enough for the best of several candidates. None if no seed differs from the others.
+    The interval is wide enough for the best of several candidates. The result is None if no seed
+    differs from the others.
     """
     confidence = simultaneous_confidence(candidates - 1)
     return welch_interval(other.sample, best.sample, confidence)
@@ -181,9 +183,9 @@ def exceeds_chance(lead: float, error: float, candidates: int) -> bool:
     """Return whether the best of several candidates is ahead of another by more than chance.
 
     Args:
-        lead: of the best, at least 0.
+        lead: the lead of the best candidate, at least 0.
         error: the standard error of the difference of two candidates.
-        candidates: how many there are, these two included.
+        candidates: how many candidates there are, these two included.
     """
     confidence = simultaneous_confidence(candidates - 1)
     return lead > NormalDist().inv_cdf(0.5 + confidence / 2) * error

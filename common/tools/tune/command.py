@@ -22,9 +22,9 @@ from common.tools.tune.settings import SearchSettings
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Run the search that the command line describes, or the rest of one that was stopped."""
+    """Run the search that the command line describes, or the rest of a search that was stopped."""
     directory, settings = read_command_line([*(sys.argv[1:] if words is None else words)])
-    from common.tools.tune.search import run_search  # Optuna takes long to load: not for --help
+    from common.tools.tune.search import run_search  # it loads Optuna, which --help need not
 
     run_search(directory, settings)
 
@@ -47,12 +47,14 @@ def read_command_line(words: list[str]) -> tuple[Path, SearchSettings]:
     recipe = words.pop(0) if words and not words[0].startswith("-") else None
     arguments, flags = parser.parse_known_args(words)
     if arguments.trials is not None and arguments.trials < 1:
-        raise UserError(f"--trials {arguments.trials} can't work", advice="give 1 or more")
+        raise UserError(
+            f"--trials {arguments.trials} is out of range", advice="pass --trials 1 or more"
+        )
     settings = saved_settings(arguments, recipe, flags) or new_settings(arguments, recipe, flags)
     if settings.config_file is not None and not os.path.isfile(settings.config_file):
         raise UserError(
             f"--config-file {settings.config_file} does not exist",
-            advice="pass a file of accelerate_configs/, or of `accelerate config`",
+            advice="pass a file of accelerate_configs/, or one that `accelerate config` wrote",
         )
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     directory = arguments.study or Path(f"runs/tune-{Path(settings.recipe).stem}-{stamp}")
@@ -75,12 +77,12 @@ def saved_settings(
     """
     if arguments.study is None:
         return None
-    from common.tools.tune.records import read_settings  # pydantic takes long: not for --help
+    from common.tools.tune.records import read_settings  # it loads pydantic, which --help need not
 
     settings = read_settings(arguments.study)
     if settings is None:
         return None
-    # A part that the command line leaves out stays as it was.
+    # A setting that the command line leaves out stays as it was.
     is_changed = (
         recipe not in (None, settings.recipe)
         or tuple(flags) not in ((), settings.flags)
@@ -88,8 +90,12 @@ def saved_settings(
     )
     if is_changed:
         searched = f"{settings.recipe} {' '.join(settings.flags)}"
-        advice = "leave recipe and flags out to continue it, or name another directory"
-        raise UserError(f"--study {arguments.study} searches {searched}", advice=advice)
+        advice = (
+            "leave the recipe and its flags out to continue that search, or pass another --study"
+        )
+        raise UserError(
+            f"--study {arguments.study} contains another search, of {searched}", advice=advice
+        )
     return settings
 
 
@@ -103,11 +109,13 @@ def new_settings(
     """
     study = arguments.study
     if recipe is None:
-        problem = "no recipe is named" if study is None else f"--study {study} holds no search"
-        raise UserError(problem, advice="name a recipe first, such as recipes/resnet.py")
+        problem = "the recipe is missing"
+        if study is not None:
+            problem += f", and --study {study} contains no search to continue"
+        raise UserError(problem, advice="pass a recipe first, such as recipes/resnet.py")
     if study is not None and study.is_dir() and any(study.iterdir()):
         raise UserError(
-            f"--study {study} is a folder without a search",
-            advice="name another folder, or a new one",
+            f"--study {study} contains files, but no search to continue",
+            advice="pass a new or empty folder",
         )
     return SearchSettings(recipe, tuple(flags), arguments.config_file)

@@ -16,7 +16,7 @@ from PIL import Image
 
 from common.sentences import writing
 
-FEWEST_TRIALS = 4  # finished ones, from which Optuna may estimate which flags mattered
+FEWEST_TRIALS = 4  # finished trials from which Optuna may estimate which flags mattered
 ROW_SIZE = (13, 4.5)  # inches
 DOTS_PER_INCH = 100
 
@@ -27,11 +27,11 @@ def plot_search(study: Study, metric: str, file: Path) -> None:
     Optuna draws each plot into a figure of its own, so the picture is put together from pixels.
 
     Args:
-        study: with at least one finished trial.
-        metric: heading of the objective's metric.
-        file: its suffix is the format.
+        study: a study with at least one finished trial.
+        metric: the heading of the objective's metric.
+        file: the picture's path, whose suffix is the format.
     """
-    matplotlib.use("Agg")  # needs no display
+    matplotlib.use("Agg")  # a backend that needs no display
     # Optuna changes matplotlib's style, which the context restores.
     with pyplot.rc_context(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Optuna warns that these plots are experimental
@@ -52,7 +52,7 @@ def plot_search(study: Study, metric: str, file: Path) -> None:
 def shows_importances(study: Study) -> bool:
     """Return whether the trials can tell which flags mattered.
 
-    That takes several finished trials with different results, and more than one flag.
+    They need several finished trials with different results, and more than one flag.
     """
     finished = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
     has_different_results = len({trial.value for trial in finished}) > 1

@@ -22,9 +22,9 @@ SEED = "seed"  # the flag, as a search space names it
 class TrialGroup:
     """Trials with the same values of the searched flags, the seed apart."""
 
-    runs: tuple[RunRecord, ...]  # the best one first
-    sample: Sample  # of the best values on validation data, one for each seed
-    mean: float  # of the sample
+    runs: tuple[RunRecord, ...]  # the best run first
+    sample: Sample  # the best values on validation data, one for each seed
+    mean: float  # the mean of the sample
 
     @property
     def name(self) -> str:
@@ -32,7 +32,7 @@ class TrialGroup:
 
     @property
     def is_repeated(self) -> bool:
-        """Whether several seeds show how much is chance."""
+        """Whether the trials have several seeds, which show how much is chance."""
         return self.sample.count >= FEWEST_RUNS
 
 
@@ -55,14 +55,14 @@ def group_trials(
         for run in runs:
             value = run.summary[objective.best_key]
             values_of_seeds.setdefault(seed_of(run), []).append(value)
-        # The same settings and seed again are no further evidence.
+        # Runs with the same settings and seed are no further evidence, so their mean counts once.
         values = [fmean(values_of_seed) for values_of_seed in values_of_seeds.values()]
         groups.append(TrialGroup(tuple(runs), Sample.of(values), fmean(values)))
     return sorted(groups, key=lambda group: sign * group.mean, reverse=True)
 
 
 def sign_of(objective: Objective) -> int:
-    """Return 1 if more is better, and -1 if less is."""
+    """Return 1 if more is better, and -1 if less is better."""
     return 1 if objective.mode == "max" else -1
 
 
@@ -81,11 +81,11 @@ def settings_of_trial(trial: FrozenTrial) -> str:
 def ranked_by_settings(trials: Sequence[FrozenTrial], sign: int) -> list[FrozenTrial]:
     """Return finished trials by the mean of their settings, the best first; seeds by their value.
 
-    Settings that ran with several seeds are worth what these reach on average, and not what the
-    luckiest of them reached.
+    Settings that ran with several seeds rank by the mean over the seeds, and not by the luckiest
+    seed.
 
     Args:
-        sign: 1 if more is better, -1 if less is.
+        sign: 1 if more is better, -1 if less is better.
     """
     values_of_seeds: dict[str, dict[object, float]] = {}
     for trial in trials:
@@ -106,7 +106,7 @@ def count_of_settings(trials: Sequence[FrozenTrial]) -> int:
 
 
 def mean_of_settings(trials: Sequence[FrozenTrial], chosen: FrozenTrial) -> tuple[float, int]:
-    """Return the mean value of the trials with the settings of one of them, and their number."""
+    """Return the mean value of the trials with the settings of `chosen`, and their number."""
     settings = settings_of_trial(chosen)
     values = [value_of(trial) for trial in trials if settings_of_trial(trial) == settings]
     return fmean(values), len(values)

@@ -23,7 +23,7 @@ def read_settings(directory: Path) -> SearchSettings | None:
     """Return the settings of the search in a directory; None if there is no search.
 
     Raises:
-        UserError: `search.json` is damaged, or not one that a search wrote.
+        UserError: `search.json` is damaged, or no search wrote it.
     """
     record = read_record_if_there(directory / SEARCH_FILE, SearchRecord)
     if record is None:

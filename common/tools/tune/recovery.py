@@ -20,7 +20,7 @@ from common.tools.recipe import Recipe
 from common.tools.tune.space import Space, command_line, command_words
 from common.track.names import Facts
 
-TRIAL = "trial-"  # begins the name of a trial's directory
+TRIAL = "trial-"  # the beginning of the name of a trial's directory
 EPOCH = "progress/epoch"
 MOST_EPOCHS = 10**9  # a larger number can only come from a damaged file
 # Optuna compares trials at the same step. Trials with different batch sizes evaluate at different
@@ -33,7 +33,7 @@ class TrialsOnDisk:
     """The runs of a search's trials, and the values that each of them actually tried."""
 
     runs: dict[int, RunRecord]  # by number of the trial
-    values: dict[int, dict[str, object]]  # of the searched flags, as a study keeps them
+    values: dict[int, dict[str, object]]  # values of the searched flags, as a study keeps them
 
     @classmethod
     def read(
@@ -46,11 +46,12 @@ class TrialsOnDisk:
         """
         runs = {}
         for path in sorted(directory.glob(f"{TRIAL}*/config.json")):
-            with suppress(ValueError):  # another folder whose name begins like a trial's
+            with suppress(ValueError):  # for another folder whose name begins like a trial's
                 runs[int(path.parent.name.removeprefix(TRIAL))] = read_directory(path.parent)
         values = {number: values_tried(space, run) for number, run in runs.items()}
         if runs:
-            # The values of any trial do here: only the flags that all trials share are checked.
+            # The values of any trial will do here: only the flags that all trials share are
+            # checked.
             sample = next(iter(values.values()))
             expected = parsed(recipe, [*command_words(space, sample), *shared])
             for run in runs.values():
@@ -64,7 +65,7 @@ class TrialsOnDisk:
         search would go on from wrong results.
 
         Args:
-            study: as its file has it.
+            study: the study in its file.
             space: the flags that the search tries values for.
             best_key: the name of a trial's result in `summary.json`.
         """
@@ -125,9 +126,9 @@ class TrialsOnDisk:
 
 
 def intermediate_values(run: RunRecord, metric: str) -> dict[int, float]:
-    """Return a run's evaluations by hundredths of an epoch, as Optuna's pruner compares them.
+    """Return a run's evaluations by hundredths of an epoch, by which Optuna's pruner compares them.
 
-    Rows without a possible epoch, as in a damaged file, are left out.
+    Rows without a possible epoch, which a damaged file may have, are left out.
     """
     return {
         round(row[EPOCH] * STEPS_PER_EPOCH): row[metric]
@@ -148,14 +149,14 @@ def values_tried(space: Space, run: RunRecord) -> dict[str, object]:
     """Return the values that a run has for the searched flags, in the form that a study keeps.
 
     Raises:
-        UserError: a value is not one that the search tries.
+        UserError: the search does not try one of the values.
     """
     typed = given_flags(run)
     values = {}
     for flag, distribution in space.items():
         value = typed.get(flag.replace("-", "_"))
         if isinstance(distribution, CategoricalDistribution):
-            # A study keeps the text of a choice, and `config.json` keeps what the text means.
+            # A study keeps the text of a choice, and `config.json` keeps the value that it means.
             choices = [choice for choice in distribution.choices if means(str(choice), value)]
             is_tried = bool(choices)
             value = choices[0] if choices else value
@@ -199,26 +200,26 @@ def insist_on_shared_flags(run: RunRecord, recipe: Recipe, space: Space, expecte
         expected: all flags of a trial, as the recipe reads them from the command line.
 
     Raises:
-        UserError: it has not, so it is no trial of this search.
+        UserError: the run has other ones, so it is no trial of this search.
     """
     if run.saved_config.recipe != recipe.path.stem:
-        refuse(run, f"the recipe {run.saved_config.recipe}, and not {recipe.path.stem}")
+        refuse(run, f"the recipe {run.saved_config.recipe} instead of {recipe.path.stem}")
     typed = given_flags(run)
     may_differ = {flag.replace("-", "_") for flag in space}
     if expected.get("effective_batch_size") is not None:
-        may_differ.add("gradient_accumulation_steps")  # it follows from the number of processes
+        may_differ.add("gradient_accumulation_steps")  # depends on the number of processes
     for name in expected.keys() & typed.keys() - may_differ:
         expected_value = expected[name]
         run_value = typed[name]
-        # An `auto` of the search agrees with every value: the run chose one, and states its choice
-        # once it has been resumed. JSON has a list in place of a tuple.
+        # An `auto` of the search agrees with every value: the run chose a value, and states its
+        # choice once it has been resumed. JSON has a list in place of a tuple.
         accepted = ("auto", tuple(run_value) if isinstance(run_value, list) else run_value)
         if expected_value not in accepted and role_of(recipe.config_class, name).compared:
-            refuse(run, f"{spelled(name)} {run_value}, and the search has {expected_value}")
+            refuse(run, f"{spelled(name)} {run_value} instead of {expected_value}")
 
 
 def refuse(run: RunRecord, difference: str) -> None:
-    """Raise a `UserError`: a run in a trial's directory is not one that this search started.
+    """Raise a `UserError`: this search did not start a run that is in a trial's directory.
 
     Args:
         run: the run.
@@ -226,15 +227,15 @@ def refuse(run: RunRecord, difference: str) -> None:
     """
     place = Path(run.source)
     raise UserError(
-        f"{place} is no trial of this search: it was run with {difference}",
-        advice=f"move {place.name} out of {place.parent}",
+        f"{place} is not a trial of this search, because it was run with {difference}",
+        advice=f"move the folder {place.name} out of {place.parent}",
     )
 
 
 def put_aside(file: Path) -> Path:
     """Rename a damaged study, so that the user can still look at it, and return the new path.
 
-    The new name is an unused one that marks the file as superseded.
+    The new name is unused, and marks the file as superseded.
     """
     for number in itertools.count(1):
         aside = file.with_name(f"{file.name}{SUPERSEDED}-{number}")
@@ -247,7 +248,7 @@ def put_aside(file: Path) -> Path:
 def settled_words(recipe: Recipe, run: RunRecord) -> list[str]:
     """Return the flags that state what a run chose for ``auto``, such as data set and precision.
 
-    With them, a repetition makes the same choices wherever it runs.
+    With these flags, a repetition makes the same choices wherever it runs.
     """
     typed = given_flags(run)
     settled = {**run.flags, "mixed_precision": run.saved_config.environment.mixed_precision}

@@ -46,17 +46,17 @@ from common.track.names import describe, duration
 
 # If the first trials all fail, the command is wrong, and other values will not help.
 FIRST_TRIALS = 3
-TRIALS_SHOWN = 5  # in the table at the end
+TRIALS_SHOWN = 5  # trials in the table at the end
 
 
 class TrialResult(NamedTuple):
     state: TrialState
     value: float | None  # best value of the objective; None unless the trial is complete
-    message: str  # for the search's line about the trial
+    message: str  # the text of the search's line about the trial
 
 
 def run_search(directory: Path, settings: SearchSettings) -> None:
-    """Run what is left of the search in `directory`, and report on it."""
+    """Run the rest of the search in `directory`, and report on the search."""
     recipe = load_recipe(Path(settings.recipe))
     space, shared = parse_space(settings.flags, recipe)
     with (
@@ -80,7 +80,7 @@ def command_to_continue(directory: Path) -> str:
 class Search:
     """Runs the trials of a study. Each is a normal run in a directory of its own."""
 
-    directory: Path  # absolute
+    directory: Path  # an absolute path
     settings: SearchSettings
     space: Space
     shared: Sequence[str]  # words that all trials have on their command line
@@ -103,12 +103,12 @@ class Search:
             self.study.tell(trial, result.value, result.state)
             seconds = duration(time.monotonic() - started)
             say(f"{directory.name} of {total}  {command_line(words)}  {result.message}  {seconds}")
-            # Equal only while there are no more trials than the first ones.
+            # The lists are equal only if there are no trials besides the first ones.
             states = [trial.state for trial in self.study.get_trials(deepcopy=False)]
             if states == [TrialState.FAIL] * min(FIRST_TRIALS, total):
                 raise UserError(
-                    f"no trial succeeds; {directory.name} {result.message}",
-                    advice="correct what made it fail, or search other values",
+                    f"all trials so far failed ({directory.name} {result.message})",
+                    advice="correct what made them fail, or search other values",
                 )
 
     def trials(self) -> Iterator[Trial]:
@@ -116,7 +116,7 @@ class Search:
         for unfinished in self.study.get_trials(states=(TrialState.RUNNING,)):
             if unfinished.params.keys() == self.space.keys():
                 yield Trial(self.study, unfinished._trial_id)
-            else:  # killed before all of its values were chosen
+            else:  # the trial was killed before all of its values were chosen
                 self.study.tell(unfinished.number, state=TrialState.FAIL)
         while len(self.study.get_trials(deepcopy=False)) < self.settings.trials:
             yield self.study.ask(dict(self.space))
@@ -125,7 +125,7 @@ class Search:
         return self.directory / f"{TRIAL}{trial.number:03d}"
 
     def command(self, words: Sequence[str], directory: Path) -> list[str]:
-        """Return the command that starts a trial in its directory, or resumes it there."""
+        """Return the command that starts a trial in a directory, or resumes the trial there."""
         config_file = self.settings.config_file
         launcher_options = ["--config_file", config_file] if config_file is not None else []
         flags = [*words, *with_defaults(self.shared)]
@@ -154,7 +154,7 @@ class Search:
             for step in sorted(new_steps):
                 trial.report(values[step], step)
             reported |= new_steps
-            # After its last update, a run has nothing left that pruning could save.
+            # After a run's last update, pruning would save no time.
             has_trained = record.last_step == record.saved_config.plan.total_steps
             if new_steps and run.is_running() and not has_trained and trial.should_prune():
                 last_step = max(new_steps)
@@ -168,15 +168,15 @@ class Search:
     def insist_on_validation_data(self, trial: Trial, record: RunRecord) -> None:
         """End the search with a `UserError` if its trials are evaluated on test data."""
         if record.splits[0] != "validation":
-            problem = f"{self.settings.recipe} evaluates on test data, which must not choose"
-            self.refuse(trial, problem, "give its data a validation split")
+            problem = f"{self.settings.recipe} evaluates on test data, which must not choose trials"
+            self.refuse(trial, problem, "add a validation split to its data")
 
     def result_of(self, trial: Trial, run: LaunchedRun, record: RunRecord | None) -> TrialResult:
         """Return the result of a trial whose run has ended.
 
         Args:
             trial: the study's trial.
-            run: its run.
+            run: the trial's run.
             record: the last record of the run; None if it never wrote one.
 
         Raises:
@@ -186,7 +186,8 @@ class Search:
         if status == "preempted":
             command = command_to_continue(self.directory)
             raise UserError(
-                f"{run.directory} was stopped from outside", advice=f"continue with {command}"
+                f"the trial in {run.directory} was stopped by a signal",
+                advice=f"continue the search with {command}",
             )
         if record is None or status != "finished":
             reason = run.reason()
@@ -195,7 +196,7 @@ class Search:
         value = record.summary.get(self.objective.best_key)
         if value is None:
             problem = f"{run.directory.name} ended before its first evaluation on validation data"
-            advice = "give --eval-every a number of updates, or train for longer"
+            advice = "pass --eval-every with a number of updates, or train for longer"
             self.refuse(trial, problem, advice)
         metric = describe(f"val/{self.objective.metric}")
         return TrialResult(TrialState.COMPLETE, value, f"{metric.label} {metric.text(value)}")
@@ -208,8 +209,8 @@ class Search:
     def best_command(self, best: FrozenTrial, recipe: Recipe) -> str:
         """Return the command that repeats the best trial and reaches the same figures.
 
-        It starts the recipe as the trials were started. It states every flag of the trial, and also
-        what the trial chose where a flag was ``auto``.
+        The command starts the recipe as the trials were started. It states every flag of the trial,
+        and the trial's choice for each flag that was ``auto``.
         """
         config_file = self.settings.config_file
         start = ["python"]
@@ -233,7 +234,8 @@ def report(search: Search, recipe: Recipe) -> None:
     ranked = [trial for trial in finished if (search.directory_of(trial) / CONFIG).is_file()]
     if not ranked:
         raise UserError(
-            "no trial finished", advice="pass a larger --trials, or a narrower range of values"
+            "no trial of the search finished",
+            advice="repeat the command with a larger --trials, or search a narrower range",
         )
     directories = [str(search.directory_of(trial)) for trial in ranked[:TRIALS_SHOWN]]
     show(compare(read_runs(directories)))

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class SearchSettings:
-    """What a search was asked to do; `search.json` in its directory keeps this."""
+    """The task of a search, which `search.json` in its directory keeps."""
 
     recipe: str
-    flags: tuple[str, ...]  # as typed: ranges, choices, and flags that all trials share
-    config_file: str | None = None  # for `accelerate launch`
+    flags: tuple[str, ...]  # the words as typed: ranges, choices, and flags that all trials share
+    config_file: str | None = None  # the config file for `accelerate launch`
     trials: int = 20
     prune: bool = True

@@ -20,11 +20,11 @@ FLAGS_OF_ONE_RUN = ("output_dir", "resume", "run_name", "evaluate_only", "target
 
 
 def parse_space(words: Sequence[str], recipe: Recipe, least: int = 1) -> tuple[Space, list[str]]:
-    """Split the words of a command line into the flags to search and the shared ones.
+    """Split the words of a command line into the flags to search and the shared flags.
 
     Args:
-        words: flags of the recipe, with ranges and choices for those to search.
-        recipe: its own parser checks the ends of each range and every choice.
+        words: flags of the recipe, with ranges and choices for the flags to search.
+        recipe: the recipe, whose own parser checks the ends of each range and every choice.
         least: how many flags must have several values.
 
     Returns:
@@ -40,7 +40,7 @@ def parse_space(words: Sequence[str], recipe: Recipe, least: int = 1) -> tuple[S
         name = word.removeprefix("--").replace("-", "_")
         if name.removeprefix("no_") in FLAGS_OF_ONE_RUN:
             raise UserError(
-                f"{word} is a flag of single runs, which a search sets itself",
+                f"{word} can't be passed here, because it is set for each run",
                 advice=f"leave {word} out",
             )
         flag = spelled(name)
@@ -56,14 +56,14 @@ def parse_space(words: Sequence[str], recipe: Recipe, least: int = 1) -> tuple[S
     check_with_recipe(space, shared, recipe)
     if len(space) < least:
         examples = "a range such as --learning-rate 0.01:1:log, or choices: --batch-size 64,128"
-        raise UserError("there is nothing to search", advice=f"give a flag {examples}")
+        raise UserError("no flag has several values to try", advice=f"pass {examples}")
     return space, shared
 
 
 def number_type(hint: object) -> type[int] | type[float] | None:
     """Return int or float for a flag of numbers, which can have a range; None for other flags.
 
-    A flag of numbers may also be None, as ``int | None`` says.
+    A flag of numbers may also allow None, such as ``int | None``.
     """
     types = set(typing.get_args(hint) or [hint]) - {type(None)}
     if types == {int}:
@@ -77,11 +77,11 @@ def check_with_recipe(space: Space, shared: Sequence[str], recipe: Recipe) -> No
     """Check before the first run that the recipe takes all values that will be tried.
 
     The recipe's own parser reads command lines in which each end of a range, and each choice,
-    occurs at least once. It ends the process at a value that it does not take.
+    occurs at least once. The parser ends the process at a value that it does not take.
     """
     values_to_check = {name: extremes(distribution) for name, distribution in space.items()}
     line_count = max(map(len, values_to_check.values()), default=1)
-    # A flag with fewer values than others repeats its last one.
+    # A flag with fewer values than others repeats its last value.
     for index in range(line_count):
         sample = {
             name: values[min(index, len(values) - 1)] for name, values in values_to_check.items()
@@ -128,8 +128,8 @@ def words_by_flag(words: Sequence[str]) -> dict[str, list[str]]:
         flag = flag.replace("_", "-")
         is_negative = flag.startswith("--no-")
         opposite = f"--{flag.removeprefix('--no-')}" if is_negative else f"--no-{flag[2:]}"
-        if flag in values_of or opposite in values_of:  # only the last one would count
-            raise UserError(f"{flag} is stated twice", advice="leave one of the two out")
+        if flag in values_of or opposite in values_of:  # only the last value would count
+            raise UserError(f"{flag} occurs twice", advice="leave one of the two out")
         values_of[flag] = [value] if equals else []
     return values_of
 
@@ -140,8 +140,8 @@ def parse_values(
     """Return the range or the choices that a flag's value asks to search; None for one value.
 
     Args:
-        flag: for messages.
-        value: as typed.
+        flag: the flag's spelling, for messages.
+        value: the flag's value as typed.
         number: the type of the flag's values if they are numbers, which can have a range.
 
     Raises:
@@ -170,11 +170,11 @@ def parse_range(
     distribution = IntDistribution if number is int else FloatDistribution
     try:
         if scale not in ([], ["log"]):
-            raise ValueError(f"{scale} is no scale")
+            raise ValueError(f"the scale {':'.join(scale)!r} is unknown")
         return distribution(number(low), number(high), log=bool(scale))  # type: ignore[arg-type]
     except ValueError as problem:
-        advice = "write a range as low:high, or as low:high:log above 0"
-        raise UserError(f"{flag} {value} is no range ({problem})", advice=advice) from None
+        advice = "write low:high, or low:high:log, where low is above 0"
+        raise UserError(f"{flag} {value} is not a range ({problem})", advice=advice) from None
 
 
 def command_words(space: Space, values: Mapping[str, object]) -> list[str]:

@@ -31,7 +31,7 @@ def open_study(directory: Path, objective: Objective, prune: bool, space: Space)
     path = directory / STUDY
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     pruner: optuna.pruners.BasePruner = optuna.pruners.NopPruner()
-    if prune:  # one epoch alone is too little to judge by
+    if prune:  # a single epoch would be too little to judge by
         pruner = optuna.pruners.MedianPruner(n_warmup_steps=STEPS_PER_EPOCH + 1)
     with usable(path, Exception):  # Optuna fails in many ways on a damaged file
         study = optuna.create_study(
@@ -45,15 +45,15 @@ def open_study(directory: Path, objective: Objective, prune: bool, space: Space)
         trials = study.trials
     if saved_objective != str(objective):
         raise UserError(
-            f"{directory} is a search for {saved_objective}, not {objective}",
-            advice="name another directory by --study",
+            f"{directory} contains a search for {saved_objective}, not {objective}",
+            advice="pass another directory with --study",
         )
     # Pairs of a flag and its values. Each of the study's pairs must be one of this search.
     saved_pairs = {pair for trial in trials for pair in trial.distributions.items()}
     if saved_pairs - set(space.items()):
         raise UserError(
             f"{path} belongs to another search than {directory}/{SEARCH_FILE}",
-            advice="move the file that does not belong here to another folder",
+            advice="move the file that belongs to the other search to another folder",
         )
     study.set_user_attr("objective", str(objective))
     seed_sampler(study, len(trials))
@@ -73,8 +73,8 @@ def reconciled(
 ) -> Study:
     """Return the study, rebuilt from the trials' directories if it disagrees with them.
 
-    A study may have lost rows, or been truncated. It is renamed then, never overwritten. The values
-    that a trial tried are those in its own `config.json`, whatever the study says.
+    A study may have lost rows, or been truncated. Such a study is renamed, never overwritten. The
+    values that a trial tried are those in its own `config.json`, whatever the study says.
     """
     objective = recipe.objective
     on_disk = TrialsOnDisk.read(directory, recipe, space, with_defaults(shared))
@@ -87,7 +87,7 @@ def reconciled(
     with writing(str(path)):
         aside = put_aside(path)
     say(
-        f"{path.name} does not fit the trials ({difference}): rebuilt it, and kept the old one as "
+        f"{path.name} does not fit the trials ({difference}), so it was rebuilt; the old file is "
         f"{aside.name}"
     )
     study = open_study(directory, objective, prune, space)
@@ -104,13 +104,13 @@ def usable(path: Path, errors: type[Exception] = SQLAlchemyError) -> AbstractCon
         errors: the class of the errors to turn. `Exception` is right only around code that does
             nothing but use the study.
     """
-    advice = "move it away, and the same command rebuilds it from the trials' directories"
+    advice = "move this file elsewhere, and repeat the command, which rebuilds it from the trials"
     # SQLAlchemy's other lines are the query and an address.
     return as_user_error(errors, f"{path} can't be used", advice, first_line=True)
 
 
 def finished_trials(study: Study) -> list[FrozenTrial]:
-    """Return the trials that finished, those with the best settings first."""
+    """Return the finished trials, those with the best settings first."""
     trials = study.get_trials(states=(TrialState.COMPLETE,))
     sign = 1 if study.direction == StudyDirection.MAXIMIZE else -1
     return ranked_by_settings(trials, sign)
@@ -119,8 +119,8 @@ def finished_trials(study: Study) -> list[FrozenTrial]:
 def with_defaults(shared: Sequence[str]) -> list[str]:
     """Return the flags that all trials share, with a validation share of 10 % if none is stated.
 
-    Test data must not choose between trials. Where the data has no validation split, this share of
-    the training data serves as one.
+    Test data must not choose between trials. If the data have no validation split, this share of
+    the training data serves as validation data.
     """
     if "--validation-share" in shared:
         return [*shared]

@@ -19,7 +19,7 @@ from common.tools.parser import tool_parser
 def main(words: Sequence[str] | None = None) -> None:
     """Run and compare the variants that the command line describes."""
     arguments, flags = read_command_line([*(sys.argv[1:] if words is None else words)])
-    from common.tools.vary.variants import run_variants  # loads Optuna: not for --help
+    from common.tools.vary.variants import run_variants  # it loads Optuna, which --help need not
 
     run_variants(
         arguments.recipe,
@@ -51,10 +51,10 @@ def read_command_line(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--output-dir", metavar="DIR", help="default: runs/vary-RECIPE-…")
     arguments, flags = parser.parse_known_args(words)
     # The parser does not know the recipe's flags. It takes the first word without dashes for
-    # RECIPE, which is the value of a flag if that flag comes first.
+    # RECIPE, although that word is the value of a flag if the flag comes first.
     if flags and words.index(flags[0]) < words.index(arguments.recipe):
         raise UserError(
-            "a flag stands before the recipe",
-            advice="name the recipe before its flags, such as recipes/resnet.py",
+            f"{flags[0]} stands before the recipe",
+            advice=f"put the recipe first, as in recipes vary recipes/resnet.py {flags[0]} …",
         )
     return arguments, flags

@@ -23,7 +23,7 @@ def read_command(directory: Path) -> list[str] | None:
     """Return the command that a directory belongs to; None if there is no `vary.json`.
 
     Raises:
-        UserError: `vary.json` is damaged, or not one that this tool wrote.
+        UserError: `vary.json` is damaged, or this tool did not write it.
     """
     record = read_record_if_there(directory / VARY_FILE, VaryRecord)
     return None if record is None else record.command

@@ -1,4 +1,4 @@
-"""Report on variants: a table of means over seeds, what it says, a picture, and model cards."""
+"""Report on variants: a table of means over seeds, conclusions, a picture, and model cards."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -20,17 +20,17 @@ from common.tools.compare.table import LabelledWarning, arranged, load_warnings,
 from common.tools.compare.verdicts import Verdict, correction_note, judge, verdict_lines
 from common.tools.compare.words import value_text
 
-# Headings the part of a model card that `add_to_cards` writes.
+# The heading of the part of a model card that `add_to_cards` writes.
 CARD_HEADING = "\n## The same with other seeds\n"
 
 
 def report(directory: Path, finished: Mapping[str, Sequence[str]], seeds: int) -> None:
-    """Show means over seeds with their standard deviations, and what they say about the variants.
+    """Show means over seeds with their standard deviations, and conclusions about the variants.
 
     Args:
-        directory: receives `table.md` and `picture.png`.
-        finished: directories of the finished runs, by the variant's title and in the order of
-            their seeds. A variant without any is left out.
+        directory: the folder for `table.md` and `picture.png`.
+        finished: directories of the finished runs, by the variant's title and in the order of their
+            seeds. A variant without finished runs is left out.
         seeds: how many runs each variant should have.
 
     Raises:
@@ -41,7 +41,7 @@ def report(directory: Path, finished: Mapping[str, Sequence[str]], seeds: int) -
     if not finished:
         raise UserError(
             "no variant finished, so there is nothing to compare",
-            advice="correct what made the runs fail (see above), and repeat the command",
+            advice="correct what made the runs fail, as printed above, and repeat the command",
         )
     comparison = compare_variants(finished)
     all_warnings = labelled_warnings(comparison)
@@ -76,7 +76,7 @@ def compare_variants(finished: Mapping[str, Sequence[str]]) -> Comparison:
 def one_run_each(comparison: Comparison) -> Comparison:
     """Compare one run of each variant, under the variant's title.
 
-    Variants differ in the same settings with every seed, so this has all warnings once.
+    Variants differ in the same settings with every seed, so this comparison has all warnings once.
     """
     runs = [
         replace(comparison.runs[group.places[0]], name=group.label) for group in comparison.groups
@@ -85,7 +85,7 @@ def one_run_each(comparison: Comparison) -> Comparison:
 
 
 def title_of(run: RunRecord) -> str:
-    """Return the title of the table: the recipe, the data, and the split that variants go by."""
+    """Return the table's title: the recipe, the data, and the split by which variants rank."""
     data = run.saved_config.data
     sizes = ", ".join(f"{split} {size:,}" for split, size in data.sizes.items())
     return f"{run.saved_config.recipe} on {data.name} ({sizes}), compared on {run.splits[0]} data"
@@ -103,7 +103,7 @@ def labelled_warnings(comparison: Comparison) -> list[LabelledWarning]:
 def warnings_within_groups(comparison: Comparison) -> list[str]:
     """Return a sentence for each variant whose runs differ in more than the seed.
 
-    The runs of a variant may be of different days, because a repeated command keeps finished runs
+    The runs of a variant may be from different days, because a repeated command keeps finished runs
     and adds others. Code or versions may have changed in between.
     """
     sentences = []
@@ -134,7 +134,7 @@ def values_text(values: Sequence[object]) -> str:
 def code_of(run: RunRecord) -> tuple[tuple[str | None, str | None], ...]:
     """Return the commit of each folder of code that a run used last, with its changes' digest.
 
-    The result is empty if the run did not save them.
+    The result is empty if the run did not save its code.
     """
     path = Path(run.source, ATTEMPTS)
     with suppress(UserError):
@@ -155,7 +155,7 @@ def conclusions(
     finished: Mapping[str, Sequence[str]],
     seeds: int,
 ) -> list[str]:
-    """Return sentences on what the verdicts rest on, and on what the figures can't say."""
+    """Return sentences on the basis of the verdicts, and on what the figures can't say."""
     lines: list[str] = []
     correction = correction_note(judged)
     if correction is not None:
@@ -192,7 +192,7 @@ def markdown_report(
 def add_to_cards(runs: Sequence[str], table: str) -> None:
     """Write into the model cards of one variant's runs how much the figures vary with the seed.
 
-    The table replaces the one of an earlier report.
+    The table replaces that of an earlier report.
     """
     for run in runs:
         card = Path(run, "model", "README.md")

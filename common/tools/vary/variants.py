@@ -40,11 +40,11 @@ NAMES_OF_VALUES = {
 
 @dataclass(frozen=True)
 class Variant:
-    """One combination of the values that vary. It is trained once for each seed."""
+    """One combination of the values that vary. A variant is trained once for each seed."""
 
-    name: str  # of its directory
-    title: str  # in tables and pictures
-    processes: str  # how many, as typed
+    name: str  # the name of its directory
+    title: str  # its name in tables and pictures
+    processes: str  # the number of processes, as typed
     flags: list[str]  # the command-line words of this variant's values
 
     def command(self, recipe: str, shared: Sequence[str], seed: int, directory: Path) -> list[str]:
@@ -66,11 +66,11 @@ class Variant:
 def run_variants(
     recipe: str, flags: list[str], *, seeds: int, num_processes: str, output_dir: str | None
 ) -> None:
-    """Run all variants that have not finished, and report on those that have.
+    """Run all variants that have not finished, and report on the finished variants.
 
     Args:
         recipe: the recipe's file.
-        flags: words of the recipe's flags, with choices a,b,c for those that vary.
+        flags: the words of the recipe's flags, with choices a,b,c for the flags that vary.
         seeds: runs of each variant, with the seeds 0 to `seeds` - 1.
         num_processes: numbers of processes, separated by commas.
         output_dir: where the runs go; None stands for a name made from the command.
@@ -78,7 +78,7 @@ def run_variants(
     Raises:
         UserError: the command can't work (nothing has run then), or some runs failed.
     """
-    # No flag needs to vary: several seeds of a single variant are useful, too.
+    # No flag needs to vary, because several seeds of a single variant are useful, too.
     space, shared = parse_space(flags, load_recipe(Path(recipe)), least=0)
     refuse_ranges(space)
     refuse_seeds(seeds, sets_seed="seed" in space or "--seed" in shared)
@@ -96,7 +96,7 @@ def run_variants(
             run_directory = variant.directory(directory, seed)
             if run_one(variant.command(recipe, shared, seed, run_directory), run_directory):
                 finished[variant.title].append(str(run_directory))
-    # In the order of the variants, also if the first run of one has failed.
+    # Keep the order of the variants, also if the first run of a variant has failed.
     in_order = {variant.title: finished[variant.title] for variant in variants}
     report(directory, {title: runs for title, runs in in_order.items() if runs}, seeds)
     failed_count = len(variants) * seeds - sum(map(len, finished.values()))
@@ -108,7 +108,7 @@ def run_variants(
 
 
 def with_validation_share(shared: list[str]) -> list[str]:
-    """Return the flags that variants share, with a validation share if they state none.
+    """Return the flags that variants share; add a validation share if the flags state none.
 
     Test data must not choose between variants. See `with_defaults`, which a search uses as well.
     """
@@ -116,7 +116,7 @@ def with_validation_share(shared: list[str]) -> list[str]:
     if flags != shared:
         say(
             "variants are chosen on validation data: 10 % of train serves as validation data "
-            "where the data has no validation split (state --validation-share for another share)"
+            "where the data has no validation split (pass --validation-share for another share)"
         )
     return flags
 
@@ -126,13 +126,13 @@ def refuse_ranges(space: Space) -> None:
     for name, distribution in space.items():
         if not isinstance(distribution, CategoricalDistribution):
             raise UserError(
-                f"--{name} has a range, which only `recipes tune` takes",
-                advice="pass choices with commas, such as 0.1,0.01",
+                f"--{name} has a range of values, which only `recipes tune` can search",
+                advice="pass single values with commas between, such as 0.1,0.01",
             )
 
 
 def refuse_seeds(seeds: int, *, sets_seed: bool) -> None:
-    """Raise a UserError if there can't be so many seeds.
+    """Raise a UserError if there can't be `seeds` seeds.
 
     Args:
         sets_seed: whether the recipe's flags have a --seed of their own.
@@ -142,15 +142,16 @@ def refuse_seeds(seeds: int, *, sets_seed: bool) -> None:
             f"--seeds {seeds} already sets --seed (0 to {seeds - 1})", advice="leave --seed out"
         )
     if seeds < 1:
-        raise UserError(f"--seeds {seeds} can't work", advice="give 1 or more")
+        raise UserError(f"--seeds {seeds} is out of range", advice="pass --seeds 1 or more")
 
 
 def read_process_counts(num_processes: str) -> list[str]:
-    """Return each number of `--num-processes` once; raise a UserError if one is no number."""
+    """Return each number of `--num-processes` once; raise a UserError if a word is no number."""
     process_counts = list(dict.fromkeys(num_processes.split(",")))
     if not all(re.fullmatch("[1-9][0-9]{0,3}", count) for count in process_counts):
         raise UserError(
-            f"--num-processes {num_processes:.99} can't work", advice="give numbers such as 1,2"
+            f"--num-processes {num_processes:.99} is not a list of numbers",
+            advice="pass numbers from 1 to 9999 with commas between, such as 1,2",
         )
     return process_counts
 
@@ -159,7 +160,7 @@ def list_variants(space: Space, process_counts: Sequence[str]) -> list[Variant]:
     """Return all combinations of values and numbers of processes.
 
     Raises:
-        UserError: two of them would have the same name, and so the same directory.
+        UserError: two variants would have the same name, and so the same directory.
     """
     choices: list[list[str]] = []
     for distribution in space.values():
@@ -175,7 +176,8 @@ def list_variants(space: Space, process_counts: Sequence[str]) -> list[Variant]:
     # Variants with the same name have replaced each other in the dictionary.
     if len(variants) < math.prod(map(len, (process_counts, *choices))):
         raise UserError(
-            "two variants would have the same name",
+            "two variants would have the same name, because their values differ only in signs that "
+            "names of folders lack",
             advice="choose values that differ in a letter or a digit",
         )
     return list(variants.values())
@@ -188,7 +190,7 @@ def name_of(processes: str, values: dict[str, str]) -> str:
     become dashes.
 
     Args:
-        processes: how many; empty if all variants have the same number.
+        processes: the number of processes; empty if all variants have the same number.
         values: the variant's values, by flag. If there are none, the name is ``alone``.
     """
     parts = []
@@ -203,10 +205,10 @@ def name_of(processes: str, values: dict[str, str]) -> str:
 
 
 def title_of(processes: str, values: dict[str, str]) -> str:
-    """Return what tables call a variant: its flags with their values, such as ``dropout=0.1``.
+    """Return a variant's name in tables: its flags with their values, such as ``dropout=0.1``.
 
     Args:
-        processes: how many; empty if all variants have the same number.
+        processes: the number of processes; empty if all variants have the same number.
         values: the variant's values, by flag. If there are none, the title is ``these flags``.
     """
     parts = [f"{flag}={value}" for flag, value in values.items()]
@@ -225,13 +227,13 @@ def claim(directory: Path, command: list[str]) -> None:
     """Mark a directory as that of a command, so that only the same command continues in it.
 
     Raises:
-        UserError: the directory has files, and they are not of this command or are damaged.
+        UserError: the directory has files of another command, or damaged files.
     """
     is_new = not set(os.listdir(directory)) - {LOCK}  # `working_in` has made the lock already
     if read_command(directory) != command and not is_new:
         raise UserError(
             f"{directory} contains files that this command did not write",
-            advice="name another --output-dir",
+            advice="pass another --output-dir",
         )
     write_command(directory, command)
 
@@ -249,7 +251,7 @@ def run_one(command: list[str], directory: Path) -> bool:
     if status == "finished":
         say(f"{directory.name}  finished")
         return True
-    # The process has ended. If it could not write how, it failed.
+    # The process has ended. If it could not write its status, it failed.
     outcome = "failed" if status in ("running", "unknown") else status
     say(f"{directory.name}  {outcome}: {run.reason()}")
     return False

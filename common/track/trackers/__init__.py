@@ -9,7 +9,7 @@ from common.track.trackers.tracker import Tracker
 from common.track.trackers.trackio_tracker import TrackioTracker
 from common.track.trackers.wandb_tracker import WandbTracker
 
-# By the value of `--tracker`. A run imports the package of its own tracker only.
+# The trackers by the value of `--tracker`. A run imports the package of its own tracker only.
 TRACKERS: dict[str, type[Tracker]] = {
     "wandb": WandbTracker,
     "tensorboard": TensorBoardTracker,

@@ -1,4 +1,4 @@
-"""What every tracker does: the class that each of them extends."""
+"""The class that every tracker extends."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -53,8 +53,8 @@ class TrackedRun:
     config: TrainingConfig
     saved_config: RunConfig  # the contents of `config.json`
     directory: Path
-    earlier_rows: Sequence[Mapping[str, float]]  # of `metrics.jsonl`; a kill may have lost some
-    step: int  # the present one, which a resumed run repeats
+    earlier_rows: Sequence[Mapping[str, float]]  # `metrics.jsonl`; a kill may have lost some rows
+    step: int  # the present step, which a resumed run repeats
 
     @property
     def tags(self) -> list[str]:
@@ -74,8 +74,8 @@ class Tracker(ABC):
 
     Any method may raise any error. `Log` then prints a warning, and the training goes on.
 
-    The methods that are not abstract are for what few trackers can show. They do nothing unless a
-    tracker overrides them, which `noqa` tells ruff is meant.
+    The methods that are not abstract are for things that few trackers can show. Unless a tracker
+    overrides them, they do nothing; `noqa` tells ruff that this is intended.
     """
 
     shown: str  # where the run is shown, for the plan that a run prints
@@ -122,9 +122,9 @@ class Tracker(ABC):
 
         Args:
             evaluation: the final evaluation, of which `Classified` has more to show.
-            prefix: that of the split's metrics, "val" or "test".
+            prefix: the prefix of the split's metrics, "val" or "test".
             loader: the loader that the evaluation read.
-            data: what the recipe's `load_data` returned.
+            data: the data set that the recipe's `load_data` returned.
             memory: the planned and measured MiB of each part; empty if nothing was planned.
         """
 

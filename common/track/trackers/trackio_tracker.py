@@ -33,14 +33,14 @@ if TYPE_CHECKING:  # a run imports only its own tracker
 
 INSTALL = 'pip install "trackio>=0.43"'
 REMOTE_VARIABLES = ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL")  # they would send a run elsewhere
-LOCK_SECONDS = 30.0  # for which to wait while another process writes to the database
+LOCK_SECONDS = 30.0  # seconds to wait while another process writes to the database
 
 
 class TrackioTracker(Tracker):
     """A run in trackio's folder on this machine, on rank 0, started through Accelerate.
 
-    Nothing is sent over a network. After a resume, the run has the rows of `metrics.jsonl`: those
-    that a kill lost are logged again, and those that the resumed run will repeat are removed.
+    Nothing is sent over a network. After a resume, the run has the rows of `metrics.jsonl`: rows
+    that a kill lost are logged again, and rows that the resumed run will repeat are removed.
     """
 
     def __init__(self, run: TrackedRun) -> None:
@@ -48,7 +48,7 @@ class TrackioTracker(Tracker):
         folder = Path(self.trackio.TRACKIO_DIR)
         insist_on_writable(folder)
         # On a network file system, trackio leaves new rows in an inbox. Its dashboard moves them to
-        # the database, and so must we, to see which rows there are.
+        # the database. Move them here as well, to see which rows there are.
         self.trackio.fragments.import_inbox_dir()
         config = run.config
         name = with_letters(config.run_name or run.directory.name)
@@ -72,8 +72,8 @@ class TrackioTracker(Tracker):
     def unused_name(self, project: str, name: str, run_id: str | None) -> str:
         """Return the run's name, or the name with the run's id if another run has the name.
 
-        trackio continues the newest run that has the name. The run's id in its configuration shows
-        whether that is this run.
+        trackio continues the newest run that has the name. The id in that run's configuration shows
+        whether it is this run.
         """
         runs = self.trackio.Api().runs(project) if self.database(project).exists() else ()
         same_name = [run for run in runs if run.name == name]
@@ -93,10 +93,10 @@ class TrackioTracker(Tracker):
         """Make the rows at trackio those in `earlier_rows`, after a kill at any time.
 
         Rows from `step` on are removed, because the resumed run repeats them. trackio's own
-        interface can only add rows, so this removes them from the database.
+        interface can only add rows, so this method removes them from the database.
 
         Raises:
-            sqlite3.Error: another version of trackio keeps its rows otherwise.
+            sqlite3.Error: another version of trackio keeps its rows in another form.
         """
         path = self.database(project)
         present_steps: set[int] = set()
@@ -146,10 +146,10 @@ class TrackioTracker(Tracker):
 
 
 def import_trackio() -> Any:
-    """Import trackio, with the modules that this one uses.
+    """Import trackio, with those of its modules that are used here.
 
     Raises:
-        TrackerMissingError: it is not installed.
+        TrackerMissingError: trackio is not installed.
     """
     try:
         import trackio
@@ -187,12 +187,12 @@ def insist_on_writable(folder: Path) -> None:
 def without_network() -> Iterator[None]:
     """Keep trackio on this machine while it starts a run.
 
-    It would ask the Hub for the name of a user who is logged in, and send the run to the Space or
-    server that an environment variable names.
+    Otherwise trackio would ask the Hub for the name of a user who is logged in, and send the run to
+    the Space or server that an environment variable names.
     """
     ignored = {name: os.environ.pop(name) for name in REMOTE_VARIABLES if os.environ.get(name)}
     for name in ignored:
-        warn(f"{name} is ignored: recipes track runs with trackio on this machine only")
+        warn(f"{name} is ignored, because recipes track runs with trackio on this machine only")
     was_offline = huggingface_hub.constants.HF_HUB_OFFLINE
     huggingface_hub.constants.HF_HUB_OFFLINE = True
     try:
@@ -207,12 +207,12 @@ def as_own_warnings() -> Iterator[None]:
     """Print the warnings of the calls in a block as this run's warnings, without file and line."""
     with warnings.catch_warnings(record=True) as recorded:
         warnings.simplefilter("ignore")
-        warnings.simplefilter("always", UserWarning)  # trackio's
+        warnings.simplefilter("always", UserWarning)  # the class of trackio's warnings
         yield
     for warning in recorded:
         warn(str(warning.message))
 
 
 def silence() -> contextlib.AbstractContextManager[object]:
-    """Drop what the calls in a block print; the run itself says what a user must know."""
+    """Drop the output of the calls in a block; the run itself says what a user must know."""
     return contextlib.redirect_stdout(io.StringIO())

@@ -13,8 +13,8 @@ if TYPE_CHECKING:  # a run imports only its own tracker
     import wandb
 
 LONGEST_VALUE = 64  # characters of a rejected variable's value that an error shows
-PROBE_BYTES = 2**16  # written to a folder to see whether it takes W&B's files
-SERVER_SECONDS = 5.0  # in which the server must accept a connection, and again to answer
+PROBE_BYTES = 2**16  # bytes written to a folder to see whether it takes W&B's files
+SERVER_SECONDS = 5.0  # time for the server to accept a connection, and again to answer
 
 
 def wandb_mode() -> tuple[str, str]:
@@ -58,7 +58,7 @@ def wandb_settings() -> "wandb.Settings":
     """Return W&B's settings, which `WANDB_*` variables may change.
 
     Raises:
-        TrackerSettingsError: one of them has a value that W&B does not accept.
+        TrackerSettingsError: a `WANDB_*` variable has a value that W&B does not accept.
     """
     import wandb
     from pydantic import ValidationError  # wandb's settings are a pydantic model
@@ -74,7 +74,7 @@ def wandb_settings() -> "wandb.Settings":
         ) from None
     except wandb.Error as problem:  # a malformed key, which the message does not repeat
         raise TrackerSettingsError(
-            f"W&B rejects a WANDB_* variable ({problem})", "correct or unset it"
+            f"W&B rejects a WANDB_* variable ({problem})", "correct or unset this variable"
         ) from None
 
 
@@ -89,9 +89,6 @@ def wandb_folder(directory: Path) -> Path:
             file.write(bytes(PROBE_BYTES))
     except (OSError, ValueError) as problem:
         cause = getattr(problem, "strerror", None) or problem
-        warn(
-            f"WANDB_DIR {chosen_folder} can't be written ({cause}): W&B's files go to {directory} "
-            "instead"
-        )
+        warn(f"WANDB_DIR {chosen_folder} can't be written ({cause}), so W&B writes to {directory}")
         return directory
     return Path(chosen_folder)

@@ -1,4 +1,4 @@
-"""What a W&B run shows besides curves: tables of results, memory, the profile and the model."""
+"""Panels of a W&B run besides curves: tables of results, memory, the profile and the model."""
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -13,13 +13,13 @@ from common.measure.classification import Classified
 from common.measure.memory_plan import MemoryRows
 from common.track.names import Facts
 
-if TYPE_CHECKING:  # only runs with W&B import it
+if TYPE_CHECKING:  # only runs with W&B import wandb
     import wandb
     from wandb.plot import CustomChart
 
     Panel = wandb.Table | CustomChart | list[wandb.Image]
 
-MOST_CLASSES = 40  # in a matrix; with more classes, a table lists the most confused pairs
+MOST_CLASSES = 40  # classes in a matrix; with more, a table lists the most confused pairs
 MOST_PAIRS = 100
 MOST_MISTAKES = 32
 
@@ -32,7 +32,7 @@ class Mistake(NamedTuple):
     content: "wandb.Image | str"  # the image or the text
     label: str  # the name of its class
     prediction: str  # the name of the predicted class
-    probability: float  # of the predicted class
+    probability: float  # the probability of the predicted class
 
 
 def results(
@@ -45,14 +45,14 @@ def results(
 ) -> None:
     """Put tables of the final evaluation and of memory into the W&B run's summary.
 
-    W&B charts a table that is logged with the metrics by its number of rows. In the summary it
-    shows the table itself.
+    If a table is logged with the metrics, W&B charts its number of rows. In the summary, W&B shows
+    the table itself.
 
     Args:
         evaluation: the final evaluation, of which `Classified` has more to show.
-        prefix: that of the split's metrics, "val" or "test".
+        prefix: the prefix of the split's metrics, "val" or "test".
         loader: the loader that the evaluation read.
-        data: what the recipe's `load_data` returned.
+        data: the data set that the recipe's `load_data` returned.
         memory: the planned and measured MiB of each part; empty if nothing was planned.
     """
     import wandb
@@ -62,7 +62,7 @@ def results(
         if evaluation.confusion is not None:
             chart = confusion(evaluation.confusion, evaluation.class_names)
             define_chart(wandb_run, chart, f"{prefix}/confusion")
-            # The table of a chart, or the plain table that `confusion` returned in place of one.
+            # Take the table of a chart, or the plain table that `confusion` returned instead.
             panels[f"{prefix}/confusion_table"] = getattr(chart, "table", chart)
         by_class = table("class precision recall f1 samples", evaluation.by_class())
         panels[f"{prefix}/classes"] = by_class
@@ -76,7 +76,7 @@ def results(
 
 
 def define_chart(wandb_run: "wandb.Run", chart: "wandb.Table | CustomChart", key: str) -> None:
-    """Define a custom chart in the run's configuration, as `wandb.log` would with a new row."""
+    """Define a custom chart in the run's configuration; `wandb.log` would also add a row."""
     import wandb
 
     if isinstance(chart, wandb.Table):  # a plain table needs no definition
@@ -112,7 +112,7 @@ def mistake_panels(
     images = [row.content for row in rows if isinstance(row.content, wandb.Image)]
     panels: dict[str, Panel] = {}
     if images:
-        # W&B would store a table's images outside of the run. So they stand in a panel of their
+        # W&B would store a table's images outside of the run. So the images have a panel of their
         # own, in the table's order.
         panels[f"{prefix}/mistake_images"] = images
         columns.remove("content")
@@ -164,7 +164,7 @@ def confusion(counts: torch.Tensor, class_names: Sequence[str]) -> "wandb.Table 
 
     columns = "Actual Predicted nPredictions"
     size = len(class_names)
-    # The cells to show, by their number: true class × size + predicted class.
+    # The numbers of the cells to show: true class × size + predicted class.
     cells = list(range(size**2))
     if size > MOST_CLASSES:
         errors = counts.clone().fill_diagonal_(0).flatten()
@@ -184,9 +184,10 @@ def confusion(counts: torch.Tensor, class_names: Sequence[str]) -> "wandb.Table 
 def mistakes(loader: Loader, evaluation: Classified, data: Data) -> list[Mistake]:
     """Return this rank's most confident mistakes among the samples that `evaluation` kept.
 
-    The most probable comes first. The list is empty if the samples are neither images nor text.
+    The mistake with the highest probability comes first. The list is empty if the samples are
+    neither images nor text.
     """
-    # The loader's samples in the order in which the evaluation read them.
+    # The loader's batches of samples, in the order in which the evaluation read them.
     batches = list(loader.order.micro_batches())  # type: ignore[call-arg]
     show = content_reader(loader.samples, data)
     if not batches or show is None:

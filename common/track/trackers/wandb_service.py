@@ -31,14 +31,14 @@ class ServiceWatch(threading.Thread):
     def __init__(self) -> None:
         super().__init__(daemon=True, name="watch over the W&B service")
         self.services = [child for child in psutil.Process().children() if is_service(child)]
-        # The `time.monotonic()` at which the present call is too late; None between calls.
+        # The `time.monotonic()` by which the present call must end; None between calls.
         self.deadline: float | None = None
         self.has_ended_service = False
         self.start()
 
     @contextmanager
     def limited(self, seconds: float = MOST_SECONDS) -> Iterator[None]:
-        """Give the calls in this block so many seconds.
+        """Give the calls in this block `seconds` seconds.
 
         Raises:
             TimeoutError: the service is gone, or it was killed because a call took too long.
@@ -65,8 +65,8 @@ class ServiceWatch(threading.Thread):
             time.sleep(LOOK_EVERY)
             deadline = self.deadline
             times = None if deadline is None else self.processor_times()
-            # Count looks, not seconds: this process may have been suspended too, and its clock
-            # went on.
+            # Count looks, not seconds, because this process may have been suspended too, while its
+            # clock went on.
             is_idle = times is not None and times == earlier_times
             idle_looks = idle_looks + 1 if is_idle else 0
             earlier_times = times
@@ -86,7 +86,8 @@ class ServiceWatch(threading.Thread):
     def processor_times(self) -> list[float] | None:
         """Return the service's processor seconds, which grow while it works.
 
-        None if they can't be read, or if there is no service. It then does not count as idle.
+        The result is None if the seconds can't be read, or if there is no service. The service does
+        not count as idle then.
         """
         seconds: list[float] = []
         try:
@@ -110,6 +111,6 @@ def forget_service() -> None:
     """Stop W&B from waiting for the dead service when Python exits, and from reporting its loss."""
     import wandb
 
-    logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # it would report the broken connection
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # no report of the broken connection
     with suppress(Exception):
         wandb.teardown()

@@ -37,7 +37,7 @@ class WandbTracker(Tracker):
     """
 
     def __init__(self, run: TrackedRun) -> None:
-        # W&B's own error reports can delay the end of a run, and they print.
+        # W&B's own error reports print, and can delay the end of a run.
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         # W&B stages its uploads in the run's directory, next to its other files.
         staging_folder = Path(os.environ.get("WANDB_DIR") or run.directory, "wandb")
@@ -78,10 +78,10 @@ class WandbTracker(Tracker):
         """Define how W&B shows the metrics."""
         self.wandb_run.define_metric("*", step_metric=STEP)  # the x-axis of every chart
         for name in (STEP, "progress/*", "time/*", *(f"{split}/count" for split in SPLITS)):
-            self.wandb_run.define_metric(name, hidden=True)  # these make no useful charts
+            self.wandb_run.define_metric(name, hidden=True)  # such metrics make no useful charts
 
     def restore_rows(self, earlier_rows: Sequence[Mapping[str, float]]) -> None:
-        """Log those of the earlier rows again that W&B lost."""
+        """Log once more the earlier rows that W&B lost."""
         for row in earlier_rows:
             if row[STEP] >= self.wandb_run.step:  # the next step that W&B expects
                 self.log(row)
@@ -91,7 +91,8 @@ class WandbTracker(Tracker):
             top_name: row[name] for name, top_name in self.top_names.items() if name in row
         }
         with self.limited():
-            # Commit at once. Otherwise W&B would write the last row after the summary, over it.
+            # Commit at once. Otherwise W&B would write the last row after the summary, and replace
+            # it.
             self.wandb_run.log({**top_values, **row}, step=int(row[STEP]), commit=True)
             value = row.get(f"val/{self.objective.metric}")
             if value is not None:
@@ -212,6 +213,6 @@ def settings_of_run() -> "wandb.Settings":
 
 
 def short_tags(tags: Sequence[str]) -> list[str]:
-    """Return the tags as W&B accepts them: shortened, without empty ones and repetitions."""
+    """Return the tags in a form that W&B accepts: shortened, without empty or repeated tags."""
     shortened = [with_letters(tag).strip()[:LONGEST_TAG] for tag in tags if tag.strip()]
     return list(dict.fromkeys(shortened))

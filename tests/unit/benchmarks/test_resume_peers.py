@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import shlex
+import signal
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks import resume_peers
-from benchmarks.resume import report
+from benchmarks.resume import digest, measuring, page, report, stopping
+from benchmarks.resume.attempt import RUN_FOLDER, Attempt
 from benchmarks.resume.contestants import (
     CONTESTANTS,
+    LOOPS,
+    REPOSITORY,
+    Contestant,
     newest_by_number,
     newest_by_time,
     newest_of_lightning,
@@ -38,10 +47,12 @@ from benchmarks.resume.counting import (
     final_trajectory,
     merge_ranks,
 )
-from benchmarks.resume.kills import MOMENTS, UNINTERRUPTED, Kill, drawn_kills
+from benchmarks.resume.failures import exception_line
+from benchmarks.resume.kills import DURING_A_SAVE, MOMENTS, UNINTERRUPTED, Kill, drawn_kills
 from benchmarks.resume.measuring import largest_difference, repeating_command, same_bits
 from benchmarks.resume.results import Result, Results
 from benchmarks.resume.schedule import SAVE_EVERY, UPDATES, UPDATES_PER_EPOCH
+from benchmarks.resume.training import AttemptError, Outcome, Training, files_in, is_stopped
 
 BATCH = 4
 PER_EPOCH = 5
@@ -242,6 +253,211 @@ def test_impossible_kills_are_refused_in_a_sentence(label: str) -> None:
         resume_peers.chosen_kills(options, processes=1)
 
 
+# -------------------------------------------------------------------------- Kills in a save
+
+WRITES_AT_ONCE = """
+import os, sys
+from pathlib import Path
+from benchmarks.resume.stopping import stop_after_bytes
+
+folder = Path(sys.argv[1])
+(folder / "run").mkdir()
+stop_after_bytes(folder / "run", 250_001)
+(folder / "elsewhere").write_bytes(bytes(400_000))
+(folder / "run" / "small").write_bytes(bytes(50_000))
+(folder / "run" / "large").write_bytes(bytes(1_000_000))
+"""
+
+
+@pytest.mark.skipif(stopping.compiler() is None, reason="needs Linux and a C compiler")
+def test_process_stops_within_the_write_that_reaches_the_share(tmp_path: Path) -> None:
+    """Though it writes its checkpoint in one call, and without a lost byte if it goes on."""
+    library = stopping.build_library(tmp_path)
+    environment = {**stopping.preloading(library), "PYTHONPATH": str(REPOSITORY)}
+    command = [sys.executable, "-c", WRITES_AT_ONCE, str(tmp_path)]
+    process = psutil.Popen(command, env=environment)
+    try:
+        while not is_stopped(process):
+            assert process.poll() is None, "it was not stopped"
+            time.sleep(0.01)
+        assert (tmp_path / "run" / "large").stat().st_size == 200_001
+        process.send_signal(signal.SIGCONT)
+        assert process.wait(timeout=60) == 0
+    finally:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    assert (tmp_path / "run" / "large").stat().st_size == 1_000_000
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the script runs on POSIX systems only")
+def test_bytes_that_are_not_written_yet_do_not_count(tmp_path: Path) -> None:
+    """safetensors gives a file its full size first."""
+    with (tmp_path / "file").open("wb") as file:
+        file.truncate(1_000_000)
+        file.write(bytes(100_000))
+    assert 100_000 <= sum(files_in(tmp_path).values()) < 200_000
+
+
+def test_kill_with_another_share_on_the_disk_has_missed() -> None:
+    """A share that was never measured is missed, too; other kills have none to miss."""
+    kill = Kill((56,), 0.25)
+    assert not kill.missed([0.24])
+    assert kill.missed([1.003])
+    assert kill.missed([])
+    assert not Kill((29,)).missed([])
+
+
+def test_training_is_repeated_until_its_share_is_met(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three times at most; other kills are never repeated."""
+    shares = [1.0, 0.26, 1.0, 1.0, 1.0]
+    folders = []
+
+    def train(contestant: Contestant, kill: Kill, processes: int, folder: Path) -> Outcome:
+        folders.append(folder)
+        return Outcome(written_shares=[shares.pop(0)])
+
+    monkeypatch.setattr("benchmarks.resume.training.train", train)
+    arguments = (CONTESTANTS[0], Kill((56,), 0.25), 1)
+    met = resume_peers.train_with_kill(*arguments, tmp_path / "met", "title")
+    assert met.written_shares == [0.26]
+    missed = resume_peers.train_with_kill(*arguments, tmp_path / "missed", "title")
+    assert missed.written_shares == [1.0]
+    assert len(folders) == len(set(folders)) == 5
+
+
+def test_missed_share_is_shown_and_counts_nowhere() -> None:
+    """A complete checkpoint says nothing about torn ones."""
+    named = {"kill": "56@0.25", "moment": DURING_A_SAVE, "same_bits": False, "repeated": 9}
+    results = results_of(
+        result_of("Lightning", repeated=3),
+        result_of("Lightning", written_shares=[1.003], **named),
+        result_of("HF Trainer", written_shares=[0.25], **named),
+    )
+    trainer, lightning = report.summary_rows(results)
+    assert lightning[:3] == ("Lightning", "1, 1 missed", "≤ 3 (in 1)")
+    assert lightning[-1] == "1 of 1"
+    assert trainer[:3] == ("HF Trainer", "1", "≤ 9 (in 1)")
+    kills = {row[0]: row[1] for row in report.detail_rows(results) if row[2] == DURING_A_SAVE}
+    assert kills == {"HF Trainer": "56@0.25", "Lightning": "56@0.25, missed: 1.00 written"}
+    assert [result.contestant for result in report.odd_results(results)] == [
+        "HF Trainer",
+        "Lightning",
+    ]
+
+
+@pytest.mark.parametrize(("share", "is_refused"), [(None, False), (0.5, True)])
+def test_kill_in_a_save_is_refused_without_a_compiler(
+    share: float | None, is_refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything is trained."""
+    monkeypatch.setattr(resume_peers, "compiler", lambda: None)
+    kills = [Kill((24,), share)]
+    if not is_refused:
+        resume_peers.refuse_saves_without_compiler(kills)
+        return
+    with pytest.raises(SystemExit, match=r"24@0.50 needs Linux and a C compiler: install gcc"):
+        resume_peers.refuse_saves_without_compiler(kills)
+
+
+# ------------------------------------------------------------------------- Failed resumes
+
+TORCHRUN = """\
+[rank1]: Traceback (most recent call last):
+[rank0]: Traceback (most recent call last):
+[rank1]:   File "loop.py", line 113, in <module>
+[rank1]:     main(Path(sys.argv[1]))
+[rank0]:   File "loop.py", line 80, in main
+[rank1]: EOFError: Ran out of input
+
+[rank1]: During handling of the above exception, another exception occurred:
+
+[rank1]: Traceback (most recent call last):
+[rank1]:   File "loop.py", line 80, in main
+[rank1]: RuntimeError: the file of the sampler is damaged
+[rank0]: torch.distributed.DistBackendError: Connection closed by peer
+Traceback (most recent call last):
+  File "torch/distributed/run.py", line 936, in <module>
+    main()
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:\x20
+============================================================
+loop.py FAILED
+------------------------------------------------------------
+  traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html
+============================================================
+"""
+ABORTED = """\
+terminate called after throwing an instance of 'gloo::EnforceNotMet'
+  what():  [enforce fail at pair.cc:446] connection refused
+============================================================
+"""
+
+
+@pytest.mark.parametrize(
+    ("output", "line"),
+    [
+        (TORCHRUN, "RuntimeError: the file of the sampler is damaged"),
+        (ABORTED, "what():  [enforce fail at pair.cc:446] connection refused"),
+        ("Traceback (most recent call last):\n  File\n    a()\nEOFError\n", "EOFError"),
+        ("error: no checkpoint is complete: start again\nbye\n====\n", "error: no checkpoint"),
+        ("loading\nKilled\n=====\n", "Killed"),
+        ("", "no output"),
+    ],
+)
+def test_reason_of_a_failure_is_its_exception(output: str, line: str) -> None:
+    """Not the last line of a launcher, which only frames its own report."""
+    assert exception_line(output).startswith(line)
+
+
+class FailingTraining(Training):
+    """A training with one checkpoint too few to fail often; it fails as often as it should."""
+
+    def __init__(self, folder: Path, failures: int) -> None:
+        super().__init__(CONTESTANTS[1], 1, folder)
+        self.was_killed = True
+        self.failures = failures
+
+    def run(self, attempt: Attempt) -> Any:
+        """Fail, or end."""
+        if self.failures > 0:
+            self.failures -= 1
+            raise AttemptError("the output", f"EOFError in {Path(attempt.checkpoint or '').name}")
+        return "finished"
+
+
+@pytest.mark.parametrize(
+    ("failures", "retried", "removed", "end"),
+    [
+        (0, 0, 0, "finished"),
+        (1, 1, 0, "finished"),
+        (2, 1, 1, "finished"),
+        (3, 2, 1, "finished"),
+        (4, 2, 2, "given up"),
+    ],
+)
+def test_failed_resume_is_repeated_before_a_checkpoint_is_removed(
+    failures: int, retried: int, removed: int, end: str, tmp_path: Path
+) -> None:
+    """One failure may come from a port or the memory, and says nothing about the checkpoint."""
+    for name in ("step_8", "step_16"):
+        (tmp_path / RUN_FOLDER / name).mkdir(parents=True)
+        time.sleep(0.05)  # the clock of file systems is coarser than that of `time`
+    training = FailingTraining(tmp_path, failures)
+    assert training.run_until(None, None) == end
+    assert training.outcome.retried == retried
+    assert training.outcome.removed == removed
+    tried = ["step_16", "step_16", "step_8", "step_8"][:failures]
+    assert training.outcome.failures == [f"EOFError in {name}" for name in tried]
+
+
+def test_resume_at_the_second_try_is_no_removal() -> None:
+    """The table says it, and counts it as resumed by itself."""
+    result = result_of("HF Trainer", retried=1, failures=["OSError: the port is in use"])
+    assert report.resumed_words(result) == "yes, at the second try"
+    assert report.summary_row("", [result])[-1] == "1 of 1"
+
+
 # ------------------------------------------------------------------ What frameworks leave
 
 
@@ -409,10 +625,107 @@ def test_mistakes_are_refused_in_a_sentence(named: dict[str, Any], message: str)
         resume_peers.main(resume_peers.Options(**{"output": Path("none.json"), **named}))
 
 
-def test_page_has_the_table_that_was_measured() -> None:
+# --------------------------------------------------------- Where a result comes from
+
+
+def test_digest_changes_with_what_changes_a_measurement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Comments and docstrings do not; imported files, flags and the way of the kill do."""
+    assert digest.normalized('"""Text."""\nx = 1  # one\n') == digest.normalized("x = 1\n")
+    assert digest.normalized("def f():\n    'Text.'\n    return 1") == digest.normalized(
+        "def f(): return 1"
+    )
+    assert digest.normalized("x = 1") != digest.normalized("x = 2")
+    imported = digest.with_imports([LOOPS / "glue_no_trainer.py"])
+    assert {LOOPS / "accelerate_loop.py", LOOPS.parent / "task.py"} <= imported
+    recipe = digest.with_imports([LOOPS / "recipe.py"])
+    assert REPOSITORY / "common" / "checkpoints" / "store.py" in recipe
+
+    before = {
+        contestant.name: digest.digest_of_measurement(contestant) for contestant in CONTESTANTS
+    }
+    assert len(set(before.values())) == len(CONTESTANTS)
+    trainer = next(contestant for contestant in CONTESTANTS if contestant.name == "HF Trainer")
+    renamed = replace(trainer, name="Trainer", settings="other words", pages=())
+    assert digest.digest_of_measurement(renamed) == before["HF Trainer"]
+    for changed in (replace(trainer, needs_path=True), replace(trainer, variant="other")):
+        assert digest.digest_of_measurement(changed) != before["HF Trainer"]
+    other_source = tmp_path / "stop.c"
+    other_source.write_text("int other;")
+    monkeypatch.setattr(digest, "SOURCE", other_source)
+    assert digest.digest_of_measurement(trainer) != before["HF Trainer"]
+
+
+def test_commit_of_a_result_says_whether_files_were_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Results and pages change while a measurement is under way, and do not count."""
+    monkeypatch.setattr(measuring, "REPOSITORY", tmp_path)
+    assert measuring.measured_commit() is None
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=n", "-c", "user.email=e@example.org"]
+    results = tmp_path / "benchmarks" / "results"
+    results.mkdir(parents=True)
+    files = [tmp_path / "code.py", tmp_path / "README.md", results / "found.json"]
+    for file in files:
+        file.write_text("1")
+    for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "first"]):
+        subprocess.run([*git, *words], check=True)
+    commit = measuring.measured_commit()
+    assert commit is not None
+    assert len(commit) == 40
+    files[1].write_text("2")
+    files[2].write_text("2")
+    assert measuring.measured_commit() == commit
+    files[0].write_text("2")
+    assert measuring.measured_commit() == f"{commit}-changed"
+
+
+def test_page_says_which_commits_were_measured() -> None:
+    """Results of earlier code are named as such."""
+    results = results_of(
+        result_of(commit="a" * 40, measured_at="2026-11-25T01:00:00+00:00"),
+        result_of(kill="17", commit="a" * 40, measured_at="2026-11-24T01:00:00+00:00"),
+        result_of("HF Trainer"),
+    )
+    assert page.provenance(results) == (
+        "Results: 2 of commit `aaaaaaaaa`; 1 of earlier code, without a recorded commit. "
+        "Measured 2026-11-24 to 2026-11-25."
+    )
+
+
+def test_each_peer_has_a_page_of_the_measured_version() -> None:
+    """The address has the version, unless the package is not installed."""
+    versions = {"accelerate": "1.15.0", "lightning": "2.6.6", "torchdata": "0.11.0"}
+    for contestant in CONTESTANTS:
+        pages = contestant.pages_of(versions)
+        assert contestant.is_ours or pages
+        assert all(address.startswith("https://") for address in pages)
+        assert "{" not in "".join(pages)
+        for package in contestant.measured_packages:
+            assert package in ("transformers", *versions)
+    stateful = CONTESTANTS[2].pages_of(versions)
+    assert "v1.15.0" in stateful[0]
+    assert "/0.11/" in stateful[1]
+
+
+def test_page_has_what_was_measured() -> None:
     """The benchmarks' README states what is in the file of results."""
     results = Results.read(resume_peers.RESULTS)
     assert results is not None
-    page = (Path(resume_peers.__file__).parent / "README.md").read_text()
-    assert report.summary_markdown(results) in page
-    assert report.caption(results) in page
+    text = (Path(resume_peers.__file__).parent / "README.md").read_text()
+    assert report.summary_markdown(results) in text
+    assert report.caption(results) in text
+    assert page.provenance(results) in text
+    assert page.peers_markdown(results) in text
+
+
+def test_page_has_each_oddity_with_its_command() -> None:
+    """All of those that the report names, and no others."""
+    results = Results.read(resume_peers.RESULTS)
+    assert results is not None
+    text = (Path(resume_peers.__file__).parent / "README.md").read_text()
+    assert page.oddities_markdown(results) in text
+    commands = report.oddities(results)
+    assert commands
+    assert all(f"`{command}` |" in text for command in commands)

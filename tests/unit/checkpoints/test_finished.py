@@ -38,7 +38,7 @@ def test_steps_are_compared_as_numbers(tmp_path: Path) -> None:
 def test_invalid_checkpoint_name_is_refused(tmp_path: Path, name: str) -> None:
     """It must not count as a new start, which would put all checkpoints aside."""
     save(tmp_path, 3)
-    with pytest.raises(UserError, match=f"{name} is not a checkpoint's name"):
+    with pytest.raises(UserError, match=f"{name} is not the name of a checkpoint"):
         newest_whole(tmp_path, named=name)
 
 
@@ -245,7 +245,7 @@ def test_damaged_named_checkpoint_is_refused(tmp_path: Path) -> None:
     for step in (3, 6, 9):
         save(tmp_path, step, keep=3)
     (tmp_path / "step-00000003" / "manifest.json").write_text("{}")
-    with pytest.raises(UserError, match="no checkpoint up to step-00000003 is whole"):
+    with pytest.raises(UserError, match="all checkpoints up to step-00000003 are damaged"):
         choose(tmp_path, "step-00000003")
     assert len(step_folders(tmp_path)) == 3
 
@@ -261,9 +261,9 @@ def test_name_before_the_first_checkpoint_is_refused(is_newest_whole: bool, tmp_
     with pytest.raises(UserError) as refused:
         choose(tmp_path, "step-00000002")
     message = refused.value.message
-    assert "no checkpoint up to step-00000002, and step-00000003 is its first" in message
-    assert ("the newest one, step-00000006" in message) == is_newest_whole
-    assert ("put a whole copy of a checkpoint back" in message) != is_newest_whole
+    assert "no checkpoint up to step-00000002, because its first one is step-00000003" in message
+    assert ("the newest checkpoint, step-00000006" in message) == is_newest_whole
+    assert ("restore a checkpoint from a backup" in message) != is_newest_whole
     assert len(step_folders(tmp_path)) == 2
 
 
@@ -271,5 +271,5 @@ def test_renamed_checkpoint_gets_its_name_back(tmp_path: Path) -> None:
     """The manifest decides which update a checkpoint holds."""
     save(tmp_path, 3)
     (tmp_path / "step-00000003").rename(tmp_path / "step-00000009")
-    assert "is of update 3" in str(damage(tmp_path / "step-00000009"))
+    assert "was renamed from step-00000003" in str(damage(tmp_path / "step-00000009"))
     assert choose(tmp_path, None) == tmp_path / "step-00000003"

@@ -535,24 +535,60 @@ def optimizer_of(*sizes: int) -> torch.optim.Optimizer:
 @pytest.mark.parametrize(
     ("before", "now", "message"),
     [
-        ({"net": nn.Linear(2, 3)}, {"net": nn.Linear(2, 4)}, "its net.bias does not fit"),
-        ({"net": Tied(6)}, {"net": Tied(7)}, "its net.body.0.bias does not fit"),
-        ({"net": nn.Linear(2, 3)}, {"net": nn.Linear(2, 3, bias=False)}, "its net.bias does not"),
-        ({"net": nn.Linear(2, 3, bias=False)}, {"net": nn.Linear(2, 3)}, "its net.bias does not"),
-        ({"net": nn.Linear(2, 3)}, {"net": nn.Linear(2, 3).double()}, "its net.bias does not fit"),
-        ({"net": with_buffer(2)}, {"net": with_buffer(3)}, "its net does not fit"),
-        ({"net": with_buffer(2)}, {"net": with_buffer(2, "other")}, "its net does not fit"),
-        ({"opt": optimizer_of(1, 1)}, {"opt": optimizer_of(1)}, "its opt does not fit"),
+        (
+            {"net": nn.Linear(2, 3)},
+            {"net": nn.Linear(2, 4)},
+            "model, because net.bias is [3] float32 there and is [4] float32 here",
+        ),
+        (
+            {"net": Tied(6)},
+            {"net": Tied(7)},
+            "model, because net.body.0.bias is [6] float32 there and is [7] float32 here",
+        ),
+        (
+            {"net": nn.Linear(2, 3)},
+            {"net": nn.Linear(2, 3, bias=False)},
+            "model, because net.bias is [3] float32 there and does not exist here",
+        ),
+        (
+            {"net": nn.Linear(2, 3, bias=False)},
+            {"net": nn.Linear(2, 3)},
+            "model, because net.bias does not exist there and is [3] float32 here",
+        ),
+        (
+            {"net": nn.Linear(2, 3)},
+            {"net": nn.Linear(2, 3).double()},
+            "model, because net.bias is [3] float32 there and is [3] float64 here",
+        ),
+        (
+            {"net": with_buffer(2)},
+            {"net": with_buffer(3)},
+            "model or recipe, because its net does not fit",
+        ),
+        (
+            {"net": with_buffer(2)},
+            {"net": with_buffer(2, "other")},
+            "model or recipe, because its net does not fit",
+        ),
+        (
+            {"opt": optimizer_of(1, 1)},
+            {"opt": optimizer_of(1)},
+            "model or recipe, because its opt does not fit",
+        ),
         (
             {"net": nn.Linear(1, 1)},
             {"critic": nn.Linear(1, 1)},
-            "it and this recipe differ in critic, net",
+            "recipe, because only one of the two has critic, net",
         ),
-        ({"net": nn.Linear(1, 1)}, {"net": Counts()}, "it and this recipe differ in net"),
+        (
+            {"net": nn.Linear(1, 1)},
+            {"net": Counts()},
+            "recipe, because only one of the two has net",
+        ),
         (
             {"ema": nn.Linear(1, 1), "a": Counts()},
             {"a": Counts()},
-            "it and this recipe differ in ema",
+            "recipe, because only one of the two has ema",
         ),
     ],
 )
@@ -563,7 +599,7 @@ def test_checkpoint_of_another_model_is_refused(
     path = save(tmp_path, 1, parts_of(**before))
     with pytest.raises(UserError) as error:
         restore(path, parts_of(**now))
-    assert f"{path} is of another model: {message}" in error.value.message
+    assert f"{path} was written by another {message}" in error.value.message
 
 
 def test_errors_raised_by_a_part_keep_their_traceback(tmp_path: Path) -> None:

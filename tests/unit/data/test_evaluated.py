@@ -99,7 +99,7 @@ def test_new_data_are_evaluated_completely(
 def test_data_with_only_a_test_split_cannot_be_trained_on(tmp_path: Path) -> None:
     """They serve for evaluation only."""
     folder = write_images(tmp_path / "own", per_class=5, split="test")
-    assert "no split to train on" in refusal(lambda: images(folder))
+    assert "has no split train, only" in refusal(lambda: images(folder))
 
 
 def test_data_of_the_run_keep_their_splits(trained: tuple[Path, ImageData, str]) -> None:

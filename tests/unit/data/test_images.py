@@ -76,7 +76,7 @@ def test_special_folder_names_are_classes_or_noted(tmp_path: Path) -> None:
     for number, name in enumerate(odd_names):
         folder = write_image_folder(tmp_path / str(number), ["cat", "dog", name], per_class=4)
         if name == "x_test":  # `datasets` takes this name for a split as well
-            assert "000.png names two splits" in refusal(partial(images, folder))
+            assert "000.png in data set" in refusal(partial(images, folder))
             continue
         data = images(folder)
         unread = "4 files are in no split and are not read, such as"
@@ -84,7 +84,8 @@ def test_special_folder_names_are_classes_or_noted(tmp_path: Path) -> None:
         assert (name in data.class_names) != (is_noted or name.startswith(".")), name
     folder = write_image_folder(tmp_path / "flat", ["cat", "train"], per_class=4, split=".")
     message = (
-        "no labels: put each class into a folder of its name, side by side; 4 files are in no split"
+        "no labels: put the images of each class into a folder named after it, such as cat/1.png; "
+        "4 files are in no split"
     )
     assert message in refusal(partial(images, folder))
     for place in ("a[b]", "a*", "a::b", "a\nb"):
@@ -166,7 +167,7 @@ def test_data_without_images_are_refused(tmp_path: Path) -> None:
     """The message names the flag and the columns."""
     write_csv(tmp_path / "words" / "train.csv", sentences(20, 0))
     message = refusal(lambda: images(tmp_path / "words"))
-    assert "no columns for --image-column" in message
+    assert "no columns that --image-column could stand for" in message
     assert "sentence" in message
 
 

@@ -240,7 +240,9 @@ def test_data_larger_than_free_memory_are_refused(cuda: Cuda) -> None:
     cuda.free = 2 * 2**20
     with pytest.raises(UserError) as error:
         Loader(split, EvaluationOrder(103, 10, 1, 0), GPU, "device")
-    assert "take 3 MiB, and 2 are free: pass --data-placement workers" in error.value.message
+    assert (
+        "take 3 MiB, but only 2 MiB are free: pass --data-placement workers" in error.value.message
+    )
 
 
 def test_indices_for_a_gpu_are_pinned(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -185,10 +185,10 @@ TEXTS: dict[str, tuple[Callable[[Path], None], tuple[str, ...] | None]] = {
     "a script of its name": (beside_a_script, ("scripts are no longer supported", "mine.py")),
     "a script alone": (with_file("mine.py", "raise RuntimeError"), ("mine.py",)),
     "no file": (lambda folder: folder.mkdir(), ("mine", "contain any data files")),
-    "a broken link": (linked_nowhere, ("mine", "'train.csv' is a link that leads nowhere")),
-    "a broken link beside": (linked_beside, ("mine", "'test.csv' is a link that leads nowhere")),
-    "an empty csv": (with_file("train.csv", ""), ("train.csv", "is empty: remove it")),
-    "an empty test": (with_beside("\n\n"), ("test.csv", "is empty: remove it")),
+    "a broken link": (linked_nowhere, ("mine", "'train.csv' in data set")),
+    "a broken link beside": (linked_beside, ("mine", "'test.csv' in data set")),
+    "an empty csv": (with_file("train.csv", ""), ("train.csv", "is empty: remove the file")),
+    "an empty test": (with_beside("\n\n"), ("test.csv", "is empty: remove the file")),
     "a ragged row": (
         with_beside("sentence,label\nx,a\ny,b,c,d\n"),
         ("test.csv", "in line 3, saw 4", "give each row as many values"),
@@ -280,7 +280,7 @@ def test_row_with_a_path_elsewhere_is_refused(path: str, tmp_path: Path) -> None
     message = refusal(lambda: images(folder))
     assert path in message
     is_outside = path not in ("~/secret.png", "none.png")
-    assert ("outside" in message) == is_outside
+    assert ("is not inside the folder of data set" in message) == is_outside
 
 
 def test_row_with_a_path_inside_the_folder_is_read(tmp_path: Path) -> None:

@@ -236,7 +236,11 @@ def test_data_that_cannot_be_streamed_are_refused(tmp_path: Path) -> None:
     write_image_parquet(tmp_path / "gap", {"train": grey_images(40, 0), "test": empty})
     assert "split test is empty" in refusal(lambda: images(source_of(tmp_path / "gap")))
     write_images(tmp_path / "one", "train-0", GROUP)
-    assert "1 row groups" in refusal(lambda: images(source_of(tmp_path / "one")))
+    message = refusal(lambda: images(source_of(tmp_path / "one")))
+    assert (
+        "1 of the 1 row groups of train in data set one can't be held out for validation" in message
+    )
+    assert "write the parquet files with more row groups, or omit --streaming" in message
     write_images(tmp_path / "cut", "train-0", 40)
     shard = tmp_path / "cut" / "train-0.parquet"
     shard.write_bytes(shard.read_bytes()[:-100])

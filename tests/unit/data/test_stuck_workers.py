@@ -199,7 +199,7 @@ def test_killed_worker_is_noticed_while_another_is_stopped(killed: int) -> None:
     next(batches)
     workers = suspend_workers(before)
     workers[killed].kill()
-    with pytest.raises(LostProcessError, match="worker of the loader is gone"):
+    with pytest.raises(LostProcessError, match="worker of the data loader has ended"):
         list(batches)
 
 

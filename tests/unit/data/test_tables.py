@@ -49,6 +49,17 @@ def test_validation_share_leaves_a_validation_split_alone(tmp_path: Path) -> Non
     }
 
 
+def test_too_few_rows_to_hold_out_name_the_label_column(tmp_path: Path) -> None:
+    """A label column of texts that rarely repeat leaves few rows, unlike the data set's size."""
+    titles = [f"title {number}" for number in range(96)] + ["other"] * 4
+    columns = {"text": ["word"] * 100, "title": titles}
+    write_csv(tmp_path / "data" / "train.csv", columns)
+    source = find_named(str(tmp_path / "data"), None)
+    message = refusal(lambda: Tables(source, "title"))
+    assert "10 of the 100 rows of train in data set data can't be held out" in message
+    assert "check --label-column (it is title), or pass a smaller --validation-share" in message
+
+
 def test_string_labels_become_sorted_classes(tmp_path: Path) -> None:
     """A split called `valid` is the validation split, and one called `extra` is ignored."""
     from datasets import Features, Value

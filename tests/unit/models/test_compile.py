@@ -84,7 +84,7 @@ def test_cuda_graphs_are_for_one_process_without_accumulation(
     monkeypatch.setattr(model, "compile", chosen)
     compile_model(model, TrainingConfig(gradient_accumulation_steps=accumulation))
     chosen.assert_called_once_with(dynamic=False, mode=mode)
-    assert ("without CUDA graphs" in capsys.readouterr().out) == (mode is None)
+    assert ("does not use CUDA graphs" in capsys.readouterr().out) == (mode is None)
 
 
 def test_device_without_a_compiler_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,7 +95,7 @@ def test_device_without_a_compiler_is_refused(monkeypatch: pytest.MonkeyPatch) -
         lambda: compile_model(model, TrainingConfig()),
         lambda: compile_layers([model]),
     ):
-        with pytest.raises(UserError, match="does not support lazy: leave out --compile"):
+        with pytest.raises(UserError, match="does not support lazy: leave --compile out"):
             compile_it()
     assert not is_compiled(model)
     monkeypatch.setattr(compile_module, "default_device", lambda: torch.device("mps"))

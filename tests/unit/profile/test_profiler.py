@@ -202,7 +202,12 @@ def test_short_run_says_that_it_is_not_profiled(
     run.updates_per_epoch = 2
     run.run()
     assert run.global_step == run.stopwatch.total.updates == 5
-    assert capsys.readouterr().out.count("--profile needs 6 updates") == 1
+    assert (
+        capsys.readouterr().out.count(
+            "the run is not profiled, because it has fewer than 6 updates"
+        )
+        == 1
+    )
     assert not (tmp_path / "profile").exists()
 
 

@@ -50,7 +50,7 @@ def test_runs_of_one_second_have_distinct_directories(tmp_path: Path) -> None:
 def test_run_directory_is_never_overwritten(tmp_path: Path) -> None:
     """An `--output-dir` that holds a run is refused, and the run stays unchanged."""
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(UserError, match=r"holds a run, which is kept.*--resume auto"):
+    with pytest.raises(UserError, match=r"already contains a run.*--resume auto"):
         RunDirectory(str(tmp_path), "mnist_mlp", False)
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
     RunDirectory(str(tmp_path), "mnist_mlp", True).release()
@@ -97,9 +97,9 @@ def test_two_jobs_never_write_to_one_directory(tmp_path: Path) -> None:
     """The second job is refused while the first one runs, and allowed afterwards."""
     first = RunDirectory(str(tmp_path), "mnist_mlp", False)
     lock = tmp_path / LOCK
-    with pytest.raises(UserError, match="another job writes to"), locked(lock, patience=0):
+    with pytest.raises(UserError, match="another job is writing to"), locked(lock, patience=0):
         pass
-    with pytest.raises(UserError, match="another job writes to"):
+    with pytest.raises(UserError, match="another job is writing to"):
         RunDirectory(str(tmp_path), "mnist_mlp", True)
     first.release()
     with locked(lock, patience=0):
@@ -168,7 +168,7 @@ def test_directory_is_checked_again_under_its_lock(
             RunDirectory(str(tmp_path), "mnist_mlp", True, 0, lambda: True)
         assert end.value.code == 0
     else:
-        with pytest.raises(UserError, match="holds a run, which is kept"):
+        with pytest.raises(UserError, match="already contains a run"):
             RunDirectory(str(tmp_path), "mnist_mlp", False)
     assert (tmp_path / "status.json").read_text() == '{"status": "finished"}'
 
@@ -176,7 +176,7 @@ def test_directory_is_checked_again_under_its_lock(
 def test_checkpoints_without_a_config_are_not_overwritten(tmp_path: Path) -> None:
     """Somebody removed the file, but the checkpoints may be valuable."""
     (tmp_path / "checkpoints" / "step-00000003").mkdir(parents=True)
-    with pytest.raises(UserError, match="holds checkpoints of a run, which are kept"):
+    with pytest.raises(UserError, match="contains checkpoints of another run"):
         RunDirectory(str(tmp_path), "mnist_mlp", False)
 
 
@@ -303,10 +303,11 @@ def test_second_loss_at_the_same_update_is_not_resumable(tmp_path: Path) -> None
     """A restart helps after the first loss, or after one at another update."""
     lost = Outcome("failed", True, "rank 1: RuntimeError: gloo: Connection closed by peer")
     is_resumable_after_each = []
-    for step, is_loss in ((40, True), (41, True), (40, False), (40, True)):
+    for step, is_lost_process in ((40, True), (41, True), (40, False), (40, True)):
         directory = RunDirectory(str(tmp_path / "run"), "mine", True)
-        assert directory.write_failure(lost, step, is_loss)
-        assert not directory.write_failure(lost, step, is_loss), "another rank has said it"
+        assert directory.write_failure(lost, step, is_lost_process=is_lost_process)
+        is_first = directory.write_failure(lost, step, is_lost_process=is_lost_process)
+        assert not is_first, "another rank has said it"
         status = read_status(directory.path)
         is_resumable_after_each.append(status.resumable)
         directory.release()

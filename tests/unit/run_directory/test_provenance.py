@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from importlib import metadata
 from pathlib import Path
 
@@ -34,6 +36,19 @@ def test_only_changes_are_added() -> None:
     assert with_attempt([first, changed], attempt(0, cores=8)) == [attempt(0, cores=8)]
 
 
+def test_other_processes_threads_or_flags_are_changes() -> None:
+    """A run of an older version did not record them, which is no change."""
+    first = attempt(0, world_size=2, threads_per_process=1, mixed_precision="no")
+    for change in ({"world_size": 1}, {"threads_per_process": 2}, {"mixed_precision": "bf16"}):
+        changed = first.model_copy(update={"global_step": 5, **change})
+        assert with_attempt([first], changed) == [first, changed]
+    flags = first.model_copy(update={"global_step": 5, "changed_flags": {"num_workers": 3}})
+    assert with_attempt([first], flags) == [first, flags]
+    later = first.model_copy(update={"global_step": 9, "changed_flags": {}})
+    assert with_attempt([first, flags], later) == [first, flags]
+    assert with_attempt([attempt(0)], later) == [attempt(0)]
+
+
 def test_attempt_says_which_code_and_packages_it_uses(tmp_path: Path) -> None:
     """A recipe that is in no repository is saved with its text. The library has a commit."""
     recipe = tmp_path / "code" / "train.py"
@@ -57,6 +72,25 @@ def test_attempt_says_which_code_and_packages_it_uses(tmp_path: Path) -> None:
     writer.begin(4)  # a resume
     writer.wait()
     assert saved_attempts(directory) == [saved]
+
+
+def test_imported_packages_are_those_of_the_recipe_and_its_modules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under the names of their packages, also where they are imported in a function."""
+    recipe = tmp_path / "train.py"
+    recipe.write_text("import os\nimport numpy.linalg\nimport beside_it\nfrom . import nothing\n")
+    beside = tmp_path / "beside_it.py"
+    beside.write_text("def f():\n    from PIL import Image\n    import no_such_package\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, "beside_it", importlib.import_module("beside_it"))
+    importlib.import_module("PIL")
+    names = {*installed_packages()}
+    files = {beside}
+    monkeypatch.setattr(provenance, "imported_files", lambda: files)
+    assert provenance.imported_packages(recipe, names) == ["numpy", "pillow"]
+    recipe.write_text("import (")
+    assert provenance.imported_packages(recipe, names) == ["pillow"]
 
 
 def test_packages_are_those_of_importlib() -> None:

@@ -139,7 +139,7 @@ def test_missing_key_has_a_default_or_gives_one_sentence(place: tuple[str | int,
         return
     with pytest.raises(UserError) as caught:
         parse_record(contents, RunConfig, "runs/x/config.json")
-    assert f"runs/x/config.json is not what a recipe wrote: {text_of(place)} is missing" in str(
+    assert f"runs/x/config.json is damaged or was edited ({text_of(place)} is missing)" in str(
         caught.value.message
     )
 
@@ -176,7 +176,7 @@ def test_invalid_manifest_is_refused() -> None:
         {"files": {"a": {"size": 3}}},
         {"parts": []},
     ):
-        with pytest.raises(UserError, match="is not what a recipe wrote"):
+        with pytest.raises(UserError, match="is damaged or was edited"):
             parse_record(MANIFEST | damage, Manifest, "here")
 
 
@@ -245,7 +245,7 @@ def test_wrong_entry_of_a_model_is_named(
         for wrong in WRONG_VALUES:
             if type(wrong) is type(value) or wrong is None:
                 continue
-            with pytest.raises(UserError, match=f"not what a recipe wrote: {name}"):
+            with pytest.raises(UserError, match=rf"is damaged or was edited \({name}"):
                 parse_record({**whole, name: wrong}, record_class, "model.json")
 
 

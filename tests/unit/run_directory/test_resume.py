@@ -126,13 +126,14 @@ def test_resume_takes_the_path_of_a_checkpoint(
     config = parse(monkeypatch, "mnist_mlp", "--resume", checkpoint)
     assert (config.resume, config.output_dir) == (str(checkpoint), str(run))
     for missing in (checkpoint.with_name("step-00000999"), tmp_path, "x" * 300, "nowhere"):
-        with pytest.raises(UserError, match="is neither a run's directory nor one of its"):
+        with pytest.raises(UserError, match="is neither the directory of a run nor a checkpoint"):
             parse(monkeypatch, "mnist_mlp", "--resume", missing)
     unbegun = tmp_path / "unbegun"
     unbegun.mkdir()
     (unbegun / "status.json").write_text('{"status": "running", "global_step": 0}')
     with pytest.raises(
-        UserError, match=r"unbegun: that run ended before training began, .*: repeat"
+        UserError,
+        match=r"unbegun is not possible, because that run ended before training began: repeat",
     ):
         parse(monkeypatch, "mnist_mlp", "--resume", unbegun)
     assert parse(
@@ -150,14 +151,16 @@ def test_run_without_its_config_is_told_from_no_run(
     run = write_run(tmp_path / "run", MLP())
     (run / "checkpoints" / "step-00000002").mkdir(parents=True)
     (run / "config.json").unlink()
-    with pytest.raises(UserError, match=r"run has checkpoints, but no config\.json: put the run's"):
+    with pytest.raises(
+        UserError, match=r"run contains checkpoints but no config\.json: put the run's"
+    ):
         parse(monkeypatch, "mnist_mlp", "--resume", run / named)
 
 
 def test_run_of_another_recipe_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The message names both recipes."""
     run = write_run(tmp_path / "run", MLP())
-    with pytest.raises(UserError, match="is a run of mnist_mlp, and this is resnet"):
+    with pytest.raises(UserError, match="is a run of mnist_mlp, but this recipe is resnet"):
         parse(monkeypatch, "resnet", "--resume", run)
 
 
@@ -174,7 +177,7 @@ def test_finished_run_is_left_alone(
     with pytest.raises(SystemExit) as end:
         parse(monkeypatch, "mnist_mlp", *flags)
     assert end.value.code == 0
-    assert "is finished: nothing to resume" in capsys.readouterr().out
+    assert "is finished, so there is nothing to resume" in capsys.readouterr().out
 
 
 def age(run: Path, seconds: int) -> Path:
@@ -215,7 +218,7 @@ def test_auto_refuses_to_start_beside_an_unfinished_run_with_other_flags(
     for count in (1, 2):
         with pytest.raises(UserError) as refused:
             parse(monkeypatch, "mnist_mlp", "--resume", "auto")
-        assert "runs/killed is unfinished" in refused.value.message
+        assert "found the unfinished run runs/killed" in refused.value.message
         assert "--epochs 3 there and None here" in refused.value.message
         assert "--resume runs/killed" in refused.value.message
         resumed = parse(monkeypatch, "mnist_mlp", "--resume", "auto", "--epochs", 3)
@@ -226,7 +229,7 @@ def test_auto_refuses_to_start_beside_an_unfinished_run_with_other_flags(
     # Neither a run that is training now nor a finished one stops a new run.
     with locked(run / LOCK, 0), locked(Path("runs/older", LOCK), 0):
         assert parse(monkeypatch, "mnist_mlp", "--resume", "auto").resume is None
-    assert "a new one begins" in capsys.readouterr().out
+    assert "so a new run starts" in capsys.readouterr().out
     for name in ("killed", "older"):
         Path("runs", name, "summary.json").write_text("{}")
         write_run(Path("runs", name), MLP(epochs=3), status="failed")
@@ -277,7 +280,7 @@ def test_resume_keeps_the_effective_batch_size(
     resumed = parse(monkeypatch, "mnist_mlp", "--resume", run, *flags)
     assert (resumed.batch_size, resumed.gradient_accumulation_steps) == (16, 8 // processes)
     for flags in (("--batch-size", 7), ("--gradient-accumulation-steps", 3)):
-        with pytest.raises(UserError, match="has an effective batch of 128"):
+        with pytest.raises(UserError, match="each update of the run to resume has 128 samples"):
             parse(monkeypatch, "mnist_mlp", "--resume", run, *flags)
 
 
@@ -287,10 +290,13 @@ def test_processes_that_cannot_divide_the_effective_batch_are_refused(
     """The message says which number of processes or which batch size would work."""
     run = write_run(tmp_path / "run", MLP(batch_size=32))
     monkeypatch.setenv("WORLD_SIZE", "3")
-    with pytest.raises(UserError, match="32 is no multiple of batch size 32 × 3 processes"):
+    with pytest.raises(
+        UserError,
+        match=r"32 samples, which is not a multiple of 96 \(batch size 32 × 3 processes\)",
+    ):
         parse(monkeypatch, "mnist_mlp", "--resume", run)
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(UserError, match="32 × 2 processes: pass --batch-size 16"):
+    with pytest.raises(UserError, match=r"32 × 2 processes\): pass --batch-size 16"):
         parse(monkeypatch, "mnist_mlp", "--resume", run)
 
 
@@ -314,9 +320,13 @@ def test_effective_batch_size_sets_accumulation(
     ):
         config = parse(monkeypatch, "mnist_mlp", *flags, *batch_flags)
         assert (config.batch_size, config.gradient_accumulation_steps) == (batch, accumulation)
-    with pytest.raises(UserError, match="effective batch is 192, and not 384"):
+    with pytest.raises(
+        UserError, match=r"--effective-batch-size 384 can't be used, because .* has 192 samples"
+    ):
         parse(monkeypatch, "mnist_mlp", "--resume", run, "--effective-batch-size", 384)
-    with pytest.raises(UserError, match=f"is no multiple of batch size 64 × {processes}"):
+    with pytest.raises(
+        UserError, match=rf"is not a multiple of {64 * processes} \(batch size 64 × {processes}"
+    ):
         parse(monkeypatch, "mnist_mlp", "--batch-size", 64, "--effective-batch-size", 100)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -55,8 +56,16 @@ def test_reading_the_status_leaves_the_lock_free(tmp_path: Path) -> None:
     [
         ({"status": "preempted", "resumable": True}, True, "continue it with --resume"),
         ({"status": "failed", "resumable": True}, True, "continue it with --resume"),
-        ({"status": "failed", "resumable": False, "reason": "NaN"}, True, r"reason \(NaN\): start"),
-        ({"status": "failed", "resumable": True}, False, "before training began: start it again"),
+        (
+            {"status": "failed", "resumable": False, "reason": "NaN"},
+            True,
+            r"start another run, .* reason \(NaN\)",
+        ),
+        (
+            {"status": "failed", "resumable": True},
+            False,
+            "repeat the command that started it, because",
+        ),
     ],
 )
 def test_advice_works(
@@ -66,4 +75,4 @@ def test_advice_works(
     run = run_with(tmp_path / "run", **status)
     if has_config:
         (run / "config.json").write_text("{}")
-    assert message.replace("\\", "") in advice_to_go_on(run)
+    assert re.search(message, advice_to_go_on(run))

@@ -54,11 +54,11 @@ def test_refused_token_is_also_left_out_of_texts(beginning: str) -> None:
 def test_long_lines_keep_their_beginning_and_their_end() -> None:
     """The advice stands at the end. Even 50 MB take a moment only."""
     began = time.monotonic()
-    error = UserError(f"--config {'x' * 50_000_000} does not exist: pass a run's config.json")
+    error = UserError(f"--config {'x' * 50_000_000} does not exist: pass the config.json of a run")
     assert time.monotonic() - began < 20
     assert len(error.message) < LONGEST_LINE + 100
     assert error.message.startswith("--config xxx")
-    assert error.message.endswith("does not exist: pass a run's config.json")
+    assert error.message.endswith("does not exist: pass the config.json of a run")
     assert error.code == f"error: {error.message}"
 
 

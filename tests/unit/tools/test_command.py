@@ -76,7 +76,7 @@ def test_help_loads_no_large_library() -> None:
 )
 def test_unknown_command_gives_one_sentence(word: str, advice: str) -> None:
     """It suggests the nearest command, or lists all of them."""
-    with pytest.raises(UserError, match=f"recipes has no command {word}: {advice}"):
+    with pytest.raises(UserError, match=f"there is no command recipes {word}: {advice}"):
         main([word])
 
 
@@ -86,7 +86,7 @@ def test_module_is_the_same_command() -> None:
     answer = subprocess.run(command, capture_output=True, text=True, check=False)
     assert answer.returncode == 1
     assert answer.stderr == (
-        "error: recipes has no command comparre: did you mean recipes compare?\n"
+        "error: there is no command recipes comparre: did you mean recipes compare?\n"
     )
 
 

@@ -47,7 +47,7 @@ def test_run_without_rows_has_none(tmp_path: Path) -> None:
 
 def test_damaged_line_is_told(tmp_path: Path) -> None:
     (tmp_path / METRICS_FILE).write_text(f'half\n{{"{STEP}": 1}}\n')
-    with pytest.raises(UserError, match="line 1, is damaged: remove that line"):
+    with pytest.raises(UserError, match="line 1, is damaged: remove this line"):
         read_rows(tmp_path)
 
 

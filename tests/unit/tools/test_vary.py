@@ -129,15 +129,21 @@ def test_failed_variant_is_reported(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--learning-rate", "0.1:1"], "--learning-rate has a range, .*: pass choices with commas"),
-        (["--learning-rate", "0.1,1", "--seeds", "0"], "--seeds 0 can't work: give 1 or more"),
-        (["--num-processes", "1,x"], "numbers such as 1,2"),
-        (["--num-processes", "0,1"], "numbers such as 1,2"),
-        (["--num-processes", "1,99999"], "numbers such as 1,2"),
+        (
+            ["--learning-rate", "0.1:1"],
+            "--learning-rate has a range of values, .*: pass single values with commas",
+        ),
+        (
+            ["--learning-rate", "0.1,1", "--seeds", "0"],
+            "--seeds 0 is out of range: pass --seeds 1 or more",
+        ),
+        (["--num-processes", "1,x"], "is not a list of numbers: pass numbers .*, such as 1,2"),
+        (["--num-processes", "0,1"], "is not a list of numbers: pass numbers .*, such as 1,2"),
+        (["--num-processes", "1,99999"], "is not a list of numbers: pass numbers .*, such as 1,2"),
         (["--seed", "3", "--seeds", "2"], "leave --seed out"),
         (["--seed", "3,4", "--seeds", "2"], "leave --seed out"),
-        (["--compile", "false,true", "--no-compile"], "--no-compile is stated twice"),
-        (["--batch-size", "64,128", "--batch_size", "32"], "--batch-size is stated twice"),
+        (["--compile", "false,true", "--no-compile"], "--no-compile occurs twice"),
+        (["--batch-size", "64,128", "--batch_size", "32"], "--batch-size occurs twice"),
         (["--hidden-sizes", "8 16,8  16"], "two variants would have the same name"),
         (["--resume", "auto"], "leave --resume out"),
     ],
@@ -162,7 +168,7 @@ def test_folder_in_use_is_refused_with_the_flag_of_this_tool(
     arguments = [str(STUB), "--epochs", "1", "--output-dir", "v"]
     with (
         FileLock(folder / ".lock"),
-        pytest.raises(UserError, match=r"name another directory with --output-dir$"),
+        pytest.raises(UserError, match=r"pass another directory with --output-dir$"),
     ):
         main(arguments)
 
@@ -183,14 +189,14 @@ def test_record_of_another_version_or_damage(
     assert '"command"' in record.read_text()
     for damaged in ("{}", '{"command": "r.py"}', '{"command": [1]}', "[]", "half"):
         record.write_text(damaged)
-        with pytest.raises(UserError, match=f"{VARY_FILE} .*: put a whole copy of it back"):
+        with pytest.raises(UserError, match=f"{VARY_FILE} .*: restore it from a backup"):
             claim(folder, command)
 
 
 def test_recipe_must_come_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Otherwise the value of a flag would be taken for the recipe."""
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match="name the recipe before its flags"):
+    with pytest.raises(UserError, match="put the recipe first"):
         main(["--learning-rate", "0.1,1", str(STUB)])
 
 

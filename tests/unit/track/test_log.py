@@ -116,7 +116,7 @@ def test_malformed_setting_of_a_tracker_is_a_sentence(
         raise TrackerSettingsError("W&B rejects WANDB_MODE='junk'", "correct or unset WANDB_MODE")
     assert log.tracker is None
     expected = (
-        "the run is not tracked, only metrics.jsonl is written, because W&B rejects "
+        "metrics are written to metrics.jsonl only and not to a tracker, because W&B rejects "
         "WANDB_MODE='junk': correct or unset WANDB_MODE\n"
     )
     assert capsys.readouterr().out == expected

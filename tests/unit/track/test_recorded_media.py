@@ -65,6 +65,17 @@ def test_histogram_counts_each_finite_value(values: list[float]) -> None:
         assert limits.tolist() == [min(finite), max(finite)]
 
 
+@pytest.mark.parametrize("count", [64, 100])
+def test_captions_of_many_images_are_kept(count: int, tmp_path: Path) -> None:
+    """Only the first 64 images are kept, and as many of the captions."""
+    media = RecordedMedia(tmp_path, True)
+    captions = [f"image {number}" for number in range(count)]
+    media.images("x", torch.zeros(100, 1, 8, 8), captions, 0)
+    entries: list[Any] = []
+    media.write(entries.append)
+    assert [entry.captions for entry in entries] == [captions[:64]]
+
+
 @pytest.mark.parametrize(
     ("log", "message"),
     [
@@ -72,12 +83,23 @@ def test_histogram_counts_each_finite_value(values: list[float]) -> None:
         (lambda m: m.images("x", torch.zeros(1, 2, 8, 8), None, 0), "with 1, 3 or 4 channels"),
         (
             lambda m: m.images("x", torch.zeros(1, 1, 8, 8), ["a", "b"], 0),
-            "1 images and 2 captions: pass one caption for each image",
+            "1 images have 2 captions: pass one caption for each image",
         ),
-        (lambda m: m.images("x", [], None, 0), "no images: pass a tensor of at least one image"),
+        (
+            lambda m: m.images("x", torch.zeros(99, 1, 8, 8), ["a"] * 63, 0),
+            "the first 64 images have 63 captions: pass one caption for each image",
+        ),
+        (
+            lambda m: m.images("x", [], None, 0),
+            "because it contains no images: pass a tensor .* of at least one image",
+        ),
+        (
+            lambda m: m.images("x", np.zeros((8, 8, 8)), None, 0),
+            "x is not logged, because its images are of type ndarray: pass a tensor",
+        ),
         (
             lambda m: m.images("x", "text", None, 0),
-            "x is not logged .*: pass a tensor of at least one image",
+            "x is not logged, because its images are of type str: .* of at least one image",
         ),
         (
             lambda m: m.table("x", ["a"], [[1, 2]], 0),
@@ -111,7 +133,7 @@ def test_failures_to_send_or_write_are_warned_of(
     media = RecordedMedia(tmp_path / "file", True)
     media.histogram("weights", torch.arange(5), 1)
     media.write(None)
-    assert "weights is not logged: " in capsys.readouterr().out
+    assert "weights is not logged, because " in capsys.readouterr().out
 
 
 def test_other_ranks_log_nothing(tmp_path: Path) -> None:

@@ -143,7 +143,7 @@ def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
     monkeypatch.setenv("ACCELERATE_USE_CPU", "false")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    with pytest.raises(UserError, match="4 processes on this machine, which has 2 GPUs"):
+    with pytest.raises(UserError, match="4 processes on this machine, which has only 2 GPUs"):
         accelerator.build_accelerator(TrainingConfig(mixed_precision="no"))
 
 
@@ -161,7 +161,7 @@ def test_single_process_in_place_of_several_is_refused(
     for name in exported.keys() - os.environ.keys():
         monkeypatch.setenv(name, exported[name])
     if asked_for_more:
-        with pytest.raises(UserError, match=r"started one process, and was asked.*multi_cpu\.yaml"):
+        with pytest.raises(UserError, match=r"started one process, but was asked.*multi_cpu\.yaml"):
             accelerator.build_accelerator(TrainingConfig(mixed_precision="no"))
     else:
         assert accelerator.build_accelerator(TrainingConfig(mixed_precision="no")) is alone
@@ -197,7 +197,7 @@ def test_unreachable_process_is_no_mistake_of_the_launch() -> None:
 def test_malformed_port_is_a_mistake_of_the_launch() -> None:
     """The message names the launcher's settings to use."""
     message = launch_one_of_two(MASTER_ADDR="127.0.0.1", MASTER_PORT="x")
-    assert message.startswith("error: the launched processes can't begin (ValueError: ")
+    assert message.startswith("error: the launched processes can't start (ValueError: ")
     assert message.endswith(launcher_checks.LAUNCH)
 
 

@@ -28,10 +28,10 @@ def test_frozen_layers_are_trained_as_on_one_process(runner: Runner, cases: Any)
 @pytest.mark.parametrize(
     ("stated", "message"),
     [
-        ({"find_unused": True}, "state one of .*find_unused_parameters"),
+        ({"find_unused": True}, "use one of .*find_unused_parameters"),
         ({"comm_hook": "fp16"}, "--gradient-compression"),
-        ({"find_unused_parameters": "yes"}, "give bool, such as False"),
-        ({"bucket_cap_mb": True}, "give int, such as 25"),
+        ({"find_unused_parameters": "yes"}, "pass a value of type bool, such as False"),
+        ({"bucket_cap_mb": True}, "pass a value of type int, such as 25"),
     ],
 )
 def test_wrong_option_is_refused(stated: dict[str, Any], message: str) -> None:

@@ -159,7 +159,7 @@ def test_resumed_run_keeps_its_size() -> None:
 
 def test_no_fitting_size_is_an_error() -> None:
     """One sentence says that not even one sample fits."""
-    with pytest.raises(TrainingError, match="one sample a batch"):
+    with pytest.raises(TrainingError, match="one sample per batch"):
         fit({})
 
 

@@ -23,7 +23,7 @@ def test_run_ends_after_evaluations_without_improvement(
         due.append(early_stopping.decide(step))
     assert due == [False, False, False, True]
     assert early_stopping.decide(4)
-    line = "stopped early, after update 4: no better accuracy in 2 evaluations"
+    line = "stopped early after update 4, because accuracy did not improve in 2 evaluations"
     assert capsys.readouterr().out.count(line) == 1
 
 

@@ -178,7 +178,8 @@ class Watch:
     def is_host(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor lies on the host while training runs on the device.
 
-        On a CPU, this is memory that the loop has made from plain numbers alone.
+        A run on a CPU stands in for one on an accelerator. There, only memory that `put_on_host`
+        has noted counts as the host's: the loop made it from Python's or NumPy's numbers.
         """
         if self.run.device.type != "cpu":
             return tensor.device.type == "cpu"

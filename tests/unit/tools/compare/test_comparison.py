@@ -403,7 +403,7 @@ def test_wandb_project_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     assert second.rows[0]["val/accuracy"] == 0.5
     with pytest.raises(UserError, match="Could not find project"):
         read_runs(["me/missing"])
-    with pytest.raises(UserError, match="no run of these recipes"):
+    with pytest.raises(UserError, match="contains no runs of these recipes"):
         read_runs(["me/project/stranger"])
 
 
@@ -593,7 +593,9 @@ def test_invalid_wandb_variable_gives_one_sentence(
     words = [str(forking_python), str(script)]
     answer = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=120)
     assert answer.returncode == 1
-    assert answer.stderr.startswith("error: some/project is no folder here, and W&B can't give it")
+    assert answer.stderr.startswith(
+        "error: there is no folder some/project, and it can't be read as a W&B project"
+    )
     assert len(answer.stderr.splitlines()) == 1
     assert variable in answer.stderr or "a WANDB_* variable" in answer.stderr
 

@@ -85,11 +85,15 @@ def test_module_beside_a_recipe_is_found(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "file", "message"),
     [
-        ({"arguments": None}, "copy", r'regression does not say|"arguments", those of MLP'),
-        ({"class": "Other"}, "copy", "has no model Other"),
+        ({"arguments": None}, "copy", r'add the arguments of MLP as "arguments"'),
+        ({"class": "Other"}, "copy", "does not define the model's class, Other: pass the file"),
         ({"arguments": {"size": 3}}, "copy", r"model\.json can't be read \(TypeError"),
-        ({}, None, r"of the recipe regression: add --recipe .*pass it to load_model"),
-        ({}, "missing.py", r"missing\.py is no file"),
+        (
+            {},
+            None,
+            r"by the recipe regression, .*: pass its file with --recipe .*to load_model",
+        ),
+        ({}, "missing.py", r"there is no file missing\.py"),
     ],
 )
 def test_mistakes_are_sentences(

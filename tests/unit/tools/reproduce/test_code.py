@@ -76,7 +76,12 @@ def test_recipe_without_a_repository_is_restored(tmp_path: Path) -> None:
     recipe.parent.rmdir()
     with code_of(past, False) as code:
         assert code.recipe.read_text() == "x = 1\n"
-    with pytest.raises(UserError, match="is gone: put the code back"), code_of(past, True):
+    with (
+        pytest.raises(
+            UserError, match="does not exist: put the code there, or leave out --present-code"
+        ),
+        code_of(past, True),
+    ):
         pass
 
 

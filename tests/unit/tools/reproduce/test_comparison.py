@@ -7,19 +7,22 @@ from typing import Any
 
 import pytest
 
+from common.json_files import write_json
 from common.run_directory.records import ATTEMPTS
 from common.tools.reproduce.comparison import compare_final, compare_rows, compare_weights
 from common.tools.reproduce.conclusion import (
+    ANOTHER_EXPERIMENT,
     BEYOND_TOLERANCE,
     UNEXPLAINED,
     exit_status_of,
     explanation_of,
+    final_in_words,
     result_of,
 )
 from common.tools.reproduce.facts import differences_of
 from common.tools.reproduce.past_run import PastRun, read_past_run
 from common.tools.reproduce.receipt import FactDifference
-from tests.unit.tools.reproduce.made_up_runs import LOSSES, write_past_run
+from tests.unit.tools.reproduce.made_up_runs import ATTEMPT, LOSSES, write_past_run
 
 
 @pytest.fixture
@@ -28,11 +31,14 @@ def first(tmp_path: Path) -> PastRun:
     return write_past_run(tmp_path / "first")
 
 
-def conclusion(first: PastRun, second: PastRun, tolerance: float = 0.02) -> tuple[str, int, str]:
+def conclusion(
+    first: PastRun, second: PastRun, tolerance: float | None = 0.02
+) -> tuple[str, int, str]:
     """Return the result, the exit status and the explanation of a comparison."""
     final = compare_final(first, second, tolerance)
-    result = result_of(compare_rows(first, second), compare_weights(first, second), final)
     differences = differences_of(first, second)
+    rows = compare_rows(first, second)
+    result = result_of(rows, compare_weights(first, second), final, differences)
     explanation = explanation_of(result, differences, first.gaps())
     return result, exit_status_of(result, differences), explanation
 
@@ -95,15 +101,72 @@ def test_weights_that_differ_are_named(first: PastRun, tmp_path: Path) -> None:
 CAUSES: dict[str, dict[str, Any]] = {
     "threads per process": {"environment": {"threads_per_process": 1}},
     "processes": {"environment": {"world_size": 2}},
-    "precision": {"environment": {"mixed_precision": "bf16"}},
     "device": {"environment": {"device": "another abacus"}},
-    "--learning-rate": {"config": {"learning_rate": 0.2}},
-    "data's fingerprint": {"data": {"fingerprint": "other"}},
     "cpu instructions of torch": {"attempt": {"libraries": {"cpu instructions": "AVX2"}}},
     "version of torch": {"attempt": {"packages": {"torch": "2.11.0", "rich": "14.0"}}},
-    "commit": {"attempt": {"trees": [{"folder": "/nowhere", "commit": "cd" * 20}]}},
     "MKL_CBWR": {"attempt": {"variables": {"MKL_CBWR": "AVX2"}}},
 }
+# The same, for what makes another experiment.
+CHOICES: dict[str, dict[str, Any]] = {
+    "precision": {"environment": {"mixed_precision": "bf16"}},
+    "--learning-rate": {"config": {"learning_rate": 0.2}},
+    "data's fingerprint": {"data": {"fingerprint": "other"}},
+    "commit": {"attempt": {"trees": [{"folder": "/nowhere", "commit": "cd" * 20}]}},
+    "initial weights": {"initial_weights": "01" * 32},
+}
+
+
+KNOWN = {"environment": {"threads_per_process": 2}, "data": {"fingerprint": "one"}}
+
+
+def with_known_facts(changes: dict[str, Any]) -> dict[str, Any]:
+    """Return changes of a run that keeps the other facts in `KNOWN`."""
+    return changes | {name: facts | changes.get(name, {}) for name, facts in KNOWN.items()}
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize("accuracy", [0.5, 0.505, 0.6])
+def test_another_experiment_is_no_reproduction(
+    tmp_path: Path, choice: str, accuracy: float
+) -> None:
+    """However near its figures are, and whatever the tolerance is; equal bits are fine."""
+    changes = with_known_facts(CHOICES[choice])
+    first = write_past_run(tmp_path / "first", **KNOWN)
+    second = write_past_run(tmp_path / "second", losses=(1, 1, 1), accuracy=accuracy, **changes)
+    result, status, explanation = conclusion(first, second, tolerance=0.5)
+    assert (result, status) == ("another experiment", ANOTHER_EXPERIMENT)
+    assert explanation.startswith(f"this is another experiment than the run: {choice} was ")
+    equal = write_past_run(tmp_path / "equal", **changes)
+    assert conclusion(first, equal)[:2] == ("equal bits", 0)
+
+
+@pytest.mark.parametrize(
+    ("count", "accuracy", "is_within"),
+    # 2 √(2 · 0.94 · 0.06 / 10,000) = 0.0067
+    [(10_000, 0.935, True), (10_000, 0.930, False), (100, 0.90, True), (None, 0.93, True)],
+)
+def test_tolerance_of_an_accuracy_follows_from_its_samples(
+    tmp_path: Path, count: int | None, accuracy: float, is_within: bool
+) -> None:
+    """It is two standard errors of the difference of two proportions."""
+    runs = []
+    for name, value in (("first", 0.94), ("second", accuracy)):
+        run = write_past_run(tmp_path / name, accuracy=value)
+        summary = {"test/accuracy": value, "test/loss": 0.2}
+        if count is not None:
+            summary["test/count"] = float(count)
+        write_json(run.directory / "summary.json", summary)
+        runs.append(read_past_run(run.directory))
+    first, second = runs
+    final = compare_final(first, second, None)
+    assert final.is_within_tolerance is is_within
+    assert (final.largest, final.samples) == ("test/accuracy", count)
+    assert final.largest_difference == pytest.approx(0.94 - accuracy)
+    if count == 10_000:
+        assert final.allowed["test/accuracy"] == pytest.approx(0.0069, abs=4e-4)
+        assert "two standard errors with 10,000 samples" in final_in_words(final)
+    assert compare_final(first, second, 0.5).is_within_tolerance
+    assert not compare_final(first, second, 1e-6).is_within_tolerance
 
 
 @pytest.mark.parametrize("cause", CAUSES)
@@ -112,11 +175,8 @@ def test_differing_fact_explains_other_bits(
     tmp_path: Path, cause: str, accuracy: float, status: int
 ) -> None:
     """Then the final figures may differ by the tolerance."""
-    known = {"environment": {"threads_per_process": 2}, "data": {"fingerprint": "one"}}
-    first = write_past_run(tmp_path / "first", **known)
-    changes = {**CAUSES[cause]}
-    for group, values in known.items():
-        changes[group] = values | changes.get(group, {})
+    changes = with_known_facts(CAUSES[cause])
+    first = write_past_run(tmp_path / "first", **KNOWN)
     second = write_past_run(tmp_path / "second", losses=(1, 1, 1), accuracy=accuracy, **changes)
     (difference,) = differences_of(first, second)
     assert (difference.fact, difference.changes_bits) == (cause, True)
@@ -145,6 +205,87 @@ def test_other_facts_are_no_excuse(first: PastRun, tmp_path: Path, changes: dict
     assert conclusion(first, second)[1] == UNEXPLAINED
 
 
+def test_another_machine_may_draw_other_initial_weights(first: PastRun, tmp_path: Path) -> None:
+    """By their last bits, so this is no other experiment; another number of threads does not."""
+    other_weights: dict[str, Any] = {"losses": (1, 1, 1), "initial_weights": "01" * 32}
+    device = {"device": "another abacus"}
+    second = write_past_run(tmp_path / "second", environment=device, **other_weights)
+    assert conclusion(first, second)[:2] == ("within tolerance", 0)
+    machines = {"machines": 2}
+    third = write_past_run(tmp_path / "third", attempt=machines, **other_weights)
+    assert conclusion(first, third)[1] == ANOTHER_EXPERIMENT
+
+
+def test_missing_digest_of_initial_weights_is_said(tmp_path: Path) -> None:
+    """The run may be of an older version, or have a large model."""
+    first = write_past_run(tmp_path / "first", initial_weights=None)
+    (gap,) = first.gaps()
+    assert gap.startswith("it has no digest of its initial weights")
+    assert differences_of(first, write_past_run(tmp_path / "second")) == []
+
+
+def test_change_between_attempts_explains_other_bits(tmp_path: Path) -> None:
+    """The new run is trained from its start like the last attempt."""
+    first = write_past_run(tmp_path / "first")
+    environment = {"world_size": 1, "threads_per_process": 2, "mixed_precision": "no"}
+    last = {**ATTEMPT, **environment, "global_step": 4}
+    earlier = {**last, "global_step": 0, "world_size": 2, "threads_per_process": 1}
+    write_json(first.directory / ATTEMPTS, {"attempts": [earlier, last]})
+    resumed = read_past_run(first.directory)
+    (gap,) = resumed.gaps()
+    assert gap.startswith(
+        "it went on with processes: 1 instead of 2, threads per process: 2 instead of 1 at update 4"
+    )
+    second = write_past_run(tmp_path / "second", losses=(1, 1, 1), attempt=environment)
+    result, status, explanation = conclusion(resumed, second)
+    assert (result, status) == ("within tolerance", 0)
+    assert explanation == (
+        "one or several of these explain it: processes until update 4 was 2 and is 1; threads per "
+        "process until update 4 was 1 and is 2"
+    )
+    changed = {**last, "changed_flags": {"num_workers": 3, "num_threads": 2, "dataset": "/data/x"}}
+    write_json(first.directory / ATTEMPTS, {"attempts": [{**last, "global_step": 0}, changed]})
+    (difference,) = differences_of(read_past_run(first.directory), second)
+    assert (difference.fact, difference.now) == ("--num-workers until update 4", "3")
+    assert not difference.defines_experiment
+
+
+def test_attempt_that_was_not_recorded_is_said(first: PastRun) -> None:
+    """A run may be killed before it has saved its code and machine."""
+    write_json(first.directory / ATTEMPTS, {"attempts": [{**ATTEMPT, "global_step": 4}]})
+    (gap,) = read_past_run(first.directory).gaps()
+    assert gap == "the code and machine of its first 4 updates were not recorded"
+
+
+def test_flags_are_compared_in_all_digits(first: PastRun, tmp_path: Path) -> None:
+    """A table of other tools would round them."""
+    second = write_past_run(tmp_path / "second", config={"learning_rate": 0.1000000001})
+    (difference,) = differences_of(first, second)
+    assert difference.now == "0.1000000001"
+
+
+def test_version_of_an_imported_package_may_change_bits(tmp_path: Path) -> None:
+    """Whichever package it is; others are named where nothing else explains the difference."""
+    packages = {"torch": "2.13.0", "rich": "14.0", "timm": "1.0"}
+    newer = {"torch": "2.13.0", "rich": "15.0", "timm": "1.1"}
+    runs = {}
+    for name, versions, imported in (
+        ("first", packages, ["timm", "torch"]),
+        ("second", newer, ["timm", "torch"]),
+        ("not importing", packages, ["torch"]),
+        ("not importing, newer", newer, ["torch"]),
+    ):
+        attempt = {"packages": versions, "imported": imported}
+        losses = (1, 1, 1) if versions is newer else LOSSES
+        runs[name] = write_past_run(tmp_path / name, attempt=attempt, losses=losses)
+    _, status, explanation = conclusion(runs["first"], runs["second"])
+    assert (status, explanation) == (0, "this explains it: version of timm was 1.0 and is 1.1")
+    _, status, explanation = conclusion(runs["not importing"], runs["not importing, newer"])
+    assert status == UNEXPLAINED
+    names = "version of rich was 14.0 and is 15.0, version of timm was 1.0 and is 1.1"
+    assert explanation.startswith(f"only facts differ that should change no bits ({names}), so one")
+
+
 def test_older_run_says_what_it_lacks(first: PastRun, tmp_path: Path) -> None:
     """A fact that a run did not record is not compared."""
     write_past_run(tmp_path / "old", environment={"versions": {"torch": "2.13.0"}})
@@ -164,6 +305,12 @@ def test_edited_config_is_a_cause(first: PastRun, tmp_path: Path) -> None:
     edited = read_past_run(first.directory)
     second = write_past_run(tmp_path / "second", config={"learning_rate": 0.2})
     assert differences_of(edited, second) == [
-        FactDifference(fact="config.json", before="edited", now="as written", changes_bits=True)
+        FactDifference(
+            fact="config.json",
+            before="edited",
+            now="as written",
+            changes_bits=True,
+            defines_experiment=True,
+        )
     ]
     assert edited.gaps() == ["its config.json was edited after the run wrote it"]

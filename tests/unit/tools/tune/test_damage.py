@@ -167,9 +167,9 @@ LONG = "x" * 300
         ([str(STUB), *FLAGS, "--config-file", LONG], "--config-file"),
         ([str(STUB), *FLAGS, "--config-file", "."], "--config-file"),
         (["--study", LONG], LONG),
-        ([LONG, *FLAGS], "is no file"),
-        ([".", *FLAGS], "is no file"),
-        (["file/in.py", *FLAGS], "is no file"),
+        ([LONG, *FLAGS], "there is no file"),
+        ([".", *FLAGS], ". is a folder: pass a recipe"),
+        (["file/in.py", *FLAGS], "there is no file file/in.py"),
     ],
 )
 def test_impossible_paths_are_refused(

@@ -181,9 +181,9 @@ def test_rebuilt_study_keeps_failures_and_unfinished_trials(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ({"seed": 5}, r"--seed 5, and the search has 0"),
-        ({"epochs": 3}, r"--epochs 3, and the search has 2"),
-        ({"validation_share": 0.2}, r"--validation-share 0\.2, and the search has 0\.1"),
+        ({"seed": 5}, r"--seed 5 instead of 0"),
+        ({"epochs": 3}, r"--epochs 3 instead of 2"),
+        ({"validation_share": 0.2}, r"--validation-share 0\.2 instead of 0\.1"),
         ({"learning_rate": 0.5}, r"--learning-rate 0\.5, which the search does not try"),
         ({"batch_size": 32}, r"--batch-size 32, which the search does not try"),
     ],
@@ -198,7 +198,7 @@ def test_foreign_run_is_refused(
     shutil.rmtree(place, ignore_errors=True)
     train(place, **({"learning_rate": 0.01, "batch_size": 64} | flags))
     with pytest.raises(
-        UserError, match=rf"trial-00{number} is no trial of this search: .*{message}"
+        UserError, match=rf"trial-00{number} is not a trial of this search, because .*{message}"
     ):
         reopened(tmp_path)
 

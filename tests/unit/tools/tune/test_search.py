@@ -99,18 +99,18 @@ def test_names_are_not_searched() -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--learning-rate", "0.1"], "nothing to search"),
-        (["--learning-rate", "1:0.1"], "write a range as low:high"),
-        (["--learning-rate", "0:1:log"], "as low:high:log above 0"),
+        (["--learning-rate", "0.1"], "no flag has several values to try: pass a range"),
+        (["--learning-rate", "1:0.1"], "): write low:high, or low:high:log"),
+        (["--learning-rate", "0:1:log"], "or low:high:log, where low is above 0"),
         (["--learning-rate", "a:b"], "could not convert string to float: 'a'"),
         (["--learning-rate", "0.1:1:linear"], "low:high:log"),
         (["--batch-size", "0.5:2"], "invalid literal for int"),
         (["--batch-size", "64,"], "empty"),
-        (["--batch-size", "0:64"], "--batch-size 0 can't work"),
+        (["--batch-size", "0:64"], "--batch-size 0 is out of range"),
         (["--output-dir", "here", *RATES], "leave --output-dir out"),
         (["--resume", "auto", *RATES], "leave --resume out"),
         (["stray", *RATES], "stray is a value without a flag"),
-        ([*RATES, *RATES], "stated twice"),
+        ([*RATES, *RATES], "occurs twice"),
     ],
 )
 def test_mistakes_are_found_before_any_trial(arguments: list[str], sentence: str) -> None:
@@ -152,6 +152,24 @@ def test_file_that_is_no_recipe_is_refused(name: str) -> None:
     """The file may be missing or have no `Config`, and the message names it."""
     with pytest.raises(UserError, match=name):
         load_recipe(STUB.with_name(name))
+
+
+def test_recipe_that_fails_when_it_is_loaded_names_the_line(tmp_path: Path) -> None:
+    """The line is in the recipe, or in a module that it imports from its own folder."""
+    recipe = tmp_path / "broken.py"
+    check = f"correct it, and check it with python {recipe} --help"
+    recipe.write_text("import json\n\nfoo\n")
+    with pytest.raises(UserError) as refused:
+        load_recipe(recipe)
+    cause = "broken.py, line 3: NameError: name 'foo' is not defined"
+    assert refused.value.message == f"{recipe} fails when Python loads it ({cause}): {check}"
+    recipe.write_text("x = (\n")
+    with pytest.raises(UserError, match=r"SyntaxError: .*broken\.py, line 1"):
+        load_recipe(recipe)
+    (tmp_path / "helper_of_broken.py").write_text("import json\njson.loads('{')\n")
+    recipe.write_text("import helper_of_broken\n")
+    with pytest.raises(UserError, match=r"\(helper_of_broken\.py, line 2: JSONDecodeError: "):
+        load_recipe(recipe)
 
 
 def test_recipe_must_state_a_valid_objective(tmp_path: Path) -> None:
@@ -344,7 +362,7 @@ def test_failed_trials_do_not_end_a_search(tmp_path: Path) -> None:
 def test_search_whose_first_trials_all_fail_stops(tmp_path: Path) -> None:
     """Three failures at the start mean that the command is wrong, and its reason is shown."""
     study = tmp_path / "study"
-    with pytest.raises(UserError, match=r"no trial succeeds; .*learning rate .* is too high"):
+    with pytest.raises(UserError, match=r"all trials so far failed .*learning rate .* is too high"):
         main([str(STUB), *RATES, "--fail-above", "1e-9", "--study", str(study)])
     assert states(study) == ["FAIL"] * 3
 
@@ -359,7 +377,7 @@ def test_trial_that_is_killed_is_explained(
     place = source.index("    if config.learning_rate > config.fail_above")
     script.write_text(source[:place] + dying + source[place:])
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=r"no trial succeeds; .*SIGKILL: about to die"):
+    with pytest.raises(UserError, match=r"all trials so far failed .*SIGKILL: about to die"):
         main([str(script), *RATES, "--trials", "1"])
 
 
@@ -395,7 +413,7 @@ def test_preempted_trial_is_left_for_later(tmp_path: Path) -> None:
         )
     )
     study = tmp_path / "study"
-    with pytest.raises(UserError, match="stopped from outside"):
+    with pytest.raises(UserError, match="was stopped by a signal"):
         main([str(script), *RATES, "--trials", "1", "--study", str(study)])
     assert states(study) == ["RUNNING"]
 
@@ -409,15 +427,15 @@ def test_search_is_not_mixed_with_another(tmp_path: Path) -> None:
         ["recipes/resnet.py"],
         ["--config-file", str(CONFIGS / "cpu.yaml")],
     ):
-        with pytest.raises(UserError, match="leave recipe and flags out"):
+        with pytest.raises(UserError, match="leave the recipe and its flags out"):
             read_command_line([*words, "--study", str(study)])
     directory, settings = read_command_line(
         [str(STUB), *RATES, "--epochs", "1", "--study", str(study)]
     )
     assert (directory, settings.trials) == (study, 1)
-    with pytest.raises(UserError, match="is a folder without a search"):
+    with pytest.raises(UserError, match="contains files, but no search to continue"):
         read_command_line([str(STUB), "--study", str(study / "trial-000")])
-    with pytest.raises(UserError, match="name a recipe"):
+    with pytest.raises(UserError, match="pass a recipe first"):
         read_command_line(["--study", str(tmp_path / "none")])
     with pytest.raises(UserError, match="1 or more"):
         read_command_line([str(STUB), "--trials", "0"])

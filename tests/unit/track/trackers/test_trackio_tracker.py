@@ -159,7 +159,10 @@ def test_nothing_is_sent_and_nothing_is_printed(
         assert is_offline
     assert os.environ["TRACKIO_SPACE_ID"] == "me/space"
     assert not huggingface_hub.constants.HF_HUB_OFFLINE
-    expected = "TRACKIO_SPACE_ID is ignored: recipes track runs with trackio on this machine only\n"
+    expected = (
+        "TRACKIO_SPACE_ID is ignored, because recipes track runs with trackio on this machine "
+        "only\n"
+    )
     assert capsys.readouterr() == (expected, "")
 
 
@@ -203,8 +206,8 @@ def test_missing_package_is_a_sentence(
     """It has the command that installs the package, and the run goes on."""
     monkeypatch.setitem(sys.modules, "trackio", None)
     assert warning_of_start(tmp_path, capsys) == (
-        "the run is not tracked, only metrics.jsonl is written, because trackio is not installed: "
-        'run pip install "trackio>=0.43"\n'
+        "metrics are written to metrics.jsonl only and not to a tracker, because trackio is not "
+        'installed: run pip install "trackio>=0.43"\n'
     )
 
 
@@ -214,7 +217,7 @@ def test_folder_that_cannot_be_written_is_a_sentence(
     """trackio's own thread would lose the rows."""
     (tmp_path / "trackio").write_text("a file where the folder should be")
     assert warning_of_start(tmp_path, capsys) == (
-        f"the run is not tracked, only metrics.jsonl is written, because trackio's folder "
+        "metrics are written to metrics.jsonl only and not to a tracker, because trackio's folder "
         f"{tmp_path}/trackio can't be written (File exists): set TRACKIO_DIR to a folder that can "
         "be\n"
     )

@@ -84,7 +84,7 @@ def test_wandb_dir_that_cannot_be_written_is_reported(
     assert wandb_environment.wandb_folder(tmp_path / "run") == tmp_path / "run"
     output = capsys.readouterr().out
     assert output.startswith("WANDB_DIR ")
-    assert output.endswith(f"W&B's files go to {tmp_path}/run instead\n")
+    assert output.endswith(f"W&B writes to {tmp_path}/run\n")
     assert "\0" not in output
 
 

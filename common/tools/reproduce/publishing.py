@@ -1,0 +1,134 @@
+"""Publishes a run: copies what a reproduction needs, without weights and without paths.
+
+A published run can be committed to a repository, and reproduced from a clone on another machine.
+"""
+
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from pydantic import JsonValue
+
+from common.console import warn
+from common.errors import UserError
+from common.json_files import read_json, write_json
+from common.run_directory.identity import signed_config
+from common.run_directory.records import (
+    ATTEMPTS,
+    CHECKPOINT_DIGESTS,
+    CONFIG,
+    METRICS_FILE,
+    MODEL_JSON,
+    PROVENANCE,
+    STATUS,
+    SUMMARY,
+)
+from common.sentences import writing
+from common.tools.reproduce.past_run import NO_FOLDER, PastRun, read_original
+
+COPIED_FILES = (SUMMARY, METRICS_FILE, CHECKPOINT_DIGESTS)  # they have figures and digests alone
+REWRITTEN_FILES = (STATUS, ATTEMPTS, f"model/{MODEL_JSON}")
+# An absolute path of POSIX or of Windows in a text. A slash within a word, as in the name of a
+# repository on the Hub, begins none, and neither do those of an address.
+ABSOLUTE_PATH = re.compile(r"""(?<![^\s"'=(:,])(?:/[\w.]|[A-Za-z]:[\\/])[^\s"',;)]*""")
+
+
+def publish_run(directory: Path, folder: Path) -> None:
+    """Copy the records of a run that a reproduction needs to a folder.
+
+    `config.json` is signed anew, because its paths are replaced: that of the data by the name of
+    the data set, and other paths by their last part. Patches of the code stay as they are.
+
+    Args:
+        directory: of the run.
+        folder: new, or one that holds an earlier published run.
+
+    Raises:
+        UserError: the run can't be reproduced, its `config.json` was edited, or the folder can't
+            be used.
+    """
+    run = read_original(directory)
+    refuse_to_publish(run, folder)
+    names = names_of_paths(run)
+    with writing(str(folder)):
+        shutil.rmtree(folder / PROVENANCE, ignore_errors=True)
+        (folder / PROVENANCE).mkdir(parents=True)
+        (folder / "model").mkdir(exist_ok=True)
+        for name in COPIED_FILES:
+            if (directory / name).exists():
+                shutil.copyfile(directory / name, folder / name)
+        for patch in patches_of(run):
+            shutil.copyfile(patch, folder / PROVENANCE / patch.name)
+        for name in REWRITTEN_FILES:
+            if (directory / name).exists():
+                write_json(folder / name, without_paths(read_json(directory / name), names))
+        config = without_paths(read_json(directory / CONFIG), names)
+        assert isinstance(config, dict)
+        write_json(folder / CONFIG, signed_config(config))
+
+
+def publish_if_possible(directory: Path, folder: Path) -> None:
+    """Publish a run after a long measurement, whose results must not be lost if this fails."""
+    try:
+        publish_run(directory, folder)
+    except UserError as error:
+        warn(f"the run is not published: {error.problem}")
+
+
+def refuse_to_publish(run: PastRun, folder: Path) -> None:
+    """Raise a `UserError` if a run must not be published, or not into this folder."""
+    if run.is_edited:
+        raise UserError(
+            f"{run.directory / CONFIG} was edited after the run wrote it",
+            advice="put a copy of the file back, or publish another run",
+        )
+    if not run.attempts:
+        raise UserError(
+            f"{run.directory} does not say which code it used", advice="publish another run"
+        )
+    if folder.resolve() == run.directory.resolve() or (folder / "checkpoints").exists():
+        raise UserError(f"{folder} holds a run, which is kept", advice="name another folder")
+    for patch in patches_of(run):
+        if not patch.is_file():
+            raise UserError(f"{patch} is missing", advice="put it back, or publish another run")
+
+
+def patches_of(run: PastRun) -> list[Path]:
+    """Return the files with the uncommitted changes that a run saved."""
+    trees = [tree for attempt in run.attempts for tree in attempt.trees]
+    names = dict.fromkeys(tree.patch for tree in trees if tree.patch is not None)
+    return [run.directory / PROVENANCE / name for name in names]
+
+
+def names_of_paths(run: PastRun) -> dict[str, str]:
+    """Return what replaces the paths of this machine that a run's records have."""
+    names = {str(Path.home()): "~"}
+    for attempt in run.attempts:
+        names |= {tree.folder: NO_FOLDER for tree in attempt.trees}
+    dataset = run.config.config.get("dataset")
+    if isinstance(dataset, str) and Path(dataset).is_absolute():
+        names[dataset] = run.config.data.name
+    return names
+
+
+def without_paths(value: JsonValue, names: Mapping[str, str]) -> JsonValue:
+    """Return a JSON value with names in the place of absolute paths in its texts.
+
+    Args:
+        names: by path. Any other path is replaced by its last part.
+    """
+    if isinstance(value, dict):
+        return {name: without_paths(entry, names) for name, entry in value.items()}
+    if isinstance(value, list):
+        return [without_paths(entry, names) for entry in value]
+    if not isinstance(value, str):
+        return value
+    if value in names:
+        return names[value]
+    return ABSOLUTE_PATH.sub(lambda match: name_of_path(match[0], names), value)
+
+
+def name_of_path(path: str, names: Mapping[str, str]) -> str:
+    """Return the name of a path; the last part of a path that has none."""
+    return names.get(path) or re.split(r"[\\/]", path.rstrip("\\/"))[-1]

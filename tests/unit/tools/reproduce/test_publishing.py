@@ -1,0 +1,125 @@
+"""A published run: its files, no path of this machine, and what can't be published."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from common.errors import UserError
+from common.run_directory.provenance import present_attempt
+from common.run_directory.records import PROVENANCE
+from common.tools.reproduce.code import code_of
+from common.tools.reproduce.comparison import compare_weights
+from common.tools.reproduce.facts import differences_of
+from common.tools.reproduce.past_run import read_original, read_past_run
+from common.tools.reproduce.publishing import name_of_path, publish_run, without_paths
+from tests.git_repository import commit_all
+from tests.unit.tools.reproduce.made_up_runs import write_past_run
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("/data/mnist", "the data"),
+        ("train.py --dataset /data/mnist --model '/a b/minilm'", "train.py --dataset the data "),
+        (r"C:\users\ada\model", "model"),
+        ("--init-from=/runs/first/model", "--init-from=model"),
+        ("org/name", "org/name"),
+        ("https://example.com/a/b", "https://example.com/a/b"),
+        ("samples/s and 1 / 2", "samples/s and 1 / 2"),
+    ],
+)
+def test_paths_are_replaced_by_names(text: str, expected: str) -> None:
+    """Only absolute ones; names of repositories and addresses stay."""
+    assert str(without_paths(text, {"/data/mnist": "the data"})).startswith(expected)
+    assert without_paths({"n": [text, 1, None]}, {})["n"][1:] == [1, None]  # type: ignore[index, call-overload]
+    assert name_of_path("/data/mnist/", {}) == "mnist"
+
+
+def test_published_run_has_no_paths_and_is_signed(tmp_path: Path) -> None:
+    """It has what a reproduction compares, and no weights."""
+    run = write_past_run(
+        tmp_path / "first",
+        config={"dataset": "/data/My Digits", "model": "/data/minilm", "output_dir": "/runs/first"},
+        command="tiny.py --dataset '/data/My Digits' --output-dir /runs/first",
+    )
+    publish_run(run.directory, tmp_path / "published")
+    written = [path for path in (tmp_path / "published").rglob("*") if path.is_file()]
+    names = {path.relative_to(tmp_path / "published").as_posix() for path in written}
+    assert names == {
+        *("config.json", "status.json", "summary.json", "metrics.jsonl"),
+        *("provenance/attempts.json", "provenance/weights.jsonl", "model/model.json"),
+    }
+    texts = "".join(path.read_text() for path in written)
+    assert not [place for place in ("/data", "/runs", "/nowhere", str(tmp_path)) if place in texts]
+    published = read_original(tmp_path / "published")
+    assert not published.is_edited
+    assert published.is_published
+    assert published.config.config["dataset"] == "digits"
+    assert published.config.config["model"] == "minilm"
+    assert published.gaps() == run.gaps()
+    flags = {"dataset": "/home/ada/digits", "model": "/home/ada/minilm"}
+    again = write_past_run(tmp_path / "again", config=flags)
+    differing = {difference.fact for difference in differences_of(published, again)}
+    assert not differing & {"--dataset", "--model", "weights of --init-from"}
+    weights = compare_weights(published, run)
+    assert (weights.checkpoints, weights.exported_is_equal) == (1, True)
+    other = compare_weights(published, write_past_run(tmp_path / "other", weight=2.0))
+    assert "no weights that would show where" in str(other.exported_difference)
+
+
+def test_place_of_the_same_data_does_not_count(tmp_path: Path) -> None:
+    """Their fingerprint says that they are the same."""
+    data = {"name": "digits", "fingerprint": "one"}
+    first = write_past_run(tmp_path / "first", config={"dataset": "digits"}, data=data)
+    moved = {"config": {"dataset": "/data/numbers"}, "data": {**data, "name": "numbers"}}
+    second = write_past_run(tmp_path / "second", **moved)
+    assert differences_of(first, second) == []
+    changed = {**moved, "data": {"name": "numbers", "fingerprint": "two"}}
+    third = write_past_run(tmp_path / "third", **changed)
+    facts = {difference.fact for difference in differences_of(first, third)}
+    assert facts == {"--dataset", "data set", "data's fingerprint"}
+
+
+def test_code_of_a_published_run_is_found_around_it(tmp_path: Path) -> None:
+    """In the repository that it lies in, with its patch."""
+    recipe = tmp_path / "code" / "tiny.py"
+    recipe.parent.mkdir()
+    recipe.write_text("x = 1\n")
+    commit_all(recipe.parent)
+    recipe.write_text("x = 2\n")
+    attempt, trees = present_attempt(recipe, 0)
+    run = write_past_run(tmp_path / "run", attempt=attempt.to_json())
+    with pytest.raises(UserError, match="is missing: put it back"):
+        publish_run(run.directory, recipe.parent / "results")
+    for collected in trees:
+        if collected.tree.patch is not None:
+            (run.directory / PROVENANCE / collected.tree.patch).write_bytes(collected.patch)
+    publish_run(run.directory, recipe.parent / "results")
+    recipe.write_text("x = 1\n")
+    clone = recipe.parent.rename(tmp_path / "clone")
+    published = read_past_run(clone / "results")
+    with code_of(published, False) as code:
+        assert code.recipe.read_text() == "x = 2\n"
+    with code_of(published, True) as code:
+        assert code.recipe == clone / "tiny.py"
+    elsewhere = Path(shutil.copytree(clone / "results", tmp_path / "elsewhere"))
+    with pytest.raises(UserError, match="is not in"), code_of(read_past_run(elsewhere), False):
+        pass
+
+
+def test_what_cannot_be_published_is_said(tmp_path: Path) -> None:
+    """A signature must not hide an edit, and a run must not be overwritten."""
+    run = write_past_run(tmp_path / "first")
+    with pytest.raises(UserError, match="holds a run, which is kept"):
+        publish_run(run.directory, run.directory)
+    (tmp_path / "second" / "checkpoints").mkdir(parents=True)
+    with pytest.raises(UserError, match="holds a run, which is kept"):
+        publish_run(run.directory, tmp_path / "second")
+    path = run.directory / "config.json"
+    path.write_text(path.read_text().replace('"learning_rate": 0.1', '"learning_rate": 0.2'))
+    with pytest.raises(UserError, match="was edited after the run wrote it"):
+        publish_run(run.directory, tmp_path / "published")
+    assert not (tmp_path / "published").exists()

@@ -1,0 +1,49 @@
+"""What a reproduction says while the new run trains."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from common.tools.reproduce.facts import differences_of
+from common.tools.reproduce.past_run import PastRun
+from common.tools.reproduce.reproduction import FirstCheck
+from tests.unit.tools.reproduce.made_up_runs import write_past_run
+
+DATA = {"name": "digits", "fingerprint": "one"}
+
+
+@pytest.fixture
+def past(tmp_path: Path) -> PastRun:
+    """Return the run to reproduce."""
+    return write_past_run(tmp_path / "past", data=DATA)
+
+
+def test_other_data_are_told_before_the_training(
+    past: PastRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As soon as the new run has written what it reads; only once."""
+    write_past_run(tmp_path / "new", data={**DATA, "fingerprint": "two"})
+    (tmp_path / "new" / "provenance" / "attempts.json").unlink()  # written a little later
+    check = FirstCheck(past, past, [])
+    check.compare(tmp_path / "new")
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "this is another experiment than the run: data's fingerprint was one and is" in printed
+    assert "Ctrl-C stops it" in printed
+    check.compare(tmp_path / "new")
+    assert capsys.readouterr().out == ""
+
+
+def test_what_is_on_the_screen_is_not_repeated(
+    past: PastRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first check shows what is new, and so does the last one."""
+    new = write_past_run(tmp_path / "new", data=DATA, environment={"world_size": 2})
+    check = FirstCheck(past, past, differences_of(past, new))
+    check.compare(new.directory)
+    assert capsys.readouterr().out == ""
+    other = write_past_run(tmp_path / "other", data=DATA, environment={"threads_per_process": 3})
+    check = FirstCheck(write_past_run(tmp_path / "first", data=DATA), past, [])
+    check.show_more(differences_of(other, new))
+    assert "more differences" in capsys.readouterr().out
