@@ -189,7 +189,7 @@ def begin() -> None:
     try:
         os.getcwd()
     except OSError:  # torch's libraries would end the process in their own words
-        message = "error: the current directory is gone: change to one that is there"
+        message = "error: the current directory was removed: change to a folder that exists"
         raise SystemExit(message if is_main_rank() else 1) from None
     atexit.register(gc.freeze)
     DISPLAY.begin()

@@ -146,4 +146,5 @@ def test_missing_current_directory_gives_one_sentence(tmp_path: Path) -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path
     )
     assert ended.returncode == 1
-    assert ended.stderr == "error: the current directory is gone: change to one that is there\n"
+    expected = "error: the current directory was removed: change to a folder that exists\n"
+    assert ended.stderr == expected

@@ -234,7 +234,9 @@ def test_data_that_cannot_be_streamed_are_refused(tmp_path: Path) -> None:
     )
     empty: dict[str, list[Any]] = {"image": [], "label": []}
     write_image_parquet(tmp_path / "gap", {"train": grey_images(40, 0), "test": empty})
-    assert "split test is empty" in refusal(lambda: images(source_of(tmp_path / "gap")))
+    assert "split test of data set gap is empty" in refusal(
+        lambda: images(source_of(tmp_path / "gap"))
+    )
     write_images(tmp_path / "one", "train-0", GROUP)
     message = refusal(lambda: images(source_of(tmp_path / "one")))
     assert (
