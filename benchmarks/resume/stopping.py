@@ -40,7 +40,7 @@ def build_library(folder: Path) -> Path:
         )
     library = folder / "stop_in_write.so"
     words = [program, "-shared", "-fPIC", "-O1", "-pthread", str(SOURCE), "-o", str(library)]
-    built = subprocess.run([*words, "-ldl"], capture_output=True, text=True, check=False)
+    built = subprocess.run([*words, "-ldl"], capture_output=True, encoding="utf-8", check=False)
     if built.returncode != 0:
         raise SystemExit(f"error: {program} can't compile {SOURCE.name}:\n{built.stderr}")
     return library

@@ -42,8 +42,8 @@ def verdict_of(run: ObservedRun) -> Verdict:
             updates_by_place[place_of(wait)].add(wait.step)
     # Updates FIRST to UPDATES - 1, without those that end with a log line.
     watched = sum(1 for step in range(FIRST, UPDATES) if (step + 1) % LOG_EVERY)
-    causes = []
-    waits_of_packages = []
+    causes: list[str] = []
+    waits_of_packages: list[str] = []
     for place, updates in sorted(updates_by_place.items()):
         sentence = in_words(place, f"in {len(updates)} of {watched} updates")
         (waits_of_packages if place.is_installed else causes).append(sentence)
