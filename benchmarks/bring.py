@@ -205,7 +205,7 @@ def run_without(missing: set[str]) -> None:
             environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(REPOSITORY)}
             environment |= {"XDG_CACHE_HOME": str(folder / "cache"), "HF_HUB_OFFLINE": "1"}
             completed = subprocess.run(
-                command, cwd=folder, env=environment, capture_output=True, text=True
+                command, cwd=folder, env=environment, capture_output=True, encoding="utf-8"
             )
             if completed.returncode != 0:
                 raise SystemExit(f"{' '.join(command)} failed:\n{completed.stderr[-2000:]}")

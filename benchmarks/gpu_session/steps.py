@@ -350,7 +350,7 @@ def main(name: str, file: str, options_as_json: str) -> None:
     step.record |= {"tiny": step.tiny, "precisions offered": offered_precisions}
     step.record["machine"] = describe_machine({})
     if shutil.which("nvidia-smi"):
-        completed = subprocess.run(["nvidia-smi"], capture_output=True, text=True)
+        completed = subprocess.run(["nvidia-smi"], capture_output=True, encoding="utf-8")
         step.record["nvidia_smi"] = completed.stdout.splitlines()
     step.write()
     STEPS[name].run(step)

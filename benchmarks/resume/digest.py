@@ -27,7 +27,10 @@ def digest_of_measurement(contestant: Contestant) -> str:
     driver = [LOOPS.parent / name for name in DRIVER]
     left_out = {LOOPS.parent / name for name in NO_PART}
     files = sorted(with_imports([start, *driver]) - left_out)
-    parts = [f"{file.relative_to(REPOSITORY)} {normalized(file.read_text())}" for file in files]
+    parts = [
+        f"{file.relative_to(REPOSITORY)} {normalized(file.read_text(encoding='utf-8'))}"
+        for file in files
+    ]
     parts += [SOURCE.read_text(encoding="utf-8"), *settings_of(contestant)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 

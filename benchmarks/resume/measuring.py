@@ -108,7 +108,7 @@ def measured_commit() -> str | None:
     git = ["git", "-C", str(REPOSITORY)]
     excluded = [f":(exclude){pattern}" for pattern in NOT_MEASURED]
     try:
-        answer = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True)
+        answer = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, encoding="utf-8")
         changes = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", ".", *excluded])
     except OSError:
         return None

@@ -236,7 +236,7 @@ def test_config_with_another_id_is_refused(is_signed: bool, tmp_path: Path) -> N
         assert isinstance(error, UserError)
         assert "0123456789abcdef" in error.message
         assert run_id in error.message
-        assert "put " in error.message
+        assert "restore " in error.message
         assert [path.name for path in step_folders(directory / "checkpoints")] == checkpoints
     path.write_text(text)
     assert run("--resume", directory)[0] is None
@@ -275,7 +275,7 @@ def test_config_edited_before_the_first_checkpoint_is_refused(tmp_path: Path) ->
     path.write_text(json.dumps(facts))
     error, _ = run("--resume", directory)
     assert isinstance(error, UserError)
-    assert "is not as the run wrote it" in error.message
+    assert "was edited after the run wrote it" in error.message
     assert f"start a new run with its flags: --config {path}" in error.message
     other = tmp_path / "other"
     assert run("--config", path, "--output-dir", other)[0] is None

@@ -112,7 +112,7 @@ def test_text_of_a_file_that_is_no_text(tmp_path: Path, name: str, text: str) ->
     error, _ = run("--config", tmp_path / "config.json", *FLAGS, "--output-dir", "there/run")
     if len(text) < 300:
         assert isinstance(error, UserError)
-        assert error.message.startswith(f"{tmp_path}/config.json has ")
+        assert error.message.startswith(f"{tmp_path}/config.json contains ")
         assert f"--{name.replace('_', '-')}" in error.message
     else:
         assert error is None or isinstance(error, UserError)

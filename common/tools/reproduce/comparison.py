@@ -135,8 +135,8 @@ def allowed_difference(name: str, figures: PairedFigures, tolerance: float | Non
     """Return the largest difference of a figure that counts as equal, as an absolute value.
 
     For an accuracy over n samples, it is two standard errors of the difference of two proportions,
-    2 √(2 p (1 − p) / n), where p is the mean of both. For other figures it is `TOLERANCE`, relative
-    to the larger value.
+    twice the square root of 2 p (1 - p) / n, where p is the mean of both. For other figures it is
+    `TOLERANCE`, relative to the larger value.
 
     Args:
         tolerance: a relative one for all figures, which replaces these rules.

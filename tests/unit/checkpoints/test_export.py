@@ -107,7 +107,7 @@ def test_damaged_weights_are_named(saved: tuple[Path, nn.Module]) -> None:
     path.write_bytes(path.read_bytes()[:-7])
     with pytest.raises(UserError) as error:
         load_weights(model, directory)
-    assert f"{path} can't be read" in error.value.message
+    assert f"{path} has changed since" in error.value.message
     with pytest.raises(UserError, match="SHA-256"):
         weights_file(path)
 

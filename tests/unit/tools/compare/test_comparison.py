@@ -310,7 +310,7 @@ def test_damaged_or_missing_runs_are_named(tmp_path: Path) -> None:
             read_runs([source])
         assert sentence in refused.value.message, name
         assert Path(source).name in refused.value.message
-    with pytest.raises(UserError, match="no such folder"):
+    with pytest.raises(UserError, match="there is no folder nowhere"):
         read_runs(["nowhere"])
 
 
