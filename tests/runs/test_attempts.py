@@ -275,7 +275,7 @@ def test_mistake_of_one_rank_is_said_once_and_ends_all(
                          succeeds=False, timeout=60)  # fmt: skip
     assert refused.returncode != 0
     printed = refused.output + refused.errors
-    assert printed.count("error: ") == printed.count("of another model") == 1, printed
+    assert printed.count("error: ") == printed.count("by another model") == 1, printed
     assert "Traceback" not in printed
     assert f"{newest} was written by another model" in status_of(run)["reason"]
     assert not status_of(run)["resumable"]

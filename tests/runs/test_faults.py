@@ -359,7 +359,7 @@ def test_what_contradicts_a_checkpoint_is_refused_by_name(
     for recipe, flags, word in (
         ("resnet", (), "is a run of mnist_mlp"),
         ("mnist_mlp", ("--learning-rate", 0.5), "--learning-rate 0.5"),
-        ("mnist_mlp", ("--batch-size", 7), "effective batch of 128"),
+        ("mnist_mlp", ("--batch-size", 7), "has 128 samples"),
     ):
         refused = runner.run(recipe, "--resume", run, *flags, launcher="python",
                              output_directory=False, succeeds=False)  # fmt: skip

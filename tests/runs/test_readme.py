@@ -371,7 +371,8 @@ def test_command_runs(line: str, workspace: Path, runner: Runner) -> None:
     shown = {"--help": "--learning-rate", "recipes compare ": "(baseline)"}
     shown |= {"recipes tune ": "best: trial-", "recipes workspace ": "train/loss"}
     shown |= {"recipes vary ": "with picture.png beside it"}
-    shown |= {"recipes prove ": "1 of 1 checks passed", "recipes reproduce ": "equal bits in "}
+    reproduced = "published in " if "--publish" in line else "equal bits in "
+    shown |= {"recipes prove ": "1 of 1 checks passed", "recipes reproduce ": reproduced}
     predicted = '"p95_milliseconds": ' if "--benchmark" in line else '"label": "'
     shown |= {"peers.py": "written: peers.json", "recipes predict ": predicted}
     for word, expected_output in shown.items():
