@@ -212,7 +212,9 @@ def train_fabric(task: Task, precision: str, steps: int, seed: int, untimed: int
     optimizer = task.build_optimizer(model)
     scheduler = task.build_schedule(optimizer, untimed + steps)
     model, optimizer = fabric.setup(model, optimizer)
-    loader = fabric.setup_dataloaders(task.build_loader(device))
+    # One loader comes back for one loader; the declared type allows a list of them.
+    loader: Iterable[tuple[torch.Tensor, torch.Tensor]]
+    loader = fabric.setup_dataloaders(task.build_loader(device))  # type: ignore[assignment]
     model.train()
     total_loss = 0.0
     clock = LoopClock(untimed)

@@ -76,10 +76,8 @@ LIBRARIES = tuple(str(Path(str(module.__file__)).parent) for module in (torch, a
 OPTIMIZERS = str(Path(str(torch.__file__)).parent / "optim")
 OWN = f"{Path(str(common.__file__)).parent}{os.sep}"
 STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"]
-INSTALLED = (
-    "site-packages",
-    "dist-packages",
-)  # folders that may lie in that of the standard library
+# Folders that may lie in that of the standard library.
+INSTALLED = ("site-packages", "dist-packages")
 
 
 def install(session: Session) -> None:
