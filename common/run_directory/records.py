@@ -169,7 +169,7 @@ class RunConfig(Record):
     wandb_run_id: str = ""
     compared: dict[str, bool] = Field(default_factory=dict)  # flags with another rule than usual
     source: Source = Field(default_factory=Source)
-    initial_weights: str | None = None  # their SHA-256; None: see `digest_of_weights`
+    initial_weights: str | None = None  # their SHA-256; None: see `digest_of_model`
     sha256: str | None = None  # of everything else in the file
 
 

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +30,7 @@ from tests.launch import CONFIGS, REPOSITORY
 STUB = Path(__file__).with_name("stub_recipe.py")
 RATES = ("--learning-rate", "0.0001:0.1:log")
 
-pytestmark = pytest.mark.usefixtures("forking_python")  # for the trials
-
-
-@pytest.fixture(autouse=True)
-def _signals() -> Iterator[None]:
-    """Restore the signal handler that a search in this process replaces."""
-    before = signal.getsignal(signal.SIGTERM)
-    yield
-    signal.signal(signal.SIGTERM, before)
+pytestmark = pytest.mark.usefixtures("forking_python", "restored_sigterm")  # for the trials
 
 
 def space(*arguments: str) -> tuple[dict[str, Distribution], list[str]]:
