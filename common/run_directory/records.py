@@ -273,7 +273,9 @@ class RankReceipt(Record):
 class Manifest(Record):
     """`manifest.json` of a checkpoint: its files and the state of its parts, except tensors.
 
-    A resume checks the digest on the JSON in the file, and parses it afterwards.
+    A resume checks the digest on the JSON in the file, and parses it afterwards. The facts of the
+    training that wrote it are those of `RunIdentity` in `common.checkpoints.state`, each optional
+    here, because files of older versions lack some.
     """
 
     global_step: int | None = None
