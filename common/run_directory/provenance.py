@@ -150,19 +150,14 @@ def present_attempt(recipe_file: Path, step: int) -> tuple[Attempt, list[Collect
     else:
         problem = "the recipe is in no file"
     machine = machine_facts()
-    attempt = Attempt(
-        global_step=step,
-        recipe=recipe,
-        trees=[collected.tree for collected in trees],
-        problem=problem,
-        packages=machine.packages,
-        libraries=machine.libraries,
-        processor=machine.processor,
-        cores=machine.cores,
-        system=machine.system,
-        machines=machine.machines,
-        variables=machine.variables,
-        imported=imported_packages(recipe_file, machine.packages),
+    attempt = machine.model_copy(
+        update={
+            "global_step": step,
+            "recipe": recipe,
+            "trees": [collected.tree for collected in trees],
+            "problem": problem,
+            "imported": imported_packages(recipe_file, machine.packages),
+        }
     )
     return attempt, trees
 
@@ -208,7 +203,7 @@ def modules_imported_in(path: Path) -> set[str]:
 
 
 def machine_facts() -> Attempt:
-    """Return the packages and the machine of this process, without code."""
+    """Return an attempt with the packages and the machine of this process, but without code."""
     return Attempt(
         global_step=0,
         packages=installed_packages(),
