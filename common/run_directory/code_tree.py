@@ -15,6 +15,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from common.run_directory.records import CodeTree
+from common.system.installed_code import is_installed
 from common.system.printable import without_secrets
 
 MOST_BYTES_OF_FILE = 2**20
@@ -146,14 +147,9 @@ def imported_files() -> set[Path]:
         if not isinstance(name, str) or not name.endswith(".py") or not os.path.isabs(name):
             continue
         path = Path(name)
-        if not is_installed_file(name) and not path.is_relative_to(sys.prefix):
+        if not is_installed(path) and not path.is_relative_to(sys.prefix):
             files.add(path)
     return files
-
-
-def is_installed_file(name: str | None) -> bool:
-    """Whether a file belongs to an installed package; a module without a file is given as None."""
-    return name is not None and bool({"site-packages", "dist-packages"} & {*Path(name).parts})
 
 
 def is_below(path: Path, root: Path, inner: Iterable[Path]) -> bool:
