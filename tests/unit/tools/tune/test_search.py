@@ -208,6 +208,7 @@ def test_search_can_minimise(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         assert min(image.size) > 400
 
 
+@pytest.mark.slow
 def test_search_ranks_settings_over_their_seeds(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -337,6 +338,7 @@ def test_failed_trials_do_not_end_a_search(tmp_path: Path) -> None:
             assert trial.user_attrs["reason"] == "learning rate 0.5 is too high"
 
 
+@pytest.mark.slow
 def test_search_whose_first_trials_all_fail_stops(tmp_path: Path) -> None:
     """Three failures at the start mean that the command is wrong, and its reason is shown."""
     study = tmp_path / "study"
@@ -421,6 +423,7 @@ def test_search_is_not_mixed_with_another(tmp_path: Path) -> None:
         read_command_line([str(STUB), "--config-file", "none.yaml"])
 
 
+@pytest.mark.slow
 def test_recipe_imports_no_library_of_the_tools() -> None:
     """Otherwise every training run would load Optuna and matplotlib."""
     code = (
