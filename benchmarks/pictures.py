@@ -24,9 +24,9 @@ from rich.text import Text
 
 WIDTH = 100  # columns
 HEIGHT = 30  # lines
-TRAIN = "accelerate launch recipes/mnist_mlp.py --dataset digits --validation-share 0.1"
-RUNS = {"fp32": "--mixed-precision no", "bf16": "--mixed-precision bf16"}
-COMPARE = "recipes compare runs/fp32 runs/bf16"
+TRAIN = "python recipes/mnist_mlp.py --dataset digits --validation-share 0.1"
+RUNS = {"narrow": "--hidden-sizes 64 64", "wide": "--hidden-sizes 1024 1024"}
+COMPARE = "recipes compare runs/narrow runs/wide"
 # Line ends and all escape sequences except those for colours.
 MOVES = re.compile(r"(\r|\n|\x1b\[\d*[A-HJKa-ln-z]|\x1b\[\?\d+[hl])")
 ERASE_LINE = "\x1b[2K"
@@ -66,8 +66,8 @@ def output_of(command: str, folder: str) -> str:
     control, terminal = pty.openpty()
     ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", HEIGHT, WIDTH, 0, 0))
     words = shlex.split(command)
-    if words[0] == "accelerate":
-        words = ["python", "-m", "accelerate.commands.accelerate_cli", *words[1:]]
+    if words[0] == "recipes":
+        words = ["python", "-m", "common.tools", *words[1:]]
     process = subprocess.Popen(
         [sys.executable, *words[1:]],
         cwd=folder,
