@@ -190,6 +190,17 @@ def nvml(monkeypatch: pytest.MonkeyPatch, cuda: Cuda) -> Nvml:
 
 
 @pytest.fixture
+def hidden_test_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look for the packages that a run imports in no file but its recipe.
+
+    pytest has imported hundreds of files, and reading them takes seconds.
+    """
+    from common.run_directory import provenance
+
+    monkeypatch.setattr(provenance, "imported_files", set)
+
+
+@pytest.fixture
 def restored_sigterm() -> Iterator[None]:
     """Restore the handler of SIGTERM, which some commands and recipes in this process replace."""
     before = signal.getsignal(signal.SIGTERM)

@@ -96,7 +96,7 @@ def test_resnet_two_processes_equal_accumulation_in_training(
     assert distributed_resnet.summary["test/count"] == IMAGE_SIZES["test"]
 
 
-@pytest.mark.parametrize("recipe", ["mlp", "bert"])
+@pytest.mark.parametrize("recipe", first(1, ["mlp", "bert"]))
 def test_learning_rate_is_stepped_once_an_update(
     recipe: str, request: pytest.FixtureRequest
 ) -> None:

@@ -47,6 +47,7 @@ def in_fp16(runner: Runner, recipe: str | Path, scale: Scale, *flags: object) ->
     return runner.shared(SCRIPT, *scaled(recipe, scale, *flags))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", EACH)
 def test_losses_are_near_those_of_fp32(
     recipe: str, runner: Runner, odd_images: Path, odd_text: Path, thin_resnet: Path

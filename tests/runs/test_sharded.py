@@ -135,7 +135,7 @@ def broken_off(run: Finished, directory: Path) -> None:
     assert 0 < newest_step(directory) < run.summary["progress/global_step"]
 
 
-@pytest.mark.parametrize("launcher", first(1, ["shards", "python", "four shards", "two"]))
+@pytest.mark.parametrize("launcher", first(0, ["shards", "python", "four shards", "two"]))
 def test_shards_resume_on_other_processes(
     launcher: Launcher, runner: Runner, odd_images: Path, sharded_mlp: Finished, tmp_path: Path
 ) -> None:

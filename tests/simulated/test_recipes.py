@@ -38,7 +38,7 @@ def small(recipe: str, odd_images: Path, odd_text: Path) -> Words:
 @pytest.mark.parametrize(
     ("recipe", "variant"),
     [
-        ("mnist_mlp", LIKE_APPLE),
+        pytest.param("mnist_mlp", LIKE_APPLE, marks=pytest.mark.slow),
         pytest.param("resnet", LIKE_APPLE, marks=pytest.mark.slow),
         pytest.param("bert", LIKE_APPLE, marks=pytest.mark.slow),
         pytest.param("mnist_mlp", LIKE_CUDA, marks=pytest.mark.slow),

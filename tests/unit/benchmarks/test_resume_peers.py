@@ -628,6 +628,7 @@ def test_mistakes_are_refused_in_a_sentence(named: dict[str, Any], message: str)
 # --------------------------------------------------------- Where a result comes from
 
 
+@pytest.mark.slow
 def test_digest_changes_with_what_changes_a_measurement(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -222,6 +222,7 @@ def test_built_in_digits_are_stratified() -> None:
     assert counts.max() <= 38
 
 
+@pytest.mark.slow
 def test_built_in_docstrings_are_real_text() -> None:
     """The standard library gives six topics, stratified splits, and no paragraph twice."""
     raw = Tables(find_named("docstrings", None), None)

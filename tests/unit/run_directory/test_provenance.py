@@ -49,6 +49,7 @@ def test_other_processes_threads_or_flags_are_changes() -> None:
     assert with_attempt([attempt(0)], later) == [attempt(0)]
 
 
+@pytest.mark.usefixtures("hidden_test_files")
 def test_attempt_says_which_code_and_packages_it_uses(tmp_path: Path) -> None:
     """A recipe that is in no repository is saved with its text. The library has a commit."""
     recipe = tmp_path / "code" / "train.py"
@@ -113,6 +114,7 @@ def test_only_named_variables_are_recorded(monkeypatch: pytest.MonkeyPatch) -> N
     assert "feedface" not in provenance.machine_facts().model_dump_json()
 
 
+@pytest.mark.usefixtures("hidden_test_files")
 def test_failure_to_write_stops_no_run(tmp_path: Path) -> None:
     """A file is in the way of the folder, as if the disk refused it."""
     (tmp_path / PROVENANCE).write_text("")
@@ -121,6 +123,7 @@ def test_failure_to_write_stops_no_run(tmp_path: Path) -> None:
     assert saved_attempts(tmp_path) == []
 
 
+@pytest.mark.usefixtures("hidden_test_files")
 def test_recipe_without_a_file_is_no_mistake(tmp_path: Path) -> None:
     """It was typed into an interpreter."""
     ProvenanceWriter(tmp_path, tmp_path / "<stdin>").write(0)

@@ -16,6 +16,8 @@ from common.tools.reproduce.past_run import PastRun
 from tests.git_repository import commit_all, git
 from tests.unit.tools.reproduce.made_up_runs import write_past_run
 
+pytestmark = pytest.mark.usefixtures("hidden_test_files")
+
 
 @pytest.fixture
 def recipe(tmp_path: Path) -> Path:

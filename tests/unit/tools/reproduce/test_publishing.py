@@ -18,6 +18,8 @@ from common.tools.reproduce.publishing import name_of_path, publish_run, without
 from tests.git_repository import commit_all
 from tests.unit.tools.reproduce.made_up_runs import write_past_run
 
+pytestmark = pytest.mark.usefixtures("hidden_test_files")
+
 
 @pytest.mark.parametrize(
     ("text", "expected"),

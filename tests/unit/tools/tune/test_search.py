@@ -324,6 +324,7 @@ def test_interrupted_search_says_how_to_resume(tmp_path: Path) -> None:
     assert not trial_processes(study)
 
 
+@pytest.mark.slow
 def test_failed_trials_do_not_end_a_search(tmp_path: Path) -> None:
     """A failed trial keeps its reason, and the search continues."""
     study = tmp_path / "study"
