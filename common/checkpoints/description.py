@@ -146,9 +146,10 @@ def insist_on_same(path: Path, saved: object, now: Mapping[str, PartDescription]
     # Another class explains most other differences, such as a schedule's other rates.
     for name in described:
         if saved[name].get("class") != now[name]["class"]:
-            classes = f"{saved[name].get('class')} then and {now[name]['class']} now"
+            classes = f"{saved[name].get('class')}, and is of class {now[name]['class']} now"
             raise UserError(
-                f"{path} was written by another version of the recipe ({name} was a {classes})",
+                f"{path} was written by another version of the recipe ({name} was of class "
+                f"{classes})",
                 advice=ADVICE,
             )
     for name in described:

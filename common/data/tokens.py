@@ -215,9 +215,9 @@ def load_tokenizer(checkpoint: str) -> "PreTrainedTokenizerBase":
                 f"the tokenizer of checkpoint {checkpoint} can't be loaded, because there is no "
                 "tokenizer.json in this folder"
             ),
-            advice="pass a folder with a tokenizer.json, or a Hub id",
+            advice="put a tokenizer.json into it, or pass another model",
         )
-    advice = "pass a local folder, or a Hub id that can be reached"
+    advice = "check its files, or for a model of the Hub, the connection; or pass another model"
     with reading(f"the tokenizer of checkpoint {checkpoint}", advice):
         if tokenizer_file.is_file():
             check_token_ids(tokenizer_file)
