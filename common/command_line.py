@@ -324,9 +324,7 @@ def refuse_another_recipe(
         raise UserError(
             f"{path} is from another recipe, or from another version of this one, because this "
             f"recipe does not have {unknown_flags}",
-            advice=f"{advice}, or a copy of the file without these values"
-            if may_be_own
-            else advice,
+            advice=advice + (", or a copy of the file without these values" if may_be_own else ""),
         )
     missing_flags = sorted(known_flags - saved_flags)
     # A file of an older version of this recipe may lack flags, which get their defaults.

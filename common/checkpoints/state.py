@@ -1,6 +1,5 @@
 """Saves a run's state as named parts in checkpoints, and restores it bit for bit."""
 
-import os
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
@@ -399,7 +398,9 @@ def excerpts(before: object, now: object) -> tuple[str, str]:
     texts = (str(before), str(now))
     if max(map(len, texts)) <= MOST_SHOWN:
         return texts
-    start = max(0, len(os.path.commonprefix(texts)) - MOST_SHOWN // 2)
+    pairs = enumerate(zip(*texts, strict=False))
+    difference = next((place for place, (one, other) in pairs if one != other), MOST_SHOWN)
+    start = max(0, difference - MOST_SHOWN // 2)
     ellipsis = "…" if start else ""
     shown_before, shown_now = (ellipsis + shortened(text[start:], MOST_SHOWN) for text in texts)
     return shown_before, shown_now

@@ -60,9 +60,9 @@ class IterableSamples(Samples):
         type_name = type(dataset).__name__
         if not hasattr(dataset, "state_dict") or not hasattr(dataset, "load_state_dict"):
             raise UserError(
-                f"a data set of class {type_name} can't be resumed, because the class does not have "
-                "both state_dict and load_state_dict",
-                advice="add both methods, or pass a map-style data set",
+                f"a data set of class {type_name} can't be resumed, because it does not have both "
+                "state_dict and load_state_dict",
+                advice="add both methods to the class, or pass a map-style data set",
             )
         layer = getattr(dataset, "_ex_iterable", None)
         self.is_split = layer is not None  # only data sets of `datasets` have this attribute

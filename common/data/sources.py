@@ -154,7 +154,7 @@ def insist_on_trained_share(share: float | None, trained: TrainedOn) -> None:
             f"--validation-share {share:g} would evaluate training samples, because {trained.run} "
             f"was trained on this data set {trained_with}"
         ),
-        advice="leave --validation-share out, so that the samples which the run held out are evaluated",
+        advice="leave --validation-share out",
     )
 
 

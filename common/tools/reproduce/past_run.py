@@ -205,6 +205,7 @@ def read_original(directory: Path) -> PastRun:
         )
     if not past.rows:
         raise UserError(
-            f"{directory} has no rows to compare", advice="pass a run that logged some updates"
+            f"{directory} logged no updates, so there is nothing to compare",
+            advice="pass a run that logged some updates",
         )
     return past
