@@ -578,17 +578,18 @@ def optimizer_of(*sizes: int) -> torch.optim.Optimizer:
         (
             {"net": nn.Linear(1, 1)},
             {"critic": nn.Linear(1, 1)},
-            "recipe, because only one of the two has critic, net",
+            "recipe, or by another version of this one, because either the checkpoint or this run "
+            "lacks critic, net",
         ),
         (
             {"net": nn.Linear(1, 1)},
             {"net": Counts()},
-            "recipe, because only one of the two has net",
+            "because either the checkpoint or this run lacks net",
         ),
         (
             {"ema": nn.Linear(1, 1), "a": Counts()},
             {"a": Counts()},
-            "recipe, because only one of the two has ema",
+            "because either the checkpoint or this run lacks ema",
         ),
     ],
 )

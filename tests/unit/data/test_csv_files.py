@@ -95,7 +95,7 @@ def test_advice_names_only_commands_of_the_system(
     message = refusal(lambda: find_dialect(str(path)))
     assert ("> new.csv" in message) != is_windows
     assert is_windows or f"'{path}' > new.csv" in message
-    assert ("save it in UTF-8" in message) or ("remove the zero bytes" in message)
+    assert ("save the file in UTF-8" in message) or ("remove the zero bytes" in message)
 
 
 def test_invalid_utf8_is_found_far_into_a_file(tmp_path: Path) -> None:

@@ -292,7 +292,7 @@ def test_processes_that_cannot_divide_the_effective_batch_are_refused(
     monkeypatch.setenv("WORLD_SIZE", "3")
     with pytest.raises(
         UserError,
-        match=r"32 samples, which is not a multiple of 96 \(batch size 32 × 3 processes\)",
+        match=r"32 samples, which is not a multiple of 96 \(--batch-size 32 × 3 processes\)",
     ):
         parse(monkeypatch, "mnist_mlp", "--resume", run)
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -325,7 +325,7 @@ def test_effective_batch_size_sets_accumulation(
     ):
         parse(monkeypatch, "mnist_mlp", "--resume", run, "--effective-batch-size", 384)
     with pytest.raises(
-        UserError, match=rf"is not a multiple of {64 * processes} \(batch size 64 × {processes}"
+        UserError, match=rf"is not a multiple of {64 * processes} \(--batch-size 64 × {processes}"
     ):
         parse(monkeypatch, "mnist_mlp", "--batch-size", 64, "--effective-batch-size", 100)
 

@@ -241,7 +241,10 @@ def test_only_the_named_recipe_is_executed(run: Path, recipe: Path, tmp_path: Pa
     ("arguments", "message"),
     [
         (("nowhere", "x.png"), "there is no folder nowhere"),
-        (("unfinished", "x.png"), "unfinished is preempted and has no model yet: .*--resume"),
+        (
+            ("unfinished", "x.png"),
+            "unfinished has no model yet, and its status is preempted: .*--resume",
+        ),
         (("refused", "x.png"), r"refused is failed .*for the same reason \(the loss is NaN\)"),
         (
             ("early", "x.png"),
@@ -270,9 +273,9 @@ def test_only_the_named_recipe_is_executed(run: Path, recipe: Path, tmp_path: Pa
         ),
         (
             ("run", "train.py", "--device", "abacus"),
-            "this machine has no --device abacus: pass --device cpu",
+            "this machine has no device abacus: pass --device cpu",
         ),
-        (("run", "train.py", "--device", "cpu:3"), "this machine has no --device cpu:3"),
+        (("run", "train.py", "--device", "cpu:3"), "this machine has no device cpu:3"),
         (("run", ""), "nothing to predict"),
         (("run", "-"), "nothing to predict"),
         (("run", "train.py", "--recipe", "none.py"), r"there is no file none\.py"),
@@ -371,5 +374,5 @@ def test_device_that_is_not_present_is_refused(monkeypatch: pytest.MonkeyPatch) 
         return None if check_available else torch.device("cuda")
 
     monkeypatch.setattr(torch.accelerator, "current_accelerator", built_for_gpus)
-    with pytest.raises(UserError, match="this machine has no --device cuda: pass --device cpu"):
+    with pytest.raises(UserError, match="this machine has no device cuda: pass --device cpu"):
         choose_device("cuda")
