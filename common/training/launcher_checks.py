@@ -47,7 +47,7 @@ def launching() -> Iterator[None]:
             ) from None
         raise UserError(
             f"the launched processes can't start ({cause})",
-            advice=LAUNCH,
+            advice=f"correct the setting that this error names, or {LAUNCH}",
             every_rank=True,
             resumable=outcome_of(error).resumable,
         ) from None

@@ -212,7 +212,7 @@ def test_row_without_a_value_is_refused_when_read(
     monkeypatch.setattr("common.data.decoding.SAMPLED_IMAGES", 1)
     split = images(source_of(tmp_path / "data")).splits["train"]
     message = refusal(lambda: every_batch(split, workers))
-    assert "train-0.parquet contains a row without" in message
+    assert f"train-0.parquet contains a row without a value in column {column}" in message
 
 
 def test_data_that_cannot_be_streamed_are_refused(tmp_path: Path) -> None:
