@@ -258,8 +258,8 @@ def newest_unfinished(config: ResumableConfig, recipe: str) -> Path | None:
                     f"({listed(phrases)})"
                 ),
                 advice=(
-                    f"continue it with --resume {quoted(directory)} and without these flags, or "
-                    "start another run with --output-dir NEW"
+                    "leave these flags out and continue that run with --resume "
+                    f"{quoted(directory)}, or start another run with --output-dir NEW"
                 ),
             )
     return None

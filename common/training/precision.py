@@ -57,7 +57,7 @@ def choose_precision(requested: str, use_cpu: bool, resumes: bool = False) -> st
     if not is_offered(precision, use_cpu):
         asked_by = "--mixed-precision" if requested != "auto" else "the launcher's mixed_precision"
         is_on_cpu = use_cpu or not is_accelerator(default_device())
-        device = "a CPU" if is_on_cpu else f"this device ({default_device().type})"
+        device = "a CPU" if is_on_cpu else "this GPU"
         raise UserError(
             f"{asked_by} {precision} can't be used on {device}{REMARKS.get(precision, '')}",
             advice=advice,
@@ -78,7 +78,7 @@ def launchers_precision() -> str:
             f"the environment variable {LAUNCHERS_PRECISION} is {value!r:.50}, which is not a "
             "precision that recipes support",
             advice=(
-                "choose no, fp16 or bf16 as mixed_precision in the launcher's command or "
+                "set mixed_precision to no, fp16 or bf16 in the launcher's command or "
                 "configuration file, or unset the variable if you set it yourself"
             ),
             every_rank=True,

@@ -538,27 +538,27 @@ def optimizer_of(*sizes: int) -> torch.optim.Optimizer:
         (
             {"net": nn.Linear(2, 3)},
             {"net": nn.Linear(2, 4)},
-            "model, because net.bias is [3] float32 there and is [4] float32 here",
+            "model, because net.bias is [3] float32 there, but is [4] float32 in this run",
         ),
         (
             {"net": Tied(6)},
             {"net": Tied(7)},
-            "model, because net.body.0.bias is [6] float32 there and is [7] float32 here",
+            "model, because net.body.0.bias is [6] float32 there, but is [7] float32 in this run",
         ),
         (
             {"net": nn.Linear(2, 3)},
             {"net": nn.Linear(2, 3, bias=False)},
-            "model, because net.bias is [3] float32 there and does not exist here",
+            "model, because net.bias is [3] float32 there, but does not exist in this run",
         ),
         (
             {"net": nn.Linear(2, 3, bias=False)},
             {"net": nn.Linear(2, 3)},
-            "model, because net.bias does not exist there and is [3] float32 here",
+            "model, because net.bias does not exist there, but is [3] float32 in this run",
         ),
         (
             {"net": nn.Linear(2, 3)},
             {"net": nn.Linear(2, 3).double()},
-            "model, because net.bias is [3] float32 there and is [3] float64 here",
+            "model, because net.bias is [3] float32 there, but is [3] float64 in this run",
         ),
         (
             {"net": with_buffer(2)},
@@ -584,12 +584,14 @@ def optimizer_of(*sizes: int) -> torch.optim.Optimizer:
         (
             {"net": nn.Linear(1, 1)},
             {"net": Counts()},
-            "because either the checkpoint or this run lacks net",
+            "recipe, or by another version of this one, because either the checkpoint or this run "
+            "lacks net",
         ),
         (
             {"ema": nn.Linear(1, 1), "a": Counts()},
             {"a": Counts()},
-            "because either the checkpoint or this run lacks ema",
+            "recipe, or by another version of this one, because either the checkpoint or this run "
+            "lacks ema",
         ),
     ],
 )
