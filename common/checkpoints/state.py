@@ -399,7 +399,8 @@ def excerpts(before: object, now: object) -> tuple[str, str]:
     if max(map(len, texts)) <= MOST_SHOWN:
         return texts
     pairs = enumerate(zip(*texts, strict=False))
-    difference = next((place for place, (one, other) in pairs if one != other), MOST_SHOWN)
+    shorter = min(map(len, texts))
+    difference = next((place for place, (one, other) in pairs if one != other), shorter)
     start = max(0, difference - MOST_SHOWN // 2)
     ellipsis = "…" if start else ""
     shown_before, shown_now = (ellipsis + shortened(text[start:], MOST_SHOWN) for text in texts)

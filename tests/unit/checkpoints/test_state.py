@@ -11,13 +11,15 @@ import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 from torch.optim import lr_scheduler
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from common.checkpoints.finished import newest_whole, read_manifest
 from common.checkpoints.kinds import RandomState
-from common.checkpoints.state import Parts
+from common.checkpoints.state import Parts, excerpts
 from common.checkpoints.store import Checkpoints
 from common.checkpoints.tensors import read_tensors, write_tensors
 from common.errors import UserError
@@ -603,6 +605,14 @@ def test_checkpoint_of_another_model_is_refused(
     with pytest.raises(UserError) as error:
         restore(path, parts_of(**now))
     assert f"{path} was written by another {message}" in error.value.message
+
+
+@given(st.text("ab", max_size=600), st.text("ab", max_size=400), st.text("ab", max_size=400))
+def test_excerpts_show_where_values_differ(prefix: str, before: str, now: str) -> None:
+    """Long lists of class names may begin alike."""
+    shown_before, shown_now = excerpts(prefix + before, prefix + now)
+    assert (shown_before != shown_now) == (before != now)
+    assert max(len(shown_before), len(shown_now)) <= 202  # with an ellipsis at both ends
 
 
 def test_errors_raised_by_a_part_keep_their_traceback(tmp_path: Path) -> None:
