@@ -130,7 +130,10 @@ def refuse_missing_devices() -> None:
         counts = f"{local_processes} processes on this machine, which has only {gpus}"
         raise UserError(
             f"the launcher started {counts}",
-            advice=f"pass --num_processes {devices} to accelerate launch",
+            advice=(
+                "start at most one process for each GPU, as with accelerate launch "
+                f"--num_processes {devices} on one machine"
+            ),
         )
 
 
