@@ -79,7 +79,7 @@ def initial_facts(path: str | None) -> InitialFacts:
         return facts_of_run
     published = read_json_if_there(folder / PUBLISHED) or {}
     settings = published.get("pretrained_cfg", published)  # some files have no such level
-    with reading(str(folder / PUBLISHED), "pass the safetensors file in this folder"):
+    with reading(str(folder / PUBLISHED), "pass the safetensors file beside it"):
         channels, size, _ = settings["input_size"]  # channels, height, width
         if not 1 <= size <= MOST_PIXELS:
             raise ValueError(f"images of {size} pixels")

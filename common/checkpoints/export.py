@@ -268,7 +268,7 @@ def refuse_other_model(
             tensors = counted(count, "such tensor")
             difference = f"it has no {name}, which this model needs ({tensors})"
         else:
-            difference = f"{name} has the shape {shape_there} there, but {shape_here} in this model"
+            difference = f"{name} has the shape {shape_there} in it, but {shape_here} in this model"
         raise UserError(f"{path} does not fit this model, because {difference}", advice=advice)
 
 
@@ -284,8 +284,8 @@ def refuse_other_kind(
         raise UserError(
             (
                 f"{path} has weights of another model: this model has none of its "
-                f"{counted(len(weights), 'tensor')}, such as {min(weights)}, but others, such as "
-                f"{min(state)}"
+                f"{counted(len(weights), 'tensor')} ({min(weights)}, for example), but others "
+                f"({min(state)}, for example)"
             ),
             advice="pass weights that this recipe wrote, or run the recipe that wrote these",
         )
