@@ -63,7 +63,7 @@ def test_published_weights_load_except_for_the_head(published: Path, tmp_path: P
 
 def test_shape_that_does_not_fit_is_named(published: Path, tmp_path: Path) -> None:
     """One sentence names the first such tensor."""
-    with pytest.raises(UserError, match=r"conv1\.weight has the shape \(64, 3, 7, 7\) there"):
+    with pytest.raises(UserError, match=r"conv1\.weight has the shape \(64, 3, 7, 7\) in it"):
         load_initial(ResNet("resnet18", 3, 3, 4), config(published), tmp_path, list("abcd"))
     with pytest.raises(UserError, match="there is no finished model"):
         initial_facts(str(tmp_path))

@@ -203,7 +203,8 @@ def test_outputs_that_are_not_finite_are_refused(run: Path, recipe: Path) -> Non
     predictor = Predictor(run, recipe=recipe)
     torch.nn.init.constant_(predictor.model.head.weight, 3e38)
     with pytest.raises(
-        UserError, match=r"some outputs of the model in .* are NaN or infinite: pass"
+        UserError,
+        match=r"some outputs of the model in .* are NaN or infinite: train the model again",
     ):
         predictor([Image.new("RGB", (2, 2), "white")])
 
@@ -245,10 +246,13 @@ def test_only_the_named_recipe_is_executed(run: Path, recipe: Path, tmp_path: Pa
             ("unfinished", "x.png"),
             "unfinished has no model yet, and its status is preempted: .*--resume",
         ),
-        (("refused", "x.png"), r"refused is failed .*for the same reason \(the loss is NaN\)"),
+        (
+            ("refused", "x.png"),
+            r"refused has no model yet, and its status is failed: .*for the same reason \(the loss is NaN\)",
+        ),
         (
             ("early", "x.png"),
-            "early is failed .*: repeat the command that started it, because it ended before",
+            "early has no model yet, .* failed: repeat the command that started it, because it ended before",
         ),
         (
             ("run", "nothing"),

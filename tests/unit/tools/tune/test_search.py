@@ -101,7 +101,7 @@ def test_names_are_not_searched() -> None:
     [
         (["--learning-rate", "0.1"], "no flag has several values to try: pass a range"),
         (["--learning-rate", "1:0.1"], "): write low:high with low below high, or low:high:log"),
-        (["--learning-rate", "0:1:log"], "or low:high:log, where low is above 0"),
+        (["--learning-rate", "0:1:log"], "or low:high:log with low above 0"),
         (["--learning-rate", "a:b"], "could not convert string to float: 'a'"),
         (["--learning-rate", "0.1:1:linear"], "low:high:log"),
         (["--batch-size", "0.5:2"], "invalid literal for int"),
