@@ -248,11 +248,13 @@ def test_only_the_named_recipe_is_executed(run: Path, recipe: Path, tmp_path: Pa
         ),
         (
             ("refused", "x.png"),
-            r"refused has no model yet, and its status is failed: .*for the same reason \(the loss is NaN\)",
+            "refused has no model yet, and its status is failed: "
+            r".*for the same reason \(the loss is NaN\)",
         ),
         (
             ("early", "x.png"),
-            "early has no model yet, .* failed: repeat the command that started it, because it ended before",
+            "early has no model yet, and its status is failed: "
+            "repeat the command that started it, because it ended before",
         ),
         (
             ("run", "nothing"),
