@@ -213,7 +213,7 @@ def test_flag_edited_in_config_is_refused(tmp_path: Path, flag: str, value: floa
     error, _ = run("--resume", directory)
     assert isinstance(error, UserError)
     spelled = flag.replace("_", "-")
-    assert f"than before (--{spelled} was {before} and is {value} now" in error.message
+    assert f"after the run wrote it (--{spelled} was {before} and is {value} now" in error.message
     (directory / "config.json").write_text(text)
     assert run("--resume", directory, "--log-every", 1)[0] is None
 

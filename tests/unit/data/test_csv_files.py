@@ -128,7 +128,7 @@ def test_unknown_separator_is_refused(tmp_path: Path) -> None:
     """Otherwise the header would be a single column."""
     path = tmp_path / "train.csv"
     path.write_text("review:label\n" + "good, as it was:yes\n" * 20)
-    assert "but the header has only 1 names (review:label)" in refusal(
+    assert "but the header has only 1 name (review:label)" in refusal(
         lambda: find_dialect(str(path))
     )
 

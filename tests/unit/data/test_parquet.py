@@ -229,7 +229,7 @@ def test_data_that_cannot_be_streamed_are_refused(tmp_path: Path) -> None:
     single_class = grey_images(40, 0)
     single_class["label"] = [0] * 40
     write_image_parquet(tmp_path / "cats", {"train": single_class}, names=("cat",))
-    assert "all rows of train of data set cats have the same label" in refusal(
+    assert "all rows of split train of data set cats have the same label" in refusal(
         lambda: images(source_of(tmp_path / "cats"))
     )
     empty: dict[str, list[Any]] = {"image": [], "label": []}
