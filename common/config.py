@@ -8,7 +8,10 @@ from common.command_line import parse_config
 from common.errors import UserError
 from common.flags import flag
 
-__all__ = ["TrainingConfig", "parse_config"]
+__all__ = ["Precision", "RequestedPrecision", "TrainingConfig", "parse_config"]
+
+Precision = Literal["no", "tf32", "bf16", "fp16"]  # no: fp32
+RequestedPrecision = Literal["auto", Precision]
 
 data = partial(flag, role="data")
 pace = partial(flag, role="pace")
@@ -52,7 +55,7 @@ class TrainingConfig:
     max_grad_norm: float = flag(1.0, least=0)  # Clip gradients' global L2 norm; 0 turns it off.
 
     # Precision of the arithmetic; no: fp32.
-    mixed_precision: Literal["auto", "no", "tf32", "bf16", "fp16"] = "auto"
+    mixed_precision: RequestedPrecision = "auto"
     compile: bool = False  # Compile the model with torch.compile.
     # Type in which gradients are sent between processes; no: not compressed.
     gradient_compression: Literal["no", "fp16", "bf16"] = "no"

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from common.flag_reads import TAKES_EFFECT_IN
+from common.system.installed_code import is_installed
 
 # Calls that take all flags at once, so that the source names none of them.
 CALLS_THAT_COPY = {"vars", "asdict", "astuple", "fields"}
@@ -51,11 +52,10 @@ def own_modules(recipe_file: Path) -> Iterator[Path]:
     # These are fewer files than `code_tree.imported_files` returns: `common` reads all flags, and
     # the attributes of a library elsewhere may have the names of flags by chance.
     folders = {recipe_file.absolute().parent, Path.cwd()}
-    packages = {"site-packages", "dist-packages"}
     ours = Path(__file__).parent
     for module in [*sys.modules.values()]:
         path = Path(getattr(module, "__file__", None) or "")
-        if path.suffix != ".py" or path.is_relative_to(ours) or packages & {*path.parts}:
+        if path.suffix != ".py" or path.is_relative_to(ours) or is_installed(path):
             continue
         if any(path.is_relative_to(folder) for folder in folders):
             yield path

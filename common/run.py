@@ -20,10 +20,11 @@ from common.console import DISPLAY
 from common.data.batch import Batch, Data, Work, refuse_unread
 from common.data.loader import Loader, RunSignals, make_loaders
 from common.data.order import TrainingOrder
-from common.errors import Preempted, UserError, let_main_rank_exit_first
+from common.errors import Preempted, UserError
 from common.flag_reads import mark_read, record_reads
 from common.lifecycle import ending, keeping, saving, starting
 from common.lifecycle.closing import close_after
+from common.lifecycle.error_report import announce_error, report_once
 from common.lifecycle.evaluations import Evaluations
 from common.lifecycle.recording import log_interval, refuse_unread_flags
 from common.lifecycle.setup import set_up
@@ -446,15 +447,15 @@ class Run:
         loaders = [] if stages.loaded is None else [*stages.loaded.loaders.values()]
         if stages.started is not None:
             stages.started.profiler.stop()
+        if isinstance(error, UserError):
+            announce_error()
         if error is not None:
             self.evaluations.rehearsal.explain(error)
             close_after(error, self.context, loaders)
         for loader in loaders:
             loader.close()
         if isinstance(error, UserError):
-            let_main_rank_exit_first()
-            if request.reason is None:  # otherwise rank 0 ended first, and told the user
-                error.speak()
+            report_once(error, request)
         # After any other error, other ranks may still wait in a collective that this rank has left.
         all_ranks_end = error is None or isinstance(error, (UserError, Preempted))
         if torch.distributed.is_initialized() and all_ranks_end:

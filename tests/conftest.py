@@ -191,7 +191,7 @@ def nvml(monkeypatch: pytest.MonkeyPatch, cuda: Cuda) -> Nvml:
 
 @pytest.fixture
 def restored_sigterm() -> Iterator[None]:
-    """Restore the handler of SIGTERM, which a search in this process replaces."""
+    """Restore the handler of SIGTERM, which some commands and recipes in this process replace."""
     before = signal.getsignal(signal.SIGTERM)
     yield
     signal.signal(signal.SIGTERM, before)

@@ -65,7 +65,7 @@ def save_model(
         else:
             write_sharded_model(unfinished, skeleton, weights)
         model_facts = {name: facts[name] for name in facts if name != "files"}
-        model_facts |= digest_of_weights(unfinished / WEIGHTS).to_json()
+        model_facts |= digest_of_weights_file(unfinished / WEIGHTS).to_json()
         write_json(unfinished / MODEL_JSON, model_facts)
         if card:
             write_text(unfinished / "README.md", card)
@@ -88,7 +88,7 @@ def write_sharded_model(folder: Path, skeleton: nn.Module, weights: Tensors) -> 
     write_sharded_weights(folder / WEIGHTS, weights)
 
 
-def digest_of_weights(path: Path) -> WeightsDigest:
+def digest_of_weights_file(path: Path) -> WeightsDigest:
     """Return the entry of `model.json` for a file of weights; an OSError if it can't be read."""
     return WeightsDigest(weights_sha256=sha256_of_file(path))
 
@@ -162,7 +162,7 @@ def keep_initial(source: Path, folder: Path, is_file: bool) -> None:
     with writing(str(folder)), replacing(folder) as unfinished:
         if is_file:
             shutil.copy(source, unfinished / WEIGHTS)
-            write_json(unfinished / MODEL_JSON, digest_of_weights(source).to_json())
+            write_json(unfinished / MODEL_JSON, digest_of_weights_file(source).to_json())
         else:
             shutil.copytree(source.parent, unfinished, dirs_exist_ok=True)
 

@@ -73,7 +73,11 @@ class LoadsFromRanks(Protocol):
 
 
 class RunIdentity(TypedDict):
-    """The facts by which a resume recognises its checkpoints; entries of a manifest."""
+    """The facts of a running training, all of them known; they become entries of a manifest.
+
+    `Manifest` is the whole file as a resume reads it: it also has files and states, and may lack
+    any of these facts, because older versions did not write them.
+    """
 
     run_id: str
     recipe: str

@@ -233,21 +233,7 @@ def load_text(
             "--dataset synthetic makes images, not text",
             advice="pass --dataset docstrings, or a folder of texts",
         )
-    version = f"text-10-{SCRATCH_VOCABULARY}-{fingerprint_of_tokenizer(checkpoint)}"
-    settings = {
-        "checkpoint": checkpoint,
-        "max_length": max_length,
-        "text_columns": text_columns,
-        "label_column": label_column,
-    }
-    data = prepared(
-        source,
-        prepare_text,
-        version,
-        ARRAYS,
-        settings,
-        tokenizer_of_evaluated(source, checkpoint),
-    )
+    data = tokenised(source, checkpoint, max_length, text_columns, label_column)
     facts = data.facts
     tokenizer_folder = data.folder / "tokenizer"
     splits = text_splits(data, tokenizer_folder, max_length, token_positions)
@@ -266,6 +252,31 @@ def load_text(
         text_columns=facts["text_columns"],
         max_length=max_length,
         is_evaluated_only="train" not in splits,
+    )
+
+
+def tokenised(
+    source: DataSource,
+    checkpoint: str,
+    max_length: int,
+    text_columns: tuple[str, ...],
+    label_column: str | None,
+) -> Prepared[TextFacts]:
+    """Return a data set in tokens, from the cache if it is there; see `load_text`."""
+    version = f"text-10-{SCRATCH_VOCABULARY}-{fingerprint_of_tokenizer(checkpoint)}"
+    settings = {
+        "checkpoint": checkpoint,
+        "max_length": max_length,
+        "text_columns": text_columns,
+        "label_column": label_column,
+    }
+    return prepared(
+        source,
+        prepare_text,
+        version,
+        ARRAYS,
+        settings,
+        tokenizer_of_evaluated(source, checkpoint),
     )
 
 

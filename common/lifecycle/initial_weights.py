@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 MOST_BYTES = 2**30  # of a model whose digest is taken; SHA-256 takes some seconds for these
 
 
-def digest_of_weights(model: nn.Module) -> str | None:
+def digest_of_model(model: nn.Module) -> str | None:
     """Return the SHA-256 of the names and bytes of a model's parameters and buffers.
 
     None for a model of more than `MOST_BYTES`, one that is sharded over ranks, and one with weights

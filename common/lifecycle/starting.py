@@ -15,7 +15,7 @@ from common.data.iterable import IterableSamples
 from common.flag_reads import mark_read
 from common.flags import role_of
 from common.json_files import json_safe
-from common.lifecycle.initial_weights import digest_of_weights
+from common.lifecycle.initial_weights import digest_of_model
 from common.lifecycle.saving import restore
 from common.lifecycle.stages import Context, KeptParts, LoadedData, StartedRun
 from common.measure.flops import ComputeLoss
@@ -239,7 +239,7 @@ def initial_weights(started: StartedRun, saved: RunConfig | None) -> str | None:
         return saved.initial_weights
     if context.config.evaluate_only or not context.accelerator.is_main_process:
         return None
-    return digest_of_weights(context.accelerator.bare(started.kept.bare_model))
+    return digest_of_model(context.accelerator.bare(started.kept.bare_model))
 
 
 def tell_unknown_contents(saved_config: RunConfig) -> None:

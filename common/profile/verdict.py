@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
-from common.config import TrainingConfig
+from common.config import Precision, TrainingConfig
 
 if TYPE_CHECKING:
     from torch.autograd.profiler_util import FunctionEvent
@@ -123,14 +123,18 @@ def cost_of_update(
 
 
 def judge(
-    cost: UpdateCost, config: TrainingConfig, precision: str, placement: str, processes: int = 1
+    cost: UpdateCost,
+    config: TrainingConfig,
+    precision: Precision,
+    placement: str,
+    processes: int = 1,
 ) -> Judgement:
     """Return the verdict, its evidence and advice: the largest part of an update bounds its speed.
 
     Args:
         cost: where the time of an update goes.
         config: the flags that the run has.
-        precision: "no" (fp32), "bf16" or "fp16".
+        precision: as Accelerate names it, which calls TF32 "no".
         placement: where batches are made, "device" or "workers".
         processes: how many ranks train.
     """
@@ -156,7 +160,7 @@ def judge(
     }
 
 
-def advice(largest: str, config: TrainingConfig, precision: str, placement: str) -> str:
+def advice(largest: str, config: TrainingConfig, precision: Precision, placement: str) -> str:
     """Return advice, such as a flag to change, that shortens the largest part of an update."""
     if largest == "data" and placement == "device":
         return (

@@ -15,6 +15,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from common.run_directory.records import CodeTree
+from common.system.installed_code import is_in_standard_library, is_installed
 from common.system.printable import without_secrets
 
 MOST_BYTES_OF_FILE = 2**20
@@ -138,7 +139,7 @@ def trees_of_process(recipe_file: Path, library: Path) -> list[CollectedTree]:
 
 
 def imported_files() -> set[Path]:
-    """Return the Python files that this process has imported, without installed packages."""
+    """Return the Python files that this process has imported, without Python and its packages."""
     # Files of `common` count here, unlike in `common.flag_uses`: a repeated run needs them.
     files = set()
     for module in list(sys.modules.values()):  # another thread may import at the same time
@@ -146,14 +147,10 @@ def imported_files() -> set[Path]:
         if not isinstance(name, str) or not name.endswith(".py") or not os.path.isabs(name):
             continue
         path = Path(name)
-        if not is_installed_file(name) and not path.is_relative_to(sys.prefix):
+        is_of_python = is_in_standard_library(name) or path.is_relative_to(sys.prefix)
+        if not is_of_python and not is_installed(path):
             files.add(path)
     return files
-
-
-def is_installed_file(name: str | None) -> bool:
-    """Whether a file belongs to an installed package; a module without a file is given as None."""
-    return name is not None and bool({"site-packages", "dist-packages"} & {*Path(name).parts})
 
 
 def is_below(path: Path, root: Path, inner: Iterable[Path]) -> bool:

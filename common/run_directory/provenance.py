@@ -17,12 +17,7 @@ from pathlib import Path
 
 from common.errors import UserError
 from common.json_files import write_json
-from common.run_directory.code_tree import (
-    CollectedTree,
-    imported_files,
-    is_installed_file,
-    trees_of_process,
-)
+from common.run_directory.code_tree import CollectedTree, imported_files, trees_of_process
 from common.run_directory.records import (
     ATTEMPTS,
     PROVENANCE,
@@ -33,6 +28,7 @@ from common.run_directory.records import (
     read_record,
 )
 from common.system.devices.libraries import library_versions
+from common.system.installed_code import is_installed
 from common.system.machine import is_main_rank, local_world_size, processor_name, world_size
 from common.system.platforms import usable_cores
 
@@ -154,19 +150,14 @@ def present_attempt(recipe_file: Path, step: int) -> tuple[Attempt, list[Collect
     else:
         problem = "the recipe is in no file"
     machine = machine_facts()
-    attempt = Attempt(
-        global_step=step,
-        recipe=recipe,
-        trees=[collected.tree for collected in trees],
-        problem=problem,
-        packages=machine.packages,
-        libraries=machine.libraries,
-        processor=machine.processor,
-        cores=machine.cores,
-        system=machine.system,
-        machines=machine.machines,
-        variables=machine.variables,
-        imported=imported_packages(recipe_file, machine.packages),
+    attempt = machine.model_copy(
+        update={
+            "global_step": step,
+            "recipe": recipe,
+            "trees": [collected.tree for collected in trees],
+            "problem": problem,
+            "imported": imported_packages(recipe_file, machine.packages),
+        }
     )
     return attempt, trees
 
@@ -185,9 +176,10 @@ def imported_packages(recipe_file: Path, packages: Collection[str]) -> list[str]
     others = []  # whose package has another name, such as cv2
     for module in sorted(modules - sys.stdlib_module_names):
         package = normalized(module)
+        file = getattr(sys.modules.get(module), "__file__", None)
         if package in packages:
             found.add(package)
-        elif is_installed_file(getattr(sys.modules.get(module), "__file__", None)):
+        elif file is not None and is_installed(file):
             others.append(module)
     if others:  # only then, because this reads files of all packages
         owners = metadata.packages_distributions()
@@ -211,7 +203,7 @@ def modules_imported_in(path: Path) -> set[str]:
 
 
 def machine_facts() -> Attempt:
-    """Return the packages and the machine of this process, without code."""
+    """Return an attempt with the packages and the machine of this process, but without code."""
     return Attempt(
         global_step=0,
         packages=installed_packages(),

@@ -169,7 +169,7 @@ class RunConfig(Record):
     wandb_run_id: str = ""
     compared: dict[str, bool] = Field(default_factory=dict)  # flags with another rule than usual
     source: Source = Field(default_factory=Source)
-    initial_weights: str | None = None  # their SHA-256; None: see `digest_of_weights`
+    initial_weights: str | None = None  # their SHA-256; None: see `digest_of_model`
     sha256: str | None = None  # of everything else in the file
 
 
@@ -273,7 +273,9 @@ class RankReceipt(Record):
 class Manifest(Record):
     """`manifest.json` of a checkpoint: its files and the state of its parts, except tensors.
 
-    A resume checks the digest on the JSON in the file, and parses it afterwards.
+    A resume checks the digest on the JSON in the file, and parses it afterwards. The facts of the
+    training that wrote it are those of `RunIdentity` in `common.checkpoints.state`, each optional
+    here, because files of older versions lack some.
     """
 
     global_step: int | None = None

@@ -13,7 +13,7 @@ import torch
 from accelerate import utils
 from accelerate.state import PartialState
 
-from common.config import TrainingConfig
+from common.config import Precision, TrainingConfig
 from common.errors import UserError
 from common.measure.memory import limit_memory
 from common.system.devices import (
@@ -96,7 +96,7 @@ def make_accelerator(
     config: TrainingConfig,
     options: utils.DistributedDataParallelKwargs,
     device: ChosenDevice,
-    precision: str,
+    precision: Precision,
 ) -> ShardingAccelerator:
     """Construct the Accelerator, which has the processes of the job find each other."""
     # Accelerate 1.15 only knows the old name, about which torch 2.13 warns.
@@ -135,7 +135,7 @@ def shard(accelerator: ShardingAccelerator, config: TrainingConfig) -> None:
     accelerator.shard_over_ranks(config.gradient_compression)
 
 
-def prepare_cpu(config: TrainingConfig, precision: str) -> None:
+def prepare_cpu(config: TrainingConfig, precision: Precision) -> None:
     """Set the threads and the memory limit of a training on a CPU.
 
     Raises:

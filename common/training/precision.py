@@ -6,6 +6,7 @@ import platform
 import torch
 from accelerate import Accelerator
 
+from common.config import Precision, RequestedPrecision
 from common.console import warn
 from common.errors import UserError
 from common.system.devices import (
@@ -18,7 +19,7 @@ from common.system.devices import (
 from common.training.loss_scale import SharedScaler
 
 # What an error adds about a precision that the device can't run.
-REMARKS = {
+REMARKS: dict[Precision, str] = {
     "fp16": " (Accelerate would silently train in fp32)",
     "tf32": " (it needs a GPU such as NVIDIA's since Ampere, 2020)",
 }
@@ -26,12 +27,16 @@ REMARKS = {
 # bits. NVIDIA and AMD: fp16. Intel: bf16, which needs no loss scale; torch's loss scale takes
 # float64, which many Intel GPUs lack. Apple is missing here, because its GPUs compute fp16 no
 # faster than fp32, and each unfused fp16 update would wait for the GPU.
-AUTO_PRECISIONS = {"cuda": "fp16", "xpu": "bf16"}
+AUTO_PRECISIONS: dict[str, Precision] = {"cuda": "fp16", "xpu": "bf16"}
 LAUNCHERS_PRECISION = "ACCELERATE_MIXED_PRECISION"
+# By the value of that variable, in lower case.
+SUPPORTED_OF_LAUNCHER: dict[str, Precision] = {"no": "no", "fp16": "fp16", "bf16": "bf16"}
 
 
-def choose_precision(requested: str, use_cpu: bool, resumes: bool = False) -> str:
-    """Return the precision to run in: "no" (fp32), "tf32", "bf16" or "fp16".
+def choose_precision(
+    requested: RequestedPrecision, use_cpu: bool, resumes: bool = False
+) -> Precision:
+    """Return the precision to run in.
 
     Args:
         requested: the value of `--mixed-precision`. ``auto`` takes the launcher's precision, or the
@@ -44,10 +49,11 @@ def choose_precision(requested: str, use_cpu: bool, resumes: bool = False) -> st
         UserError: the device can't run this precision.
     """
     best = best_precision(use_cpu)
-    precision = requested
     if requested == "auto":
         launcher_precision = launchers_precision()
         precision = best if launcher_precision == "no" else launcher_precision
+    else:
+        precision = requested
     advice = f"pass --mixed-precision {best}"
     if resumes:
         advice = (
@@ -65,15 +71,15 @@ def choose_precision(requested: str, use_cpu: bool, resumes: bool = False) -> st
     return precision
 
 
-def launchers_precision() -> str:
+def launchers_precision() -> Precision:
     """Return the precision that the launcher asks for; "no" if it asks for no precision.
 
     Raises:
         UserError: the variable names no precision that recipes have.
     """
     value = os.environ.get(LAUNCHERS_PRECISION) or "no"
-    precision = value.lower()
-    if precision not in ("no", "fp16", "bf16"):
+    precision = SUPPORTED_OF_LAUNCHER.get(value.lower())
+    if precision is None:
         raise UserError(
             f"the environment variable {LAUNCHERS_PRECISION} is {value!r:.50}, which is not a "
             "precision that recipes support",
@@ -86,7 +92,7 @@ def launchers_precision() -> str:
     return precision
 
 
-def best_precision(use_cpu: bool) -> str:
+def best_precision(use_cpu: bool) -> Precision:
     """Return the precision that `auto` takes if the launcher names no precision."""
     if use_cpu:
         return "bf16" if cpu_has_bf16() else "no"
@@ -94,7 +100,7 @@ def best_precision(use_cpu: bool) -> str:
     return precision if is_offered(precision, use_cpu) else "no"
 
 
-def is_offered(precision: str, use_cpu: bool) -> bool:
+def is_offered(precision: Precision, use_cpu: bool) -> bool:
     """Whether a precision can be chosen on this device.
 
     Torch could run fp16 on a CPU, but slower than fp32, so it is not offered there. Any CPU can run
@@ -119,7 +125,7 @@ def cpu_has_bf16() -> bool:
     )
 
 
-def warn_of_slow_bf16(precision: str, resumes: bool) -> None:
+def warn_of_slow_bf16(precision: Precision, resumes: bool) -> None:
     """Say if this processor only emulates the bf16 that a training on the CPU is to run in.
 
     A resumed run can't change its precision, so it gets no such advice.
@@ -130,7 +136,7 @@ def warn_of_slow_bf16(precision: str, resumes: bool) -> None:
 
 
 def enable_precision(
-    accelerator: Accelerator, precision: str, is_known_to_accelerate: bool
+    accelerator: Accelerator, precision: Precision, is_known_to_accelerate: bool
 ) -> None:
     """Turn on 16-bit precisions where Accelerate does not.
 
@@ -148,7 +154,7 @@ def enable_precision(
         accelerator.scaler = SharedScaler(accelerator.device.type)
 
 
-def set_kernels(precision: str, deterministic: bool) -> None:
+def set_kernels(precision: Precision, deterministic: bool) -> None:
     """Choose the kernels for a precision, and deterministic ones if requested."""
     # Torch has two interfaces to TF32. Use the older one, because torch's compiler reads it, and
     # raises an error if the newer one was set. cuDNN uses TF32 by default, so turn it off for fp32.
@@ -171,8 +177,8 @@ def compute_dtype(accelerator: Accelerator) -> torch.dtype:
     return types.get(accelerator.mixed_precision, torch.float32)
 
 
-def running_precision(accelerator: Accelerator) -> str:
-    """Return the precision that runs: "no" (fp32), "tf32", "bf16" or "fp16".
+def running_precision(accelerator: Accelerator) -> Precision:
+    """Return the precision that runs.
 
     Accelerate itself calls TF32 "no".
     """

@@ -37,6 +37,7 @@ def status_of(directory: Path) -> dict[str, Any]:
     return json.loads((directory / "status.json").read_text())
 
 
+@pytest.mark.slow
 def test_resumed_from_an_older_checkpoint_by_name(
     runner: Runner, unbroken: Finished, directory: Path
 ) -> None:

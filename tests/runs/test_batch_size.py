@@ -31,6 +31,7 @@ def recipe_that_holds(tmp_path: Path, rank: int, most: int) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("launcher", "rank"), [("python", 0), pytest.param("two", 1, marks=pytest.mark.slow)]
 )

@@ -52,6 +52,7 @@ def test_copies_are_measured_and_drawn(tmp_path: Path, capsys: pytest.CaptureFix
     assert "6 MB" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_waits_are_errors_in_the_loop_and_allowed_in_what_logs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -42,6 +42,7 @@ def compare(runner: Runner, *words: object) -> tuple[int, str, str]:
     return run_command(command, clean_environment(runner.folder), runner.folder, 120, one_core=True)
 
 
+@pytest.mark.slow
 def test_figures_and_ratios_are_those_of_the_runs(
     runner: Runner, runs: dict[str, Finished], tmp_path: Path
 ) -> None:

@@ -26,7 +26,7 @@ from tests.launch import REPOSITORY, Finished, Launcher, Runner
 
 EACH = pytest.mark.parametrize("copy", COPIES, ids=lambda copy: copy.name, indirect=True)
 # By default the first ones alone: all others are slow tests.
-TWO = pytest.mark.parametrize("copy", first(2, COPIES), ids=lambda copy: copy.name, indirect=True)
+TWO = pytest.mark.parametrize("copy", first(1, COPIES), ids=lambda copy: copy.name, indirect=True)
 # For these, the test makes what a kill leaves from a whole run, without a kill.
 RESUMED = COPIES[:4]
 QUIET = ("--tracker", "none", "--log-every", 2, "--keep-checkpoints", 100)
@@ -106,7 +106,7 @@ def test_copy_learns(copy: Copy, runner: Runner) -> None:
     assert len(lines) == len({*lines}) > 0
 
 
-@pytest.mark.parametrize("copy", first(2, RESUMED), ids=lambda copy: copy.name, indirect=True)
+@pytest.mark.parametrize("copy", first(1, RESUMED), ids=lambda copy: copy.name, indirect=True)
 def test_copy_resumes_after_a_kill(copy: Copy, runner: Runner, tmp_path: Path) -> None:
     """The same command resumes a run that was killed halfway, to the same rows and weights.
 

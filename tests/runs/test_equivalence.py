@@ -54,6 +54,7 @@ def test_mlp_two_processes_equal_accumulation(
     assert_same_run(accumulated_mlp, distributed_mlp, weights_within=1e-5)
 
 
+@pytest.mark.slow
 def test_bert_micro_batches_equal_one_batch(
     whole_bert: Finished, accumulated_bert: Finished
 ) -> None:
@@ -61,6 +62,7 @@ def test_bert_micro_batches_equal_one_batch(
     assert_same_run(whole_bert, accumulated_bert, weights_within=2e-4)
 
 
+@pytest.mark.slow
 def test_bert_two_processes_equal_accumulation(
     accumulated_bert: Finished, distributed_bert: Finished
 ) -> None:

@@ -427,10 +427,22 @@ def recipe_with(tmp_path: Path, line: str) -> Path:
     return path
 
 
-def test_nan_on_one_rank_is_never_applied(runner: Runner, directory: Path, tmp_path: Path) -> None:
-    """A NaN on one rank stops all ranks by the next log line; the last checkpoint is finite."""
+@pytest.mark.parametrize(
+    "seconds_to_exit", [0, pytest.param(8, marks=pytest.mark.slow)], ids=["idle", "busy"]
+)
+def test_nan_on_one_rank_is_never_applied(
+    runner: Runner, directory: Path, tmp_path: Path, seconds_to_exit: int
+) -> None:
+    """A NaN on one rank stops all ranks by the next log line; the last checkpoint is finite.
+
+    The error is printed once, also if rank 0 takes long to exit.
+    """
     condition = "run.progress.global_step == 13 and accelerator.process_index == 1"
-    recipe = recipe_with(tmp_path, f"loss = loss * float('nan') if {condition} else loss")
+    line = f"loss = loss * float('nan') if {condition} else loss"
+    if seconds_to_exit:
+        delay = f"__import__('atexit').register(__import__('time').sleep, {seconds_to_exit})"
+        line += f"; run.progress.global_step == 13 and accelerator.is_main_process and {delay}"
+    recipe = recipe_with(tmp_path, line)
     flags = (*MLP, "--mixed-precision", "no", "--output-dir", directory)
     job = Job(runner, recipe, *flags, directory=directory, launcher="two")
     assert job.end(60) != 0

@@ -136,6 +136,7 @@ def test_frechet_distance_of_two_gaussians() -> None:
     assert float(frechet(totals)["frechet"]) == pytest.approx(3 + 0 + 1 + 4, rel=0.02)
 
 
+@pytest.mark.slow
 def test_average_is_evaluated_and_stops_early(runner: Runner) -> None:
     """Early stopping follows the average's figures, and the export is the average."""
     run = whole(runner, LISTED["averaged"])
@@ -156,6 +157,7 @@ def test_average_is_evaluated_and_stops_early(runner: Runner) -> None:
         assert not torch.equal(value, model[name]), name
 
 
+@pytest.mark.slow
 def test_adapters_are_kept_small_and_exported_merged(
     runner: Runner, request: pytest.FixtureRequest
 ) -> None:

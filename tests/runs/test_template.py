@@ -64,6 +64,7 @@ def run_script(
     )
 
 
+@pytest.mark.slow
 def test_script_sees_what_a_fresh_interpreter_shows(runner: Runner, tmp_path: Path) -> None:
     """A fork and a fresh interpreter show a script the same state.
 
@@ -289,6 +290,7 @@ def test_failure_of_one_rank_ends_the_other(runner: Runner, tmp_path: Path) -> N
     assert run.errors.count("AssertionError: broken") == 1
 
 
+@pytest.mark.slow
 def test_what_takes_too_long_is_ended_whole(runner: Runner, tmp_path: Path) -> None:
     """A timeout also ends the processes that the script started."""
     text = "import os, time\nif os.environ['RANK'] == '0': os.fork()\n"

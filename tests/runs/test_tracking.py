@@ -377,6 +377,7 @@ def test_command_line_is_not_sent_to_wandb(learned_mlp: Finished) -> None:
     assert not any(name.endswith((".py", ".patch")) for name in names)
 
 
+@pytest.mark.slow
 def test_run_files_lie_in_the_runs_directory(runner: Runner, tmp_path: Path) -> None:
     """W&B's files lie in the run's directory, which can be moved and read elsewhere."""
     flags = ("--dataset", "digits", "--max-steps", 4, "--log-every", 2, "--hidden-sizes", 16)

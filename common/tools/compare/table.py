@@ -1,5 +1,6 @@
 """Show a comparison as text: warnings, tables of runs and of groups, verdicts and notes."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -23,6 +24,7 @@ from common.track.names import OTHER_CPU, UNKNOWN, describe
 MOST_COLUMNS = 5  # up to this many runs stand in columns, more runs stand in rows
 BUSY = 0.1  # share of the machine's CPU time with which other programs may slow a run down
 GROUPS_TITLE = "groups of runs that differ in the seed alone"
+UNFAIR = "not a fair comparison"
 
 
 def warnings(comparison: Comparison) -> list[str]:
@@ -52,8 +54,8 @@ def load_warnings(comparison: Comparison) -> list[str]:
     quiet_loads = [load for name, load in loads.items() if name not in busy]
     others = f", and at most {metric.text(max(quiet_loads))} during others" if quiet_loads else ""
     return [
-        f"other programs used {during}{others}, of the machine's CPU time: the throughputs are "
-        "no fair comparison"
+        f"other programs used {during}{others}, of the machine's CPU time: "
+        f"the throughputs are {UNFAIR}"
     ]
 
 
@@ -161,8 +163,21 @@ def time_to_target(figures: RunFigures) -> str:
 class LabelledWarning(NamedTuple):
     """A reason not to trust a comparison."""
 
-    label: str  # such as "not comparable"
+    label: str  # such as "busy machine"
     text: str
+
+
+def labelled_warnings(comparison: Comparison, differences: Sequence[str]) -> list[LabelledWarning]:
+    """Return all reasons not to trust a comparison, in the order of their weight.
+
+    Args:
+        differences: sentences on runs that differ in what makes a comparison unfair; see
+            `warnings`.
+    """
+    return [
+        *(LabelledWarning(UNFAIR, text) for text in differences),
+        *(LabelledWarning("busy machine", text) for text in load_warnings(comparison)),
+    ]
 
 
 class TitledTable(NamedTuple):
@@ -191,8 +206,7 @@ def report_of(comparison: Comparison, most_pairs: int | None = MOST_PAIRS_IN_TEX
     Args:
         most_pairs: how many pairs of groups to show verdicts on; None for all of them.
     """
-    all_warnings = [LabelledWarning("not comparable", text) for text in warnings(comparison)]
-    all_warnings += [LabelledWarning("busy machine", text) for text in load_warnings(comparison)]
+    all_warnings = labelled_warnings(comparison, warnings(comparison))
     tables = [TitledTable("", table_cells(comparison))]
     if has_repetitions(comparison):
         tables.append(TitledTable(GROUPS_TITLE, arranged(group_cells(comparison))))

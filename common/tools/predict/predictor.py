@@ -4,14 +4,13 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import nn
 
-from common.config import TrainingConfig
+from common.config import RequestedPrecision, TrainingConfig
 from common.data.images import ImageSamples
 from common.data.loader import Loader
 from common.data.order import EvaluationOrder
@@ -48,7 +47,7 @@ class Predictor:
         self,
         run: str | Path,
         batch_size: int = 64,
-        mixed_precision: Literal["auto", "no", "tf32", "bf16", "fp16"] = "auto",
+        mixed_precision: RequestedPrecision = "auto",
         recipe: str | Path | None = None,
     ) -> None:
         """Load the model of a run, and try it with one input.

@@ -300,7 +300,7 @@ class Observers:
             samples = micro_batches[first + number].tolist()
             if epoch is not None:  # it is None in an evaluation
                 session.samples = samples
-            elif session.run is not None and session.run.stages.started is not None:
+            elif session.has_started:
                 self.before_evaluation_batch(loader, samples, made_batch[0], number, count)
             yield made_batch
 
@@ -309,19 +309,18 @@ class Observers:
     ) -> None:
         """Note a batch of an evaluation, or interrupt the run before it is used."""
         session = self.session
-        phase: Phase = session.phase or "validation"
+        phase = session.evaluation_phase
         if phase != "rehearsal":
             self.interrupter.before_evaluation_batch(number, count)
         if not self.is_observed:
             return
         run = session.run
         assert run is not None
-        splits = [split for split, other in run.all_loaders.items() if other is loader]
         session.write(
             EvaluationBatch(
                 step=session.step,
                 phase=phase,
-                split=splits[0] if splits else "",
+                split=session.split_of(loader),
                 samples=samples,
                 batch=digest_of_batch(batch),
                 generators=generator_digests(run.device),

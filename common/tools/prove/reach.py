@@ -10,7 +10,6 @@ import io
 import os
 import random
 import sys
-import sysconfig
 import types
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -28,6 +27,7 @@ from torch import nn
 
 from common.config import TrainingConfig
 from common.data.batch import Data, Samples
+from common.system.installed_code import is_in_standard_library, is_installed
 from common.tools.prove.digests import PLAIN, digest_of_state
 from common.tools.prove.observation import Description, ValueType
 
@@ -36,9 +36,6 @@ MOST_ITEMS = 2_000  # of a container that are visited one by one
 DEEPEST = 12  # steps from a variable
 MOST_BYTES = 2**24  # of an array; of a larger one, a sample of its elements counts
 SAMPLED = 2**16  # elements of a large array that count
-# Folders of code that is not the user's.
-STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"]
-INSTALLED = ("site-packages", "dist-packages")
 # Attributes of `nn.Module` that its state_dict or other records have, or that never matter.
 OF_TORCH = frozenset(vars(nn.Module())) | {"training"}
 
@@ -148,9 +145,9 @@ def is_own_file(name: str, file: str | None) -> bool:
     # Wider than `own_modules` of `common.flag_uses`: a module in any folder may hold state.
     if name.partition(".")[0] in ("common", "__mp_main__"):
         return False
-    if file is None or not file.endswith(".py") or file.startswith(STANDARD_LIBRARY):
+    if file is None or not file.endswith(".py"):
         return False
-    return not any(part in INSTALLED for part in Path(file).parts)
+    return not (is_in_standard_library(file) or is_installed(file))
 
 
 def with_wrapped_parts(part: object) -> Iterator[object]:

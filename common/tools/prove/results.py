@@ -46,14 +46,14 @@ class Results:
     @cached_property
     def weights(self) -> dict[str, torch.Tensor]:
         """The tensors of the final model by name."""
-        return tensors_in(self.directory / "model" / WEIGHTS)
+        return tensors_of_file(self.directory / "model" / WEIGHTS)
 
     @cached_property
     def best(self) -> dict[str, torch.Tensor]:
         """The tensors of the best model by name; empty if the run kept none."""
         tensors: dict[str, torch.Tensor] = {}
         for path in sorted((self.directory / "checkpoints").glob("best-*.safetensors")):
-            for name, tensor in tensors_in(path).items():
+            for name, tensor in tensors_of_file(path).items():
                 tensors[f"{path.stem}: {name}"] = tensor
         return tensors
 
@@ -64,7 +64,7 @@ class Results:
         return f"{len(self.rows)} rows, {len(self.weights)} tensors{best}"
 
 
-def tensors_in(path: Path) -> dict[str, torch.Tensor]:
+def tensors_of_file(path: Path) -> dict[str, torch.Tensor]:
     """Return the tensors of a file; none if the run wrote no such file."""
     try:
         return read_tensors(path)

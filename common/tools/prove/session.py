@@ -7,6 +7,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, BinaryIO
 
+from common.data.loader import Loader
 from common.run import Run
 from common.tools.prove.observation import line_of
 from common.tools.prove.observed import Observed, Phase
@@ -33,6 +34,24 @@ class Session:
     def step(self) -> int:
         """The updates made so far; 0 before the recipe has made its run."""
         return 0 if self.run is None else self.run.progress.global_step
+
+    @property
+    def has_started(self) -> bool:
+        """Whether the recipe has called `run.start`."""
+        return self.run is not None and self.run.stages.started is not None
+
+    @property
+    def evaluation_phase(self) -> Phase:
+        """The phase of the present evaluation; outside of `run.evaluating`, it is a validation."""
+        return self.phase or "validation"
+
+    def split_of(self, loader: Loader) -> str:
+        """Return the split of one of the run's loaders; empty for a loader of the recipe's own."""
+        assert self.run is not None
+        for split, other in self.run.all_loaders.items():
+            if other is loader:
+                return split
+        return ""
 
     def write(self, record: Observed) -> None:
         """Write a record at once, so that a kill does not lose it."""

@@ -12,8 +12,8 @@ import torch
 from common.console import CONSOLE, say, warn
 from common.digests import sha256_of_file
 from common.errors import UserError
-from common.run_directory.provenance import installed_packages, machine_facts
-from common.run_directory.records import CONFIG, Attempt
+from common.run_directory.provenance import machine_facts
+from common.run_directory.records import CONFIG
 from common.sentences import writing
 from common.system.devices import device_name
 from common.system.platforms import shown_path
@@ -182,27 +182,22 @@ def run_expected(past: PastRun, code: PlacedCode) -> PastRun:
     device = torch.device("cpu")
     if environment.device_type != "cpu":
         device = torch.accelerator.current_accelerator() or device
-    packages = installed_packages()
     machine = machine_facts()
-    present = Attempt(
-        global_step=0,
-        trees=code.trees,
-        packages=machine.packages,
-        libraries=machine.libraries,
-        processor=machine.processor,
-        cores=machine.cores,
-        system=machine.system,
-        variables=past.attempt.variables,
-        imported=past.attempt.imported,
-        world_size=past.attempt.world_size,
-        threads_per_process=past.attempt.threads_per_process,
-        mixed_precision=past.attempt.mixed_precision,
+    present = machine.model_copy(
+        update={
+            "trees": code.trees,
+            "variables": past.attempt.variables,
+            "imported": past.attempt.imported,
+            "world_size": past.attempt.world_size,
+            "threads_per_process": past.attempt.threads_per_process,
+            "mixed_precision": past.attempt.mixed_precision,
+        }
     )
     changes = {
         "device": device_name(device),
         "device_type": device.type,
         "python": platform.python_version(),
-        "versions": {name: packages.get(name, "none") for name in environment.versions},
+        "versions": {name: machine.packages.get(name, "none") for name in environment.versions},
     }
     source = past.config.source.model_copy(update={"sha256": sha256_of_file(code.recipe)})
     config = past.config.model_copy(

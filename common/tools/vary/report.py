@@ -16,7 +16,7 @@ from common.tools.compare.facts import DIGITS_OF_DIGEST
 from common.tools.compare.group_table import group_cells, has_repetitions
 from common.tools.compare.groups import SEED
 from common.tools.compare.readers import RunRecord, read_runs
-from common.tools.compare.table import LabelledWarning, arranged, load_warnings, warnings
+from common.tools.compare.table import LabelledWarning, arranged, labelled_warnings, warnings
 from common.tools.compare.verdicts import Verdict, correction_note, judge, verdict_lines
 from common.tools.compare.words import value_text
 
@@ -44,7 +44,8 @@ def report(directory: Path, finished: Mapping[str, Sequence[str]], seeds: int) -
             advice="correct the causes that are printed above, and repeat the command",
         )
     comparison = compare_variants(finished)
-    all_warnings = labelled_warnings(comparison)
+    differences = [*warnings(one_run_each(comparison)), *warnings_within_groups(comparison)]
+    all_warnings = labelled_warnings(comparison, differences)
     for label, warning in all_warnings:
         say(f"{label}: {warning}")
     title = title_of(comparison.runs[0])
@@ -89,15 +90,6 @@ def title_of(run: RunRecord) -> str:
     data = run.saved_config.data
     sizes = ", ".join(f"{split} {size:,}" for split, size in data.sizes.items())
     return f"{run.saved_config.recipe} on {data.name} ({sizes}), compared on {run.splits[0]} data"
-
-
-def labelled_warnings(comparison: Comparison) -> list[LabelledWarning]:
-    """Return all reasons not to trust the comparison of variants, in the order of their weight."""
-    unfair = [*warnings(one_run_each(comparison)), *warnings_within_groups(comparison)]
-    return [
-        *(LabelledWarning("not a fair comparison", warning) for warning in unfair),
-        *(LabelledWarning("busy machine", warning) for warning in load_warnings(comparison)),
-    ]
 
 
 def warnings_within_groups(comparison: Comparison) -> list[str]:

@@ -48,12 +48,7 @@ def results(
     If a table is logged with the metrics, W&B charts its number of rows. In the summary, W&B shows
     the table itself.
 
-    Args:
-        evaluation: the final evaluation, of which `Classified` has more to show.
-        prefix: the prefix of the split's metrics, "val" or "test".
-        loader: the loader that the evaluation read.
-        data: the data set that the recipe's `load_data` returned.
-        memory: the planned and measured MiB of each part; empty if nothing was planned.
+    See `Tracker.log_results` for the arguments after the W&B run.
     """
     import wandb
 

@@ -128,6 +128,7 @@ def suspend_workers(before: list[Any]) -> list[psutil.Process]:
     return stopped
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", [CPU, GPU], ids=lambda device: device.type)
 @pytest.mark.parametrize("kind", KINDS)
 def test_request_to_stop_is_heeded_while_workers_are_stopped(

@@ -181,6 +181,7 @@ def damages(folder: Path) -> Iterator[Callable[[Path], None]]:
             )
 
 
+@pytest.mark.slow
 def test_damaged_checkpoint_is_refused_in_one_sentence(
     odd_text: Path, checkpoint: Path, tmp_path: Path, thorough: bool
 ) -> None:

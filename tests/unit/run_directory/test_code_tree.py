@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 import os
 from pathlib import Path
 
 import pytest
+import torch
 
 from common.run_directory import code_tree
 from common.run_directory.code_tree import CollectedTree, collect_tree, commit_of, repository_of
@@ -207,3 +210,14 @@ def test_hook_of_git_does_not_mislead(
     commit_all(other)
     monkeypatch.setenv("GIT_DIR", str(other / ".git"))
     assert commit_of(repository) == commit
+
+
+def test_imported_files_are_those_of_the_user() -> None:
+    """Files of Python and of packages count for no repository, and reading them takes seconds."""
+    files = code_tree.imported_files()
+    assert Path(__file__) in files
+    assert Path(code_tree.__file__) in files
+    for module in (json, importlib, pytest, torch):
+        folder = Path(str(module.__file__)).parent
+        assert not any(path.is_relative_to(folder) for path in files)
+    assert not any(path.name in ("os.py", "typing.py") for path in files)

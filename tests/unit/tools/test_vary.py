@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,15 +15,7 @@ from common.tools.vary.records import VARY_FILE, read_command
 from common.tools.vary.variants import claim, name_of, title_of
 from tests.unit.tools.tune.test_search import STUB
 
-pytestmark = pytest.mark.usefixtures("forking_python")  # for the variants
-
-
-@pytest.fixture(autouse=True)
-def _signals() -> Iterator[None]:
-    """Restore the signal handler that the command replaces."""
-    before = signal.getsignal(signal.SIGTERM)
-    yield
-    signal.signal(signal.SIGTERM, before)
+pytestmark = pytest.mark.usefixtures("forking_python", "restored_sigterm")  # for the variants
 
 
 def begun(folder: Path) -> list[str]:

@@ -184,6 +184,7 @@ def launch_one_of_two(**variables: str) -> str:
     return process.stderr.strip().splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_unreachable_process_is_no_mistake_of_the_launch() -> None:
     """The message names what the user can check: the address, the port and the network."""
     message = launch_one_of_two(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
@@ -194,6 +195,7 @@ def test_unreachable_process_is_no_mistake_of_the_launch() -> None:
     assert re.fullmatch(expected, message)
 
 
+@pytest.mark.slow
 def test_malformed_port_is_a_mistake_of_the_launch() -> None:
     """The message names the launcher's settings to use."""
     message = launch_one_of_two(MASTER_ADDR="127.0.0.1", MASTER_PORT="x")

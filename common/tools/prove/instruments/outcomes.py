@@ -25,7 +25,6 @@ from common.data.batch import Batch, Work
 from common.data.loader import Loader
 from common.data.workers import MicroBatches
 from common.tools.prove.notes import Outcome, RowOutcomes, TrainingLoss, TrainingMode
-from common.tools.prove.observed import Phase
 from common.tools.prove.session import Session
 
 CLASS_LOSSES = ("cross_entropy", "nll_loss")
@@ -70,34 +69,18 @@ class Outcomes:
     ) -> Iterator[tuple[Batch, Work]]:
         """Yield the batches of a loader; remember the one that an evaluation uses."""
         batches = original(loader, micro_batches, epoch, first)
-        if epoch is not None or not self.is_started:
+        if epoch is not None or not self.session.has_started:
             self.batch = None
             yield from batches
             return
         reading = next(self.readings)
-        split = self.name_of(loader)
+        split = self.session.split_of(loader)
         try:
             for samples, made_batch in zip(micro_batches, batches, strict=False):
                 self.batch = CurrentBatch(split, reading, samples.tolist())
                 yield made_batch
         finally:
             self.batch = None
-
-    @property
-    def is_started(self) -> bool:
-        run = self.session.run
-        return run is not None and run.stages.started is not None
-
-    @property
-    def phase(self) -> Phase:
-        """The phase of the evaluation; outside of `run.evaluating`, there is no other answer."""
-        return self.session.phase or "validation"
-
-    def name_of(self, loader: Loader) -> str:
-        """Return the split of a loader."""
-        assert self.session.run is not None
-        loaders = self.session.run.all_loaders
-        return next((name for name, other in loaders.items() if other is loader), "")
 
     def entering(self, module: nn.Module, inputs: object) -> None:
         """Note a layer that is in training mode in an evaluation."""
@@ -109,7 +92,7 @@ class Outcomes:
             self.session.write(
                 TrainingMode(
                     step=self.session.step,
-                    phase=self.phase,
+                    phase=self.session.evaluation_phase,
                     split=self.batch.split,
                     layer=layer,
                 )
@@ -125,21 +108,13 @@ class Outcomes:
     ) -> torch.Tensor:
         """Compute a loss, and note its value and what it says of each sample."""
         result = original(input, target, *rest, **named)
-        if not self.is_started or result.device.type == "meta":
+        if not self.session.has_started or result.device.type == "meta":
             return result
         function = original.__name__
         value = float(result.detach().double().mean())
         if self.batch is None:
             if result.requires_grad:
-                self.session.write(
-                    TrainingLoss(
-                        step=self.session.step,
-                        function=function,
-                        value=value,
-                        micro_batch=self.session.micro_batch,
-                        means=means_of_outputs(function, input.detach(), target.detach()),
-                    )
-                )
+                self.write_training_loss(function, value, input, target)
             return result
         losses = None
         of_rows = RowOutcomes()
@@ -149,7 +124,7 @@ class Outcomes:
         self.session.write(
             Outcome(
                 step=self.session.step,
-                phase=self.phase,
+                phase=self.session.evaluation_phase,
                 split=self.batch.split,
                 reading=self.batch.reading,
                 samples=self.batch.samples,
@@ -160,6 +135,27 @@ class Outcomes:
             )
         )
         return result
+
+    def write_training_loss(
+        self, function: str, value: float, input: torch.Tensor, target: torch.Tensor
+    ) -> None:
+        """Note a loss that training computes.
+
+        Args:
+            function: the name of the loss function.
+            value: the mean of its result.
+            input: the model's outputs.
+            target: their targets.
+        """
+        self.session.write(
+            TrainingLoss(
+                step=self.session.step,
+                function=function,
+                value=value,
+                micro_batch=self.session.micro_batch,
+                means=means_of_outputs(function, input.detach(), target.detach()),
+            )
+        )
 
     def losses_of_rows(
         self,

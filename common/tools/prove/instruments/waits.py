@@ -16,7 +16,6 @@ It writes a `Wait` for such an operation, once for each line and update.
 
 import os
 import sys
-import sysconfig
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
@@ -37,6 +36,7 @@ from common.data.batch import Batch
 from common.data.loader import Loader
 from common.lifecycle.evaluations import Evaluations
 from common.run import Run
+from common.system.installed_code import is_in_standard_library, is_installed
 from common.tools.prove.notes import Wait
 from common.tools.prove.session import Session
 from common.track.names import Facts
@@ -75,9 +75,6 @@ LIBRARIES = tuple(str(Path(str(module.__file__)).parent) for module in (torch, a
 # torch's optimizers, schedules and averages read counters that lie on the host.
 OPTIMIZERS = str(Path(str(torch.__file__)).parent / "optim")
 OWN = f"{Path(str(common.__file__)).parent}{os.sep}"
-STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"]
-# Folders that may lie in that of the standard library.
-INSTALLED = ("site-packages", "dist-packages")
 
 
 def install(session: Session) -> None:
@@ -352,18 +349,11 @@ def is_own(path: str) -> bool:
     return path.startswith(OWN)
 
 
-def is_installed(path: str) -> bool:
-    """Whether a file belongs to an installed package."""
-    return any(folder in Path(path).parts for folder in INSTALLED)
-
-
 def is_library(path: str) -> bool:
     """Whether a file belongs to torch, Accelerate, NumPy or Python's standard library."""
     # Unlike in `common.tools.prove.reach`, other installed packages are no libraries: their own
     # waits are not those of the recipe's line that calls them.
-    if path.startswith((*LIBRARIES, "<")):
-        return True
-    return path.startswith(STANDARD_LIBRARY) and not is_installed(path)
+    return path.startswith((*LIBRARIES, "<")) or is_in_standard_library(path)
 
 
 def storage_of(tensor: torch.Tensor) -> Any:

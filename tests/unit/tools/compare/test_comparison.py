@@ -417,11 +417,11 @@ def test_comparison_is_printed_in_three_formats(
     ]
     main(sources)
     shown = capsys.readouterr().out
-    assert "not comparable mine and theirs: effective batch 128 and 256" in shown
+    assert "not a fair comparison mine and theirs: effective batch 128 and 256" in shown
     assert "mine (baseline)" in shown
     main([*sources, "--markdown"])
     markdown = capsys.readouterr().out
-    assert "> **not comparable** mine and theirs: effective batch 128 and 256" in markdown
+    assert "> **not a fair comparison** mine and theirs: effective batch 128 and 256" in markdown
     lines = [line for line in markdown.splitlines() if line.startswith("|")]
     assert len({line.count("|") for line in lines}) == 1
     assert "| throughput, samples/s | 1,000 | 1,000 (1.00×) |" in lines

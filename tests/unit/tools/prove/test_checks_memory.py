@@ -117,6 +117,7 @@ def test_growth_is_seen_across_a_drop() -> None:
     assert verdict_of(run_with(measured_notes)).passed is False
 
 
+@pytest.mark.slow
 def test_holder_is_a_variable_of_the_recipe() -> None:
     """Lists of a function, of an object and of a module, also nested ones."""
     folder = Path(__file__).resolve().parent

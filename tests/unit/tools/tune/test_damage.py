@@ -140,6 +140,7 @@ def test_study_of_another_search_is_refused(tmp_path: Path) -> None:
         open_study(tmp_path, GOAL, True, other)
 
 
+@pytest.mark.slow
 def test_command_names_damaged_files_and_leaves_them(tmp_path: Path) -> None:
     """The command changes neither the damaged file nor the others."""
     study = tmp_path / "study"

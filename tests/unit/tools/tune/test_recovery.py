@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import signal
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -27,13 +27,7 @@ FLAGS = ["--learning-rate", "0.001:0.1:log", "--batch-size", "64,128", "--epochs
 RECIPE = load_recipe(STUB)
 SPACE, SHARED = parse_space(FLAGS, RECIPE)
 
-
-@pytest.fixture(autouse=True)
-def _signals() -> Iterator[None]:
-    """Restore the signal handler that the stub replaces."""
-    before = signal.getsignal(signal.SIGTERM)
-    yield
-    signal.signal(signal.SIGTERM, before)
+pytestmark = pytest.mark.usefixtures("restored_sigterm")  # which the stub replaces
 
 
 def train(place: Path, **flags: Any) -> None:

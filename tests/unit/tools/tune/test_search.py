@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +30,7 @@ from tests.launch import CONFIGS, REPOSITORY
 STUB = Path(__file__).with_name("stub_recipe.py")
 RATES = ("--learning-rate", "0.0001:0.1:log")
 
-pytestmark = pytest.mark.usefixtures("forking_python")  # for the trials
-
-
-@pytest.fixture(autouse=True)
-def _signals() -> Iterator[None]:
-    """Restore the signal handler that a search in this process replaces."""
-    before = signal.getsignal(signal.SIGTERM)
-    yield
-    signal.signal(signal.SIGTERM, before)
+pytestmark = pytest.mark.usefixtures("forking_python", "restored_sigterm")  # for the trials
 
 
 def space(*arguments: str) -> tuple[dict[str, Distribution], list[str]]:
@@ -216,6 +208,7 @@ def test_search_can_minimise(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         assert min(image.size) > 400
 
 
+@pytest.mark.slow
 def test_search_ranks_settings_over_their_seeds(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -269,17 +262,7 @@ def test_search_prunes_and_finds_the_best(
 def test_killed_search_can_be_resumed(tmp_path: Path) -> None:
     """After kill -9 of the search, its trial stops, resumes later where it was, and counts once."""
     study = tmp_path / "study"
-    command = [
-        sys.executable,
-        "-m",
-        "common.tools",
-        "tune",
-        str(STUB),
-        *RATES,
-        "--study",
-        str(study),
-    ]
-    command += ["--trials", "3", "--epochs", "3", "--epoch-seconds", "0.5"]
+    command = search_command(study, "--trials", "3", "--epochs", "3", "--epoch-seconds", "0.5")
     search = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL)
     second = study / "trial-001"
     wait_until(lambda: (second / "metrics.jsonl").exists())
@@ -299,6 +282,12 @@ def test_killed_search_can_be_resumed(tmp_path: Path) -> None:
     ]
     main(["--study", str(study), "--trials", "4"])
     assert states(study) == ["COMPLETE"] * 4
+
+
+def search_command(study: Path, *flags: str) -> list[str]:
+    """Return the command of a search in a process of its own."""
+    tune = [sys.executable, "-m", "common.tools", "tune"]
+    return [*tune, str(STUB), *RATES, "--study", str(study), *flags]
 
 
 def trial_processes(study: Path) -> list[psutil.Process]:
@@ -322,17 +311,7 @@ def wait_until(condition: Callable[[], bool], timeout: float = 60) -> None:
 def test_interrupted_search_says_how_to_resume(tmp_path: Path) -> None:
     """Ctrl-C lets the trial save. Until then, no other process may search there."""
     study = tmp_path / "study"
-    command = [
-        sys.executable,
-        "-m",
-        "common.tools",
-        "tune",
-        str(STUB),
-        *RATES,
-        "--study",
-        str(study),
-    ]
-    command += ["--epochs", "40", "--epoch-seconds", "0.5"]
+    command = search_command(study, "--epochs", "40", "--epoch-seconds", "0.5")
     search = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
     wait_until(lambda: (study / "trial-000" / "metrics.jsonl").exists())
     with pytest.raises(UserError, match="another process"):
@@ -359,6 +338,7 @@ def test_failed_trials_do_not_end_a_search(tmp_path: Path) -> None:
             assert trial.user_attrs["reason"] == "learning rate 0.5 is too high"
 
 
+@pytest.mark.slow
 def test_search_whose_first_trials_all_fail_stops(tmp_path: Path) -> None:
     """Three failures at the start mean that the command is wrong, and its reason is shown."""
     study = tmp_path / "study"
@@ -443,6 +423,7 @@ def test_search_is_not_mixed_with_another(tmp_path: Path) -> None:
         read_command_line([str(STUB), "--config-file", "none.yaml"])
 
 
+@pytest.mark.slow
 def test_recipe_imports_no_library_of_the_tools() -> None:
     """Otherwise every training run would load Optuna and matplotlib."""
     code = (

@@ -140,6 +140,7 @@ def test_seeds_with_other_uncommitted_changes_are_named(tmp_path: Path) -> None:
     ) in text
 
 
+@pytest.mark.slow
 def test_file_has_the_warnings_and_all_pairs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
