@@ -318,20 +318,19 @@ def refuse_another_recipe(
         known_flags: the flags of the recipe that reads it.
     """
     advice = "pass the config.json of a run of this recipe"
-    unknown_flags = ", ".join(sorted(saved_flags - known_flags))
+    may_be_own = recipe in (None, Path(sys.argv[0]).stem)
+    unknown_flags = ", ".join(map(spelled, sorted(saved_flags - known_flags)))
     if unknown_flags:
         raise UserError(
-            (
-                f"{path} belongs to another recipe or version, because it contains the flags "
-                f"{unknown_flags}, which this recipe does not have"
-            ),
-            advice=advice,
+            f"{path} is from another recipe, or from another version of this one, because this "
+            f"recipe does not have {unknown_flags}",
+            advice=advice + (", or a copy of the file without these values" if may_be_own else ""),
         )
     missing_flags = sorted(known_flags - saved_flags)
     # A file of an older version of this recipe may lack flags, which get their defaults.
-    if missing_flags and recipe not in (None, Path(sys.argv[0]).stem):
+    if missing_flags and not may_be_own:
         raise UserError(
-            f"{path} belongs to another recipe, {recipe}, and does not contain the flag "
-            f"{missing_flags[0]}",
+            f"{path} belongs to another recipe, {recipe}, and has no value for "
+            f"{spelled(missing_flags[0])}",
             advice=advice,
         )

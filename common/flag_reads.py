@@ -149,11 +149,11 @@ def refuse_flag(config: object, name: str, recipe: str) -> None:
         recipe: the name of the recipe's file.
     """
     call = TAKES_EFFECT_IN.get(name)
-    needs = f"it takes effect in {call.text}" if call else f"use config.{name} before the loop"
+    change = f"add {call.text} to" if call else f"use config.{name} before the loop of"
     raise UserError(
         (
             f"{spelled(name)} was set to {getattr(config, name)!s:.99}, but nothing in {recipe} "
             "had used it by the end of the first update"
         ),
-        advice=f"leave {spelled(name)} out, or change the recipe so that {needs}",
+        advice=f"leave {spelled(name)} out, or {change} the recipe",
     )

@@ -37,7 +37,7 @@ def find_initial(name: str) -> str:
         subject = (
             f"--init-from {name} is neither a file nor a folder here, and as a model of the Hub, it"
         )
-        advice = "pass a finished run, a folder or file of weights, or the id of a model"
+        advice = "pass a finished run, a folder or file of weights, or the id of a model of the Hub"
         with reading(subject, advice):
             return snapshot_download(name, allow_patterns=[WEIGHTS, PUBLISHED])
 
@@ -79,7 +79,7 @@ def initial_facts(path: str | None) -> InitialFacts:
         return facts_of_run
     published = read_json_if_there(folder / PUBLISHED) or {}
     settings = published.get("pretrained_cfg", published)  # some files have no such level
-    with reading(str(folder / PUBLISHED), "pass the safetensors file instead of its folder"):
+    with reading(str(folder / PUBLISHED), "pass the safetensors file beside it"):
         channels, size, _ = settings["input_size"]  # channels, height, width
         if not 1 <= size <= MOST_PIXELS:
             raise ValueError(f"images of {size} pixels")

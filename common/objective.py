@@ -25,7 +25,7 @@ class Objective(NamedTuple):
         """Read an objective such as ``accuracy:max``; raise a `UserError` for anything else."""
         if not isinstance(text, str):
             raise UserError(
-                f"OBJECTIVE is a {type(text).__name__}, {text!r}",
+                f"OBJECTIVE is {text!r}, of type {type(text).__name__}",
                 advice='write it as a string "METRIC:max" or "METRIC:min", such as "accuracy:max"',
             )
         metric, _, mode = text.partition(":")

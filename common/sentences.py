@@ -45,6 +45,18 @@ def shortened(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[:most]}…"
 
 
+def counted(count: int, noun: str, plural: str = "") -> str:
+    """Return a number with what it counts, such as "1 run" and "1,200 runs".
+
+    Args:
+        noun: what is counted, in the singular.
+        plural: the noun's plural; empty if that is the noun with an s.
+    """
+    if count == 1:
+        return f"1 {noun}"
+    return f"{count:,} {plural or noun + 's'}"
+
+
 @contextmanager
 def as_user_error(
     errors: type[Exception] | tuple[type[Exception], ...],

@@ -15,6 +15,7 @@ from torch import nn
 from common.checkpoints.kinds import Network, OptimizerState
 from common.errors import UserError
 from common.json_files import json_safe
+from common.sentences import counted
 
 # Classes of these modules are not described: they may change with the version.
 CORE_MODULES = "common."
@@ -146,9 +147,10 @@ def insist_on_same(path: Path, saved: object, now: Mapping[str, PartDescription]
     # Another class explains most other differences, such as a schedule's other rates.
     for name in described:
         if saved[name].get("class") != now[name]["class"]:
-            classes = f"{saved[name].get('class')} then and {now[name]['class']} now"
+            classes = f"{saved[name].get('class')}, and is of class {now[name]['class']} now"
             raise UserError(
-                f"{path} was written by another version of the recipe ({name} was a {classes})",
+                f"{path} was written by another version of the recipe ({name} was of class "
+                f"{classes})",
                 advice=ADVICE,
             )
     for name in described:
@@ -185,7 +187,7 @@ def differences_of_groups(
     versions know. As in `differences`, saved entries of an unexpected type are not compared.
     """
     if len(before) != len(now):
-        counts = f"{len(now)} parameter groups (of {sizes_of(now)} parameters)"
+        counts = f"{counted(len(now), 'parameter group')} (of {sizes_of(now)} parameters)"
         yield f"{name} has {counts} but had {len(before)} (of {sizes_of(before)})"
     for number, (group_before, group) in enumerate(zip(before, now, strict=False)):
         names_before = group_before.get("parameters")

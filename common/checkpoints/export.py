@@ -24,7 +24,7 @@ from common.json_files import write_json
 from common.run_directory.directory import INITIAL
 from common.run_directory.finished_model import WEIGHTS, model_folder
 from common.run_directory.records import MODEL_JSON, WeightsDigest
-from common.sentences import writing
+from common.sentences import counted, writing
 from common.system.machine import is_main_rank
 
 # A recipe's description of its model, in JSON; `files` is the path of a folder, or None.
@@ -253,7 +253,7 @@ def refuse_other_model(
 ) -> None:
     """Raise a `UserError` that names the first weight that does not fit a model's state."""
     refuse_other_kind(state, weights, path)
-    advice = "pass the same flags of the model and the same data set as in its training"
+    advice = "use the flags and the data set of the run that wrote these weights, or other weights"
     for name in sorted(state.keys() | weights.keys()):
         shape_here = tuple(state[name].shape) if name in state else None
         shape_there = tuple(weights[name].shape) if name in weights else None
@@ -261,12 +261,14 @@ def refuse_other_model(
             continue
         if shape_here is None:
             count = len(weights.keys() - state.keys())
-            difference = f"it has {name}, which this model lacks ({count:,} such tensors)"
+            tensors = counted(count, "such tensor")
+            difference = f"it has {name}, which this model lacks ({tensors})"
         elif shape_there is None:
             count = len(state.keys() - weights.keys())
-            difference = f"it has no {name}, which this model needs ({count:,} such tensors)"
+            tensors = counted(count, "such tensor")
+            difference = f"it has no {name}, which this model needs ({tensors})"
         else:
-            difference = f"{name} has the shape {shape_there} there, but {shape_here} here"
+            difference = f"{name} has the shape {shape_there} in it, but {shape_here} in this model"
         raise UserError(f"{path} does not fit this model, because {difference}", advice=advice)
 
 
@@ -281,8 +283,9 @@ def refuse_other_kind(
     if state and weights and not state.keys() & weights.keys():
         raise UserError(
             (
-                f"{path} has weights of another model, because none of its {len(weights):,} "
-                f"tensors has a name that occurs here ({min(weights)} there, {min(state)} here)"
+                f"{path} has weights of another model: this model has none of its "
+                f"{counted(len(weights), 'tensor')} ({min(weights)}, for example), but others "
+                f"({min(state)}, for example)"
             ),
-            advice="pass weights that this recipe wrote, or the recipe that wrote these weights",
+            advice="pass weights that this recipe wrote, or run the recipe that wrote these",
         )

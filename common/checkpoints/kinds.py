@@ -20,7 +20,7 @@ from common.system.devices import generator_state, has_generator, set_generator_
 
 State = dict[str, Any]  # a part's state: tensors and plain values, nested in dicts and lists
 # The action if a checkpoint does not fit the model or optimizer.
-MODEL_ADVICE = "resume with the recipe and flags that wrote it, or start a new run"
+MODEL_ADVICE = "resume with the recipe and flags that wrote the checkpoint, or start a new run"
 # The options of an optimizer that choose its kernels.
 KERNELS = ("fused", "foreach")
 # The integer type of an element's width in bytes, to read the element's bits.
@@ -107,7 +107,7 @@ class Network:
             if shape_and_dtype(parameters, key) != shape_and_dtype(saved, key):
                 raise UserError(
                     f"{path} was written by another model, because {name}.{key} "
-                    f"{words_for(saved, key)} there and {words_for(parameters, key)} here",
+                    f"{words_for(saved, key)} there, but {words_for(parameters, key)} in this run",
                     advice=MODEL_ADVICE,
                 )
         for key, parameter in parameters.items():

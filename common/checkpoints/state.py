@@ -22,22 +22,33 @@ from common.errors import UserError
 from common.json_files import json_safe
 from common.run_directory.records import Manifest
 from common.run_directory.saved_flags import differing_flags, in_words
-from common.sentences import as_user_error
+from common.sentences import as_user_error, shortened
 
 if TYPE_CHECKING:  # importing it takes a second
     from torch.distributed.device_mesh import DeviceMesh
 
 # The facts that a resume must not change. Each has the advice for a resume that changes it.
+MOST_SHOWN = 200  # characters of a value in a message
 SAME_DATA = "change the data back, or start another run from the weights with --init-from"
 MUST_MATCH_ON_RESUME = {
     "recipe": "resume it with its own recipe, or start another run",
     # The best value so far is meaningless under another objective.
     "objective": "change OBJECTIVE back in the recipe, or start another run",
-    "mixed_precision": "pass --mixed-precision with the first of these values",
+    "mixed_precision": "pass --mixed-precision {saved}",
     "effective_batch_size": "restore the run's config.json from a backup",
     "sizes": SAME_DATA,
     "class_names": SAME_DATA,
     "fingerprint": SAME_DATA,
+}
+# The same facts, as a message names them.
+SUBJECTS = {
+    "recipe": "the recipe",
+    "objective": "the objective",
+    "mixed_precision": "the mixed precision",
+    "effective_batch_size": "the effective batch size",
+    "sizes": "the number of samples in the splits",
+    "class_names": "the list of class names",
+    "fingerprint": "the fingerprint of the data",
 }
 # The packages whose classes get a sentence in place of a traceback if their state does not fit. A
 # recipe's own classes keep their traceback.
@@ -215,7 +226,8 @@ class Parts:
         if different_names:
             names = ", ".join(sorted(different_names))
             raise UserError(
-                f"{path} was written by another recipe, because only one of the two has {names}",
+                f"{path} was written by another recipe, or by another version of this one, because "
+                f"either the checkpoint or this run lacks {names}",
                 advice=MODEL_ADVICE,
             )
 
@@ -378,13 +390,25 @@ def insist_on_facts(path: Path, saved: Mapping[str, object], present: RunIdentit
     facts_now = {**present, **present["data"]}
     for name, advice in MUST_MATCH_ON_RESUME.items():
         if name in facts_before and facts_before[name] != facts_now.get(name):
+            before, now = excerpts(facts_before[name], facts_now.get(name))
             raise UserError(
-                (
-                    f"{path} can't be resumed, because its {name.replace('_', ' ')} was "
-                    f"{facts_before[name]!s:.200} and is {facts_now.get(name)!s:.200} now"
-                ),
-                advice=advice,
+                f"{path} can't be resumed, because {SUBJECTS[name]} changed from {before} to {now}",
+                advice=advice.format(saved=before),
             )
+
+
+def excerpts(before: object, now: object) -> tuple[str, str]:
+    """Return two differing values as texts, cut so that their first difference can be seen."""
+    texts = (str(before), str(now))
+    if max(map(len, texts)) <= MOST_SHOWN:
+        return texts
+    pairs = enumerate(zip(*texts, strict=False))
+    shorter = min(map(len, texts))
+    difference = next((place for place, (one, other) in pairs if one != other), shorter)
+    start = max(0, difference - MOST_SHOWN // 2)
+    ellipsis = "…" if start else ""
+    shown_before, shown_now = (ellipsis + shortened(text[start:], MOST_SHOWN) for text in texts)
+    return shown_before, shown_now
 
 
 def insist_on_flags(
@@ -399,9 +423,8 @@ def insist_on_flags(
         return  # older versions did not save their flags
     changes = differing_flags(saved_flags, json_safe(present_flags), is_moved_data_fine=True)
     if changes:
-        phrases = in_words(changes, "{flag} {saved} and now has {present}")
+        phrases = in_words(changes, "{flag} was {saved} and is {present} now")
         raise UserError(
-            f"{path} can't be resumed with other flags, because it was trained with "
-            f"{', '.join(phrases)}",
+            f"{path} can't be resumed with other flags than before ({', '.join(phrases)})",
             advice="change these values back in the run's config.json, or start another run",
         )

@@ -336,8 +336,8 @@ class Data:
             if isinstance(split, IterableDataset) or not isinstance(split, MapStyle):
                 raise UserError(
                     (
-                        f"split {name} of data set {self.name} is a {type(split).__name__}, whose "
-                        "samples can't be read by index"
+                        f"split {name} of data set {self.name} is of type {type(split).__name__}, "
+                        "whose samples can't be read by index"
                     ),
                     advice=(
                         "pass a map-style Dataset with __len__ and __getitem__, TensorSamples, "

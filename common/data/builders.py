@@ -23,14 +23,14 @@ from common.data.local_files import (
 from common.data.mistakes import empty_split, other_columns
 from common.data.sources import DataSource
 from common.errors import UserError
-from common.sentences import reading
+from common.sentences import counted, reading
 
 if TYPE_CHECKING:
     from datasets import DatasetBuilder, DatasetDict
 
 # The action if `datasets` can't read a data set, without a file that is to blame.
 DATA_ADVICE = (
-    "check the data set's files; for one of the Hub, check --dataset-config and the connection"
+    "check the data set's files, or for a data set of the Hub, --dataset-config and the connection"
 )
 # The builder of `datasets` for a single file, by its suffix.
 FILE_BUILDERS = {
@@ -148,7 +148,8 @@ def notes_on_files(builder: "DatasetBuilder", local_files: LocalFiles) -> list[s
     ]
     if unread:
         example = repr(local_files.relative(unread[0]))
-        notes.append(f"{len(unread):,} files are in no split and are not read, such as {example}")
+        files = counted(len(unread), "file is", "files are")
+        notes.append(f"{files} in no split and not read, such as {example}")
     return notes
 
 
@@ -199,7 +200,7 @@ def find_dialects(builder: "DatasetBuilder") -> dict[str, Dialect]:
             if os.path.basename(file) == "metadata.csv" and find_dialect(file) != DEFAULT:
                 raise UserError(
                     f"{file} can't be read, because it is {find_dialect(file)}",
-                    advice="save it again in UTF-8, with commas between the columns",
+                    advice="save the file in UTF-8, with commas between the columns",
                 )
         return {}
     if builder.config.encoding is not None or builder.config.sep not in SEPARATORS:

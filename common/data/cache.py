@@ -24,7 +24,9 @@ from common.sentences import writing
 
 FACTS_JSON = "facts.json"  # what `prepare` returned, and the SHA-256 of each file
 SEEN = "seen.json"  # the stamps of the files when their digests were last compared
-DISK_ADVICE = "free some space, or set XDG_CACHE_HOME to a folder on a larger disk"
+DISK_ADVICE = (
+    "free some space there, or set XDG_CACHE_HOME to a folder that has space and can be written"
+)
 
 Stamps = dict[str, list[int]]  # what changes with a file, by its path in the cache
 

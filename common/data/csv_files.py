@@ -11,6 +11,7 @@ import re
 from typing import NamedTuple
 
 from common.errors import UserError
+from common.sentences import counted
 from common.system.platforms import quoted, with_posix_command
 
 SEPARATORS = (",", ";", "\t", "|")
@@ -104,7 +105,7 @@ def refuse_unnamed_columns(path: str, records: list[list[str]], separator: str) 
     raise UserError(
         (
             f"the first row of {path} has {len(records[1])} values, but the header has only "
-            f"{len(records[0])} names ({names:.80})"
+            f"{counted(len(records[0]), 'name')} ({names:.80})"
         ),
         advice=(
             f"put texts that contain a separator ({name_of(separator)}) into quotes, or give each "
@@ -192,7 +193,7 @@ def decoding_error(path: str, encoding: str, problem: UnicodeDecodeError, place:
         return UserError(
             f"{path} begins like a file in {name}, but can't be decoded at byte {place:,} "
             f"({problem.reason})",
-            advice="save it again in UTF-8",
+            advice="save the file again in UTF-8",
         )
     byte = problem.object[problem.start]
     return UserError(
@@ -205,7 +206,7 @@ def decoding_error(path: str, encoding: str, problem: UnicodeDecodeError, place:
 def conversion_advice(path: str, encoding: str) -> str:
     """Return the advice to convert a file from its likely encoding, with a command to run."""
     command = f"iconv -f {encoding} -t UTF-8 {quoted(path)} > new.csv"
-    return with_posix_command("save it in UTF-8", command)
+    return with_posix_command("save the file in UTF-8", command)
 
 
 def find_separator(sample: str, is_whole: bool) -> str:

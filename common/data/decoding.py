@@ -278,8 +278,8 @@ def opened(encoded: EncodedImage, source: DataSource, split: str) -> Iterator[Im
     """
     path = encoded["path"]
     contents = encoded["bytes"]
-    name = path or f"one of split {split} of {source.name}"
-    with reading(f"image {name}", "replace or remove this file"):
+    subject = f"image {path}" if path else f"an image of split {split} of data set {source.name}"
+    with reading(subject, "replace or remove this image"):
         if contents is not None:
             yield Image.open(io.BytesIO(contents))
         elif path is not None:

@@ -85,7 +85,8 @@ def fingerprint_of_tokenizer(checkpoint: str) -> str:
     Raises:
         UserError: the files can't be read.
     """
-    with reading(f"checkpoint {checkpoint}", "give your user the right to read its files"):
+    advice = "make its files readable for your user, or copy them again from where they came"
+    with reading(f"checkpoint {checkpoint}", advice):
         # Such files are tokenizer.json, tokenizer_config.json and vocab.txt, for example.
         files = [
             path for path in Path(checkpoint).glob("*") if path.name.startswith(("token", "vocab"))

@@ -249,7 +249,8 @@ class ImageData(Data):
             return default
         if max_shift >= self.image_size:
             raise UserError(
-                f"--max-shift {max_shift} is too large for images of {self.image_size} pixels",
+                f"--max-shift {max_shift} is too large for images of {self.image_size} × "
+                f"{self.image_size} pixels",
                 advice=f"pass {self.image_size - 1} or less",
             )
         return max_shift
@@ -400,7 +401,7 @@ def initial_scaling(initial: InitialFacts, init_from: str | None) -> Scaling:
     """
     with reading(
         f"the mean and std of --init-from {init_from}",
-        "pass its safetensors file instead of the folder",
+        "pass the safetensors file in this folder instead of the folder",
     ):
         if not isinstance(initial.channels, int):
             raise TypeError(f"images of {initial.channels!r} channels")

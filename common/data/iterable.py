@@ -12,6 +12,7 @@ from torch.utils.data import default_collate
 from common.data.batch import Batch, Collate, Samples
 from common.data.order import TrainingOrder
 from common.errors import UserError
+from common.sentences import counted
 from common.system.machine import rank, world_size
 
 # The class by which `datasets` shuffles in a buffer. A resume would lose the samples in the buffer.
@@ -59,8 +60,9 @@ class IterableSamples(Samples):
         type_name = type(dataset).__name__
         if not hasattr(dataset, "state_dict") or not hasattr(dataset, "load_state_dict"):
             raise UserError(
-                f"a {type_name} without state_dict and load_state_dict can't be resumed",
-                advice="add both methods, or pass a map-style data set",
+                f"a data set of class {type_name} can't be resumed, because it does not have both "
+                "state_dict and load_state_dict",
+                advice="add both methods to the class, or pass a map-style data set",
             )
         layer = getattr(dataset, "_ex_iterable", None)
         self.is_split = layer is not None  # only data sets of `datasets` have this attribute
@@ -68,10 +70,11 @@ class IterableSamples(Samples):
         while layer is not None:
             if type(layer).__name__ == SHUFFLE_BUFFER:
                 raise UserError(
-                    f"a {type_name} with a shuffle buffer can't be resumed exactly",
+                    f"a data set of class {type_name} with a shuffle buffer can't be resumed "
+                    "exactly",
                     advice=(
-                        "shuffle the shards instead of the samples, or read parquet files with "
-                        "--streaming"
+                        "leave out .shuffle(...) and list the files in a random order instead, or "
+                        "read parquet files with --streaming"
                     ),
                 )
             layer = getattr(layer, "ex_iterable", None)
@@ -174,10 +177,11 @@ class IterableSamples(Samples):
         Raises:
             UserError: always. The positions can't be divided anew.
         """
+        processes = counted(len(states), "process", "processes")
         raise UserError(
-            f"the run can't be resumed with another number of processes, because each of its "
-            f"{len(states)} processes saved a position of its own in an IterableDataset",
-            advice=f"resume it with {len(states)} processes",
+            f"the run trained with {processes}, and can't be resumed with another number, because "
+            "each process saved a position of its own in an IterableDataset",
+            advice=f"resume the run with {processes}",
         )
 
 

@@ -164,13 +164,17 @@ class LabelledData:
                     advice=f"choose one of the columns {self.describe_columns()}",
                 )
         if not 1 <= len(columns) <= at_most:
-            needed = "one" if at_most == 1 else f"one to {at_most}"
+            needed = "one column" if at_most == 1 else f"one column or up to {at_most}"
             candidate_names = f" ({', '.join(columns)})" if columns else ""
-            raise UserError(
-                (
+            if flag_value:
+                problem = f"{flag} names {len(columns)} columns{candidate_names}, which is too many"
+            else:
+                problem = (
                     f"data set {self.name} has {len(columns) or 'no'} columns that {flag} could "
                     f"stand for{candidate_names}"
-                ),
+                )
+            raise UserError(
+                problem,
                 advice=f"name {needed} with {flag}; the columns are {self.describe_columns()}",
             )
         return columns
@@ -207,9 +211,13 @@ class LabelledData:
         where = f"column {self.label_column} of data set {self.name}"
         # NaN is the only value that differs from itself.
         distinct = {label for label in labels if label == label} - self.missing_labels
-        if any(isinstance(label, float) and not label.is_integer() for label in distinct):
+        fractions = [
+            label for label in distinct if isinstance(label, float) and not label.is_integer()
+        ]
+        if fractions:
             raise UserError(
-                f"{where} contains real numbers, which can't be classes",
+                f"{where} contains numbers that are not whole, such as {min(fractions):g}, which "
+                "can't be classes",
                 advice="name another column with --label-column",
             )
         if not all(isinstance(label, (str, int, float)) for label in distinct):

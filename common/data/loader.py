@@ -346,13 +346,16 @@ def iterable_order(config: TrainingConfig, accelerator: Accelerator, name: str) 
         UserError: the number of batches does not follow from the flags, or the split is not train.
     """
     if config.max_steps is None or config.auto_batch_size or name != "train":
+        if name != "train":
+            advice = f"pass a map-style data set as split {name}"
+        elif config.max_steps is None:
+            advice = "pass --max-steps N"
+        else:
+            advice = "leave --auto-batch-size out, and pass --batch-size N"
         raise UserError(
             "an IterableDataset does not state its number of samples, so it can only be used for "
-            "training, with a stated number of updates",
-            advice=(
-                "pass --max-steps N, leave --auto-batch-size out, and evaluate on a map-style data "
-                "set"
-            ),
+            "training, with a stated number of updates of a stated size",
+            advice=advice,
         )
     accumulation = config.gradient_accumulation_steps
     global_batch = config.batch_size * accumulation * accelerator.num_processes
@@ -415,8 +418,8 @@ def evaluation_order(
     if is_model_shared and len(samples) // world_size < order.most_batches:
         raise UserError(
             (
-                f"split {name} has too few samples ({len(samples):,}) for all processes of a "
-                "sharded model to evaluate the same number of batches"
+                f"split {name} has too few samples ({len(samples):,}) for all {world_size} "
+                "processes of a sharded model to evaluate the same number of batches"
             ),
             advice="add samples to this split, or start fewer processes",
         )

@@ -23,17 +23,19 @@ def nothing_left(data_set: str, split: str, required: str) -> UserError:
     Args:
         required: what the rows lack: label, text or image.
     """
+    flags = {"label": " with --label-column", "text": " with --text-columns"}
+    flag = flags.get(required, "")
     return UserError(
         f"the rows of split {split} of data set {data_set} have no {required}s",
-        advice=f"fill in the {required}s in the data, or name another column",
+        advice=f"fill in the {required}s in the data, or name another column{flag}",
     )
 
 
 def single_class(data_set: str, split: str) -> UserError:
     """Return the error for a split in which there is nothing to classify."""
     return UserError(
-        f"all rows of {split} of data set {data_set} have the same label, but classification needs "
-        "at least two",
+        f"all rows of split {split} of data set {data_set} have the same label, but classification "
+        "needs at least two classes",
         advice="add rows of another class, or name another column with --label-column",
     )
 
@@ -50,6 +52,6 @@ def other_columns(
     names = {**expected, **columns}
     differing = ", ".join(name for name in names if expected.get(name) != columns.get(name))
     return UserError(
-        f"{file} has other columns than {first_file}, because {differing} differ in name or type",
+        f"{file} has other columns than {first_file} (other in name or type: {differing})",
         advice="give all files the same columns, with the same types",
     )

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from common.errors import UserError
+from common.sentences import counted
 
 # Text is sorted by length within windows of this many global batches, and the batches of a window
 # are then shuffled. A long window means little padding, a short one more randomness.
@@ -49,7 +50,7 @@ class TrainingOrder:
         if self.num_samples < self.global_batch:
             raise UserError(
                 (
-                    f"the training split has {self.num_samples:,} samples, fewer than the "
+                    f"the training split has {counted(self.num_samples, 'sample')}, fewer than the "
                     f"{self.global_batch:,} samples of one update"
                 ),
                 advice=(

@@ -23,7 +23,7 @@ from common.data.mistakes import empty_split, nothing_left, other_columns, singl
 from common.data.order import Blocks
 from common.data.sources import DataSource
 from common.errors import UserError
-from common.sentences import reading
+from common.sentences import counted, reading
 
 if TYPE_CHECKING:
     import pyarrow
@@ -100,15 +100,32 @@ class ParquetRows:
         for block, place in zip(blocks.tolist(), places, strict=True):
             *row, label = (column[place].as_py() for column in tables[block].columns)
             if None in row or label not in self.numbers:
-                shard = self.shards[self.groups[block, SHARD]]
-                missing = "a value in each column" if None in row else "a label of its classes"
-                raise UserError(
-                    f"{shard} contains a row without {missing}",
-                    advice="remove such rows, or leave --streaming out, so that they are skipped",
-                )
+                raise self.unfit_row(self.shards[self.groups[block, SHARD]], row, label)
             rows.append(row)
             labels.append(self.numbers[label])
         return rows, np.array(labels)
+
+    def unfit_row(self, shard: str, row: Row, label: LabelValue) -> UserError:
+        """Return the error for a row that lacks a value, or whose label is of no known class.
+
+        Args:
+            shard: the file of the row.
+            row: the values of all columns but the last.
+            label: the value of the last column.
+        """
+        label_column = self.columns[-1]
+        is_label_missing = label in (None, "", -1) or label != label  # NaN differs from itself
+        if None not in row and not is_label_missing:
+            return UserError(
+                f"{shard} contains a row with the label {label!r:.60} in column {label_column}, "
+                f"which is none of the {counted(len(self.numbers), 'class', 'classes')}",
+                advice="correct this label in the data",
+            )
+        column = self.columns[row.index(None)] if None in row else label_column
+        return UserError(
+            f"{shard} contains a row without a value in column {column}",
+            advice="remove such rows, or leave --streaming out, so that they are skipped",
+        )
 
     def table(self, block: int) -> "pyarrow.Table":
         """Return a row group, from memory if it is there.

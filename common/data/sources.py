@@ -146,13 +146,13 @@ def insist_on_trained_share(share: float | None, trained: TrainedOn) -> None:
     if share is None or share == trained.validation_share:
         return
     if trained.validation_share is None:
-        trained_share = "the default share"
+        trained_with = "without this flag"
     else:
-        trained_share = f"{trained.validation_share:g}"
+        trained_with = f"with --validation-share {trained.validation_share:g}"
     raise UserError(
         (
             f"--validation-share {share:g} would evaluate training samples, because {trained.run} "
-            f"held out {trained_share} of this data set"
+            f"was trained on this data set {trained_with}"
         ),
         advice="leave --validation-share out",
     )

@@ -89,8 +89,9 @@ class Tables(LabelledData):
             if unknown:
                 raise UserError(
                     (
-                        f"column {self.label_column} of split {role} of {self.where} contains "
-                        f"{min(unknown)}, but its classes are numbered from 0 to {len(numbers) - 1}"
+                        f"split {role} of {self.where} has the label {min(unknown)} in column "
+                        f"{self.label_column}, but the classes of this column are numbered from 0 "
+                        f"to {len(numbers) - 1}"
                     ),
                     advice="correct this label in the data",
                 )

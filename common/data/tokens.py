@@ -16,7 +16,7 @@ from common.data.sources import DataSource
 from common.data.tables import Tables
 from common.errors import UserError
 from common.json_files import read_json
-from common.sentences import reading
+from common.sentences import counted, reading
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -108,7 +108,7 @@ def prepare_whole_text(
         encoder = train_wordpiece([text for column in texts["train"] for text in column])
     else:
         encoder = load_tokenizer(checkpoint)
-    say(f"tokenising {len(table):,} texts once, for this and later runs")
+    say(f"tokenising {counted(len(table), 'text')} once, for this and later runs")
     for name, split_texts in texts.items():
         advice = "pass another --model, or --model scratch to train a small one"
         with reading(f"the tokenizer of checkpoint {checkpoint}", advice):
@@ -215,9 +215,9 @@ def load_tokenizer(checkpoint: str) -> "PreTrainedTokenizerBase":
                 f"the tokenizer of checkpoint {checkpoint} can't be loaded, because there is no "
                 "tokenizer.json in this folder"
             ),
-            advice="pass a folder with a tokenizer.json, or a Hub id",
+            advice="put a tokenizer.json into it, or pass another model",
         )
-    advice = "pass a local folder, or a Hub id that can be reached"
+    advice = "check its files, or for a model of the Hub, the connection; or pass another model"
     with reading(f"the tokenizer of checkpoint {checkpoint}", advice):
         if tokenizer_file.is_file():
             check_token_ids(tokenizer_file)

@@ -43,7 +43,7 @@ class Watch(threading.Thread):
         self.waiting_since: float | None = None  # time.monotonic(); None while nobody waits
         self.announced: float | None = None  # `waiting_since` of the last wait announced
         self.verdict: Verdict | None = None  # None until the workers were killed
-        self.reason = ""  # which workers the process waited for when no batch came
+        self.were_stopped = False  # whether workers were stopped by a signal when no batch came
         self.ended = threading.Event()  # set by the loader when the watch is over
 
     @contextmanager
@@ -66,7 +66,7 @@ class Watch(threading.Thread):
                 # The other workers may wait for ever for a lock that the missing worker held.
                 self.end_workers("worker gone")
             elif waited > self.patience:
-                self.reason = self.describe()
+                self.were_stopped = bool(self.stopped_pids())
                 self.end_workers("no batch came")
             elif waited > LOOK_EVERY and self.is_stopping():
                 self.end_workers("stop requested")
@@ -86,11 +86,15 @@ class Watch(threading.Thread):
 
     def describe(self) -> str:
         """Return which workers the process waits for: stopped workers, or all if there are none."""
-        stopped_pids = [str(worker.pid) for worker in self.workers if is_stopped(worker)]
+        stopped_pids = self.stopped_pids()
         if not stopped_pids:
-            return f"the loader's workers ({len(self.workers)}, --num-workers)"
+            return f"the loader's workers (--num-workers {len(self.workers)})"
         pids = " ".join(stopped_pids)
         return f"workers of the loader that are stopped (kill -CONT {pids} lets them go on)"
+
+    def stopped_pids(self) -> list[str]:
+        """Return the process ids of the workers that were stopped by a signal."""
+        return [str(worker.pid) for worker in self.workers if is_stopped(worker)]
 
 
 def is_stopped(worker: BaseProcess) -> bool:

@@ -284,10 +284,15 @@ class Workers:
         if is_from_dataset or not (is_lost or TOO_MANY_FILES in error_text):
             raise error
         if watch.verdict == "no batch came":
+            problem = f"no batch came for {self.patience:.0f} s from the loader's workers"
+            advice = "start the run again"
+            if watch.were_stopped:
+                problem += ", because some of them were stopped by a signal"
+            else:
+                advice += ", or allow slow data more time with --collective-timeout SECONDS"
             raise UserError(
-                f"no batch came for {self.patience:.0f} s from {watch.reason}",
-                advice="start the run again, or allow slow data more time with "
-                "--collective-timeout SECONDS",
+                problem,
+                advice=advice,
                 every_rank=True,
                 resumable=True,
             ) from None

@@ -34,10 +34,13 @@ def keep(
     if missing_class:
         raise UserError(
             (
-                f"the Accelerator prepared a {missing_class} that was not passed to run.keep(), so "
-                "a resume would lose its state"
+                f"the Accelerator prepared an object of class {missing_class} that was not passed "
+                "to run.keep(), so a resume would lose its state"
             ),
-            advice="pass it under any name, as in run.keep(..., second_optimizer=second_optimizer)",
+            advice=(
+                "pass the object under any name, as in run.keep(..., "
+                "second_optimizer=second_optimizer)"
+            ),
         )
     return KeptParts(
         model=model,

@@ -9,6 +9,7 @@ from common.config import TrainingConfig
 from common.console import DISPLAY, say
 from common.flags import role_of
 from common.lifecycle.stages import Context, StartedRun
+from common.sentences import counted
 from common.training.best import Best
 from common.training.drift import insist_on_equal_weights, networks_of
 
@@ -108,9 +109,11 @@ def restore(started: StartedRun, resume_path: Path, saved_objective: str) -> Sta
     world_size = context.accelerator.num_processes
     if world_size_before != world_size:
         accumulation = context.config.gradient_accumulation_steps
+        processes = counted(world_size, "process", "processes")
+        batches = counted(accumulation, "batch", "batches")
         say(
-            f"the run continues with {world_size} processes instead of {world_size_before}; each "
-            f"update still has the same samples, with {accumulation} batches accumulated"
+            f"the run continues with {processes} instead of {world_size_before}; each update still "
+            f"has the same samples, with {batches} accumulated"
         )
         return None
     # The generators were restored with the other parts. The rest of the start may use them.

@@ -127,7 +127,7 @@ def reached(stage: Stage | None, call: str) -> Stage:
     """
     if stage is None:
         raise UserError(
-            f"the recipe has not called {call} before this line",
+            f"the recipe has not called {call} yet, but uses what this call prepares",
             advice=f"call {call} earlier in the recipe",
         )
     return stage

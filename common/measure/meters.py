@@ -313,7 +313,9 @@ def contention_sentence(
         return None
     contention = f"other programs use the same cores (load {load:.1f} on {cores})"
     if threads == 1:
-        return f"{contention}, so this process gets {share:.0%} of one core"
+        return (
+            f"{contention}, so this process gets {share:.0%} of one core: stop the other programs"
+        )
     return (
         f"{contention}, so {threads} threads get {share:.0%} of the time they ask for, and wait "
         "for each other: stop the other programs, or try --num-threads 1"

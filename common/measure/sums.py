@@ -151,7 +151,8 @@ class Sums:
         """
         if not isinstance(metrics, Mapping | None):
             raise UserError(
-                f"sums.record got a {type(metrics).__name__} instead of a dictionary of metrics",
+                f"sums.record got a value of type {type(metrics).__name__} instead of a dictionary "
+                "of metrics",
                 advice="call it as sums.record(loss, {name: values}, number_of_samples)",
                 every_rank=True,
             )

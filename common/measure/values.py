@@ -39,7 +39,7 @@ def measured_value(name: str, value: Measured, caller: str) -> Value:
     if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
         return torch.from_numpy(value)
     raise UserError(
-        f"{caller} got {name!r} as a {type(value).__name__}",
+        f"{caller} got {name!r} as a value of type {type(value).__name__}",
         advice="pass a tensor or a number",
         every_rank=True,
     )
@@ -72,8 +72,8 @@ def figure(name: str, value: Measured) -> float:
             pass  # the error below names the value, such as a string
     shape_text = "" if shape is None else f" of shape {shape}"
     raise UserError(
-        f"the evaluation returned a {type(value).__name__}{shape_text} as {name!r} instead of one "
-        "number",
+        f"the evaluation returned a value of type {type(value).__name__}{shape_text} as {name!r} "
+        "instead of one number",
         advice="return one number for each name, such as value.item()",
         every_rank=True,
     )

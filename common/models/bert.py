@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 # The weights that did not fit, by reason: their names, or names with shapes.
 LoadingInfo = Mapping[str, Collection[Any]]
-PRETRAINED_ADVICE = "pass a folder with a complete model, or a Hub id that can be reached"
+PRETRAINED_ADVICE = (
+    "use a folder with a complete model, or for a model of the Hub, check its id and the connection"
+)
 PUBLIC_CHECKPOINT = "google-bert/bert-base-uncased"
 # The sizes of google/bert_uncased_L-2_H-128_A-2.
 SMALL = {
@@ -106,7 +108,7 @@ def check_checkpoint(name: str, max_length: int) -> None:
     model_type = facts["model_type"]
     if model_type != "bert":
         raise UserError(
-            f"checkpoint {name} is a {model_type} model, but this recipe trains BERT",
+            f"checkpoint {name} has the model type {model_type}, but this recipe trains BERT",
             advice="pass a BERT model, such as --model bert-base-uncased",
         )
     length = padded_length(max_length)
@@ -115,14 +117,20 @@ def check_checkpoint(name: str, max_length: int) -> None:
     for field, (least, most) in limits.items():
         value = facts[field]
         if not isinstance(value, int) or not least <= value <= most:
-            needs = f"{least} to {most:,} for --max-length {max_length}"
-            padded = f"in batches padded to a multiple of {PAD_MULTIPLE}"
+            needs = f"{least} to {most:,}"
+            advice = "pass another model"
+            if field == "max_position_embeddings":
+                needs += (
+                    f" for --max-length {max_length}, in batches padded to a multiple of "
+                    f"{PAD_MULTIPLE}"
+                )
+                advice += ", or a smaller --max-length"
             raise UserError(
-                f"checkpoint {name} has {field} {value!r}, but the recipe needs {needs}, {padded}",
-                advice="pass another model, or a smaller --max-length",
+                f"checkpoint {name} has {field} {value!r}, but the recipe needs {needs}",
+                advice=advice,
             )
     if Path(name).is_dir() and not any(Path(name).glob("*.safetensors")):
-        advice = "save it again with model.save_pretrained(FOLDER), or pass another model"
+        advice = "save the model again with model.save_pretrained(FOLDER), or pass another one"
         raise UserError(
             f"checkpoint {name} has no weights as safetensors, and pickled weights are not loaded",
             advice=advice,
@@ -179,7 +187,7 @@ def load_bert(name: str, data: TextData, dropout: float) -> "BertForSequenceClas
         for key in map(str, keys):
             if ".layer." in key or "_embeddings." in key:
                 raise UserError(
-                    f"the weights of checkpoint {name} don't fit its config.json (first {key})",
+                    f"the weights of checkpoint {name} don't fit its config.json (such as {key})",
                     advice="copy the folder again from where it came, or pass another --model",
                 )
     tokenizer_size = data.vocabulary_size

@@ -117,7 +117,8 @@ def draw_memory(path: Path, profile: TorchProfile, device: torch.device, before:
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError:
-        warn(f"the profile has no {path.name}, because matplotlib is not installed")
+        problem = f"the profile has no {path.name}, because matplotlib is not installed"
+        warn(f"{problem}: pip install matplotlib")
         return
 
     changes = memory_changes(profile, device)

@@ -121,7 +121,7 @@ class Profiler:
             if window is None:
                 self.is_over = True
                 least = FIRST_UPDATES + 3
-                warn(f"the run is not profiled, because it has fewer than {least} updates")
+                warn(f"the run is not profiled, because fewer than {least} updates are left")
                 return batches
             self.procedure = self.measure(window, global_step)
             next(self.procedure)  # goes up to the first `yield`, which waits for the first update

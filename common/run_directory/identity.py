@@ -82,7 +82,7 @@ def insist_on_written_config(directory: Path, saved: Mapping[str, object]) -> No
         raise EditedConfigError(
             f"{path} belongs to run {run_id:.50}, but {witness.path} belongs to run "
             f"{witness.run_id:.50}",
-            advice="restore the config.json of the run that wrote these checkpoints",
+            advice=f"restore the config.json of the run that wrote {witness.path}",
         )
 
 
@@ -124,6 +124,6 @@ def describe_edit(saved: Mapping[str, object], witnesses: Iterable[Witness]) -> 
             return f"its run_id is {run_id!s:.50}, but that of {witness.path} is {witness.run_id}"
         changes = differing_flags(witness.flags(), config)
         if changes:
-            phrases = in_words(changes, "{flag} {saved} and now has {present}")
-            return f"it was trained with {listed(phrases)}"
+            phrases = in_words(changes, "{flag} was {saved} and is {present} now")
+            return listed(phrases)
     return "its SHA-256 has changed"

@@ -31,6 +31,7 @@ from common.run_directory.saved_flags import (
     in_words,
     values_in,
 )
+from common.sentences import counted
 from common.system.machine import world_size
 from common.system.platforms import quoted
 from common.system.printable import listed
@@ -257,8 +258,8 @@ def newest_unfinished(config: ResumableConfig, recipe: str) -> Path | None:
                     f"({listed(phrases)})"
                 ),
                 advice=(
-                    f"continue it with --resume {quoted(directory)}, pass the flags that it was "
-                    "started with, or start another run with --output-dir NEW"
+                    "leave these flags out and continue that run with --resume "
+                    f"{quoted(directory)}, or start another run with --output-dir NEW"
                 ),
             )
     return None
@@ -353,8 +354,9 @@ def keep_effective_batch(config: Config, defaults: Config, effective_batch: int)
     if product != effective_batch:
         raise UserError(
             (
-                f"each update of the run to resume has {effective_batch} samples, but batch size "
-                f"{batch_size} × {accumulation} accumulated × {processes} processes is {product}"
+                f"each update of the run to resume has {effective_batch} samples, but --batch-size "
+                f"{batch_size} × --gradient-accumulation-steps {accumulation} × "
+                f"{counted(processes, 'process', 'processes')} is {product}"
             ),
             advice=(
                 "leave --batch-size and --gradient-accumulation-steps out, or choose them so that "
@@ -384,7 +386,8 @@ def with_effective_batch(config: Config, effective_batch: int) -> Config:
     raise UserError(
         (
             f"each update has {effective_batch} samples, which is not a multiple of "
-            f"{batch_size * processes} (batch size {batch_size} × {processes} processes)"
+            f"{batch_size * processes} (--batch-size {batch_size} × "
+            f"{counted(processes, 'process', 'processes')})"
         ),
         advice=advice,
     )

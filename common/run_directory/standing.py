@@ -25,6 +25,8 @@ def advice_to_go_on(directory: Path) -> str:
     A tool that needs a finished run gives this advice.
     """
     status = present_status(directory)
+    if status.status == "running":
+        return "wait until it has finished"
     if not (directory / CONFIG).is_file():
         return "repeat the command that started it, because it ended before training began"
     if status.resumable is False:

@@ -37,7 +37,7 @@ def loading(path: Path) -> Iterator[None]:
         place = place_of(error, path)
         raise UserError(
             f"{path} fails when Python loads it ({place}{cause_text(error)})",
-            advice=f"correct it, and check it with python {quoted(path)} --help",
+            advice=f"correct the file, and check it with python {quoted(path)} --help",
         ) from None
 
 

@@ -172,7 +172,8 @@ class Log:
         """
         if not isinstance(figures, Mapping):
             raise UserError(
-                f"run.log got a {type(figures).__name__} instead of a dictionary",
+                f"the figures of an evaluation are of type {type(figures).__name__} instead of a "
+                "dictionary",
                 advice="pass a dictionary of metrics, such as sums.result()",
             )
         values = of_all_ranks(self.accelerator, figures)

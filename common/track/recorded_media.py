@@ -14,7 +14,7 @@ from common.console import warn
 from common.errors import UserError
 from common.files import write_text
 from common.json_files import json_safe
-from common.sentences import writing
+from common.sentences import counted, writing
 
 BINS = 64  # bins of each histogram
 MOST_IMAGES = 64  # images that one call logs
@@ -126,7 +126,8 @@ class RecordedMedia:
             if len(kept_texts) != len(copies):
                 first = "the first " if len(copies) == MOST_IMAGES else ""
                 raise UserError(
-                    f"{first}{len(copies)} images have {len(texts)} captions",
+                    f"{first}{counted(len(copies), 'image')} came with "
+                    f"{counted(len(texts), 'caption')}",
                     advice="pass one caption for each image",
                 )
             return ImagesEntry(name, step, copies, kept_texts)
@@ -143,7 +144,8 @@ class RecordedMedia:
             for row in copies:
                 if len(row) != len(columns):
                     raise UserError(
-                        f"it has {len(columns)} columns but a row of {len(row)} cells",
+                        f"the table has {counted(len(columns), 'column')} but a row of "
+                        f"{counted(len(row), 'cell')}",
                         advice="pass one cell for each column",
                     )
             return TableEntry(name, step, [str(column) for column in columns], copies)
@@ -173,9 +175,9 @@ class RecordedMedia:
         try:
             self.entries.append(make_entry())
         except UserError as mistake:
-            warn(f"{name} is not logged, because {mistake.message}")
+            warn(f"{name!r} is not logged, because {mistake.message}")
         except (ValueError, TypeError, AttributeError, RuntimeError) as problem:
-            warn(f"{name} is not logged ({type(problem).__name__}: {problem}): {advice}")
+            warn(f"{name!r} is not logged ({type(problem).__name__}: {problem}): {advice}")
 
     def write(self, send: Callable[[Entry], None] | None) -> None:
         """Write all queued entries to files, and pass each entry to `send` unless `send` is None.
@@ -190,18 +192,20 @@ class RecordedMedia:
                 with writing(str(self.folder)):
                     entry.write(self.folder)
             except UserError as mistake:
-                warn(f"{entry.name} is not logged, because {mistake.message}")
+                warn(f"{entry.name!r} is not logged, because {mistake.message}")
                 continue
             except (ValueError, TypeError, RuntimeError) as problem:
                 advice = "pass values that can be written to a file"
-                warn(f"{entry.name} is not logged ({type(problem).__name__}: {problem}): {advice}")
+                warn(
+                    f"{entry.name!r} is not logged ({type(problem).__name__}: {problem}): {advice}"
+                )
                 continue
             if send is not None:
                 try:
                     send(entry)
                 except Exception as problem:  # a tracker may raise anything
                     message = f"{type(problem).__name__}: {problem}"
-                    warn(f"{entry.name} is not sent to the tracker ({message})")
+                    warn(f"{entry.name!r} is not sent to the tracker ({message})")
 
 
 def copy_images(

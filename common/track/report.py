@@ -8,6 +8,7 @@ from common.measure.memory import peak_memory
 from common.measure.memory_plan import MemoryRows, comparison_text, plan_text
 from common.objective import PREFIXES, Objective, Split
 from common.run_directory.records import RunConfig
+from common.sentences import counted
 from common.system.machine import is_main_rank
 from common.system.platforms import limits
 from common.tables import print_facts
@@ -36,7 +37,7 @@ def show_plan(run: RunConfig, logs: str) -> None:
     world_size = environment.world_size
     sizes = ", ".join(f"{split} {size:,}" for split, size in data.sizes.items())
     classes = "" if data.classes is None else f"; {data.classes} classes"
-    processes = "1 process" if world_size == 1 else f"{world_size} processes"
+    processes = counted(world_size, "process", "processes")
     model = run.architecture
     say(f"recipe  {run.recipe}: {model.name}, {model.parameters:,} parameters")
     say(f"data    {data.name} ({data.reason}): {sizes}{classes}")
@@ -61,7 +62,8 @@ def training_lines(run: RunConfig) -> list[str]:
     limit = f", cut at {max_steps:,}" if max_steps else ""
     lines = [
         f"batch   {flags['batch_size']} × {flags['gradient_accumulation_steps']} accumulated × "
-        f"{run.environment.world_size} processes = {run.environment.effective_batch_size}",
+        f"{counted(run.environment.world_size, 'process', 'processes')} = "
+        f"{run.environment.effective_batch_size}",
         *rate_lines(run),
         f"plan    {plan.total_steps:,} updates: {flags['epochs']} epochs of "
         f"{plan.updates_per_epoch:,}{limit}; logged every {plan.log_every:,}, evaluated every "

@@ -117,7 +117,7 @@ def choose_size(rates: Mapping[int, float], requested: int, per_update: int) -> 
     fitting = {size: rate for size, rate in rates.items() if 0 < rate < math.inf}
     same_updates = [size for size in fitting if per_update % size == 0]
     if not same_updates:
-        advice = "pass --gradient-checkpointing, or choose a smaller model or smaller samples"
+        advice = "pass --gradient-checkpointing if it is off, or use a smaller model or samples"
         raise TrainingError("out of memory even with one sample per batch", advice=advice)
     # If the requested size does not fit, begin with the largest size that fits.
     start = requested if requested in fitting else same_updates[-1]
@@ -399,7 +399,7 @@ def out_of_memory_error(
         )
     smaller_model = smaller_model_advice(config)
     if config.batch_size == 1:
-        advice = f"try --gradient-checkpointing, or {smaller_model}"
+        advice = f"pass --gradient-checkpointing if it is off, or {smaller_model}"
     else:
         is_even = config.batch_size % 2 == 0
         updates = "the same updates" if is_even else "almost the same updates"

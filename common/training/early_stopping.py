@@ -5,6 +5,7 @@ from common.console import say
 from common.errors import UserError
 from common.flag_reads import mark_read
 from common.objective import Split
+from common.sentences import counted
 from common.training.best import Best
 
 
@@ -49,9 +50,9 @@ class EarlyStopping:
         if not self.is_told:
             self.is_told = True
             metric = self.best.objective.metric
-            count = self.best.evaluations_since_best
+            evaluations = counted(self.best.evaluations_since_best, "evaluation")
             say(
                 f"stopped early after update {global_step}, because {metric} did not improve in "
-                f"{count} evaluations"
+                f"{evaluations}"
             )
         return True

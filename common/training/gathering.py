@@ -99,7 +99,5 @@ class Gatherer:
                 "pass tensors with one row per sample and the same number of rows on each rank; "
                 "in an evaluation, run.equal_batches(loader) yields such batches"
             )
-            raise UserError(
-                f"run.gather can't be used on what the ranks pass ({shown})", advice=advice
-            )
+            raise UserError(f"run.gather got tensors that can't be joined ({shown})", advice=advice)
         self.known_equal.add(shape_and_dtype)

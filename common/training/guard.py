@@ -138,7 +138,8 @@ class GradientGuard:
                     ),
                     advice=(
                         "create the optimizer (as with decay_groups) before layers are frozen, or "
-                        "add them with optimizer.add_param_group(...) before accelerator.prepare"
+                        "add its layer with optimizer.add_param_group(...) before "
+                        "accelerator.prepare"
                     ),
                 )
 

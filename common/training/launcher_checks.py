@@ -7,13 +7,13 @@ from contextlib import contextmanager
 import torch
 
 from common.errors import UserError, is_lost_process, outcome_of
-from common.sentences import cause_text
+from common.sentences import cause_text, counted
 from common.system.devices import USE_CPU_VARIABLE
 from common.system.machine import FALSE_WORDS, TRUE_WORDS, local_world_size, rank, world_size
 
 LAUNCH = (
-    "launch with accelerate launch --config_file accelerate_configs/multi_cpu.yaml (or another of "
-    "these files), or with accelerate launch --multi_gpu --num_processes N"
+    "start the recipe with accelerate launch --config_file accelerate_configs/multi_cpu.yaml (or "
+    "another file of that folder), or with accelerate launch --multi_gpu --num_processes N"
 )
 # The variables that `accelerate launch` sets for ways to train that recipes do not support.
 UNSUPPORTED_LAUNCHERS = {
@@ -47,7 +47,7 @@ def launching() -> Iterator[None]:
             ) from None
         raise UserError(
             f"the launched processes can't start ({cause})",
-            advice=LAUNCH,
+            advice=f"correct the setting that this error names, or {LAUNCH}",
             every_rank=True,
             resumable=outcome_of(error).resumable,
         ) from None
@@ -86,17 +86,21 @@ def refuse_launchers_compiler() -> None:
     if backend.lower() not in ("", "no"):
         problem = f"the launcher asks for torch.compile (--dynamo_backend {backend.lower():.50})"
         raise UserError(
-            problem, advice="leave --dynamo_backend out, and pass --compile to the recipe"
+            problem,
+            advice=(
+                "leave dynamo_backend out of the launcher's command or configuration file, and "
+                "pass --compile to the recipe"
+            ),
         )
 
 
 def refuse_wrong_rank() -> None:
     """Raise a `UserError` if RANK is not between 0 and WORLD_SIZE - 1."""
     if not 0 <= rank() < world_size():
-        position = f"this is process {rank()} of {world_size()}, numbered from 0"
         raise UserError(
-            f"the environment variables RANK and WORLD_SIZE say that {position}",
-            advice=LAUNCH,
+            f"the environment variable RANK is {rank()}, but with WORLD_SIZE {world_size()} it "
+            f"must be from 0 to {world_size() - 1}",
+            advice=f"unset both variables to train in one process, or {LAUNCH}, which sets them",
             every_rank=True,
         )
 
@@ -106,9 +110,14 @@ def refuse_other_launchers() -> None:
     for variable, setting in UNSUPPORTED_LAUNCHERS.items():
         value = os.environ.get(variable, "")
         if value.lower() in TRUE_WORDS:
-            problem = f"{variable}={value} asks for {setting}, which recipes do not support"
             raise UserError(
-                problem, advice=f"unset {variable}, or launch with a file of accelerate_configs/"
+                f"the launcher asks for {setting} ({variable}={value}), which recipes do not "
+                "support",
+                advice=(
+                    "choose another configuration, as in accelerate launch --config_file "
+                    "accelerate_configs/multi_gpu_bf16.yaml, or unset the variable if you set it "
+                    "yourself"
+                ),
             )
 
 
@@ -117,10 +126,14 @@ def refuse_missing_devices() -> None:
     devices = torch.accelerator.device_count()
     local_processes = local_world_size()
     if local_processes > devices:
-        counts = f"{local_processes} processes on this machine, which has only {devices} GPUs"
+        gpus = counted(devices, "GPU")
+        counts = f"{local_processes} processes on this machine, which has only {gpus}"
         raise UserError(
             f"the launcher started {counts}",
-            advice=f"pass --num_processes {devices} to accelerate launch",
+            advice=(
+                "start at most one process for each GPU, as with accelerate launch "
+                f"--num_processes {devices} on one machine"
+            ),
         )
 
 
@@ -137,5 +150,8 @@ def refuse_missing_processes(processes: int) -> None:
     # starts only one.
     expects_more = {"ACCELERATE_USE_CPU", "MASTER_ADDR"} <= {*os.environ}
     if expects_more and "WORLD_SIZE" not in os.environ and processes == 1:
-        problem = "was asked for more (or MASTER_ADDR is set but should not be)"
-        raise UserError(f"the launcher started one process, but {problem}", advice=LAUNCH)
+        raise UserError(
+            "the launcher started one process, but was asked for more (or MASTER_ADDR is set but "
+            "should not be)",
+            advice=f"{LAUNCH}, or unset MASTER_ADDR if you set it yourself",
+        )

@@ -168,10 +168,11 @@ def epochs_by_default(dataset: str, default_epochs: Mapping[str, int]) -> int:
     """
     epochs = default_epochs.get(dataset, default_epochs.get("other"))
     if epochs is None:
-        named = ", ".join(default_epochs) or "nothing"
+        names = ", ".join(default_epochs)
+        others = f", only for {names}" if names else ""
         advice = 'add "other", as in DEFAULT_EPOCHS = {"other": 10}, or pass --epochs N'
         raise UserError(
-            f"DEFAULT_EPOCHS has no entry for {dataset}, only for {named}", advice=advice
+            f"DEFAULT_EPOCHS has no entry for data set {dataset}{others}", advice=advice
         )
     return epochs
 

@@ -18,17 +18,10 @@ from common.system.devices import (
 )
 from common.training.loss_scale import SharedScaler
 
-# The reason why a device can't run a precision, by precision.
-MISSING_PRECISION: dict[Precision, str] = {
-    "fp16": (
-        "fp16 needs a GPU that supports it, but this machine has none (Accelerate would silently "
-        "train in fp32)"
-    ),
-    "bf16": "this GPU does not support bf16",
-    "tf32": (
-        "tf32 needs a GPU that supports it, such as NVIDIA's since Ampere (2020), but this machine "
-        "has none"
-    ),
+# What an error adds about a precision that the device can't run.
+REMARKS: dict[Precision, str] = {
+    "fp16": " (Accelerate would silently train in fp32)",
+    "tf32": " (it needs a GPU such as NVIDIA's since Ampere, 2020)",
 }
 # What `auto` chooses, if the device has it, on accelerators whose matrix units are faster in 16
 # bits. NVIDIA and AMD: fp16. Intel: bf16, which needs no loss scale; torch's loss scale takes
@@ -68,7 +61,13 @@ def choose_precision(
             "with --init-from runs/NAME"
         )
     if not is_offered(precision, use_cpu):
-        raise UserError(MISSING_PRECISION[precision], advice=advice)
+        asked_by = "--mixed-precision" if requested != "auto" else "the launcher's mixed_precision"
+        is_on_cpu = use_cpu or not is_accelerator(default_device())
+        device = "a CPU" if is_on_cpu else "this GPU"
+        raise UserError(
+            f"{asked_by} {precision} can't be used on {device}{REMARKS.get(precision, '')}",
+            advice=advice,
+        )
     return precision
 
 
@@ -84,7 +83,10 @@ def launchers_precision() -> Precision:
         raise UserError(
             f"the environment variable {LAUNCHERS_PRECISION} is {value!r:.50}, which is not a "
             "precision that recipes support",
-            advice=f"set {LAUNCHERS_PRECISION} to no, fp16 or bf16, or unset it",
+            advice=(
+                "set mixed_precision to no, fp16 or bf16 in the launcher's command or "
+                "configuration file, or unset the variable if you set it yourself"
+            ),
             every_rank=True,
         )
     return precision

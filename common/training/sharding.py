@@ -56,7 +56,10 @@ def take_fsdp_request() -> bool:
         value = os.environ.get(f"FSDP_{name}", supported).lower()
         if value == supported:
             continue
-        advice = f"set it to {supported}" if supported else "leave it out"
+        launcher = "the launcher's configuration"
+        advice = (
+            f"set it to {supported} in {launcher}" if supported else f"remove it from {launcher}"
+        )
         if name == "ACTIVATION_CHECKPOINTING":
             advice += ", and pass --gradient-checkpointing"
         setting = f"fsdp_{name.lower()}={value}"

@@ -61,7 +61,7 @@ def test_ranks_that_do_not_fit(tmp_path: Path) -> None:
     """Ranks beyond the world size, and several processes without an address, are refused."""
     for rank, size, here in itertools.product("0126", "12", "01"):
         error = run_among(tmp_path / "run", RANK=rank, WORLD_SIZE=size, LOCAL_RANK=here)
-        assert (error is None) or "launch with" in error.message
+        assert (error is None) or "with accelerate launch" in error.message
         assert error is not None or (rank, size) == ("0", "1")
 
 

@@ -41,7 +41,7 @@ def test_iterable_dataset_is_gone_on_with(runner: Runner, tmp_path: Path) -> Non
     job.kill()
     assert newest_step(directory) < 100, "the kill came too late"
     refused = runner.run(recipe, "--resume", directory, output_directory=False, succeeds=False)
-    assert "resume it with 2 processes" in refused.errors
+    assert "resume the run with 2 processes" in refused.errors
     job = Job(runner, recipe, "--resume", directory, directory=directory, launcher="two")
     assert job.end() == 0, job.said()
     assert learned(directory) == learned(whole.directory)

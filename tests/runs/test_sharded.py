@@ -333,7 +333,7 @@ def test_collectives_get_tensors_of_the_device_only(
         ({"FSDP_ACTIVATION_CHECKPOINTING": "true"}, "and pass --gradient-checkpointing"),
         (
             {"FSDP_TRANSFORMER_CLS_TO_WRAP": "BertLayer"},
-            "is not supported by recipes: leave it out",
+            "is not supported by recipes: remove it from the launcher's configuration",
         ),
         ({"ACCELERATE_USE_PARALLELISM_CONFIG": "true"}, "remove parallelism_config"),
     ],

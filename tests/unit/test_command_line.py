@@ -301,7 +301,7 @@ def test_config_of_another_recipe_is_refused(
     path = write_run(tmp_path, config_class("bert")(), "bert")
     with pytest.raises(UserError) as error:
         parse(monkeypatch, "mnist_mlp", "--config", path)
-    assert "max_length" in error.value.message
+    assert "--max-length" in error.value.message
     assert "another recipe" in error.value.message
 
 

@@ -6,9 +6,11 @@ import errno
 import os
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from common.errors import UserError
-from common.sentences import as_user_error, cause_text, reading, writing
+from common.sentences import as_user_error, cause_text, counted, reading, writing
 
 
 @pytest.mark.parametrize(
@@ -25,6 +27,14 @@ from common.sentences import as_user_error, cause_text, reading, writing
 def test_cause_is_one_line(error: Exception, text: str) -> None:
     """It has the class, unless an error of the operating system says more by itself."""
     assert cause_text(error, most=10 if isinstance(error, RuntimeError) else 300) == text
+
+
+@given(st.integers(0, 10**6))
+def test_noun_is_in_the_singular_for_one_only(count: int) -> None:
+    number, noun = counted(count, "process", "processes").split()
+    assert int(number.replace(",", "")) == count
+    assert noun == ("process" if count == 1 else "processes")
+    assert counted(count, "run") == f"{number} {'run' if count == 1 else 'runs'}"
 
 
 def test_other_lines_are_left_out_on_request() -> None:

@@ -30,7 +30,7 @@ from common.run_directory.records import (
     read_record_if_there,
 )
 from common.run_directory.standing import present_status
-from common.sentences import as_user_error
+from common.sentences import as_user_error, counted
 from common.track.names import STEP, Facts, unflat
 
 TOO_LARGE = 1e100  # a chart can't show larger values
@@ -184,7 +184,7 @@ def read_directory(path: Path) -> RunRecord:
         runs_inside = len([*path.glob(f"*/{CONFIG}")])
         if runs_inside:
             raise UserError(
-                f"{path} is a folder of {runs_inside} runs, not a run itself",
+                f"{path} is a folder of {counted(runs_inside, 'run')}, not a run itself",
                 advice=f"pass the runs in it, as in {path}/*",
             )
         raise UserError(

@@ -46,9 +46,10 @@ def main(words: Sequence[str] | None = None) -> None:
     # Inputs are read when they are needed, so the first input shows whether there are any.
     first = next(inputs, None)
     if first is None:
+        sources = ["standard input" if file == "-" else file for file in arguments.files]
         raise UserError(
-            f"there is nothing to predict in {' '.join(arguments.files)}",
-            advice="pass files that are not empty",
+            f"there is nothing to predict in {' '.join(sources)}",
+            advice="pass input that is not empty",
         )
     inputs = itertools.chain([first], inputs)
     if arguments.benchmark:
@@ -109,7 +110,7 @@ def choose_device(name: str) -> None:
         names += [accelerator.type, *(f"{accelerator.type}:{index}" for index in range(count))]
     if name not in names:
         raise UserError(
-            f"this machine has no --device {name}", advice=f"pass --device {' or '.join(names)}"
+            f"this machine has no device {name}", advice=f"pass --device {' or '.join(names)}"
         )
     os.environ["ACCELERATE_USE_CPU"] = str(name == "cpu").lower()
     if name != "cpu":

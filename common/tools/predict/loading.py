@@ -59,7 +59,9 @@ def finished_model(run: Path) -> Path:
     # A model folder has no status, so its status is "unknown". An unfinished run may have a model
     # from an earlier end. `model_folder` checks both.
     if status not in ("finished", "unknown") and not (run / "model").is_dir():
-        raise UserError(f"{run} is {status} and has no model yet", advice=advice_to_go_on(run))
+        raise UserError(
+            f"{run} has no model yet, and its status is {status}", advice=advice_to_go_on(run)
+        )
     return model_folder(run, "")
 
 
@@ -114,7 +116,8 @@ def load_recipe_model(folder: Path, facts: ModelFacts, recipe_file: str | Path |
             "run.start gets, and train again"
         )
         raise UserError(
-            f"{folder / MODEL_JSON} does not contain the arguments with which to build a {name}",
+            f"{folder / MODEL_JSON} does not contain the arguments with which to build the model "
+            f"{name}",
             advice=advice,
         )
     advice = 'correct its "arguments", or pass the file that defines the model with --recipe FILE'

@@ -127,18 +127,20 @@ class Predictor:
                 outputs_of_batches.append(logits.float().softmax(-1))
         except (RuntimeError, MemoryError) as error:
             if is_out_of_memory(error):
+                smaller = "pass a smaller --batch-size"
                 raise UserError(
-                    f"--batch-size {self.batch_size} does not fit into memory",
-                    advice="pass a smaller --batch-size",
+                    f"a batch of --batch-size {self.batch_size} does not fit into memory",
+                    advice=smaller if self.batch_size > 1 else "free some memory",
                 ) from None
             raise
         # Batches hold samples of similar length. Put the outputs back into the order of the inputs.
         input_order = torch.cat(order.micro_batches()).argsort()
         probabilities = torch.cat(outputs_of_batches).cpu()[input_order]
         if not probabilities.isfinite().all():
+            is_fp32 = self.accelerator.mixed_precision == "no"
             raise UserError(
                 f"some outputs of the model in {self.folder} are NaN or infinite",
-                advice="pass --mixed-precision no",
+                advice="train the model again" if is_fp32 else "pass --mixed-precision no",
             )
         return probabilities
 
@@ -173,12 +175,15 @@ class Predictor:
         rows = [str(text).split("\t") for text in inputs]
         for row in rows:
             if len(row) != self.columns:
+                texts = "1 text" if len(row) == 1 else f"{len(row)} texts with tabs between them"
                 expected = (
-                    "two texts with a tab between" if self.columns == 2 else "one text, no tab"
+                    "two texts with a tab between them"
+                    if self.columns == 2
+                    else "one text without a tab"
                 )
                 raise UserError(
-                    f"a line has {len(row)} texts with tabs between ({row[0]:.60})",
-                    advice=f"write {expected}, on each line",
+                    f"a line has {texts} (it begins with {row[0]:.60})",
+                    advice=f"write {expected} on each line",
                 )
         with reading(f"the tokenizer in {self.folder}", "copy the folder again from where it came"):
             columns = list(zip(*rows, strict=True))

@@ -273,7 +273,7 @@ def read_records(path: Path) -> Iterator[AnyObserved]:
             raise UserError(
                 f"line {number} of {path} is not a record of an observed run "
                 f"({problem.errors()[0]})",
-                advice="repeat the proof with another --output",
+                advice="repeat the proof, and if you pass --folder, with another folder",
             ) from None
 
 

@@ -117,7 +117,9 @@ def new_folder(path: Path | None) -> Path:
     with writing(f"--folder {path}"):
         path.mkdir(parents=True, exist_ok=True)
         if any(path.iterdir()):
-            raise UserError(f"--folder {path} has files", advice="name a new or empty folder")
+            raise UserError(
+                f"--folder {path} already contains files", advice="name a new or empty folder"
+            )
     return path.resolve()
 
 

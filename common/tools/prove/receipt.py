@@ -82,8 +82,9 @@ def read_receipt(path: Path) -> ProofReceipt:
     receipt = read_record(path, ProofReceipt)
     if receipt.format != FORMAT:
         raise UserError(
-            f"{path} has format {receipt.format} of receipts, and this version reads {FORMAT}",
-            advice="repeat the proof",
+            f"{path} is a receipt in format {receipt.format}, but this version of recipes reads "
+            f"only format {FORMAT}",
+            advice="repeat the proof with this version",
         )
     return receipt
 

@@ -25,7 +25,8 @@ from common.run_directory.code_tree import (
 )
 from common.run_directory.provenance import LIBRARY
 from common.run_directory.recipe_source import FIRST_SOURCE
-from common.run_directory.records import PROVENANCE, CodeTree
+from common.run_directory.records import CONFIG, PROVENANCE, CodeTree
+from common.system.platforms import quoted
 from common.tools.reproduce.past_run import NO_FOLDER, PastRun
 
 PRESENT_CODE = "or add --present-code, which runs the code as it is now"
@@ -92,7 +93,10 @@ def trees_of(past: PastRun) -> list[CodeTree]:
     if past.attempt.problem is not None or commit is None or repository is None:
         raise UserError(
             f"{past.directory} does not say which code it used",
-            advice="train it again with its flags, with --config, and reproduce that run",
+            advice=(
+                "in a git clone, train a new run with the same recipe and --config "
+                f"{quoted(past.directory / CONFIG)}, and reproduce the new run"
+            ),
         )
     return [CodeTree(folder=str(repository), commit=commit)]
 
@@ -109,8 +113,9 @@ def present_folder(tree: CodeTree, past: PastRun) -> Path:
         if with_commit or folders:
             return [*with_commit, *folders][0]
         raise UserError(
-            f"{past.directory} is published, and its code is in no repository here",
-            advice="put it into a clone of the code's repository",
+            f"{past.directory} is a published run outside of any git repository, so its code can't "
+            "be located",
+            advice="move the folder into a git clone of the code's repository",
         )
     folder = Path(tree.folder)
     if not folder.is_dir():
@@ -143,10 +148,10 @@ def place(tree: CodeTree, past: PastRun, stack: ExitStack) -> tuple[Path, str]:
             apply_patch(tree, past, folder)
             patch = " with the saved patch" if tree.patch is not None else ""
             return folder, f"commit {tree.commit[:7]}{patch}, in a temporary worktree"
-    places = " or ".join(map(str, folders)) or "a repository here"
+    places = " or ".join(map(str, folders)) or "any git repository around the run's folder"
     raise UserError(
         f"commit {tree.commit} of {past.directory} is not in {places}",
-        advice=f"get it there with git fetch, {PRESENT_CODE}",
+        advice=f"get the commit with git fetch in a clone that contains the run, {PRESENT_CODE}",
     )
 
 
@@ -225,11 +230,13 @@ def apply_patch(tree: CodeTree, past: PastRun, folder: Path) -> None:
         digest = sha256_of_file(path)
     except OSError as error:
         raise UserError(
-            f"{path} can't be read ({error.strerror})", advice=f"put it back, {PRESENT_CODE}"
+            f"{path} can't be read ({error.strerror})",
+            advice=f"restore the file from a backup, {PRESENT_CODE}",
         ) from None
     if digest != tree.patch_sha256:
         raise UserError(
-            f"{path} is not as the run wrote it", advice=f"put a copy of it back, {PRESENT_CODE}"
+            f"{path} has changed since the run wrote it",
+            advice=f"restore the original file from a backup, {PRESENT_CODE}",
         )
     run_git(folder, "apply", "--unidiff-zero", "--whitespace=nowarn", str(path))
 
@@ -251,7 +258,7 @@ def run_git(folder: Path, *words: str) -> None:
         message = " ".join(answer.stderr.split())[-LAST_CHARACTERS:]
         raise UserError(
             f"git {words[0]} failed in {folder} ({message})",
-            advice=f"repeat it there to see why, {PRESENT_CODE}",
+            advice=f"remove the cause that git names, {PRESENT_CODE}",
         )
 
 

@@ -33,7 +33,7 @@ def main(words: Sequence[str] | None = None) -> None:
         if flags:
             raise UserError(
                 f"{flags[0]} does not go with --publish, which trains nothing",
-                advice="leave one of them out",
+                advice=f"leave {flags[0]} or --publish out",
             )
         publish(Path(arguments.run).resolve(), Path(arguments.publish).resolve())
         return
@@ -98,7 +98,8 @@ def read_command_line(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     # that word is its value.
     if flags and words.index(flags[0]) < words.index(arguments.run):
         raise UserError(
-            "a flag stands before the run", advice="name the run first, such as runs/first"
+            f"{flags[0]} stands before the run",
+            advice=f"put the run first, as in recipes reproduce runs/first {flags[0]} …",
         )
     if arguments.tolerance is not None and not 0 <= arguments.tolerance < 1:
         raise UserError(

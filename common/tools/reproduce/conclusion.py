@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from common.sentences import counted
 from common.system.printable import listed
 from common.tools.reproduce.receipt import (
     FactDifference,
@@ -120,12 +121,12 @@ def difference_in_words(difference: FigureDifference) -> str:
 def rows_in_words(rows: RowsCompared) -> str:
     """Return where the rows of two runs differ first, and by how much at the end."""
     if rows.missing:
-        count = len(rows.missing)
-        missing = f"; {count} rows are missing, the first of update {rows.missing[0]}"
+        count = counted(len(rows.missing), "row is", "rows are")
+        missing = f"; {count} missing, the first of update {rows.missing[0]}"
     else:
         missing = ""
     if rows.first is None or rows.at_end is None:
-        return f"{rows.rows} rows are equal{missing}"
+        return f"{counted(rows.rows, 'row is', 'rows are')} equal{missing}"
     text = f"first difference in the row of update {rows.first.update}: "
     text += difference_in_words(rows.first)
     if rows.previous_update is not None:
@@ -141,7 +142,7 @@ def weights_in_words(weights: WeightsCompared) -> str:
         files = ", ".join(weights.differing_files)
         text = f"the checkpoint of update {weights.first_differing} differs ({files})"
     elif weights.checkpoints:
-        text = f"{weights.checkpoints} checkpoints are equal"
+        text = f"{counted(weights.checkpoints, 'checkpoint is', 'checkpoints are')} equal"
     else:
         text = "no checkpoint can be compared"
     if weights.exported_is_equal is None:

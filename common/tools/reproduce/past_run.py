@@ -28,6 +28,7 @@ from common.run_directory.records import (
     read_record_if_there,
 )
 from common.run_directory.standing import present_status
+from common.sentences import counted
 from common.system.printable import listed
 from common.tools.rows import Row, read_rows, step_of
 from common.track.names import STEP
@@ -129,8 +130,8 @@ class PastRun:
                     "it had imported"
                 )
         if self.attempts and self.attempts[0].global_step > 0:
-            count = self.attempts[0].global_step
-            sentences.append(f"the code and machine of its first {count} updates were not recorded")
+            updates = counted(self.attempts[0].global_step, "update")
+            sentences.append(f"the code and machine of its first {updates} were not recorded")
         for before, after in pairwise(self.attempts):
             sentences.append(
                 f"it went on with {changes_in_words(before, after)} at update "
@@ -205,6 +206,7 @@ def read_original(directory: Path) -> PastRun:
         )
     if not past.rows:
         raise UserError(
-            f"{directory} has no rows to compare", advice="pass a run that logged some updates"
+            f"{directory} logged no updates, so there is nothing to compare",
+            advice="pass a run that logged some updates",
         )
     return past

@@ -81,17 +81,22 @@ def refuse_to_publish(run: PastRun, folder: Path) -> None:
     if run.is_edited:
         raise UserError(
             f"{run.directory / CONFIG} was edited after the run wrote it",
-            advice="put a copy of the file back, or publish another run",
+            advice="restore the original file from a backup, or publish another run",
         )
     if not run.attempts:
         raise UserError(
-            f"{run.directory} does not say which code it used", advice="publish another run"
+            f"{run.directory} does not say which code it used, so no one could reproduce it",
+            advice="publish another run",
         )
     if folder.resolve() == run.directory.resolve() or (folder / "checkpoints").exists():
-        raise UserError(f"{folder} holds a run, which is kept", advice="name another folder")
+        raise UserError(
+            f"--publish {folder} would overwrite a run in that folder", advice="name another folder"
+        )
     for patch in patches_of(run):
         if not patch.is_file():
-            raise UserError(f"{patch} is missing", advice="put it back, or publish another run")
+            raise UserError(
+                f"{patch} is missing", advice="restore it from a backup, or publish another run"
+            )
 
 
 def patches_of(run: PastRun) -> list[Path]:

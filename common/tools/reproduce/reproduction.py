@@ -44,8 +44,8 @@ STOPPED = 130  # exit status after Ctrl-C
 FIX_ADVICE = "fix the reported error"
 # A published run has names in the place of paths.
 PATHS_ADVICE = (
-    "if data or a checkpoint are missing here, add --dataset PATH, --model PATH or --init-from "
-    "PATH behind the run; otherwise fix the reported error"
+    "if data or a checkpoint are missing on this machine, add --dataset PATH, --model PATH or "
+    "--init-from PATH behind the run; otherwise fix the reported error"
 )
 
 
@@ -143,9 +143,9 @@ def claim(request: Request, past: PastRun) -> None:
         UserError: the folder has another run, or a reproduction with other flags.
     """
     output = request.output
-    advice = "name another --output-dir"
+    advice = "pass another --output-dir"
     if output == request.directory:
-        raise UserError(f"--output-dir {output} is the run itself", advice=advice)
+        raise UserError(f"--output-dir {output} is the run to reproduce", advice=advice)
     receipt = read_receipt(output)
     if receipt is None:
         if (output / CONFIG).exists():
@@ -158,7 +158,7 @@ def claim(request: Request, past: PastRun) -> None:
     if claimed != (past.config.run_id, [*request.flags]):
         raise UserError(
             f"{output} contains another reproduction, of {receipt.original} with "
-            f"{' '.join(receipt.flags) or 'the flags of that run'}",
+            f"{' '.join(receipt.flags) or 'its own flags'}",
             advice=advice,
         )
 

@@ -108,7 +108,7 @@ class Search:
             if states == [TrialState.FAIL] * min(FIRST_TRIALS, total):
                 raise UserError(
                     f"all trials so far failed ({directory.name} {result.message})",
-                    advice="correct what made them fail, or search other values",
+                    advice="correct the cause of the failures, or search other values",
                 )
 
     def trials(self) -> Iterator[Trial]:

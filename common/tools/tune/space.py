@@ -40,7 +40,7 @@ def parse_space(words: Sequence[str], recipe: Recipe, least: int = 1) -> tuple[S
         name = word.removeprefix("--").replace("-", "_")
         if name.removeprefix("no_") in FLAGS_OF_ONE_RUN:
             raise UserError(
-                f"{word} can't be passed here, because it is set for each run",
+                f"{word} is for a single run, but this command trains several runs",
                 advice=f"leave {word} out",
             )
         flag = spelled(name)
@@ -55,7 +55,9 @@ def parse_space(words: Sequence[str], recipe: Recipe, least: int = 1) -> tuple[S
             space[flag.removeprefix("--")] = distribution
     check_with_recipe(space, shared, recipe)
     if len(space) < least:
-        examples = "a range such as --learning-rate 0.01:1:log, or choices: --batch-size 64,128"
+        examples = (
+            "a range, as in --learning-rate 0.01:1:log, or choices, as in --batch-size 64,128"
+        )
         raise UserError("no flag has several values to try", advice=f"pass {examples}")
     return space, shared
 
@@ -129,7 +131,10 @@ def words_by_flag(words: Sequence[str]) -> dict[str, list[str]]:
         is_negative = flag.startswith("--no-")
         opposite = f"--{flag.removeprefix('--no-')}" if is_negative else f"--no-{flag[2:]}"
         if flag in values_of or opposite in values_of:  # only the last value would count
-            raise UserError(f"{flag} occurs twice", advice="leave one of the two out")
+            problem = f"{flag} is given twice"
+            if opposite in values_of:
+                problem = f"{flag} contradicts {opposite}"
+            raise UserError(problem, advice="leave one of the two out")
         values_of[flag] = [value] if equals else []
     return values_of
 
@@ -173,7 +178,7 @@ def parse_range(
             raise ValueError(f"the scale {':'.join(scale)!r} is unknown")
         return distribution(number(low), number(high), log=bool(scale))  # type: ignore[arg-type]
     except ValueError as problem:
-        advice = "write low:high, or low:high:log, where low is above 0"
+        advice = "write low:high with low below high, or low:high:log with low above 0"
         raise UserError(f"{flag} {value} is not a range ({problem})", advice=advice) from None
 
 

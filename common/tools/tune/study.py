@@ -104,7 +104,10 @@ def usable(path: Path, errors: type[Exception] = SQLAlchemyError) -> AbstractCon
         errors: the class of the errors to turn. `Exception` is right only around code that does
             nothing but use the study.
     """
-    advice = "move this file elsewhere, and repeat the command, which rebuilds it from the trials"
+    advice = (
+        "free some space if the disk is full; otherwise, move this file elsewhere, and repeat the "
+        "command, which rebuilds the file from the trials"
+    )
     # SQLAlchemy's other lines are the query and an address.
     return as_user_error(errors, f"{path} can't be used", advice, first_line=True)
 

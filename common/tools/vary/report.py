@@ -41,7 +41,7 @@ def report(directory: Path, finished: Mapping[str, Sequence[str]], seeds: int) -
     if not finished:
         raise UserError(
             "no variant finished, so there is nothing to compare",
-            advice="correct what made the runs fail, as printed above, and repeat the command",
+            advice="correct the causes that are printed above, and repeat the command",
         )
     comparison = compare_variants(finished)
     differences = [*warnings(one_run_each(comparison)), *warnings_within_groups(comparison)]

@@ -17,6 +17,7 @@ from optuna.distributions import CategoricalDistribution
 from common.console import CONSOLE, say
 from common.errors import UserError
 from common.run_directory.standing import present_status
+from common.sentences import counted
 from common.system.platforms import shown_path
 from common.tools.launching.command import options_for, run_command
 from common.tools.launching.folder import LOCK, working_in
@@ -91,7 +92,8 @@ def run_variants(
     finished: defaultdict[str, list[str]] = defaultdict(list)
     with working_in(directory, "--output-dir", "the same command"):
         claim(directory, command)
-        say(f"variants: {len(variants)}, with {seeds} seeds each, in {shown_path(directory)}")
+        each = counted(seeds, "seed")
+        say(f"variants: {len(variants)}, with {each} each, in {shown_path(directory)}")
         for seed, variant in itertools.product(range(seeds), variants):
             run_directory = variant.directory(directory, seed)
             if run_one(variant.command(recipe, shared, seed, run_directory), run_directory):
@@ -102,8 +104,8 @@ def run_variants(
     failed_count = len(variants) * seeds - sum(map(len, finished.values()))
     if failed_count:
         raise UserError(
-            f"{failed_count} runs failed, for the reasons printed above",
-            advice="correct what made them fail, and repeat the command to try them again",
+            f"{counted(failed_count, 'run')} failed, for reasons that are printed above",
+            advice="correct the causes, and repeat the command, which trains only what is missing",
         )
 
 
@@ -176,8 +178,8 @@ def list_variants(space: Space, process_counts: Sequence[str]) -> list[Variant]:
     # Variants with the same name have replaced each other in the dictionary.
     if len(variants) < math.prod(map(len, (process_counts, *choices))):
         raise UserError(
-            "two variants would have the same name, because their values differ only in signs that "
-            "names of folders lack",
+            "two variants would have the same folder, because their values differ only in "
+            "characters that are left out of the names of folders",
             advice="choose values that differ in a letter or a digit",
         )
     return list(variants.values())
@@ -233,7 +235,7 @@ def claim(directory: Path, command: list[str]) -> None:
     if read_command(directory) != command and not is_new:
         raise UserError(
             f"{directory} contains files that this command did not write",
-            advice="pass another --output-dir",
+            advice="pass another --output-dir, or repeat the command that wrote them",
         )
     write_command(directory, command)
 

@@ -179,7 +179,7 @@ def insist_on_writable(folder: Path) -> None:
     except OSError as problem:
         raise TrackerSettingsError(
             f"trackio's folder {folder} can't be written ({problem.strerror})",
-            "set TRACKIO_DIR to a folder that can be",
+            "set TRACKIO_DIR to a folder that can be written",
         ) from None
 
 

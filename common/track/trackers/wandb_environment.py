@@ -74,7 +74,8 @@ def wandb_settings() -> "wandb.Settings":
         ) from None
     except wandb.Error as problem:  # a malformed key, which the message does not repeat
         raise TrackerSettingsError(
-            f"W&B rejects a WANDB_* variable ({problem})", "correct or unset this variable"
+            f"W&B rejects a WANDB_* variable ({problem})",
+            "correct or unset WANDB_API_KEY, or log in with wandb login",
         ) from None
 
 

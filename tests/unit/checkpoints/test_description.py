@@ -100,17 +100,17 @@ def assert_same_tensors(first: Parts, second: Parts) -> None:
 @pytest.mark.parametrize(
     ("edit", "words"),
     [
-        ({"network": OtherNet}, "model was a Net then and OtherNet now"),
-        ({"optimizer": torch.optim.Adam}, "optimizer was a AdamW then and Adam now"),
+        ({"network": OtherNet}, "model was of class Net, and is of class OtherNet now"),
+        ({"optimizer": torch.optim.Adam}, "optimizer was of class AdamW, and is of class Adam now"),
         (
             {"optimizer": lambda groups: torch.optim.SGD(groups, lr=0.1, momentum=0.9)},
-            "optimizer was a AdamW then and SGD now",
+            "optimizer was of class AdamW, and is of class SGD now",
         ),
         ({"optimizer": lambda g: adamw(g, amsgrad=True)}, "amsgrad in parameter group 0"),
         ({"optimizer": lambda g: adamw(g, betas=(0.9, 0.9))}, "betas in parameter group 0"),
         ({"optimizer": lambda g: adamw(g, weight_decay=0.5)}, "weight_decay in parameter group"),
         ({"groups": lambda model: split(model)[::-1]}, "model.head.weight at position 0 instead"),
-        ({"groups": lambda model: model.parameters()}, "has 1 parameter groups (of 6 parameters)"),
+        ({"groups": lambda model: model.parameters()}, "has 1 parameter group (of 6 parameters)"),
         ({"groups": lambda model: split(model)[:1]}, "but had 2 (of 2+2)"),
         (
             {"groups": lambda m: [{"params": [m.body.weight, m.head.bias]},
@@ -119,7 +119,7 @@ def assert_same_tensors(first: Parts, second: Parts) -> None:
         ),
         (
             {"schedule": lambda optimizer: lr_scheduler.StepLR(optimizer, 3)},
-            "scheduler was a LambdaLR then and StepLR now",
+            "scheduler was of class LambdaLR, and is of class StepLR now",
         ),
         ({"optimizer": lambda g: adamw(g, lr=0.2)}, "optimizer is 0.2 but was 0.1"),
     ],

@@ -11,13 +11,15 @@ import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 from torch.optim import lr_scheduler
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from common.checkpoints.finished import newest_whole, read_manifest
 from common.checkpoints.kinds import RandomState
-from common.checkpoints.state import Parts
+from common.checkpoints.state import Parts, excerpts
 from common.checkpoints.store import Checkpoints
 from common.checkpoints.tensors import read_tensors, write_tensors
 from common.errors import UserError
@@ -538,27 +540,27 @@ def optimizer_of(*sizes: int) -> torch.optim.Optimizer:
         (
             {"net": nn.Linear(2, 3)},
             {"net": nn.Linear(2, 4)},
-            "model, because net.bias is [3] float32 there and is [4] float32 here",
+            "model, because net.bias is [3] float32 there, but is [4] float32 in this run",
         ),
         (
             {"net": Tied(6)},
             {"net": Tied(7)},
-            "model, because net.body.0.bias is [6] float32 there and is [7] float32 here",
+            "model, because net.body.0.bias is [6] float32 there, but is [7] float32 in this run",
         ),
         (
             {"net": nn.Linear(2, 3)},
             {"net": nn.Linear(2, 3, bias=False)},
-            "model, because net.bias is [3] float32 there and does not exist here",
+            "model, because net.bias is [3] float32 there, but does not exist in this run",
         ),
         (
             {"net": nn.Linear(2, 3, bias=False)},
             {"net": nn.Linear(2, 3)},
-            "model, because net.bias does not exist there and is [3] float32 here",
+            "model, because net.bias does not exist there, but is [3] float32 in this run",
         ),
         (
             {"net": nn.Linear(2, 3)},
             {"net": nn.Linear(2, 3).double()},
-            "model, because net.bias is [3] float32 there and is [3] float64 here",
+            "model, because net.bias is [3] float32 there, but is [3] float64 in this run",
         ),
         (
             {"net": with_buffer(2)},
@@ -578,17 +580,20 @@ def optimizer_of(*sizes: int) -> torch.optim.Optimizer:
         (
             {"net": nn.Linear(1, 1)},
             {"critic": nn.Linear(1, 1)},
-            "recipe, because only one of the two has critic, net",
+            "recipe, or by another version of this one, because either the checkpoint or this run "
+            "lacks critic, net",
         ),
         (
             {"net": nn.Linear(1, 1)},
             {"net": Counts()},
-            "recipe, because only one of the two has net",
+            "recipe, or by another version of this one, because either the checkpoint or this run "
+            "lacks net",
         ),
         (
             {"ema": nn.Linear(1, 1), "a": Counts()},
             {"a": Counts()},
-            "recipe, because only one of the two has ema",
+            "recipe, or by another version of this one, because either the checkpoint or this run "
+            "lacks ema",
         ),
     ],
 )
@@ -600,6 +605,14 @@ def test_checkpoint_of_another_model_is_refused(
     with pytest.raises(UserError) as error:
         restore(path, parts_of(**now))
     assert f"{path} was written by another {message}" in error.value.message
+
+
+@given(st.text("ab", max_size=600), st.text("ab", max_size=400), st.text("ab", max_size=400))
+def test_excerpts_show_where_values_differ(prefix: str, before: str, now: str) -> None:
+    """Long lists of class names may begin alike."""
+    shown_before, shown_now = excerpts(prefix + before, prefix + now)
+    assert (shown_before != shown_now) == (before != now)
+    assert max(len(shown_before), len(shown_now)) <= 202  # with an ellipsis at both ends
 
 
 def test_errors_raised_by_a_part_keep_their_traceback(tmp_path: Path) -> None:

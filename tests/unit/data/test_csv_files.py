@@ -95,7 +95,7 @@ def test_advice_names_only_commands_of_the_system(
     message = refusal(lambda: find_dialect(str(path)))
     assert ("> new.csv" in message) != is_windows
     assert is_windows or f"'{path}' > new.csv" in message
-    assert ("save it in UTF-8" in message) or ("remove the zero bytes" in message)
+    assert ("save the file in UTF-8" in message) or ("remove the zero bytes" in message)
 
 
 def test_invalid_utf8_is_found_far_into_a_file(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_unknown_separator_is_refused(tmp_path: Path) -> None:
     """Otherwise the header would be a single column."""
     path = tmp_path / "train.csv"
     path.write_text("review:label\n" + "good, as it was:yes\n" * 20)
-    assert "but the header has only 1 names (review:label)" in refusal(
+    assert "but the header has only 1 name (review:label)" in refusal(
         lambda: find_dialect(str(path))
     )
 

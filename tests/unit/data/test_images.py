@@ -79,7 +79,7 @@ def test_special_folder_names_are_classes_or_noted(tmp_path: Path) -> None:
             assert "000.png in data set" in refusal(partial(images, folder))
             continue
         data = images(folder)
-        unread = "4 files are in no split and are not read, such as"
+        unread = "4 files are in no split and not read, such as"
         is_noted = any(unread in note for note in data.notes)
         assert (name in data.class_names) != (is_noted or name.startswith(".")), name
     folder = write_image_folder(tmp_path / "flat", ["cat", "train"], per_class=4, split=".")

@@ -102,7 +102,7 @@ def test_dataset_that_cannot_resume_exactly_is_refused() -> None:
     assert "shuffle buffer" in refusal(lambda: IterableSamples(of_hub().shuffle(seed=0)))
     assert "map" not in refusal(lambda: IterableSamples(of_hub().shuffle(seed=0).map(dict)))
     assert "state_dict" in refusal(lambda: IterableSamples(iter([1])))
-    with pytest.raises(UserError, match="resume it with 3"):
+    with pytest.raises(UserError, match="resume the run with 3"):
         IterableSamples(Counter()).load_from_ranks([{}] * 3)
 
 

@@ -195,7 +195,7 @@ TEXTS: dict[str, tuple[Callable[[Path], None], tuple[str, ...] | None]] = {
     ),
     "no text": (
         with_file("train.csv", b"\xff\xfe\x00a,label\n1,2\n"),
-        ("train.csv", "UTF-16", "save it again"),
+        ("train.csv", "UTF-16", "save the file again"),
     ),
     "an open quote": (
         with_file("train.csv", 'a,label\n1,2\n"3,4\n5,6,7\n'),

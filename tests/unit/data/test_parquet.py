@@ -212,7 +212,7 @@ def test_row_without_a_value_is_refused_when_read(
     monkeypatch.setattr("common.data.decoding.SAMPLED_IMAGES", 1)
     split = images(source_of(tmp_path / "data")).splits["train"]
     message = refusal(lambda: every_batch(split, workers))
-    assert "train-0.parquet contains a row without" in message
+    assert f"train-0.parquet contains a row without a value in column {column}" in message
 
 
 def test_data_that_cannot_be_streamed_are_refused(tmp_path: Path) -> None:
@@ -229,7 +229,7 @@ def test_data_that_cannot_be_streamed_are_refused(tmp_path: Path) -> None:
     single_class = grey_images(40, 0)
     single_class["label"] = [0] * 40
     write_image_parquet(tmp_path / "cats", {"train": single_class}, names=("cat",))
-    assert "all rows of train of data set cats have the same label" in refusal(
+    assert "all rows of split train of data set cats have the same label" in refusal(
         lambda: images(source_of(tmp_path / "cats"))
     )
     empty: dict[str, list[Any]] = {"image": [], "label": []}

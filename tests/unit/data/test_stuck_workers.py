@@ -166,7 +166,7 @@ def one_ahead(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]
 def test_wait_for_stopped_workers_is_announced_and_times_out(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The message names the stopped process, and a restart may help."""
+    """The notice names the stopped process. The error says why the wait was in vain."""
     loader = make_loader(Odd(), 1)
     before = multiprocessing.active_children()
     loader.workers.patience = 5 * LOOK_EVERY
@@ -176,7 +176,7 @@ def test_wait_for_stopped_workers_is_announced_and_times_out(
     with pytest.raises(UserError) as error:
         list(batches)
     assert error.value.resumable
-    assert f"kill -CONT {stopped.pid}" in error.value.message
+    assert "were stopped by a signal: start the run again" in error.value.message
     assert f"kill -CONT {stopped.pid}" in capsys.readouterr().out
     assert not stopped.is_running()
 

@@ -228,9 +228,9 @@ def test_figure_that_is_no_number_is_refused() -> None:
         sums.add(1, hits=torch.ones(3))
         return sums.result()
 
-    with pytest.raises(UserError, match=r"a Tensor of shape \(3,\) as 'hits' instead of one"):
+    with pytest.raises(UserError, match=r"of type Tensor of shape \(3,\) as 'hits' instead of one"):
         on_ranks(1, vector)
-    with pytest.raises(UserError, match="a str as 'note' instead of one"):
+    with pytest.raises(UserError, match="a value of type str as 'note' instead of one"):
         on_ranks(1, lambda accelerator: of_all_ranks(accelerator, {"note": "good"}))
 
 

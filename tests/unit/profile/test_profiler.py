@@ -204,7 +204,7 @@ def test_short_run_says_that_it_is_not_profiled(
     assert run.global_step == run.stopwatch.total.updates == 5
     assert (
         capsys.readouterr().out.count(
-            "the run is not profiled, because it has fewer than 6 updates"
+            "the run is not profiled, because fewer than 6 updates are left"
         )
         == 1
     )

@@ -104,10 +104,10 @@ def test_local_data_may_move_between_runs(monkeypatch: pytest.MonkeyPatch, tmp_p
     now = {"dataset": str(here), "seed": 1}
     insist_on_flags(run, before, now)
     for is_other in ({"seed": 2}, {"dataset": "digits"}):
-        with pytest.raises(UserError, match="was trained with"):
+        with pytest.raises(UserError, match="with other flags than before"):
             insist_on_flags(run, before, now | is_other)
     there.mkdir()
-    with pytest.raises(UserError, match="was trained with --dataset"):
+    with pytest.raises(UserError, match=r"with other flags than before \(--dataset was"):
         insist_on_flags(run, before, now)
     with pytest.raises(UserError, match="can't resume"):
         parse(monkeypatch, "mnist_mlp", *flags)
@@ -292,7 +292,7 @@ def test_processes_that_cannot_divide_the_effective_batch_are_refused(
     monkeypatch.setenv("WORLD_SIZE", "3")
     with pytest.raises(
         UserError,
-        match=r"32 samples, which is not a multiple of 96 \(batch size 32 × 3 processes\)",
+        match=r"32 samples, which is not a multiple of 96 \(--batch-size 32 × 3 processes\)",
     ):
         parse(monkeypatch, "mnist_mlp", "--resume", run)
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -325,7 +325,7 @@ def test_effective_batch_size_sets_accumulation(
     ):
         parse(monkeypatch, "mnist_mlp", "--resume", run, "--effective-batch-size", 384)
     with pytest.raises(
-        UserError, match=rf"is not a multiple of {64 * processes} \(batch size 64 × {processes}"
+        UserError, match=rf"is not a multiple of {64 * processes} \(--batch-size 64 × {processes}"
     ):
         parse(monkeypatch, "mnist_mlp", "--batch-size", 64, "--effective-batch-size", 100)
 

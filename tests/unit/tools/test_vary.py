@@ -110,7 +110,7 @@ def test_failed_variant_is_reported(
         "--output-dir",
         "v",
     ]
-    with pytest.raises(UserError, match="1 runs failed"):
+    with pytest.raises(UserError, match="1 run failed"):
         main(arguments)
     assert "0.5  failed: learning rate 0.5 is too high" in capsys.readouterr().out
     assert "\n|  | learning-rate=0.1 |\n" in (tmp_path / "v" / "table.md").read_text()
@@ -132,9 +132,9 @@ def test_failed_variant_is_reported(
         (["--num-processes", "1,99999"], "is not a list of numbers: pass numbers .*, such as 1,2"),
         (["--seed", "3", "--seeds", "2"], "leave --seed out"),
         (["--seed", "3,4", "--seeds", "2"], "leave --seed out"),
-        (["--compile", "false,true", "--no-compile"], "--no-compile occurs twice"),
-        (["--batch-size", "64,128", "--batch_size", "32"], "--batch-size occurs twice"),
-        (["--hidden-sizes", "8 16,8  16"], "two variants would have the same name"),
+        (["--compile", "false,true", "--no-compile"], "--no-compile contradicts --compile"),
+        (["--batch-size", "64,128", "--batch_size", "32"], "--batch-size is given twice"),
+        (["--hidden-sizes", "8 16,8  16"], "two variants would have the same folder"),
         (["--resume", "auto"], "leave --resume out"),
     ],
 )

@@ -83,11 +83,11 @@ def test_captions_of_many_images_are_kept(count: int, tmp_path: Path) -> None:
         (lambda m: m.images("x", torch.zeros(1, 2, 8, 8), None, 0), "with 1, 3 or 4 channels"),
         (
             lambda m: m.images("x", torch.zeros(1, 1, 8, 8), ["a", "b"], 0),
-            "1 images have 2 captions: pass one caption for each image",
+            "1 image came with 2 captions: pass one caption for each image",
         ),
         (
             lambda m: m.images("x", torch.zeros(99, 1, 8, 8), ["a"] * 63, 0),
-            "the first 64 images have 63 captions: pass one caption for each image",
+            "the first 64 images came with 63 captions: pass one caption for each image",
         ),
         (
             lambda m: m.images("x", [], None, 0),
@@ -95,19 +95,19 @@ def test_captions_of_many_images_are_kept(count: int, tmp_path: Path) -> None:
         ),
         (
             lambda m: m.images("x", np.zeros((8, 8, 8)), None, 0),
-            "x is not logged, because its images are of type ndarray: pass a tensor",
+            "'x' is not logged, because its images are of type ndarray: pass a tensor",
         ),
         (
             lambda m: m.images("x", "text", None, 0),
-            "x is not logged, because its images are of type str: .* of at least one image",
+            "'x' is not logged, because its images are of type str: .* of at least one image",
         ),
         (
             lambda m: m.table("x", ["a"], [[1, 2]], 0),
             "row of 2 cells: pass one cell for each column",
         ),
-        (lambda m: m.table("x", None, 3, 0), "x is not logged .*: pass a list of names"),
+        (lambda m: m.table("x", None, 3, 0), "'x' is not logged .*: pass a list of names"),
         (lambda m: m.histogram("x", [], 0), "no values: pass a tensor, or a list"),
-        (lambda m: m.histogram("x", "text", 0), "x is not logged .*: pass a tensor, or a list"),
+        (lambda m: m.histogram("x", "text", 0), "'x' is not logged .*: pass a tensor, or a list"),
     ],
 )
 def test_invalid_media_are_warned_of(
@@ -127,13 +127,13 @@ def test_failures_to_send_or_write_are_warned_of(
     media = RecordedMedia(tmp_path, True)
     media.histogram("weights", torch.arange(5), 1)
     media.write(Broken().log_media)
-    assert "weights is not sent to the tracker (OSError: the tracker" in capsys.readouterr().out
+    assert "'weights' is not sent to the tracker (OSError: the tracker" in capsys.readouterr().out
     assert (tmp_path / "media" / "histograms" / "weights-00000001.json").is_file()
     (tmp_path / "file").write_text("")
     media = RecordedMedia(tmp_path / "file", True)
     media.histogram("weights", torch.arange(5), 1)
     media.write(None)
-    assert "weights is not logged, because " in capsys.readouterr().out
+    assert "'weights' is not logged, because " in capsys.readouterr().out
 
 
 def test_other_ranks_log_nothing(tmp_path: Path) -> None:

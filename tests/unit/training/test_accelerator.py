@@ -225,7 +225,7 @@ def test_other_ways_to_train_are_refused(setting: str, monkeypatch: pytest.Monke
     monkeypatch.setenv(f"ACCELERATE_USE_{setting}", "false")
     launcher_checks.refuse_other_launchers()
     monkeypatch.setenv(f"ACCELERATE_USE_{setting}", "true")
-    with pytest.raises(UserError, match=f"ACCELERATE_USE_{setting}=true asks for"):
+    with pytest.raises(UserError, match=rf"asks for .* \(ACCELERATE_USE_{setting}=true\)"):
         accelerator.build_accelerator(TrainingConfig())
 
 

@@ -297,7 +297,7 @@ def test_damaged_or_missing_runs_are_named(tmp_path: Path) -> None:
     (tmp_path / "wandb" / "run-1.wandb").write_text("no log of transactions")
     expected = {
         "empty": "no config.json",
-        "many": "is a folder of 1 runs",
+        "many": "is a folder of 1 run",
         "torn": "can't be read",
         "early": "no such data",
         "wandb": "can't be read as a W&B run",

@@ -203,7 +203,8 @@ def test_outputs_that_are_not_finite_are_refused(run: Path, recipe: Path) -> Non
     predictor = Predictor(run, recipe=recipe)
     torch.nn.init.constant_(predictor.model.head.weight, 3e38)
     with pytest.raises(
-        UserError, match=r"some outputs of the model in .* are NaN or infinite: pass"
+        UserError,
+        match=r"some outputs of the model in .* are NaN or infinite: train the model again",
     ):
         predictor([Image.new("RGB", (2, 2), "white")])
 
@@ -241,11 +242,19 @@ def test_only_the_named_recipe_is_executed(run: Path, recipe: Path, tmp_path: Pa
     ("arguments", "message"),
     [
         (("nowhere", "x.png"), "there is no folder nowhere"),
-        (("unfinished", "x.png"), "unfinished is preempted and has no model yet: .*--resume"),
-        (("refused", "x.png"), r"refused is failed .*for the same reason \(the loss is NaN\)"),
+        (
+            ("unfinished", "x.png"),
+            "unfinished has no model yet, and its status is preempted: .*--resume",
+        ),
+        (
+            ("refused", "x.png"),
+            "refused has no model yet, and its status is failed: "
+            r".*for the same reason \(the loss is NaN\)",
+        ),
         (
             ("early", "x.png"),
-            "early is failed .*: repeat the command that started it, because it ended before",
+            "early has no model yet, and its status is failed: "
+            "repeat the command that started it, because it ended before",
         ),
         (
             ("run", "nothing"),
@@ -270,9 +279,9 @@ def test_only_the_named_recipe_is_executed(run: Path, recipe: Path, tmp_path: Pa
         ),
         (
             ("run", "train.py", "--device", "abacus"),
-            "this machine has no --device abacus: pass --device cpu",
+            "this machine has no device abacus: pass --device cpu",
         ),
-        (("run", "train.py", "--device", "cpu:3"), "this machine has no --device cpu:3"),
+        (("run", "train.py", "--device", "cpu:3"), "this machine has no device cpu:3"),
         (("run", ""), "nothing to predict"),
         (("run", "-"), "nothing to predict"),
         (("run", "train.py", "--recipe", "none.py"), r"there is no file none\.py"),
@@ -373,5 +382,5 @@ def test_device_that_is_not_present_is_refused(monkeypatch: pytest.MonkeyPatch) 
         return None if check_available else torch.device("cuda")
 
     monkeypatch.setattr(torch.accelerator, "current_accelerator", built_for_gpus)
-    with pytest.raises(UserError, match="this machine has no --device cuda: pass --device cpu"):
+    with pytest.raises(UserError, match="this machine has no device cuda: pass --device cpu"):
         choose_device("cuda")

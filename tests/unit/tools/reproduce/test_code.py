@@ -96,7 +96,7 @@ def test_missing_or_damaged_parts_are_named(recipe: Path, tmp_path: Path) -> Non
     patch = past.directory / PROVENANCE / tree.patch
     contents = patch.read_bytes()
     patch.write_bytes(contents + b"\n")
-    with pytest.raises(UserError, match="is not as the run wrote it"), code_of(past, False):
+    with pytest.raises(UserError, match="has changed since the run wrote it"), code_of(past, False):
         pass
     patch.unlink()
     with pytest.raises(UserError, match="can't be read"), code_of(past, False):

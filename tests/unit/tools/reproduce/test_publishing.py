@@ -94,7 +94,7 @@ def test_code_of_a_published_run_is_found_around_it(tmp_path: Path) -> None:
     recipe.write_text("x = 2\n")
     attempt, trees = present_attempt(recipe, 0)
     run = write_past_run(tmp_path / "run", attempt=attempt.to_json())
-    with pytest.raises(UserError, match="is missing: put it back"):
+    with pytest.raises(UserError, match="is missing: restore it from a backup"):
         publish_run(run.directory, recipe.parent / "results")
     for collected in trees:
         if collected.tree.patch is not None:
@@ -115,10 +115,10 @@ def test_code_of_a_published_run_is_found_around_it(tmp_path: Path) -> None:
 def test_what_cannot_be_published_is_said(tmp_path: Path) -> None:
     """A signature must not hide an edit, and a run must not be overwritten."""
     run = write_past_run(tmp_path / "first")
-    with pytest.raises(UserError, match="holds a run, which is kept"):
+    with pytest.raises(UserError, match="would overwrite a run in that folder"):
         publish_run(run.directory, run.directory)
     (tmp_path / "second" / "checkpoints").mkdir(parents=True)
-    with pytest.raises(UserError, match="holds a run, which is kept"):
+    with pytest.raises(UserError, match="would overwrite a run in that folder"):
         publish_run(run.directory, tmp_path / "second")
     path = run.directory / "config.json"
     path.write_text(path.read_text().replace('"learning_rate": 0.1', '"learning_rate": 0.2'))

@@ -92,8 +92,8 @@ def test_names_are_not_searched() -> None:
     ("arguments", "sentence"),
     [
         (["--learning-rate", "0.1"], "no flag has several values to try: pass a range"),
-        (["--learning-rate", "1:0.1"], "): write low:high, or low:high:log"),
-        (["--learning-rate", "0:1:log"], "or low:high:log, where low is above 0"),
+        (["--learning-rate", "1:0.1"], "): write low:high with low below high, or low:high:log"),
+        (["--learning-rate", "0:1:log"], "or low:high:log with low above 0"),
         (["--learning-rate", "a:b"], "could not convert string to float: 'a'"),
         (["--learning-rate", "0.1:1:linear"], "low:high:log"),
         (["--batch-size", "0.5:2"], "invalid literal for int"),
@@ -102,7 +102,7 @@ def test_names_are_not_searched() -> None:
         (["--output-dir", "here", *RATES], "leave --output-dir out"),
         (["--resume", "auto", *RATES], "leave --resume out"),
         (["stray", *RATES], "stray is a value without a flag"),
-        ([*RATES, *RATES], "occurs twice"),
+        ([*RATES, *RATES], "is given twice"),
     ],
 )
 def test_mistakes_are_found_before_any_trial(arguments: list[str], sentence: str) -> None:
@@ -149,7 +149,7 @@ def test_file_that_is_no_recipe_is_refused(name: str) -> None:
 def test_recipe_that_fails_when_it_is_loaded_names_the_line(tmp_path: Path) -> None:
     """The line is in the recipe, or in a module that it imports from its own folder."""
     recipe = tmp_path / "broken.py"
-    check = f"correct it, and check it with python {recipe} --help"
+    check = f"correct the file, and check it with python {recipe} --help"
     recipe.write_text("import json\n\nfoo\n")
     with pytest.raises(UserError) as refused:
         load_recipe(recipe)

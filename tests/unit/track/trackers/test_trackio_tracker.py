@@ -219,5 +219,5 @@ def test_folder_that_cannot_be_written_is_a_sentence(
     assert warning_of_start(tmp_path, capsys) == (
         "metrics are written to metrics.jsonl only and not to a tracker, because trackio's folder "
         f"{tmp_path}/trackio can't be written (File exists): set TRACKIO_DIR to a folder that can "
-        "be\n"
+        "be written\n"
     )
