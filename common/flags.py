@@ -88,6 +88,14 @@ def spelled(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
+def as_typed(name: str, value: object) -> str:
+    """Return a flag and its value as on the command line, such as ``--hidden-sizes 64 32``."""
+    if isinstance(value, bool):  # a switch has no value
+        return spelled(name if value else f"no_{name}")
+    shown_value = " ".join(map(str, value)) if isinstance(value, tuple) else value
+    return f"{spelled(name)} {shown_value}"
+
+
 class Misfit(NamedTuple):
     """A value that a flag does not allow."""
 

@@ -25,7 +25,7 @@ from common.data.mistakes import empty_split
 from common.data.order import Blocks, hash_integers
 from common.data.sources import DataSource
 from common.errors import UserError
-from common.flags import spelled, stated
+from common.flags import as_typed, spelled, stated
 from common.run_directory.records import DataFacts
 from common.system.devices import to_device
 
@@ -410,11 +410,10 @@ def refuse_unread(config: TrainingConfig, data: Data) -> None:
             continue
         value = getattr(config, field.name)
         if value != field.default:
-            shown_value = " ".join(value) if isinstance(value, tuple) else value
             raise UserError(
                 (
-                    f"{spelled(field.name)} {shown_value} has no effect, because the recipe's data "
-                    f"set {data.name} does not use it"
+                    f"{as_typed(field.name, value)} has no effect, because the recipe's data set "
+                    f"{data.name} does not use it"
                 ),
                 advice=f"leave {spelled(field.name)} out",
             )

@@ -289,6 +289,11 @@ def read_run(directory: Path, config_class: type, recipe: str) -> SavedRun:
     contents = read_json(path)
     # Another recipe's file may lack what the strict record requires, but has a message of its own.
     other_recipe = excerpt_of(contents).recipe
+    if other_recipe is None:
+        raise UserError(
+            f"{path} does not name the recipe of its run",
+            advice="restore the file from a backup, or start another run",
+        )
     if other_recipe != recipe:
         raise UserError(
             f"{directory} is a run of {other_recipe!s:.50}, but this recipe is {recipe}",

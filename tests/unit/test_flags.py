@@ -13,6 +13,7 @@ from common.config import TrainingConfig
 from common.errors import UserError
 from common.flags import (
     ROLES,
+    as_typed,
     check_limits,
     expected_range,
     flag,
@@ -155,3 +156,18 @@ def test_non_ascii_paths_are_accepted_in_any_locale(
     assert expected_range(TrainingConfig, "output_dir", path) is None
     for wrong in (f"{path}\0", f"{path}\udcff", "\ud800"):
         assert expected_range(TrainingConfig, "output_dir", wrong) == "text without NUL, in UTF-8"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("batch_size", 64, "--batch-size 64"),
+        ("hidden_sizes", (64, 32), "--hidden-sizes 64 32"),
+        ("streaming", True, "--streaming"),
+        ("streaming", False, "--no-streaming"),
+        ("dataset", "digits", "--dataset digits"),
+    ],
+)
+def test_flag_is_shown_as_it_is_typed(name: str, value: object, expected: str) -> None:
+    """A switch has no value."""
+    assert as_typed(name, value) == expected
