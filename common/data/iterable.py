@@ -109,9 +109,11 @@ class IterableSamples(Samples):
             # An epoch that was resumed at its end has no more samples either: that is no mistake.
             if not count and self.position["dataset"] is None:
                 raise UserError(
-                    "this process got no sample, because an IterableDataset has fewer samples than "
-                    "there are processes",
-                    advice="add samples, or start fewer processes",
+                    "this process got no sample of an epoch from an IterableDataset",
+                    advice=(
+                        "return a new iterator from its __iter__ each time, and give it at least "
+                        "one sample for each process"
+                    ),
                     every_rank=True,
                 )
             self.position = {"epoch": self.position["epoch"] + 1, "dataset": None}

@@ -54,7 +54,8 @@ class TrainingOrder:
                     f"{self.global_batch:,} samples of one update"
                 ),
                 advice=(
-                    "lower --batch-size or --gradient-accumulation-steps, or start fewer processes"
+                    "lower --batch-size, --gradient-accumulation-steps or --effective-batch-size, "
+                    "or start fewer processes"
                 ),
             )
 

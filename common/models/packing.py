@@ -7,7 +7,7 @@ each shape, and the multiple limits the number of shapes.
 
 Only attention looks across positions. It unpacks queries, keys and values, and masks padding as
 the padded model does. On CUDA it runs FlashAttention's kernel for sequences of different lengths
-instead (not tried yet). The method is that of the Effective Transformer (ByteDance, 2020).
+instead. The method is that of the Effective Transformer (ByteDance, 2020).
 
 Losses and gradients are those of the padded model within rounding; dropout's masks differ.
 """

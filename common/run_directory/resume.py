@@ -209,8 +209,11 @@ def run_of(named: Path, output_dir: str | None) -> Path:
             )
     if os.path.isfile(named / STATUS):
         raise UserError(
-            f"--resume {named} is not possible, because that run ended before training began",
-            advice="repeat the command that started it",
+            f"--resume {named} is not possible, because that run has not begun to train",
+            advice=(
+                "wait if it is still preparing its data; otherwise repeat the command that "
+                "started it"
+            ),
         )
     raise UserError(
         f"--resume {named} is neither the directory of a run nor a checkpoint",

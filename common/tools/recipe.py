@@ -63,7 +63,9 @@ def load_recipe(path: Path) -> Recipe:
     """
     if not os.path.isfile(path):
         problem = f"{path} is a folder" if os.path.isdir(path) else f"there is no file {path}"
-        raise UserError(problem, advice="pass a recipe, such as recipes/resnet.py")
+        raise UserError(
+            problem, advice="pass the path of a recipe, as seen from the present folder"
+        )
     spec = importlib.util.spec_from_file_location(f"imported_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise UserError(
@@ -82,8 +84,8 @@ def load_recipe(path: Path) -> Recipe:
     config_class = getattr(module, "Config", None)
     if not (isinstance(config_class, type) and issubclass(config_class, TrainingConfig)):
         raise UserError(
-            f"{path} is not a recipe, because it does not define a class Config",
-            advice="add class Config(TrainingConfig) to it, or pass another file",
+            f"{path} is not a recipe, because it does not define class Config(TrainingConfig)",
+            advice="add this class to it, or pass another file",
         )
     if not hasattr(module, "OBJECTIVE"):
         raise UserError(

@@ -31,10 +31,15 @@ class EarlyStopping:
         self.config = config
         self.best = best
         self.is_told = False  # whether the user has been told that the run stops early
-        if config.early_stopping is not None and validation_split != "validation":
+        # An evaluation alone may read only test data, and stops nothing early.
+        is_used = config.early_stopping is not None and not config.evaluate_only
+        if is_used and validation_split != "validation":
             raise UserError(
                 "--early-stopping would choose by test data, because there are no validation data",
-                advice="hold out a part of train, for example with --validation-share 0.1",
+                advice=(
+                    "add a validation split to the data; with --dataset, --validation-share 0.1 "
+                    "holds out a part of the training split"
+                ),
             )
 
     def decide(self, global_step: int) -> bool:

@@ -178,14 +178,14 @@ def read_directory(path: Path) -> RunRecord:
                 f"{path} has nothing to compare, because its training has not begun "
                 f"({status}{detail})"
             ),
-            advice="leave this run out, or repeat the command that started the run",
+            advice=("leave this run out; if it did train, restore its config.json from a backup"),
         )
     if saved_config is None:
         runs_inside = len([*path.glob(f"*/{CONFIG}")])
         if runs_inside:
             raise UserError(
                 f"{path} is a folder of {counted(runs_inside, 'run')}, not a run itself",
-                advice=f"pass the runs in it, as in {path}/*",
+                advice=f"pass the runs in it, as in {path}/*/",
             )
         raise UserError(
             f"{path} is not the directory of a run, because it contains no config.json",

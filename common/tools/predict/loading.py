@@ -140,8 +140,8 @@ def class_of_recipe(
     model_class = getattr(load_recipe(path).module, class_name, None)
     if not (isinstance(model_class, type) and issubclass(model_class, nn.Module)):
         raise UserError(
-            f"{path} does not define the model's class, {class_name}",
-            advice="pass the file that defines it with --recipe FILE",
+            f"{path} neither defines nor imports the model's class, {class_name}",
+            advice="pass the recipe that trained the model with --recipe FILE",
         )
     return model_class
 

@@ -140,7 +140,9 @@ class Predictor:
             is_fp32 = self.accelerator.mixed_precision == "no"
             raise UserError(
                 f"some outputs of the model in {self.folder} are NaN or infinite",
-                advice="train the model again" if is_fp32 else "pass --mixed-precision no",
+                advice="train it with a lower --learning-rate"
+                if is_fp32
+                else "pass --mixed-precision no",
             )
         return probabilities
 

@@ -52,8 +52,11 @@ def open_study(directory: Path, objective: Objective, prune: bool, space: Space)
     saved_pairs = {pair for trial in trials for pair in trial.distributions.items()}
     if saved_pairs - set(space.items()):
         raise UserError(
-            f"{path} belongs to another search than {directory}/{SEARCH_FILE}",
-            advice="move the file that belongs to the other search to another folder",
+            f"{path} has trials of other flags than {directory}/{SEARCH_FILE} names",
+            advice=(
+                f"if {SEARCH_FILE} is right, move {path.name} elsewhere and repeat the command, "
+                f"which rebuilds it from the trials; otherwise restore {SEARCH_FILE}"
+            ),
         )
     study.set_user_attr("objective", str(objective))
     seed_sampler(study, len(trials))

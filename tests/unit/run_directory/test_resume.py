@@ -133,7 +133,7 @@ def test_resume_takes_the_path_of_a_checkpoint(
     (unbegun / "status.json").write_text('{"status": "running", "global_step": 0}')
     with pytest.raises(
         UserError,
-        match=r"unbegun is not possible, because that run ended before training began: repeat",
+        match=r"unbegun is not possible, because that run has not begun to train: wait",
     ):
         parse(monkeypatch, "mnist_mlp", "--resume", unbegun)
     assert parse(

@@ -46,3 +46,9 @@ def test_early_stopping_on_test_data_is_refused() -> None:
     best = Best(Objective.parse("accuracy:max"))
     with pytest.raises(UserError, match="would choose by test data"):
         EarlyStopping(TrainingConfig(early_stopping=2), best, "test")
+
+
+def test_model_trained_with_early_stopping_can_be_evaluated_on_test_data() -> None:
+    """`--evaluate-only` takes the flags of the model's run, and stops nothing early."""
+    best = Best(Objective.parse("accuracy:max"))
+    EarlyStopping(TrainingConfig(early_stopping=2, evaluate_only=True), best, "test")

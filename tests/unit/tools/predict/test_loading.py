@@ -86,7 +86,11 @@ def test_module_beside_a_recipe_is_found(tmp_path: Path) -> None:
     ("changes", "file", "message"),
     [
         ({"arguments": None}, "copy", r'add the arguments of MLP as "arguments"'),
-        ({"class": "Other"}, "copy", "does not define the model's class, Other: pass the file"),
+        (
+            {"class": "Other"},
+            "copy",
+            "neither defines nor imports the model's class, Other: pass the",
+        ),
         ({"arguments": {"size": 3}}, "copy", r"model\.json can't be read \(TypeError"),
         (
             {},

@@ -204,7 +204,7 @@ def test_outputs_that_are_not_finite_are_refused(run: Path, recipe: Path) -> Non
     torch.nn.init.constant_(predictor.model.head.weight, 3e38)
     with pytest.raises(
         UserError,
-        match=r"some outputs of the model in .* are NaN or infinite: train the model again",
+        match=r"some outputs of the model in .* are NaN or infinite: train it with a lower",
     ):
         predictor([Image.new("RGB", (2, 2), "white")])
 
@@ -234,7 +234,7 @@ def test_only_the_named_recipe_is_executed(run: Path, recipe: Path, tmp_path: Pa
             Predictor(run)
     for name in ("Config", "OBJECTIVE", "nn", "missing"):
         (run / "model" / "model.json").write_text(json.dumps(FACTS | {"class": name}))
-        with pytest.raises(UserError, match="does not define the model's class"):
+        with pytest.raises(UserError, match="neither defines nor imports the model's class"):
             Predictor(run, recipe=recipe)
 
 
