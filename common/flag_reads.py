@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from common.errors import UserError
-from common.flags import spelled, stated
+from common.flags import as_typed, spelled, stated
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance  # a recipe's `Config` with its values
@@ -152,8 +152,8 @@ def refuse_flag(config: object, name: str, recipe: str) -> None:
     change = f"add {call.text} to" if call else f"use config.{name} before the loop of"
     raise UserError(
         (
-            f"{spelled(name)} was set to {getattr(config, name)!s:.99}, but nothing in {recipe} "
-            "had used it by the end of the first update"
+            f"{as_typed(name, getattr(config, name)):.99} was set, but nothing in {recipe} had "
+            "used it by the end of the first update"
         ),
         advice=f"leave {spelled(name)} out, or {change} the recipe",
     )

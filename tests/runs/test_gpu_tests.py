@@ -20,9 +20,10 @@ STAND_IN = """
 import json, sys, time
 from pathlib import Path
 device_type, directory = sys.argv[1], Path(sys.argv[2])
-(directory / "checkpoints" / "step-00000005").mkdir(parents=True)
+directory.mkdir()
 (directory / "config.json").write_text(json.dumps({"environment": {"device_type": device_type}}))
 (directory / "status.json").write_text('{"status": "finished"}')
+(directory / "checkpoints" / "step-00000005").mkdir(parents=True)
 time.sleep(float(sys.argv[3]))
 """
 IMPORT_ALL = """

@@ -77,7 +77,7 @@ def test_flag_that_a_copy_does_not_use_is_refused(runner: Runner, tmp_path: Path
     flags = (*FLAGS, "--max-steps", 4, "--scale-learning-rate", "linear", "--checkpoint-every", 1)
     run = runner.run(copy, *flags, "--batch-size", 128, succeeds=False)
     assert run.returncode == 1
-    assert "--scale-learning-rate was set to linear" in run.errors
+    assert "--scale-learning-rate linear was set" in run.errors
     assert "run.plan.schedule(...)" in run.errors
     assert "Traceback" not in run.errors
     assert "rate    " not in run.output
@@ -110,7 +110,7 @@ def test_flag_of_one_s_own_must_be_used_somewhere(runner: Runner, tmp_path: Path
     is_used = use != "nowhere"
     flags = (*FLAGS, "--max-steps", 3, "--batch-size", 64, "--share", 0.7)
     run = runner.run(copy, *flags, launcher=launcher, succeeds=is_used)
-    refused = "--share was set to 0.7, but nothing in mine.py had used it" in run.errors
+    refused = "--share 0.7 was set, but nothing in mine.py had used it" in run.errors
     assert refused == (not is_used)
     named = "--share was set, but the first update did not use it" in run.output
     assert named == (use == "in the last lines")

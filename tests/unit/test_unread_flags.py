@@ -16,7 +16,7 @@ from common.config import TrainingConfig
 from common.data.batch import Data, TensorSamples, refuse_unread
 from common.errors import UserError
 from common.flag_reads import mark_read, record_reads, refuse_flag, unread_flags
-from common.flags import flag
+from common.flags import as_typed, flag
 
 
 @dataclass(kw_only=True)
@@ -53,9 +53,13 @@ def test_flag_that_nothing_reads_is_refused(name: str) -> None:
     assert unread_flags(config, dict(vars(config))) == [name]
     with pytest.raises(UserError) as error:
         refuse_flag(config, name, "mine.py")
-    assert f"--{name.replace('_', '-')} was set to {OTHER.get(name, 7)}" in error.value.message
-    assert "mine.py" in error.value.message
-    assert (name in flag_reads.TAKES_EFFECT_IN) == ("takes effect in" in error.value.message)
+    assert f"{as_typed(name, OTHER.get(name, 7))} was set, but nothing in mine.py" in (
+        error.value.message
+    )
+    if name in flag_reads.TAKES_EFFECT_IN:
+        assert f"add {flag_reads.TAKES_EFFECT_IN[name].text} to" in error.value.message
+    else:
+        assert f"use config.{name} before the loop" in error.value.message
 
 
 @pytest.mark.parametrize("name", LEARNING)
