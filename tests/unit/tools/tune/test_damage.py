@@ -172,7 +172,7 @@ LONG = "x" * 300
         ([str(STUB), *FLAGS, "--config-file", "."], "--config-file"),
         (["--study", LONG], LONG),
         ([LONG, *FLAGS], "there is no file"),
-        ([".", *FLAGS], ". is a folder: pass a recipe"),
+        ([".", *FLAGS], ". is a folder: pass the path of a recipe"),
         (["file/in.py", *FLAGS], "there is no file file/in.py"),
     ],
 )
