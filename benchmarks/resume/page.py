@@ -1,4 +1,4 @@
-"""The parts of the benchmarks' README that come from the file of results, besides the table."""
+"""The parts of `benchmarks/resume.md` and of the overview that come from the file of results."""
 
 from __future__ import annotations
 

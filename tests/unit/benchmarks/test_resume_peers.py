@@ -54,6 +54,7 @@ from benchmarks.resume.results import Result, Results
 from benchmarks.resume.schedule import SAVE_EVERY, UPDATES, UPDATES_PER_EPOCH
 from benchmarks.resume.training import AttemptError, Outcome, Training, files_in, is_stopped
 
+BENCHMARKS = Path(resume_peers.__file__).parent
 BATCH = 4
 PER_EPOCH = 5
 SAMPLES = BATCH * PER_EPOCH
@@ -711,21 +712,21 @@ def test_each_peer_has_a_page_of_the_measured_version() -> None:
 
 
 def test_page_has_what_was_measured() -> None:
-    """The benchmarks' README states what is in the file of results."""
+    """The overview and the page of details state the contents of the file of results."""
     results = Results.read(resume_peers.RESULTS)
     assert results is not None
-    text = (Path(resume_peers.__file__).parent / "README.md").read_text()
-    assert report.summary_markdown(results) in text
-    assert report.caption(results) in text
-    assert page.provenance(results) in text
-    assert page.peers_markdown(results) in text
+    overview = (BENCHMARKS / "README.md").read_text()
+    assert report.summary_markdown(results) in overview
+    assert report.caption(results) in overview
+    assert page.provenance(results) in overview
+    assert page.peers_markdown(results) in (BENCHMARKS / "resume.md").read_text()
 
 
 def test_page_has_each_oddity_with_its_command() -> None:
-    """All of those that the report names, and no others."""
+    """The page lists every kill that the report calls odd, and no others."""
     results = Results.read(resume_peers.RESULTS)
     assert results is not None
-    text = (Path(resume_peers.__file__).parent / "README.md").read_text()
+    text = (BENCHMARKS / "resume.md").read_text()
     assert page.oddities_markdown(results) in text
     commands = report.oddities(results)
     assert commands

@@ -342,11 +342,11 @@ def test_table_fits_a_terminal() -> None:
 
 
 def test_page_has_the_table_that_was_measured() -> None:
-    """The benchmarks' README states what is in the file of results."""
+    """The page has the table and the caption that the file of results gives."""
     results = Results.read(time_to_accuracy.RESULTS)
     if results is None:
         pytest.skip("nothing has been measured")
-    page = (REPOSITORY / "benchmarks" / "README.md").read_text()
+    page = (REPOSITORY / "benchmarks" / "peers.md").read_text()
     assert as_markdown(rows_of(results)) in page
     assert caption(results) in page
 
