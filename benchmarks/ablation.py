@@ -47,7 +47,9 @@ def objective_name(recipe: Path) -> str:
 
 
 def train(recipe: Path, flags: list[str], seed: int) -> dict[str, Any]:
-    """Train a recipe once; return its summary, and the seconds that its processes took."""
+    """Train a recipe once; return its final figures, and the seconds that its processes took."""
+    from common.run_directory.records import Summary, read_record
+
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder) / "run"
         command = [sys.executable, str(recipe), *flags, "--seed", str(seed)]
@@ -58,12 +60,12 @@ def train(recipe: Path, flags: list[str], seed: int) -> dict[str, Any]:
         wall_seconds = time.perf_counter() - began
         if finished.returncode != 0:
             raise SystemExit(f"{' '.join(command)} failed:\n{finished.stderr[-2000:]}")
-        summary = json.loads((directory / "summary.json").read_text(encoding="utf-8"))
+        summary = read_record(directory / "summary.json", Summary)
     return {
         "seed": seed,
         "wall_seconds": round(wall_seconds, 1),
         "cpu_seconds": round(children_seconds() - before, 1),
-        "summary": summary,
+        "summary": summary.figures,
     }
 
 

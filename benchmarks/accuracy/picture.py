@@ -13,7 +13,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentF
 
 from benchmarks.accuracy.goals import Goal
 from benchmarks.accuracy.records import Evaluation
-from benchmarks.accuracy.report import duration
+from benchmarks.accuracy.report import mean_duration
 from benchmarks.accuracy.results import Results
 from benchmarks.accuracy.workloads import WORKLOADS, Recipe, Workload
 
@@ -107,7 +107,7 @@ def finish_chart(chart: Axes, workload: Workload) -> None:
     chart.set_xscale("log")
     chart.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     chart.xaxis.set_minor_formatter(NullFormatter())
-    chart.xaxis.set_major_formatter(FuncFormatter(lambda seconds, _: duration([seconds])))
+    chart.xaxis.set_major_formatter(FuncFormatter(lambda seconds, _: mean_duration([seconds])))
     chart.yaxis.set_major_formatter(PercentFormatter(1.0))
     chart.set_xlabel("time from the start of the command")
     chart.set_ylabel(f"accuracy on {workload.evaluated}")

@@ -56,7 +56,7 @@ class Row:
         marks = f" {COMPUTED}" if self.is_computed else ""
         bound = f"{AT_MOST} " if self.is_bound and self.seconds else ""
         if self.seconds:
-            time = f"{bound}{duration(self.seconds)}{marks}"
+            time = f"{bound}{mean_duration(self.seconds)}{marks}"
         else:
             time = "not met" if self.seeds else "not run here"
         petaflop = mean_of(self.petaflop)
@@ -81,7 +81,7 @@ def deviation_of(values: Sequence[float]) -> float | None:
     return stdev(values) if len(values) > 1 else None
 
 
-def duration(seconds: Sequence[float]) -> str:
+def mean_duration(seconds: Sequence[float]) -> str:
     """Return the mean of some times and their deviation, in s, min or h."""
     average = mean(seconds)
     if average >= 2 * 3600:
