@@ -148,7 +148,7 @@ def test_tf32_is_a_precision_of_its_own(tmp_path: Path, monkeypatch: pytest.Monk
     assert compared.differences["precision"] == ["fp32", "tf32"]
 
 
-def test_precision_that_the_machine_has_not_is_refused(
+def test_precision_that_the_machine_lacks_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run is refused, not changed, and the advice names no flag that would be refused."""
@@ -337,7 +337,7 @@ def test_lost_best_model_costs_nothing_else(tmp_path: Path) -> None:
     assert summary.get("val/best_rmse") == summary["val/rmse"]
 
 
-def test_changed_recipe_is_told_recorded_and_compared(
+def test_changed_recipe_is_reported_recorded_and_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run prints the change, `config.json` records it, and `recipes compare` shows it."""

@@ -505,7 +505,7 @@ def _in_this_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("common.console.print", lambda *_, **__: None, raising=False)
 
 
-def test_a_run_is_never_anothers(thorough: bool) -> None:
+def test_runs_stay_apart(thorough: bool) -> None:
     """Random orders of starts, kills, copies, edits, damage and resumes keep runs apart."""
     run_state_machine_as_test(
         Runs,

@@ -94,7 +94,7 @@ def test_waits_are_errors_in_the_loop_and_allowed_in_what_logs(
 
 
 @pytest.mark.slow
-def test_a_wait_in_the_loop_is_told_beside_the_figures_of_a_run_without_the_guard(
+def test_wait_in_the_loop_is_reported_beside_the_figures_of_a_run_without_the_guard(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The table reports a wait beside the figures of a second run without the guard.
@@ -130,7 +130,7 @@ def test_a_wait_in_the_loop_is_told_beside_the_figures_of_a_run_without_the_guar
 
 
 @pytest.mark.slow
-def test_a_step_that_fails_or_takes_too_long_is_noted_and_the_next_begins(
+def test_failed_or_slow_step_is_recorded_and_the_next_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A failed or slow step is recorded, and `--resume` runs only the unfinished steps again.

@@ -452,7 +452,7 @@ def test_failed_resume_is_repeated_before_a_checkpoint_is_removed(
     assert training.outcome.failures == [f"EOFError in {name}" for name in tried]
 
 
-def test_resume_at_the_second_try_is_no_removal() -> None:
+def test_resume_at_the_second_try_is_not_a_removal() -> None:
     """The table says it, and counts it as resumed by itself."""
     result = result_of("HF Trainer", retried=1, failures=["OSError: the port is in use"])
     assert report.resumed_words(result) == "yes, at the second try"
