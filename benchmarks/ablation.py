@@ -1,4 +1,4 @@
-"""Take each idea of a recipe out, one at a time, and measure what the recipe loses.
+"""Remove each idea from a recipe, one at a time, and measure what the recipe loses.
 
     python benchmarks/ablation.py plan.json --output results.json
 
@@ -15,7 +15,7 @@ the recipe and their replacements in a copy; `benchmarks/suites/cifar10_ablation
 
 Each variant is trained with each seed. The seeds take turns, so that a change of the machine's
 speed affects all variants alike. The file of results is written after each run. It may be the plan
-of a later call, which goes on with the runs that are missing.
+of a later call, which continues with the missing runs.
 """
 
 from __future__ import annotations

@@ -201,7 +201,7 @@ def recipe_rows(records: dict[str, Record]) -> list[str]:
 
 
 def cell(column: Column, figures: Record, fp32_figures: Record) -> str:
-    """Return a figure, or its ratio to that of fp32, for people; nothing if it is unknown."""
+    """Return a figure, or its ratio to that of fp32, as text; empty if it is unknown."""
     if column.key not in figures:
         return ""
     value = figures[column.key]

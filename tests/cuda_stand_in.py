@@ -144,7 +144,7 @@ class Cuda:
             work()
 
     def later(self, work: Callable[[], Any]) -> None:
-        """Do work at once on the stream of training; on other streams, once something waits."""
+        """Do work at once on the training stream; on others, once something waits for them."""
         if self.current is self.training:
             work()
         else:

@@ -36,7 +36,7 @@ class HostAndDevice(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        # By address. The weak reference prevents that an address is used again.
+        # By address. The weak reference notices that an address is used again.
         self.storages: dict[int, StorageWeakRef] = {}
 
     def is_on_device(self, tensor: torch.Tensor) -> bool:

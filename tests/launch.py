@@ -181,7 +181,7 @@ class Forked:
         self.returncode: int | None = None
 
     def poll(self, timeout: float | None = 0) -> int | None:
-        """Return the status if the process has ended; a signal that ended it is below 0."""
+        """Return the status if the process has ended; it is negative after a signal."""
         if self.returncode is None and select.select([self.answers], [], [], timeout)[0]:
             self.returncode = int(self.answers.readline())
             self.answers.close()
@@ -324,7 +324,7 @@ class Runner:
         """
         if not hasattr(os, "pidfd_open"):
             return Path(sys.executable)
-        # Written anew each time: libraries that tests import add variables to the environment.
+        # Written again each time: libraries that tests import add variables to the environment.
         folder = self.folder / f"bin-{self.worker}"
         return self.template.install_python(folder, clean_environment(self.folder))
 

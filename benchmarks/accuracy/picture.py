@@ -82,7 +82,7 @@ def line_style(colour: str, is_recipe: bool, is_computed: bool) -> Style:
 def draw_run(chart: Axes, entries: Sequence[Evaluation], label: str, style: Style) -> None:
     """Draw the accuracy of a run, and as stars that with test-time augmentation, where known.
 
-    Test-time augmentation is used at the end only, so it is no point of the curve.
+    Test-time augmentation is used at the end only, so it is not a point of the curve.
     """
     plain = [entry for entry in entries if "accuracy" in entry.figures]
     seconds = [entry.seconds for entry in plain]

@@ -27,15 +27,15 @@ HEADINGS = ("goal", "contestant", "time", "PFLOP", "met", "best")
 
 @dataclass(frozen=True)
 class Row:
-    """One contestant's way to one goal, over its seeds."""
+    """When and with how much work one contestant met one goal, over its seeds."""
 
     goal: str
     contestant: str
     is_recipe: bool
     seeds: list[int]
     seconds: list[float]  # of the seeds that met the goal
-    petaflop: list[float]  # likewise
-    epochs: list[float]  # likewise
+    petaflop: list[float]  # of the same seeds
+    epochs: list[float]  # of the same seeds
     best: list[float]  # of all seeds: the best value of the goal's first figure
     is_computed: bool = False
     is_bound: bool = False  # whether the time is an upper bound

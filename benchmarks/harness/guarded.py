@@ -70,8 +70,8 @@ def without_waiting(recipe: ModuleType, settled: int) -> Iterator[None]:
     """Make a wait in the loop of `recipe` a RuntimeError.
 
     Args:
-        settled: updates before that. In these, memory is measured, and kernels are compiled and
-            chosen.
+        settled: the first updates, in which waits are allowed: memory is measured, and kernels are
+            compiled and chosen.
     """
     sync_mode = SyncMode()
 

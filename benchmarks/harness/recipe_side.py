@@ -4,8 +4,8 @@ The recipe is imported from `recipes/`, and its `main(config)` is called unchang
 two names of its module are replaced:
 
 - `Run` by a subclass that reads the clock when the loop requests its first batch and when the loop
-  is over. No evaluation or checkpoint is ever due in it. So the time includes data, clipping,
-  logging and tracking. It excludes evaluating and saving, which the peers don't do either;
+  is over. In this subclass, no evaluation or checkpoint is ever due. So the time includes data,
+  clipping, logging and tracking. It excludes evaluations and saves, which the peers lack, too;
 - `evaluate` by a function that keeps the model, so that the same code judges it and the peers'.
 """
 
@@ -43,7 +43,7 @@ Batch = dict[str, torch.Tensor]
 
 
 def load_recipe(name: str) -> ModuleType:
-    """Import `recipes/NAME.py` from its file, once; `recipes` is no package."""
+    """Import `recipes/NAME.py` from its file, once; `recipes` is not a package."""
     module_name = f"recipe_{name}"
     if module_name not in sys.modules:
         path = REPOSITORY / "recipes" / f"{name}.py"

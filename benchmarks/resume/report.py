@@ -167,5 +167,5 @@ def oddities(results: Results) -> list[str]:
 
 
 def odd_results(results: Results) -> list[Result]:
-    """Return the results of kills that left a trace; those that missed their share say nothing."""
+    """Return the results of kills that left a trace, without kills that missed their share."""
     return [result for result in results.in_order() if not (result.is_exact or result.missed)]

@@ -76,7 +76,7 @@ def test_accumulation_is_that_of_the_flag(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="a directory in use may not be removed")
 def test_directory_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a removed current directory, Intel's library would end the process silently."""
+    """A removed current directory is refused; in it, Intel's library would exit silently."""
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()

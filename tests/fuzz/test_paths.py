@@ -56,7 +56,7 @@ def somebody_else() -> Iterator[None]:
     if os.geteuid() != 0:
         yield
         return
-    run(*FLAGS, "--output-dir", "there/warm")  # imports what nobody else may read
+    run(*FLAGS, "--output-dir", "there/warm")  # imports files that the other user may not read
     for path in (Path(), Path("runs")):
         path.chmod(0o777)
     os.seteuid(NOBODY)
@@ -106,7 +106,7 @@ def test_file_that_is_not_a_recipe_is_refused(tmp_path: Path, text: str) -> None
 @pytest.mark.parametrize("text", ["a\0b", "\ud800", "x" * 300])
 @pytest.mark.parametrize("name", ["init_from", "dataset", "project", "tags"])
 def test_characters_that_nobody_can_type_are_refused(tmp_path: Path, name: str, text: str) -> None:
-    """NUL and half a character can't be typed, but a `config.json` may contain them."""
+    """A `config.json` with NUL or half a surrogate pair is refused; nobody can type these."""
     config = {"recipe": "regression", "config": {name: [text] if name == "tags" else text}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     error, _ = run("--config", tmp_path / "config.json", *FLAGS, "--output-dir", "there/run")

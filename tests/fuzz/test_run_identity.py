@@ -220,7 +220,7 @@ class Runs(RuleBasedStateMachine):
     def launch(
         self, directory: Path, config: Callable[[], Config], updates: int, moment: int | None
     ) -> None:
-        """Run a command to its end, or until it is killed; see that no run has lost anything."""
+        """Run a command until it ends or is killed; check that no run has lost anything."""
         before = whole_checkpoints(self.root)
         attempts: list[Attempt] = []
         directories_made: list[Directory] = []
@@ -246,7 +246,7 @@ class Runs(RuleBasedStateMachine):
             self.read_export(directory)
 
     def check_restored(self, attempt: Attempt, before: Whole) -> None:
-        """A run resumes with its own weights: the newest whole ones that `--resume` allows."""
+        """Check that the run resumed with the newest whole weights that `--resume` allows."""
         run_id = attempt.directory.run_id
         config = attempt.config
         if config.resume is None:
@@ -274,7 +274,7 @@ class Runs(RuleBasedStateMachine):
         assert attempt.progress.step >= max(steps, default=0)
 
     def check_kept(self, directory: Path, before: Whole, attempt: Attempt | None) -> None:
-        """No checkpoint of another run is lost, nor the newest whole one of the run itself."""
+        """Check that other runs lose no checkpoint, and this run not its newest whole one."""
         after = whole_checkpoints(self.root)
         own_run_id = None if attempt is None else attempt.directory.run_id
         for digest, (owner, _, path) in before.items():
@@ -414,7 +414,7 @@ class Runs(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(NAMES), data=st.data())
     def rename(self, name: str, data: st.DataObject) -> None:
-        """Give a checkpoint another one's name."""
+        """Rename a checkpoint to the name of another checkpoint."""
         if checkpoints := sorted((self.root / name).glob("checkpoints/step-*")):
             path = data.draw(st.sampled_from(checkpoints))
             other = path.with_name(f"step-{data.draw(st.integers(1, 2 * LAST)):08d}")

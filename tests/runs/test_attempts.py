@@ -1,4 +1,4 @@
-"""Several attempts at one run: which may resume it, and which are refused."""
+"""Several attempts at one run: some may resume it, and others are refused."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ BEST = 12
 
 @pytest.fixture(scope="module")
 def peaked(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of a recipe whose accuracy is best after update 12, and falls with each later one."""
+    """A copy of a recipe whose accuracy is best after update 12, and falls afterwards."""
     source = (REPOSITORY / "recipes" / "mnist_mlp.py").read_text()
     line = "    return sums.result()\n"
     assert source.count(line) == 1

@@ -1,4 +1,4 @@
-"""A run that anything stops anywhere ends, once resumed, as the uninterrupted run does."""
+"""A run that is stopped in any way at any moment resumes to the end of the unbroken run."""
 
 from __future__ import annotations
 
@@ -527,7 +527,7 @@ def test_killed_worker_of_the_loader_can_be_restarted_after(
         children = psutil.Process(job.process.pid).children()
         if len(children) < workers:
             return False
-        for other in children[1:]:  # as one that waits for ever for what the killed one held
+        for other in children[1:]:  # as workers that wait for ever for a lock of the killed one
             other.suspend()
         children[0].kill()
         return True

@@ -132,7 +132,7 @@ def test_request_to_stop_while_data_are_prepared_is_obeyed_at_once(
     assert "SIGTERM" in status["reason"]
     assert not any(path.is_dir() for path in caches.glob(f"{name}-*"))
     assert "Traceback" not in job.printed()
-    for path in folder.rglob("1*.png"):  # fewer, for the test's sake
+    for path in folder.rglob("1*.png"):  # fewer images keep the test short
         path.unlink()
     run = runner.run(*("mnist_mlp", *flags[1:]), launcher="python", output_directory=False)
     assert run.returncode == 0

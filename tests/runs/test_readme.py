@@ -59,10 +59,10 @@ TOOLS = (
     "recipes reproduce ",
     "peers.py",
 )
-# Proves a recipe with the check that launches it least often, and with the fewest updates.
+# Proves a recipe with the check that launches the fewest runs, and with the fewest updates.
 QUICK_PROOF = ("--checks", "figures", "--updates", "8")
 
-# What ends a command within a line.
+# The separators between the commands of a line.
 SEPARATOR = re.compile(r"(\s*(?:&&|\|\||;|\|)\s*)")
 TRAINING = ("accelerate", "torchrun")
 # How a line launches a script: the launcher with its own flags.

@@ -1,4 +1,4 @@
-"""Runs that are repeated, launched otherwise, copied elsewhere, begun from another's weights."""
+"""Runs that are repeated, launched in other ways, copied, or begun from another run's weights."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def jobs(sizes: tuple[int, ...], delays: tuple[float, ...], **more: Any) -> list
 
 def test_fit_finds_the_model_that_made_the_measurements() -> None:
     """The fit predicts unseen delays, processes, batches and strategies within 2 %."""
-    # One size of a model would not tell a hop's latency from the software's rate.
+    # With one size of a model, the fit could not separate a hop's latency from the software's rate.
     seen = [*jobs((512, 2048), DELAYS), *jobs((64, 128), DELAYS, parameters=100_000)]
     fitted = fit([(job, TRUTH.update(job)) for job in seen])
     unseen = [*jobs((1024,), (0.001, 0.02)), *jobs((1024,), DELAYS, strategy="DDP fp16")]

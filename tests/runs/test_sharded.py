@@ -199,8 +199,8 @@ def test_evaluation_of_shards(runner: Runner, odd_images: Path, sharded_mlp: Fin
         assert run.summary[name] == pytest.approx(sharded_mlp.summary[name], rel=1e-6), name
 
 
-# Two networks, an average of the weights, tied weights, images as outputs: copies that know nothing
-# of shards.
+# Copies whose code does not mention shards: two networks, an average of the weights, tied weights,
+# images as outputs.
 COPIED = ("gan", "averaged", "lora", "character_model", "denoiser")
 
 

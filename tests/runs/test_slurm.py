@@ -19,7 +19,7 @@ from tests.launch import CONFIGS, REPOSITORY, Finished, Runner, clean_environmen
 
 FLAGS = (*MLP, "--epochs", 20)
 
-# As srun does: a task a node, SIGUSR1 passed on, and on SIGTERM everything killed.
+# Acts as srun: one task for each node; it passes SIGUSR1 on, and SIGTERM kills everything.
 SRUN = """#!/usr/bin/env bash
 while [[ $1 == --* ]]; do shift; done
 tasks=()

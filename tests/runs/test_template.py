@@ -94,7 +94,7 @@ def command(runner: Runner, *words: object, **options: Any) -> subprocess.Popen[
     )
 
 
-# It tells whether it is a fork: only those have torch imported at the beginning.
+# It prints whether it is a fork: only forks have torch imported at the beginning.
 IS_FORK = "import sys; print('torch' in sys.modules, sys.argv[1:], sys.stdin.read())\n"
 
 

@@ -28,7 +28,7 @@ pytestmark = [
 def test_killed_and_resumed_is_one_run_with_the_rows_of_the_file(
     runner: Runner, tmp_path: Path
 ) -> None:
-    """The run is killed before and after its first checkpoint; no row is lost or doubled."""
+    """A run killed before and after its first checkpoint loses no row and doubles none."""
     directory = tmp_path / "run"
     database = tmp_path / "trackio" / "tests.db"
     environment = {"TRACKIO_DIR": str(database.parent)}

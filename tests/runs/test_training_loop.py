@@ -20,7 +20,7 @@ FREEZE = """            is_first_epoch = run.progress.global_step < run.plan.upd
 """
 SCHEDULE = "scheduler = run.plan.schedule(optimizer, warmup_share=0.1)"
 OWN_SCHEDULE = "scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5)"
-# A collective that only rank 1 enters, with more than rank 0 then reads.
+# A collective that only rank 1 enters, with more bytes than rank 0 reads next.
 UNEVEN = """            if run.progress.global_step == 3 and accelerator.process_index == 1:
                 torch.distributed.all_reduce(torch.ones(100_000))
 """

@@ -96,7 +96,7 @@ def streams_are_separate() -> None:
     copying = Stream()
     with copying:
         target = source.to(DEVICE, non_blocking=True)
-    assert target.sum().item() != 3  # nobody waited
+    assert target.sum().item() != 3  # the stream has not waited yet
     current_stream().wait_stream(copying)
     assert target.sum().item() == 3
     event = Event()

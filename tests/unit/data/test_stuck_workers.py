@@ -166,7 +166,7 @@ def one_ahead(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]
 def test_wait_for_stopped_workers_is_announced_and_times_out(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The notice names the stopped process. The error says why the wait was in vain."""
+    """The notice names the stopped process. The error says that its worker was stopped."""
     loader = make_loader(Odd(), 1)
     before = multiprocessing.active_children()
     loader.workers.patience = 5 * LOOK_EVERY
