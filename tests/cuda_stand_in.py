@@ -36,7 +36,7 @@ EVENT = torch.cuda.Event
 
 def partialmethod_of(stand_in: Callable[..., Any]) -> Callable[..., Any]:
     """Return a plain function, which becomes a method of the class whose attribute it is."""
-    return lambda tensor, *arguments, **named: stand_in(tensor, *arguments, **named)
+    return lambda tensor, *arguments, **keywords: stand_in(tensor, *arguments, **keywords)
 
 
 class Cuda:

@@ -55,10 +55,10 @@ def allowed(
     """Return `function` with waits allowed inside it."""
 
     @functools.wraps(function)
-    def may_wait(*arguments: Arguments.args, **named: Arguments.kwargs) -> Result:
+    def may_wait(*arguments: Arguments.args, **keywords: Arguments.kwargs) -> Result:
         set_mode("default")
         try:
-            return function(*arguments, **named)
+            return function(*arguments, **keywords)
         finally:
             set_mode(sync_mode.mode)
 

@@ -178,7 +178,7 @@ def whole_checkpoints(root: Path) -> Whole:
 
     A checkpoint exists once its folder has its final name: a kill just before leaves none.
     """
-    found: Whole = {}
+    checkpoints: Whole = {}
     for path in root.rglob("manifest.json"):
         if path.parent.name.endswith(UNFINISHED):
             continue
@@ -189,8 +189,8 @@ def whole_checkpoints(root: Path) -> Whole:
             files = manifest["files"].items()
             if all(is_file_whole(path.parent / n, r) for n, r in files if "best-" not in n):
                 place = manifest["run_id"], manifest["global_step"], path.parent
-                found[f"{manifest['sha256']}"] = place
-    return found
+                checkpoints[f"{manifest['sha256']}"] = place
+    return checkpoints
 
 
 def is_file_whole(path: Path, receipt: dict[str, Any]) -> bool:

@@ -68,9 +68,9 @@ def test_waits_are_errors_in_the_loop_and_allowed_in_what_logs(
     def noting(owner: Any, name: str) -> None:
         function = getattr(owner, name)
 
-        def note(*arguments: Any, **named: Any) -> Any:
+        def note(*arguments: Any, **keywords: Any) -> Any:
             modes_during.setdefault(name, set()).add(modes[-1])
-            return function(*arguments, **named)
+            return function(*arguments, **keywords)
 
         monkeypatch.setattr(owner, name, note)
 
@@ -174,10 +174,10 @@ def replace_steps_by_scripts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     started: list[str] = []
     popen = gpu.subprocess.Popen
 
-    def start(command: list[str], **named: Any) -> Any:
+    def start(command: list[str], **keywords: Any) -> Any:
         started.append(command[3])
         words = [sys.executable, "-c", preamble + STEP_SCRIPTS[command[3]], *command[3:]]
-        return popen(words, **named)
+        return popen(words, **keywords)
 
     monkeypatch.setattr(gpu, "STEPS", steps)
     monkeypatch.setattr(gpu, "LEAST_SECONDS", 1)
@@ -221,7 +221,7 @@ def test_steps_that_need_datasets_run_to_their_end(
     script.write_text(FORKED_STEP)
     environment = clean_environment(runner.folder) | {"TMPDIR": str(tmp_path)}
 
-    def fork(command: list[str], stdout: Any, **named: Any) -> Any:
+    def fork(command: list[str], stdout: Any, **keywords: Any) -> Any:
         step = [str(script), str(runner.python), str(REPOSITORY), *command[3:]]
         return runner.start(step, "python", environment, REPOSITORY, stdout, stdout)
 

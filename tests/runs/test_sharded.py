@@ -322,7 +322,7 @@ def test_collectives_get_tensors_of_the_device_only(
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("variables", "message"),
     [
         ({"FSDP_VERSION": "1"}, "fsdp_version=1 is not supported by recipes: set it to 2"),
         (
@@ -339,11 +339,11 @@ def test_collectives_get_tensors_of_the_device_only(
     ],
 )
 def test_unsupported_sharding_is_refused(
-    asked: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch
+    variables: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A setting that recipes do not support is refused by name; supported ones are taken."""
-    monkeypatch.setattr(os, "environ", {**SHARDED, "FSDP_MIN_NUM_PARAMS": "100000000", **asked})
-    with pytest.raises(UserError, match=said):
+    monkeypatch.setattr(os, "environ", {**SHARDED, "FSDP_MIN_NUM_PARAMS": "100000000", **variables})
+    with pytest.raises(UserError, match=message):
         take_fsdp_request()
     supported = {f"FSDP_{name}": value.upper() for name, value in SUPPORTED_SETTINGS.items()}
     monkeypatch.setattr(os, "environ", {**SHARDED, **supported})

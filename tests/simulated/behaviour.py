@@ -14,11 +14,11 @@ from tests.simulated.streams import JUNK, Event, RaceError, Stream, current_stre
 DEVICE = torch.device("simulated:0")
 
 
-def raises(kind: type[Exception], action: Callable[[], object]) -> bool:
-    """Whether an action raises an exception of this kind."""
+def raises(error_class: type[Exception], action: Callable[[], object]) -> bool:
+    """Whether an action raises an exception of this class."""
     try:
         action()
-    except kind:
+    except error_class:
         return True
     return False
 

@@ -503,7 +503,7 @@ def test_newest_checkpoint_is_that_of_the_framework(tmp_path: Path) -> None:
 # -------------------------------------------------------------------------------- Results
 
 
-def result_of(contestant: str = "recipe", **named: Any) -> Result:
+def result_of(contestant: str = "recipe", **fields: Any) -> Result:
     """Return the result of a kill that left no trace, except for the named figures."""
     figures: dict[str, Any] = {
         "contestant": contestant,
@@ -529,7 +529,7 @@ def result_of(contestant: str = "recipe", **named: Any) -> Result:
         "repeat": "python benchmarks/resume_peers.py",
         "code": "",
     }
-    return Result(**{**figures, **named})
+    return Result(**{**figures, **fields})
 
 
 def results_of(*results: Result) -> Results:

@@ -199,7 +199,7 @@ class Clock(EvaluationLog):
         return self.now
 
 
-def recorder_in(folder: Path, **named: Any) -> tuple[Recorder, Clock]:
+def recorder_in(folder: Path, **fields: Any) -> tuple[Recorder, Clock]:
     """Return a recorder of MNIST's goals, and its clock."""
     request = {
         "folder": str(folder),
@@ -210,7 +210,7 @@ def recorder_in(folder: Path, **named: Any) -> tuple[Recorder, Clock]:
         "is_trial": False,
         "to_the_end": False,
     }
-    recorder = Recorder(Request(**{**request, **named}), MNIST.goals)
+    recorder = Recorder(Request(**{**request, **fields}), MNIST.goals)
     recorder.log = clock = Clock(folder, 0.0)
     return recorder, clock
 

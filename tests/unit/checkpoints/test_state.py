@@ -516,9 +516,9 @@ def test_invalid_part_names_are_refused(name: str) -> None:
         parts.add(name, Counts())
 
 
-def parts_of(**named: Any) -> Parts:
+def parts_of(**keywords: Any) -> Parts:
     parts = Parts(0)
-    for name, part in named.items():
+    for name, part in keywords.items():
         parts.add(name, part)
     return parts
 

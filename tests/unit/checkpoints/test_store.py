@@ -238,7 +238,7 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, moment: int, work: Callable[[], N
     count = 0
 
     def counting(real: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any, **named: Any) -> Any:
+        def call(*arguments: Any, **keywords: Any) -> Any:
             nonlocal count
             call_number = count
             count += 1
@@ -247,7 +247,7 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, moment: int, work: Callable[[], N
                     arguments[1].write_bytes(b"half a file")
                 raise Killed
             try:
-                return real(*arguments, **named)
+                return real(*arguments, **keywords)
             finally:
                 if call_number == moment // 2:
                     raise Killed
@@ -335,7 +335,7 @@ def test_any_failed_disk_call_is_reported(
     save(tmp_path, 3, keep=1)
     real = getattr(module, name)
 
-    def fail(*arguments: Any, **named: Any) -> Any:
+    def fail(*arguments: Any, **keywords: Any) -> Any:
         monkeypatch.setattr(module, name, real)
         raise OSError(28, "No space left on device")
 

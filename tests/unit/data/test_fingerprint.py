@@ -122,15 +122,17 @@ class Foreign(Rows):
         return object()
 
 
-@pytest.mark.parametrize("kind", [Unseeded, Failing, Foreign])
-def test_split_with_unknown_contents_is_named(kind: type[Rows]) -> None:
+@pytest.mark.parametrize("dataset_class", [Unseeded, Failing, Foreign])
+def test_split_with_unknown_contents_is_named(dataset_class: type[Rows]) -> None:
     """Its author can state a fingerprint, of the data set or of all the data."""
     images = np.zeros((40, 4))
-    facts = Data("mine", {"train": kind(images), "test": Rows(images)}).facts()
+    facts = Data("mine", {"train": dataset_class(images), "test": Rows(images)}).facts()
     assert facts.unknown_contents == ["train"]
     assert facts.fingerprint is not None
-    stated = kind(images)
-    stated.fingerprint = "by hand"  # type: ignore[attr-defined]
-    assert DatasetSamples(stated).fingerprint() == "by hand"
-    facts = Data("mine", {"train": kind(images), "test": Rows(images)}, fingerprint="a").facts()
+    with_fingerprint = dataset_class(images)
+    with_fingerprint.fingerprint = "by hand"  # type: ignore[attr-defined]
+    assert DatasetSamples(with_fingerprint).fingerprint() == "by hand"
+    facts = Data(
+        "mine", {"train": dataset_class(images), "test": Rows(images)}, fingerprint="a"
+    ).facts()
     assert (facts.fingerprint, facts.unknown_contents) == ("a", None)

@@ -78,9 +78,9 @@ def test_resumed_run_keeps_its_resolved_values(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Flags may repeat what the run was started with, or be left out."""
-    stated = MLP(dataset="auto", hidden_sizes=(9, 9), log_every=3)
-    resolved = dataclasses.replace(stated, dataset="digits", epochs=20, mixed_precision="bf16")
-    run = write_run(tmp_path / "run", resolved, given=stated)
+    typed = MLP(dataset="auto", hidden_sizes=(9, 9), log_every=3)
+    resolved = dataclasses.replace(typed, dataset="digits", epochs=20, mixed_precision="bf16")
+    run = write_run(tmp_path / "run", resolved, given=typed)
     for flags in ((), ("--dataset", "auto"), ("--dataset", "digits", "--hidden-sizes", 9, 9)):
         config = parse(monkeypatch, "mnist_mlp", "--resume", run, *flags)
         expected = dataclasses.replace(resolved, resume=str(run), output_dir=str(run))

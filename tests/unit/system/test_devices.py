@@ -133,8 +133,8 @@ def test_capabilities_are_tried_once(
     """Later questions cost no work on the device."""
     trials: list[object] = []
 
-    def fail(*unused: Any, **named: Any) -> None:
-        trials.append(named)
+    def fail(*unused: Any, **keywords: Any) -> None:
+        trials.append(keywords)
         raise TypeError("no float64 here")
 
     monkeypatch.setattr(torch, "ones", fail)

@@ -34,10 +34,10 @@ def test_frozen_layers_are_trained_as_on_one_process(runner: Runner, cases: Any)
         ({"bucket_cap_mb": True}, "pass a value of type int, such as 25"),
     ],
 )
-def test_wrong_option_is_refused(stated: dict[str, Any], message: str) -> None:
+def test_wrong_option_is_refused(options: dict[str, Any], message: str) -> None:
     """Its name or its type may be wrong."""
     with pytest.raises(UserError) as error:
-        ddp_options(stated, "no")
+        ddp_options(options, "no")
     assert re.search(message, error.value.message), error.value.message
 
 

@@ -163,15 +163,17 @@ def test_no_fitting_size_is_an_error() -> None:
         fit({})
 
 
-def small_attempt(held: float = math.inf, compiled: bool = False) -> tuple[Trial, nn.Module]:
-    """Attempt a batch of 64 samples of 1 MiB on a small model; `held` samples fit."""
+def small_attempt(
+    most_samples: float = math.inf, compiled: bool = False
+) -> tuple[Trial, nn.Module]:
+    """Attempt a batch of 64 samples of 1 MiB on a small model; at most `most_samples` fit."""
     model = nn.Sequential(nn.Linear(2**18, 1, bias=False), nn.BatchNorm1d(1))
     if compiled:
         model.compile(backend=lambda *_: pytest.fail("it was compiled"))
     samples = torch.ones(64, 2**18)
 
     def compute_loss(model: Any, batch: torch.Tensor) -> tuple[torch.Tensor, None]:
-        if len(batch) > held:
+        if len(batch) > most_samples:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried")
         return model(batch + 0).sum(), None
 
@@ -196,7 +198,7 @@ def test_attempt_measures_and_leaves_no_trace(compiled: bool) -> None:
 
 def test_attempt_that_runs_out_of_memory_has_no_rate() -> None:
     """It has no room for more, either."""
-    trial, model = small_attempt(held=63)
+    trial, model = small_attempt(most_samples=63)
     assert (trial.rate, trial.has_room) == (0.0, False)
     assert all(parameter.grad is None for parameter in model.parameters())
 

@@ -12,9 +12,9 @@ from common.training.optim import warmup_decay
 from common.training.rates import learning_rates
 
 
-def groups(*stated: dict[str, Any]) -> list[dict[str, Any]]:
+def groups(*options: dict[str, Any]) -> list[dict[str, Any]]:
     """Return groups of one parameter each."""
-    return [{"params": [nn.Parameter(torch.zeros(1))], **group} for group in stated]
+    return [{"params": [nn.Parameter(torch.zeros(1))], **group} for group in options]
 
 
 def test_groups_that_differ_are_logged_by_name_or_number() -> None:
