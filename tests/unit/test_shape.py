@@ -93,7 +93,7 @@ def test_main_holds_the_loop(path: Path) -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_headings_are_the_same(path: Path) -> None:
-    """They come in the same order and have the same width."""
+    """Headings come in the same order and have the same width in all recipes."""
     banners = re.findall(r"^# -+ \w+$", path.read_text(), re.MULTILINE)
     assert [banner.split()[-1] for banner in banners] == HEADINGS
     assert len({len(banner) for banner in banners}) == 1

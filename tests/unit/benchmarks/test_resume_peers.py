@@ -147,7 +147,7 @@ def test_epoch_begun_anew_repeats_samples_and_loses_none(done: int, seed: int) -
 
 
 def test_epochs_that_were_never_trained_are_lost() -> None:
-    """Also if a training believes to be at its end, or goes on for too long."""
+    """An epoch counts as lost even if the training ends early or trains for too long."""
     whole = whole_training()
     counts = count_samples(whole[:PER_EPOCH], SAMPLES, range(EPOCHS))
     assert counts.lost == {0: 0, 1: SAMPLES, 2: SAMPLES}
@@ -171,7 +171,7 @@ def test_order_of_another_epoch_is_seen_though_each_sample_is_used_once() -> Non
 
 
 def test_updates_must_follow_each_other() -> None:
-    """Otherwise a record is damaged, and every count would be wrong."""
+    """A record with a gap between its updates is refused as damaged."""
     whole = whole_training()
     with pytest.raises(ValueError, match="not numbered one after the other"):
         final_trajectory([whole[:3], whole[5:]])
@@ -218,7 +218,7 @@ def test_bits_are_compared_and_not_values() -> None:
 @settings(max_examples=20)
 @given(SEEDS)
 def test_kills_are_at_their_moments_and_their_labels_can_be_typed(seed: int) -> None:
-    """So the command of a result repeats it."""
+    """A drawn kill is at its moment, and its label gives the same kill, so a command repeats it."""
     for moment in MOMENTS:
         kills = drawn_kills(moment, seed, draws=2)
         assert kills == drawn_kills(moment, seed, draws=2)
@@ -272,7 +272,7 @@ stop_after_bytes(folder / "run", 250_001)
 
 @pytest.mark.skipif(stopping.compiler() is None, reason="needs Linux and a C compiler")
 def test_process_stops_within_the_write_that_reaches_the_share(tmp_path: Path) -> None:
-    """Though it writes its checkpoint in one call, and without a lost byte if it goes on."""
+    """A process stops within one large write and, if it continues, loses no byte."""
     library = stopping.build_library(tmp_path)
     environment = {**stopping.preloading(library), "PYTHONPATH": str(REPOSITORY)}
     command = [sys.executable, "-c", WRITES_AT_ONCE, str(tmp_path)]
@@ -553,7 +553,7 @@ def test_each_fault_is_an_oddity_with_its_command(fault: dict[str, Any]) -> None
 
 
 def test_summary_has_the_largest_counts_of_the_kills() -> None:
-    """The training that was not killed is no kill."""
+    """The summary has the largest counts of all kills, without the uninterrupted training."""
     name = "HF Trainer"
     results = results_of(
         result_of(name, kill="none", moment=UNINTERRUPTED, lost=9),
@@ -584,7 +584,7 @@ def test_our_rows_are_bold_and_first() -> None:
 
 
 def test_results_survive_their_file(tmp_path: Path) -> None:
-    """What is read is what was written, in the order of the tables."""
+    """Results that are written and read again are the same, in the order of the tables."""
     results = replace(
         results_of(result_of("HF Trainer"), result_of()), file=tmp_path / "results.json"
     )
@@ -604,7 +604,7 @@ def test_results_survive_their_file(tmp_path: Path) -> None:
 
 
 def test_command_of_a_result_chooses_it_alone() -> None:
-    """It is typed as it is printed."""
+    """The command of a result, typed as it is printed, selects this result only."""
     for contestant in CONTESTANTS:
         command = repeating_command(contestant, Kill((24,), 0.5), processes=2)
         words = shlex.split(command)

@@ -379,7 +379,7 @@ def test_damaged_receipt_of_another_rank_is_reported(tmp_path: Path) -> None:
 def test_failed_rank_is_reported_by_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
 ) -> None:
-    """They do not wait until their timeout, and no incomplete checkpoint is finished."""
+    """The other ranks do not wait for their timeout, and finish no incomplete checkpoint."""
 
     def written(path: Path, *arguments: Any) -> Receipt:
         if path.name == f"rank-{failing}.safetensors":

@@ -194,7 +194,7 @@ def test_killed_workers_are_gone() -> None:
 
 @pytest.mark.parametrize("killed", [0, 1])
 def test_killed_worker_is_noticed_while_another_is_stopped(killed: int) -> None:
-    """Otherwise this process would wait for the stopped worker forever."""
+    """A killed worker is noticed even if this process waits for another, stopped one."""
     loader = make_loader(Odd(), 2)
     before = multiprocessing.active_children()
     batches = loader.epoch(0)

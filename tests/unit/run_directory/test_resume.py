@@ -189,7 +189,7 @@ def age(run: Path, seconds: int) -> Path:
 def test_auto_selects_the_newest_unfinished_run_with_the_same_flags(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It skips finished and damaged runs, and those of other recipes or flags."""
+    """`--resume auto` skips finished and damaged runs, and those of other recipes or flags."""
     config = MLP(seed=3)
     fresh = parse(monkeypatch, "mnist_mlp", "--seed", 3, "--resume", "auto")
     assert fresh == config
@@ -257,7 +257,7 @@ def test_run_is_read_again_after_another_job_releases_it(
 def test_auto_starts_a_new_run_in_an_empty_directory(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """It uses the flags of `--config`, if any, and ignores runs elsewhere."""
+    """The new run uses the flags of `--config`, if any, and ignores runs elsewhere."""
     write_run(Path("runs/other"), MLP())
     earlier = write_run(tmp_path / "earlier", MLP(hidden_sizes=(7,), batch_size=64))
     flags = ("--config", earlier, "--max-steps", 2, "--resume", "auto", "--output-dir", tmp_path)

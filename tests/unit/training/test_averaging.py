@@ -26,7 +26,7 @@ def test_frozen_layers_are_trained_as_on_one_process(runner: Runner, cases: Any)
 
 
 @pytest.mark.parametrize(
-    ("stated", "message"),
+    ("options", "message"),
     [
         ({"find_unused": True}, "use one of .*find_unused_parameters"),
         ({"comm_hook": "fp16"}, "--gradient-compression"),
@@ -35,7 +35,7 @@ def test_frozen_layers_are_trained_as_on_one_process(runner: Runner, cases: Any)
     ],
 )
 def test_wrong_option_is_refused(options: dict[str, Any], message: str) -> None:
-    """Its name or its type may be wrong."""
+    """An option of DDP with a wrong name or type is refused."""
     with pytest.raises(UserError) as error:
         ddp_options(options, "no")
     assert re.search(message, error.value.message), error.value.message
