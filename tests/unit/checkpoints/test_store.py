@@ -106,9 +106,9 @@ def test_frozen_weights_are_written_once(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_best_model_stays_with_the_checkpoints_that_name_it(tmp_path: Path) -> None:
-    """It is written at once and removed with the last of them.
+    """The best model is written at once, and removed with the last checkpoint that names it.
 
-    If damaged, it damages no checkpoint.
+    A damaged best model damages no checkpoint.
     """
     checkpoints = opened(tmp_path)
     weight = torch.zeros(3)

@@ -116,9 +116,9 @@ def test_local_data_may_move_between_runs(monkeypatch: pytest.MonkeyPatch, tmp_p
 def test_resume_takes_the_path_of_a_checkpoint(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Its run's directory is the output directory.
+    """With the path of a checkpoint, the run's directory becomes the output directory.
 
-    A path that is no run or checkpoint is refused.
+    A path that is neither a run nor a checkpoint is refused.
     """
     run = write_run(tmp_path / "run", MLP(), status=None)
     checkpoint = run / "checkpoints" / "step-00000003"
