@@ -1,4 +1,4 @@
-"""Take each idea of a recipe out, one at a time, and measure what the recipe loses.
+"""Remove each idea from a recipe, one at a time, and measure what the recipe loses.
 
     python benchmarks/ablation.py plan.json --output results.json
 
@@ -15,7 +15,7 @@ the recipe and their replacements in a copy; `benchmarks/suites/cifar10_ablation
 
 Each variant is trained with each seed. The seeds take turns, so that a change of the machine's
 speed affects all variants alike. The file of results is written after each run. It may be the plan
-of a later call, which goes on with the runs that are missing.
+of a later call, which continues with the missing runs.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ def objective_name(recipe: Path) -> str:
 
 
 def train(recipe: Path, flags: list[str], seed: int) -> dict[str, Any]:
-    """Train a recipe once; return its summary, and the seconds that its processes took."""
+    """Train a recipe once; return its final figures, and the seconds that its processes took."""
+    from common.run_directory.records import Summary, read_record
+
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder) / "run"
         command = [sys.executable, str(recipe), *flags, "--seed", str(seed)]
@@ -58,12 +60,12 @@ def train(recipe: Path, flags: list[str], seed: int) -> dict[str, Any]:
         wall_seconds = time.perf_counter() - began
         if finished.returncode != 0:
             raise SystemExit(f"{' '.join(command)} failed:\n{finished.stderr[-2000:]}")
-        summary = json.loads((directory / "summary.json").read_text(encoding="utf-8"))
+        summary = read_record(directory / "summary.json", Summary)
     return {
         "seed": seed,
         "wall_seconds": round(wall_seconds, 1),
         "cpu_seconds": round(children_seconds() - before, 1),
-        "summary": summary,
+        "summary": summary.figures,
     }
 
 

@@ -2,7 +2,7 @@
 
 python3 -m pip list --format=freeze > installed.txt                 # on that machine
 python benchmarks/bring.py --installed installed.txt                # here
-python benchmarks/bring.py --installed installed.txt --check        # here, and try the list
+python benchmarks/bring.py --installed installed.txt --check        # here, and check the list
 
 The list has the requirements of `pyproject.toml` and all their requirements, for the Python of the
 other machine. It leaves out packages that the machine has in a version that fits. Versions are

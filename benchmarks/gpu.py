@@ -90,12 +90,12 @@ def run_and_record(name: str, options: Options, seconds: float) -> Record:
         file.replace(file.with_suffix(".previous.json"))
     began = time.monotonic()
     status = run_step(name, file, options, seconds)
-    record = read_record(file)
+    record = read_step_record(file)
     record |= {"status": status, "seconds": round(time.monotonic() - began, 1)}
     if status != "done":
         log = file.with_suffix(".log").read_text(errors="replace")
         record["error"] = log[-ERROR_CHARACTERS:]
-    write_record(file, record)
+    write_step_record(file, record)
     return record
 
 
@@ -139,12 +139,12 @@ def step_command(name: str, file: Path, options: Options) -> list[str]:
     ]
 
 
-def read_record(file: Path) -> Record:
+def read_step_record(file: Path) -> Record:
     """Return the record that a step has written; an empty one if there is none."""
     return json.loads(file.read_text()) if file.exists() else {}
 
 
-def write_record(file: Path, record: Record) -> None:
+def write_step_record(file: Path, record: Record) -> None:
     """Write a step's record, whole or not at all."""
     part = file.with_suffix(".part")
     part.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
@@ -201,7 +201,7 @@ def recipe_rows(records: dict[str, Record]) -> list[str]:
 
 
 def cell(column: Column, figures: Record, fp32_figures: Record) -> str:
-    """Return a figure, or its ratio to that of fp32, for people; nothing if it is unknown."""
+    """Return a figure, or its ratio to that of fp32, as text; empty if it is unknown."""
     if column.key not in figures:
         return ""
     value = figures[column.key]
@@ -245,7 +245,7 @@ def main(options: Options) -> int:
     deadline = time.monotonic() + 60 * options.budget_minutes
     records: dict[str, Record] = {}
     for name, plan in STEPS.items():
-        record = read_record(options.output / f"{name}.json")
+        record = read_step_record(options.output / f"{name}.json")
         is_due = name in options.only if options.only else record.get("status") != "done"
         if is_due:
             seconds = min(plan.seconds, deadline - time.monotonic())

@@ -94,7 +94,7 @@ def read(control: int) -> bytes:
 def screen_of(output: str) -> str:
     """Return the lines that stand in the terminal after `output`.
 
-    This is no full terminal: rich only moves up, erases whole lines, and writes them anew.
+    This is not a full terminal: rich only moves up, erases whole lines, and rewrites them.
     """
     lines = [""]
     row = 0

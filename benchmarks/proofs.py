@@ -107,7 +107,7 @@ def markdown(receipts: list[ProofReceipt]) -> str:
 
 
 def symbol(check: CheckResult | None) -> str:
-    """Return the symbol of an answer; a check that was not asked has none."""
+    """Return the symbol of a check's answer; empty if the check did not run."""
     return "" if check is None else SYMBOLS[check.passed]
 
 

@@ -51,6 +51,8 @@ def run_seed(
     Raises:
         SystemExit: the command failed.
     """
+    from common.run_directory.records import Summary, read_record
+
     load_average = os.getloadavg()[0]
     matrix_gflops = measured_matrix_gflops()
     with tempfile.TemporaryDirectory() as folder:
@@ -63,17 +65,17 @@ def run_seed(
         seconds = time.perf_counter() - start
         if finished.returncode != 0:
             raise SystemExit(f"seed {seed} ended with status {finished.returncode}: see above")
-        summary = json.loads((directory / "summary.json").read_text(encoding="utf-8"))
+        figures = read_record(directory / "summary.json", Summary).figures
         if kept_runs is not None:
             from common.tools.reproduce.publishing import publish_if_possible  # loads torch
 
             publish_if_possible(directory, kept_runs / f"seed-{seed}")
     return Entry(
         seed=seed,
-        accuracy_tta=summary["test/accuracy_tta"],
-        accuracy=summary["test/accuracy"],
+        accuracy_tta=figures["test/accuracy_tta"],
+        accuracy=figures["test/accuracy"],
         seconds=round(seconds, 1),
-        training_seconds=round(summary["time/train_seconds"], 1),
+        training_seconds=round(figures["time/train_seconds"], 1),
         matrix_gflops=round(matrix_gflops, 1),
         petaflops_available=round(seconds * matrix_gflops / 1e6, 3),
         load_average_before=round(load_average, 2),

@@ -23,6 +23,9 @@ import numpy as np
 import psutil
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+if __package__ in (None, ""):  # started as a file: let the package be found
+    sys.path[0] = str(REPOSITORY)
+
 RECORDER = REPOSITORY / "tests" / "recorded.py"  # runs a recipe and records each batch's samples
 IMAGE_SIZE = 256  # pixels of a side
 GROUP_IMAGES = 100  # images of a row group
@@ -121,13 +124,11 @@ def largest_mebibytes(processes: list[psutil.Process]) -> float:
 
 
 def reached_epoch(metrics: Path) -> float:
-    """Return how many epochs have been logged, with fractions; 0 while nothing is known."""
-    if not metrics.exists():
-        return 0.0
-    lines = metrics.read_text(encoding="utf-8").splitlines()
-    if not lines or not lines[-1].endswith("}"):  # nothing yet, or a line half written
-        return 0.0
-    return json.loads(lines[-1])["progress/epoch"]
+    """Return how many epochs the run has logged, with fractions; 0 before the first line."""
+    from common.json_files import read_lines
+
+    rows = read_lines(metrics, key="progress/epoch")
+    return float(rows[-1]["progress/epoch"]) if rows else 0.0
 
 
 def read_samples(folder: Path) -> list[int]:
@@ -180,7 +181,9 @@ def train_with_kills(folder: Path) -> None:
 
 
 def main() -> None:
-    """Write the shards, train on them with kills, and print what was seen."""
+    """Write the shards, train on them with kills, and print the samples and the speed."""
+    from common.run_directory.records import Summary, read_record
+
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--gigabytes", type=float, default=20, help="size of the data set")
     parser.add_argument(
@@ -196,10 +199,10 @@ def main() -> None:
     began = time.monotonic()
     train_with_kills(folder)
     samples = read_samples(folder / "samples")
-    summary = json.loads((folder / "run" / "summary.json").read_text(encoding="utf-8"))
+    figures = read_record(folder / "run" / "summary.json", Summary).figures
     different = len(set(samples))
     print(f"{len(samples):,} samples, {different:,} of them different, of {max(samples) + 1:,}")
-    print(f"{summary['perf/samples_per_second']:,.0f} samples/s; {time.monotonic() - began:.0f} s")
+    print(f"{figures['perf/samples_per_second']:,.0f} samples/s; {time.monotonic() - began:.0f} s")
     shutil.rmtree(folder)
 
 

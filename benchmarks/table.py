@@ -1,4 +1,4 @@
-"""Turn a file of results that `peers.py` wrote into the tables of the README.
+"""Turn a file of results that `peers.py` wrote into the tables of `README.md` and `peers.md` here.
 
 python -m benchmarks.table benchmarks/results/FILE.json
 """

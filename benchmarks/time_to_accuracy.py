@@ -211,7 +211,7 @@ def described_machine() -> dict[str, Any]:
 
 
 def show(results: Results, picture: Path) -> None:
-    """Print the table for a terminal and for the README, and draw the picture."""
+    """Print the table for a terminal and for `peers.md`, and draw the picture."""
     from benchmarks.accuracy.picture import draw
     from benchmarks.accuracy.report import as_markdown, as_text, caption, rows_of
 
@@ -230,4 +230,4 @@ if __name__ == "__main__":
     try:
         main(tyro.cli(Options))
     except KeyboardInterrupt:
-        sys.exit("interrupted: the same command goes on with the runs that are missing")
+        sys.exit("interrupted: the same command continues with the missing runs")

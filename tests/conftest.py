@@ -191,7 +191,7 @@ def nvml(monkeypatch: pytest.MonkeyPatch, cuda: Cuda) -> Nvml:
 
 @pytest.fixture
 def hidden_test_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Look for the packages that a run imports in no file but its recipe.
+    """Make a run look for imported packages in its recipe's file only.
 
     pytest has imported hundreds of files, and reading them takes seconds.
     """
@@ -310,14 +310,14 @@ def learned_bert(runner: Runner) -> Finished:
 
 @pytest.fixture(scope="session")
 def whole_mlp(runner: Runner, odd_images: Path) -> Finished:
-    """Batches of 64 on one process."""
+    """A run of the MLP with batches of 64 on one process."""
     flags = ("--dataset", odd_images, *SHIFTED_UPDATES, "--tracker", "none")
     return runner.shared("mnist_mlp", *flags, "--batch-size", 64)
 
 
 @pytest.fixture(scope="session")
 def accumulated_mlp(runner: Runner, odd_images: Path) -> Finished:
-    """Two accumulated batches of 32 on one process."""
+    """A run of the MLP that accumulates two batches of 32 on one process."""
     flags = ("--dataset", odd_images, *SHIFTED_UPDATES, "--tracker", "none")
     accumulation = ("--batch-size", 32, "--gradient-accumulation-steps", 2)
     return runner.shared("mnist_mlp", *flags, *accumulation)
@@ -325,21 +325,21 @@ def accumulated_mlp(runner: Runner, odd_images: Path) -> Finished:
 
 @pytest.fixture(scope="session")
 def distributed_mlp(runner: Runner, odd_images: Path) -> Finished:
-    """Batches of 32 on each of two processes."""
+    """A run of the MLP with batches of 32 on each of two processes."""
     flags = ("--dataset", odd_images, *SHIFTED_UPDATES, "--tracker", "none")
     return runner.shared("mnist_mlp", *flags, "--batch-size", 32, launcher="two")
 
 
 @pytest.fixture(scope="session")
 def whole_bert(runner: Runner, odd_text: Path) -> Finished:
-    """Batches of 32 on one process."""
+    """A run of BERT with batches of 32 on one process."""
     flags = ("--dataset", odd_text, *SAME_UPDATES, "--tracker", "none")
     return runner.shared("bert", *flags, "--batch-size", 32)
 
 
 @pytest.fixture(scope="session")
 def accumulated_bert(runner: Runner, odd_text: Path) -> Finished:
-    """Two accumulated batches of 16 on one process."""
+    """A run of BERT that accumulates two batches of 16 on one process."""
     flags = ("--dataset", odd_text, *SAME_UPDATES, "--tracker", "none")
     accumulation = ("--batch-size", 16, "--gradient-accumulation-steps", 2)
     return runner.shared("bert", *flags, *accumulation)
@@ -347,14 +347,14 @@ def accumulated_bert(runner: Runner, odd_text: Path) -> Finished:
 
 @pytest.fixture(scope="session")
 def distributed_bert(runner: Runner, odd_text: Path) -> Finished:
-    """Batches of 16 on each of two processes."""
+    """A run of BERT with batches of 16 on each of two processes."""
     flags = ("--dataset", odd_text, *SAME_UPDATES, "--tracker", "none")
     return runner.shared("bert", *flags, "--batch-size", 16, launcher="two")
 
 
 @pytest.fixture(scope="session")
 def accumulated_resnet(runner: Runner, odd_images: Path) -> Finished:
-    """Two accumulated batches of 16 on one process, three updates."""
+    """Three updates of the ResNet, which accumulates two batches of 16 on one process."""
     return runner.shared(
         *("resnet", "--dataset", odd_images, "--max-steps", 3, "--log-every", 1),
         *("--mixed-precision", "no", "--tracker", "none", "--learning-rate", 0.01),
@@ -364,7 +364,7 @@ def accumulated_resnet(runner: Runner, odd_images: Path) -> Finished:
 
 @pytest.fixture(scope="session")
 def distributed_resnet(runner: Runner, odd_images: Path) -> Finished:
-    """Batches of 16 on each of two processes, three updates."""
+    """Three updates of the ResNet with batches of 16 on each of two processes."""
     return runner.shared(
         *("resnet", "--dataset", odd_images, "--max-steps", 3, "--log-every", 1),
         *("--mixed-precision", "no", "--tracker", "none", "--learning-rate", 0.01),

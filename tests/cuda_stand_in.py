@@ -36,7 +36,7 @@ EVENT = torch.cuda.Event
 
 def partialmethod_of(stand_in: Callable[..., Any]) -> Callable[..., Any]:
     """Return a plain function, which becomes a method of the class whose attribute it is."""
-    return lambda tensor, *arguments, **named: stand_in(tensor, *arguments, **named)
+    return lambda tensor, *arguments, **keywords: stand_in(tensor, *arguments, **keywords)
 
 
 class Cuda:
@@ -144,7 +144,7 @@ class Cuda:
             work()
 
     def later(self, work: Callable[[], Any]) -> None:
-        """Do work at once on the stream of training; on other streams, once something waits."""
+        """Do work at once on the training stream; on others, once something waits for them."""
         if self.current is self.training:
             work()
         else:

@@ -116,7 +116,7 @@ def send(process: int, number: int) -> None:
 
 
 def end_as(status: int) -> None:
-    """End with the status of the fork; a signal that ended the fork is below 0."""
+    """End with the fork's status, which is negative if a signal ended the fork."""
     if status < 0:
         if -status != signal.SIGKILL:
             signal.signal(-status, signal.SIG_DFL)

@@ -36,7 +36,7 @@ class HostAndDevice(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        # By address. The weak reference prevents that an address is used again.
+        # By address. The weak reference keeps the address from being used again.
         self.storages: dict[int, StorageWeakRef] = {}
 
     def is_on_device(self, tensor: torch.Tensor) -> bool:
@@ -49,13 +49,13 @@ class HostAndDevice(TorchFunctionMode):
         self.storages[storage._cdata] = StorageWeakRef(storage)
 
     def __torch_function__(
-        self, function: Any, types: Any, arguments: Any = (), named: Any = None
+        self, function: Any, types: Any, arguments: Any = (), keywords: Any = None
     ) -> Any:
         """Call a function of torch, and note whether its results are on the device."""
-        named = named or {}
-        result = function(*arguments, **named)
-        inputs = [*tensors_in((arguments, named))]
-        device = device_asked_for(function, arguments, named)
+        keywords = keywords or {}
+        result = function(*arguments, **keywords)
+        inputs = [*tensors_in((arguments, keywords))]
+        device = device_asked_for(function, arguments, keywords)
         if device == HOST:
             is_on_device = isinstance(result, torch.Tensor) and self.is_on_device(result)
             return result.clone() if is_on_device else result
@@ -84,18 +84,18 @@ class HostAndDevice(TorchFunctionMode):
     def refusing(self, collective: Callable[..., Any]) -> Callable[..., Any]:
         """Return a collective that raises for the host's tensors."""
 
-        def call(*arguments: Any, **named: Any) -> Any:
+        def call(*arguments: Any, **keywords: Any) -> Any:
             caller = str(sys._getframe(1).f_globals["__name__"])
             if not caller.startswith("torch."):
                 CALLERS.add(f"{collective.__name__} from {caller}")
                 with torch._C.DisableTorchFunction():
-                    for tensor in tensors_in((arguments, named)):
+                    for tensor in tensors_in((arguments, keywords)):
                         if not self.is_on_device(tensor):
                             raise RuntimeError(
                                 f"{caller} called {collective.__name__} with a tensor of the host, "
                                 f"of shape {tuple(tensor.shape)}"
                             )
-            return collective(*arguments, **named)
+            return collective(*arguments, **keywords)
 
         return call
 
@@ -117,11 +117,11 @@ def tensors_in(nest: Any) -> Iterator[torch.Tensor]:
             yield from tensors_in(item)
 
 
-def device_asked_for(function: Any, arguments: Any, named: Any) -> torch.device | None:
+def device_asked_for(function: Any, arguments: Any, keywords: Any) -> torch.device | None:
     """Return the device that a call names for its result, if it names one."""
     if function is torch.Tensor.cpu:
         return HOST
-    device = named.get("device")
+    device = keywords.get("device")
     if device is None and function is torch.Tensor.to and len(arguments) > 1:
         target = arguments[1]  # a device, a dtype, or another tensor
         device = target if isinstance(target, str | torch.device) else None

@@ -55,7 +55,7 @@ class Job:
                 forking=forking,
             )
 
-    def said(self) -> str:
+    def printed(self) -> str:
         """Return all output so far."""
         return self.log.read_text(encoding="utf-8", errors="replace")
 
@@ -82,8 +82,8 @@ class Job:
         """Wait until `condition` holds; fail if the job ends or time runs out before."""
         deadline = time.monotonic() + timeout
         while not condition():
-            assert self.process.poll() is None, f"ended too early:\n{self.said()[-4000:]}"
-            assert time.monotonic() < deadline, f"waited {timeout} s:\n{self.said()[-4000:]}"
+            assert self.process.poll() is None, f"ended too early:\n{self.printed()[-4000:]}"
+            assert time.monotonic() < deadline, f"waited {timeout} s:\n{self.printed()[-4000:]}"
             time.sleep(0.002)
 
     def wait_for_step(self, step: int) -> None:
@@ -104,11 +104,11 @@ class Job:
         try:
             status = self.process.wait(timeout)
             left = psutil.wait_procs(children, timeout=timeout)[1]
-            assert not left, f"left running: {left}\n{self.said()[-4000:]}"
+            assert not left, f"left running: {left}\n{self.printed()[-4000:]}"
         except subprocess.TimeoutExpired:
             self.kill()
             raise AssertionError(
-                f"still running after {timeout} s:\n{self.said()[-4000:]}"
+                f"still running after {timeout} s:\n{self.printed()[-4000:]}"
             ) from None
         return status
 
@@ -137,8 +137,8 @@ def killed_and_resumed(
     job.kill()
     assert 0 < newest_step(directory) < total_steps, "the kill came too late"
     job = Job(runner, script, *words, directory=directory, launcher=launcher)
-    assert job.end(240) == 0, job.said()
-    assert "resuming" in job.said()
+    assert job.end(240) == 0, job.printed()
+    assert "resuming" in job.printed()
     return job
 
 

@@ -138,7 +138,7 @@ class Finished:
 
         return load_file(self.directory / "model" / "model.safetensors")
 
-    def insist_on_success(self) -> None:
+    def check_success(self) -> None:
         """Raise an `AssertionError` unless the process and its run succeeded."""
         assert self.returncode == 0, self.explain()
         if str(self.directory) in self.command:
@@ -157,7 +157,7 @@ class Finished:
         folders = {name: Path(values[name]) for name in ("directory", "wandb_folder")}
         return cls(**{**values, **folders})
 
-    def said(self) -> str:
+    def printed(self) -> str:
         """Return the output and errors, without the traceback that a launcher adds."""
         launcher = "Traceback (most recent call last)"
         return self.output + self.errors.split(launcher)[0]
@@ -181,7 +181,7 @@ class Forked:
         self.returncode: int | None = None
 
     def poll(self, timeout: float | None = 0) -> int | None:
-        """Return the status if the process has ended; a signal that ended it is below 0."""
+        """Return the status if the process has ended; it is negative after a signal."""
         if self.returncode is None and select.select([self.answers], [], [], timeout)[0]:
             self.returncode = int(self.answers.readline())
             self.answers.close()
@@ -324,7 +324,7 @@ class Runner:
         """
         if not hasattr(os, "pidfd_open"):
             return Path(sys.executable)
-        # Written anew each time: libraries that tests import add variables to the environment.
+        # Written again each time: libraries that tests import add variables to the environment.
         folder = self.folder / f"bin-{self.worker}"
         return self.template.install_python(folder, clean_environment(self.folder))
 
@@ -389,7 +389,7 @@ class Runner:
                 finished = self.run(recipe, *flags, **{**arguments, "succeeds": False})
                 finished.write_to(path)
         if arguments.get("succeeds", True):
-            finished.insist_on_success()
+            finished.check_success()
         return finished
 
     def run(
@@ -431,14 +431,14 @@ class Runner:
                 forking=True,
             )
             status = wait_or_kill(process, timeout)
-        texts = [taken_text(folder / name) for name in ("output", "errors")]
+        texts = [read_and_remove(folder / name) for name in ("output", "errors")]
         assert status is not None, f"{words}\ntook longer than {timeout} s\n" + "\n".join(
             text[-4000:] for text in texts
         )
         command = [*launch_command(launcher), *words]
         finished = Finished(command, status, texts[0], texts[1], directory, wandb_folder)
         if succeeds:
-            finished.insist_on_success()
+            finished.check_success()
         return finished
 
 
@@ -448,7 +448,7 @@ def changed(environment: Mapping[str, str], changes: Mapping[str, str | None]) -
     return {name: value for name, value in variables.items() if value is not None}
 
 
-def taken_text(path: Path) -> str:
+def read_and_remove(path: Path) -> str:
     """Return what a process has written into a file, and remove the file."""
     # If the process was killed, its output may end in the middle of a character.
     text = path.read_text(errors="replace").replace("\r\n", "\n")

@@ -12,7 +12,7 @@ import pyarrow
 import pyarrow.parquet
 from PIL import Image
 
-# Sizes that neither two ranks nor the tests' batches divide.
+# Neither two ranks nor the tests' batches can divide these sizes evenly.
 IMAGE_SIZES = {"train": 203, "validation": 67, "test": 41}
 TEXT_SIZES = {"train": 107, "validation": 33, "test": 21}
 WORDS = {
@@ -101,7 +101,7 @@ def write_csv(path: Path, columns: dict[str, list[Any]]) -> None:
 
 
 def write_odd_images(folder: Path) -> Path:
-    """Write three splits of grey images with sizes that two ranks don't divide."""
+    """Write three splits of grey images; two ranks can't divide their sizes evenly."""
     splits = {
         name: grey_images(count, seed)
         for seed, (name, count) in enumerate(IMAGE_SIZES.items(), start=1)
@@ -110,7 +110,7 @@ def write_odd_images(folder: Path) -> Path:
 
 
 def write_odd_text(folder: Path) -> Path:
-    """Write three CSV splits of sentences with sizes that two ranks don't divide."""
+    """Write three CSV splits of sentences; two ranks can't divide their sizes evenly."""
     for seed, (name, count) in enumerate(TEXT_SIZES.items(), start=1):
         write_csv(folder / f"{name}.csv", sentences(count, seed))
     return folder

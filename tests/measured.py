@@ -144,8 +144,8 @@ def main(config: Config) -> None:
                     run.clip_grad_norm_(model, optimizer)
                 optimizer.step()
                 optimizer.zero_grad()
-            own = {"first": 100} if accelerator.is_main_process else {"second": True}
-            run.record(loss, {"epoch": run.epoch, **own})
+            rank_metrics = {"first": 100} if accelerator.is_main_process else {"second": True}
+            run.record(loss, {"epoch": run.epoch, **rank_metrics})
             if run.should_save:
                 run.save()
         if run.should_evaluate:

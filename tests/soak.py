@@ -105,7 +105,7 @@ class Soak:
         if setting not in self.whole:
             began = time.monotonic()
             job = self.start(setting, directory)
-            assert job.end(600) == 0, job.said()[-4000:]
+            assert job.end(600) == 0, job.printed()[-4000:]
             self.whole[setting] = time.monotonic() - began
         return directory
 
@@ -121,7 +121,7 @@ class Soak:
                 return True
             self.counts["stops"] += 1
             self.counts["starts that saved nothing"] += newest_step(directory) <= before
-        raise AssertionError(f"not finished after {MOST_STARTS} starts:\n{job.said()[-4000:]}")
+        raise AssertionError(f"not finished after {MOST_STARTS} starts:\n{job.printed()[-4000:]}")
 
     def stop(self, job: Job, setting: Setting) -> bool:
         """Stop a job in a random way at a random moment; return whether it had finished before."""
@@ -148,7 +148,7 @@ class Soak:
             status = job.read("status.json")
         if status["status"] == "finished":  # even if the signal then stopped the launcher
             return True
-        assert status.get("resumable", True), f"{status}\n{job.said()[-4000:]}"
+        assert status.get("resumable", True), f"{status}\n{job.printed()[-4000:]}"
         self.counts[f"{name}{' during a save' if saves else ''}"] += 1
         return False
 

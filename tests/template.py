@@ -125,7 +125,7 @@ class Children:
 
 
 def serve(listener: socket.socket, path: str) -> Request:
-    """Fork for each request until no connection is left; in a fork, return its request."""
+    """Fork for each request until no connection is left; in a fork, return the request."""
     children = Children(Path(path).with_name("processor-time.jsonl"))
     children.selector.register(listener, selectors.EVENT_READ, None)
     while True:
@@ -181,7 +181,7 @@ def libraries_of(words: list[str]) -> Iterator[str]:
 
 
 def prepare(library: str) -> None:
-    """Import a library, and let it remember what takes long and is the same in each process."""
+    """Import a library, and let it cache slow results that are the same in each process."""
     is_new = library not in sys.modules
     module = importlib.import_module(library)
     if is_new and library == "transformers.models.bert.modeling_bert":
@@ -189,7 +189,7 @@ def prepare(library: str) -> None:
         conversions = importlib.import_module("transformers.conversion_mapping")
         conversions.get_checkpoint_conversion_mapping("bert")
     if is_new and library == "common.config":
-        # What tyro finds out of the shared flags' types, it remembers.
+        # tyro caches what it derives from the types of the shared flags.
         sys.modules["tyro"].cli(module.TrainingConfig, args=[])
 
 
@@ -236,7 +236,7 @@ def become(request: Request, standard_files: list[int], network: list[int]) -> N
 
 
 def open_standard_files(unbuffered: bool) -> None:
-    """Open Python's standard files anew: the old objects remember properties of the template's."""
+    """Open Python's standard files again: the old objects have the template's properties."""
     standard_input = io.TextIOWrapper(
         io.BufferedReader(io.FileIO(0, closefd=False)), encoding=sys.stdin.encoding
     )
@@ -356,7 +356,7 @@ def forget_shared_code_unless_found() -> None:
 
 
 def forget_shared_code() -> None:
-    """Let this process import the shared code anew."""
+    """Let this process import the shared code again."""
     for name in [*sys.modules]:
         if name.partition(".")[0] == "common":
             del sys.modules[name]

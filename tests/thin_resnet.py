@@ -1,6 +1,7 @@
 """A copy of the ResNet recipe with an eighth of the channels, for tests that need no accuracy.
 
-The ResNet's 11 million parameters take most of the time of a short run: to make, to save, to hash.
+A short run of the full ResNet spends most of its time on making, saving and hashing 11 million
+parameters.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class Project:
         ]
 
     def begin(self, name: str, group: str | None, config: Mapping[str, Any]) -> Run:
-        """Go on with the newest run of this name, or begin one."""
+        """Continue the newest run of this name, or begin one."""
         with sqlite3.connect(self.path) as connection:
             connection.executescript(TABLES)
         connection.close()

@@ -1,4 +1,4 @@
-"""A server that takes the place of W&B's and never answers as W&B's would."""
+"""A stand-in for W&B's server that gives only unusable answers."""
 
 from __future__ import annotations
 

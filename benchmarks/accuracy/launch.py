@@ -25,7 +25,7 @@ from common.track.facts import git_commit
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SCRIPTS = REPOSITORY / "benchmarks" / "accuracy"
-TAIL = 3000  # characters of a failed command's output
+TAIL = 3000  # characters from the end of a failed command's output
 
 
 @dataclass(frozen=True)

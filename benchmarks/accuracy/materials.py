@@ -24,7 +24,7 @@ class Materials:
 
 
 def make_materials(workload: Workload, data: Path | None) -> Materials:
-    """Return a workload's data; make what the peers need at the first time.
+    """Return a workload's data; the first call makes the files that the peers need.
 
     Args:
         data: holds a folder for each data set, as the Hub lays them out.

@@ -29,7 +29,7 @@ from benchmarks.peer_loops.text_training import TextSplits
 
 @dataclass(frozen=True)
 class Request:
-    """What to train, on what, and where to write."""
+    """The training, its data, and the folder of its results."""
 
     folder: str  # receives the files of `records`
     began: float  # `time.time()` just before this process was started
@@ -55,8 +55,8 @@ class Recorder:
         self.updates = 0
         self.updates_per_epoch = 1
         self.counts = (0, 0, 0)  # samples, tokens and squared tokens so far
-        self.counts_in_trial = (0, 0, 0)  # of its timed updates
-        self.seconds_in_trial = 0.0  # likewise
+        self.counts_in_trial = (0, 0, 0)  # in the trial's timed updates
+        self.seconds_in_trial = 0.0  # in the same updates
         self.start_seconds = 0.0
         self.batch_requested = 0.0  # when the present update began
         self.evaluation_began = 0.0

@@ -13,7 +13,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentF
 
 from benchmarks.accuracy.goals import Goal
 from benchmarks.accuracy.records import Evaluation
-from benchmarks.accuracy.report import duration
+from benchmarks.accuracy.report import mean_duration
 from benchmarks.accuracy.results import Results
 from benchmarks.accuracy.workloads import WORKLOADS, Recipe, Workload
 
@@ -82,7 +82,7 @@ def line_style(colour: str, is_recipe: bool, is_computed: bool) -> Style:
 def draw_run(chart: Axes, entries: Sequence[Evaluation], label: str, style: Style) -> None:
     """Draw the accuracy of a run, and as stars that with test-time augmentation, where known.
 
-    Test-time augmentation is used at the end only, so it is no point of the curve.
+    Test-time augmentation is used at the end only, so it is not a point of the curve.
     """
     plain = [entry for entry in entries if "accuracy" in entry.figures]
     seconds = [entry.seconds for entry in plain]
@@ -107,7 +107,7 @@ def finish_chart(chart: Axes, workload: Workload) -> None:
     chart.set_xscale("log")
     chart.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     chart.xaxis.set_minor_formatter(NullFormatter())
-    chart.xaxis.set_major_formatter(FuncFormatter(lambda seconds, _: duration([seconds])))
+    chart.xaxis.set_major_formatter(FuncFormatter(lambda seconds, _: mean_duration([seconds])))
     chart.yaxis.set_major_formatter(PercentFormatter(1.0))
     chart.set_xlabel("time from the start of the command")
     chart.set_ylabel(f"accuracy on {workload.evaluated}")

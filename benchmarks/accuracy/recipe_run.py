@@ -31,10 +31,10 @@ class WatchedRun(Run):
     compute_loss: ComputeLoss
     noted_step = -1  # the update after which an evaluation was written down last
 
-    def start(self, description: Any, compute_loss: Any = None, **named: Any) -> None:
+    def start(self, description: Any, compute_loss: Any = None, **keywords: Any) -> None:
         """Keep the loss, to count its operations later."""
         self.compute_loss = compute_loss
-        super().start(description, compute_loss, **named)
+        super().start(description, compute_loss, **keywords)
 
     def log(self, evaluation: Mapping[str, Any]) -> None:
         """Write an evaluation down, but no rehearsal of one."""

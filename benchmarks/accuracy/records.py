@@ -1,4 +1,4 @@
-"""What a contestant's process writes down: its evaluations, and what a sample's arithmetic costs.
+"""The files that a contestant's process writes: its evaluations, and the operations of a sample.
 
 Both sides write the same two files into the folder of a run: `evaluations.jsonl` while they train,
 and `facts.json` at the end. Nothing here needs torch.
@@ -16,12 +16,12 @@ from typing import Any
 EVALUATIONS = "evaluations.jsonl"
 FACTS = "facts.json"
 PASSES = 3  # a forward and a backward pass together, in forward passes
-FIGURES = ("accuracy", "accuracy_tta", "f1")  # those that are written down
+FIGURES = ("accuracy", "accuracy_tta", "f1")  # the figures that are written down
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The figures of a model after so many samples, and when they were known."""
+    """The figures of one evaluation, when it ended, and the training data before it."""
 
     seconds: float  # from the start of the command to the end of the evaluation
     epoch: float
@@ -80,7 +80,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known at the end of a process."""
+    """What a process reports at its end: the cost of a forward pass, and a trial's rates."""
 
     forward: ForwardCost
     trial: Trial | None = None  # None: the contestant trained to its end

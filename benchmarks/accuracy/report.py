@@ -27,15 +27,15 @@ HEADINGS = ("goal", "contestant", "time", "PFLOP", "met", "best")
 
 @dataclass(frozen=True)
 class Row:
-    """One contestant's way to one goal, over its seeds."""
+    """When and with how much work one contestant met one goal, over its seeds."""
 
     goal: str
     contestant: str
     is_recipe: bool
     seeds: list[int]
     seconds: list[float]  # of the seeds that met the goal
-    petaflop: list[float]  # likewise
-    epochs: list[float]  # likewise
+    petaflop: list[float]  # of the same seeds
+    epochs: list[float]  # of the same seeds
     best: list[float]  # of all seeds: the best value of the goal's first figure
     is_computed: bool = False
     is_bound: bool = False  # whether the time is an upper bound
@@ -56,7 +56,7 @@ class Row:
         marks = f" {COMPUTED}" if self.is_computed else ""
         bound = f"{AT_MOST} " if self.is_bound and self.seconds else ""
         if self.seconds:
-            time = f"{bound}{duration(self.seconds)}{marks}"
+            time = f"{bound}{mean_duration(self.seconds)}{marks}"
         else:
             time = "not met" if self.seeds else "not run here"
         petaflop = mean_of(self.petaflop)
@@ -81,7 +81,7 @@ def deviation_of(values: Sequence[float]) -> float | None:
     return stdev(values) if len(values) > 1 else None
 
 
-def duration(seconds: Sequence[float]) -> str:
+def mean_duration(seconds: Sequence[float]) -> str:
     """Return the mean of some times and their deviation, in s, min or h."""
     average = mean(seconds)
     if average >= 2 * 3600:

@@ -31,7 +31,7 @@ class FinishedRun:
     seed: int
     settings: Settings
     repeat: list[str]  # commands
-    evaluations: list[Evaluation]  # none of a trial
+    evaluations: list[Evaluation]  # empty for a trial
     forward: ForwardCost
     trial: Trial | None
     git_commit: str | None
@@ -40,7 +40,7 @@ class FinishedRun:
 
     @property
     def key(self) -> tuple[str, str, int]:
-        """What no two runs of a file have in common."""
+        """The key that identifies a run within a file."""
         return self.workload, self.contestant, self.seed
 
     @classmethod

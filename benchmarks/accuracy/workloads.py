@@ -1,4 +1,4 @@
-"""The data sets, their goals, and who competes: recipes, and peers as their documentation has them.
+"""The data sets, their goals, and their contestants: recipes, and peers with documented settings.
 
 The settings of a peer are those of the file that its `source` names. The loops are our own; see
 `benchmarks/peer_loops`.
@@ -16,7 +16,7 @@ from benchmarks.peer_loops.text_training import TextTraining
 
 # Updates of a trial, which measures the rates of a contestant that would take hours.
 TRIAL_UPDATES = 24
-TRIAL_SKIPPED = 4  # of them, before the clock starts
+TRIAL_SKIPPED = 4  # the first of these, before the clock starts
 Scaling = tuple[list[float], list[float]]  # the mean and deviation of each channel
 
 
@@ -31,7 +31,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Published:
-    """What a peer's authors or users published, where it is too slow to be repeated here."""
+    """The published figures of a peer that is too slow to be repeated here."""
 
     epochs: float
     figures: Mapping[str, float]  # after these epochs, as shares

@@ -29,6 +29,7 @@ from benchmarks.harness.recipe_side import REPOSITORY, load_recipe, train_recipe
 from benchmarks.harness.rounds import Comparison, Training
 from common.errors import UserError
 from common.measure import memory
+from common.run_directory.records import RunConfig, read_record
 
 PROFILED_UPDATES = 20
 # After so many updates, a wait for the device is an error. In the first ones memory is measured.
@@ -115,8 +116,8 @@ class Step:
         script = REPOSITORY / "recipes" / f"{recipe}.py"
         words = [script, *flags, "--output-dir", directory, "--tracker", "none"]
         seconds = self.run(name, words)
-        config = json.loads((directory / "config.json").read_text())
-        insist_on_device(name, config["environment"]["device_type"])
+        config = read_record(directory / "config.json", RunConfig)
+        insist_on_device(name, config.environment.device_type)
         return directory, seconds
 
     def data_settings(self, recipe: str) -> dict[str, object]:

@@ -21,6 +21,8 @@ from benchmarks.harness.isolation import turn_off_cudnn_attention
 from benchmarks.harness.materials import image_dataset, long_texts, random_bert, use_own_cache
 from benchmarks.harness.options import Options
 from benchmarks.harness.rounds import Comparison, Suite
+from common.json_files import read_json
+from common.run_directory.records import Summary, read_record
 
 NAN = float("nan")  # stands for a figure that could not be measured; it reaches no goal
 RECIPES = ("mnist_mlp", "resnet", "bert")
@@ -128,7 +130,7 @@ def profile(step: Step) -> None:
         directory, _ = step.launch(
             f"profile-{recipe}", recipe, *flags, "--profile", "--max-steps", steps
         )
-        verdict = json.loads((directory / "profile" / "verdict.json").read_text())
+        verdict = read_json(directory / "profile" / "verdict.json")
         step.note(recipe, verdict)
         busy = verdict["shares"]["memory"] + verdict["shares"]["compute"]
         step.goal(f"{recipe}: share of an update with a kernel running", busy, least=0.9)
@@ -268,14 +270,14 @@ def cifar10(step: Step) -> None:
             tiny_flags if step.tiny else ("--dataset", dataset, *CIFAR10_FLAGS, epochs, *compiled)
         )
         directory, seconds = step.launch(f"cifar10-{epochs}", "resnet", *flags)
-        summary = json.loads((directory / "summary.json").read_text())
-        step.note(f"{epochs} epochs", {"flags": flags, "seconds_from_shell": seconds, **summary})
+        figures = read_record(directory / "summary.json", Summary).figures
+        step.note(f"{epochs} epochs", {"flags": flags, "seconds_from_shell": seconds, **figures})
         remove_models(directory)
         if step.tiny:
             break
         title = f"CIFAR-10, {epochs} epochs{', compiled' if compiled else ''}"
-        accuracy = summary["test/accuracy"]
-        training_seconds = summary["time/train_seconds"]
+        accuracy = figures["test/accuracy"]
+        training_seconds = figures["time/train_seconds"]
         step.goal(f"{title}: test accuracy", accuracy, least=0.94)
         step.goal(f"{title}: seconds of training", training_seconds, most=60)
         if accuracy >= 0.94 and training_seconds <= 60:

@@ -20,7 +20,7 @@ class LoopClock:
         self.began: float | None = None
 
     def start(self) -> None:
-        """Mark the begin of the loop; the clock starts here if every update is timed."""
+        """Mark the beginning of the loop; the clock starts here if every update is timed."""
         if self.untimed == 0:
             self.began = now()
 

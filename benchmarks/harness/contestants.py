@@ -59,7 +59,7 @@ def recipe_contestant(
 
     Args:
         warmup_share: share of the updates with a rising learning rate, the same as the peers'.
-        judge: evaluates the trained model; None: nobody does.
+        judge: evaluates the trained model; None: the model is not evaluated.
         settings: fields of the recipe's `Config`.
     """
     recipe = load_recipe(name)
@@ -84,7 +84,7 @@ def recipe_contestant(
 
 
 def read_images(dataset: str, image_size: int | None = None) -> ImageData:
-    """Read an image data set as the recipes do, and decode it at the first time."""
+    """Read an image data set as the recipes do, and decode it the first time."""
     return load_images(
         find_named(dataset, None),
         image_size=image_size,

@@ -55,10 +55,10 @@ def allowed(
     """Return `function` with waits allowed inside it."""
 
     @functools.wraps(function)
-    def may_wait(*arguments: Arguments.args, **named: Arguments.kwargs) -> Result:
+    def may_wait(*arguments: Arguments.args, **keywords: Arguments.kwargs) -> Result:
         set_mode("default")
         try:
-            return function(*arguments, **named)
+            return function(*arguments, **keywords)
         finally:
             set_mode(sync_mode.mode)
 
@@ -70,8 +70,8 @@ def without_waiting(recipe: ModuleType, settled: int) -> Iterator[None]:
     """Make a wait in the loop of `recipe` a RuntimeError.
 
     Args:
-        settled: updates before that. In these, memory is measured, and kernels are compiled and
-            chosen.
+        settled: the first updates, in which waits are allowed: memory is measured, and kernels are
+            compiled and chosen.
     """
     sync_mode = SyncMode()
 

@@ -1,6 +1,6 @@
 """Measures the time in which a GPU runs kernels.
 
-The profiler gives the begin and the end of each kernel and copy. The driver's utilisation would not
+The profiler gives the start and the end of each kernel and copy. The driver's utilisation would not
 do: it counts periods of about a second, and a single kernel makes the GPU look busy for a period.
 """
 
@@ -40,7 +40,7 @@ class KernelTime:
 
 
 def kernel_intervals(events: Iterable[Any]) -> list[tuple[float, float]]:
-    """Return the begin and the end of each kernel and copy on the device, in microseconds.
+    """Return the start and the end of each kernel and copy on the device, in microseconds.
 
     Args:
         events: of torch's profiler, which has no public type for them.

@@ -49,8 +49,8 @@ def text_extract(data: Path | None, rows: int) -> Path:
     from common.data.sources import find_named
     from common.data.tables import Tables
 
-    named = str(data / "sst2") if data is not None and (data / "sst2").is_dir() else "docstrings"
-    source = find_named(named, None)
+    dataset = str(data / "sst2") if data is not None and (data / "sst2").is_dir() else "docstrings"
+    source = find_named(dataset, None)
     folder = CACHE / f"{source.name}-{rows}"
     if folder.is_dir():
         return folder

@@ -4,15 +4,14 @@ The recipe is imported from `recipes/`, and its `main(config)` is called unchang
 two names of its module are replaced:
 
 - `Run` by a subclass that reads the clock when the loop requests its first batch and when the loop
-  is over. No evaluation or checkpoint is ever due in it. So the time includes data, clipping,
-  logging and tracking. It excludes evaluating and saving, which the peers don't do either;
+  is over. In this subclass, no evaluation or checkpoint is ever due. So the time includes data,
+  clipping, logging and tracking. It excludes evaluations and saves, which the peers lack, too;
 - `evaluate` by a function that keeps the model, so that the same code judges it and the peers'.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import json
 import math
 import sys
 import tempfile
@@ -31,7 +30,9 @@ from torch import nn
 
 from benchmarks.harness.isolation import synchronize
 from benchmarks.harness.rounds import Training
+from common.json_files import read_lines
 from common.models.compile import compile_seconds
+from common.run_directory.records import Summary, read_record_if_there
 
 if TYPE_CHECKING:
     from common.run import Run
@@ -42,7 +43,7 @@ Batch = dict[str, torch.Tensor]
 
 
 def load_recipe(name: str) -> ModuleType:
-    """Import `recipes/NAME.py` from its file, once; `recipes` is no package."""
+    """Import `recipes/NAME.py` from its file, once; `recipes` is not a package."""
     module_name = f"recipe_{name}"
     if module_name not in sys.modules:
         path = REPOSITORY / "recipes" / f"{name}.py"
@@ -141,20 +142,21 @@ def train_recipe(
 
 
 def read_summary(file: Path) -> dict[str, float]:
-    """Return a run's summary; an empty one on other ranks than the first, which write none."""
-    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    """Return the figures of a run's summary; empty on all ranks but the first, which writes it."""
+    summary = read_record_if_there(file, Summary)
+    return {} if summary is None else summary.figures
 
 
 def mean_training_loss(path: Path) -> float:
     """Return the mean training loss of a whole run, from its `metrics.jsonl`; NaN without it."""
-    if not path.exists():
+    rows = read_lines(path, key="progress/global_step")
+    if not rows:
         return math.nan
     total = 0.0
-    logged = 0
-    for line in path.read_text(encoding="utf-8").splitlines():
-        values = json.loads(line)
-        if "train/loss" in values:
-            step = values["progress/global_step"]
-            total += values["train/loss"] * (step - logged)
-            logged = step
-    return total / logged
+    last_step = 0
+    for row in rows:
+        if "train/loss" in row:
+            step = row["progress/global_step"]
+            total += row["train/loss"] * (step - last_step)
+            last_step = step
+    return total / last_step

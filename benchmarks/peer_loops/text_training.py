@@ -224,9 +224,9 @@ def counting_trainer() -> type[Trainer]:
     class CountingTrainer(Trainer):
         last_count = (0, 0, 0)
 
-        def training_step(self, model: Any, inputs: Any, *others: Any, **named: Any) -> Any:
+        def training_step(self, model: Any, inputs: Any, *others: Any, **keywords: Any) -> Any:
             self.last_count = count_of(inputs)
-            return super().training_step(model, inputs, *others, **named)
+            return super().training_step(model, inputs, *others, **keywords)
 
     return CountingTrainer
 
@@ -236,8 +236,8 @@ def callback_for(watch: Watch, trainer: Any) -> TrainerCallback:
     from transformers import TrainerCallback
 
     class WatchCallback(TrainerCallback):
-        def on_train_begin(self, *_: object, **named: Any) -> None:
-            watch.begin(len(named["train_dataloader"]))
+        def on_train_begin(self, *_: object, **keywords: Any) -> None:
+            watch.begin(len(keywords["train_dataloader"]))
 
         def on_step_end(self, args: object, state: object, control: Any, **_: object) -> None:
             if not watch.update(*trainer.last_count):
@@ -246,8 +246,8 @@ def callback_for(watch: Watch, trainer: Any) -> TrainerCallback:
         def on_epoch_end(self, *_: object, **__: object) -> None:
             watch.evaluate()  # the Trainer evaluates next
 
-        def on_evaluate(self, args: object, state: object, control: Any, **named: Any) -> None:
-            metrics: dict[str, float] = named["metrics"]
+        def on_evaluate(self, args: object, state: object, control: Any, **keywords: Any) -> None:
+            metrics: dict[str, float] = keywords["metrics"]
             names = ("accuracy", "f1")
             figures = {name: metrics[f"eval_{name}"] for name in names if f"eval_{name}" in metrics}
             if not watch.evaluated(figures):

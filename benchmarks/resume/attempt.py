@@ -1,4 +1,4 @@
-"""What a training process is told about its attempt, in a file of its folder."""
+"""The instructions for an attempt of a training process, in a file of the training's folder."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 ATTEMPT_FILE = "attempt.json"
 RUN_FOLDER = "run"  # within the folder of the training: checkpoints and logs
-TEMPORARY_FOLDER = "temporary"  # within it, too: of an attempt that is killed in a save
+TEMPORARY_FOLDER = "temporary"  # also within it: for an attempt that is killed in a save
 WEIGHTS_FILE = "final-weights.pt"
 
 

@@ -1,4 +1,4 @@
-"""Who is killed and resumed: the recipe, and its peers with their documented settings.
+"""The contestants that are killed and resumed: the recipe, and peers as documented.
 
 This module imports no library.
 """

@@ -123,7 +123,7 @@ def drawn_kill(moment: str, random_numbers: random.Random) -> Kill:
     if moment == "after a save":
         return Kill((random_numbers.choice(MID_EPOCH_SAVES) + 1,))
     if moment == DURING_A_SAVE:
-        # Not the first, so that there is a checkpoint to go back to.
+        # Never the first save, so that an earlier checkpoint exists.
         save = random_numbers.choice(MID_EPOCH_SAVES[1:])
         return Kill((save,), round(random_numbers.uniform(0.05, 0.95), 2))
     if moment == "save at the epoch's end":

@@ -1,4 +1,4 @@
-"""The parts of the benchmarks' README that come from the file of results, besides the table."""
+"""The parts of `benchmarks/resume.md` and of the overview that come from the file of results."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def oddity(result: Result) -> str:
 
 
 def first_sentence(message: str) -> str:
-    """Return the first sentence of an error, fit for a cell of a table."""
+    """Return the first sentence of an error, escaped for a cell of a table."""
     return message.partition(". ")[0].replace("|", "\\|")
 
 

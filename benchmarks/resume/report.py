@@ -132,7 +132,7 @@ def markdown(headings: Row, rows: Sequence[Row], names: int) -> str:
 
 
 def summary_markdown(results: Results) -> str:
-    """Return the table of the benchmarks' README; our rows are in bold."""
+    """Return the table of the overview in `benchmarks/README.md`; our rows are in bold."""
     rows = [
         tuple(f"**{cell}**" for cell in row) if row[0].startswith("recipe") else row
         for row in summary_rows(results)
@@ -167,5 +167,5 @@ def oddities(results: Results) -> list[str]:
 
 
 def odd_results(results: Results) -> list[Result]:
-    """Return the results of kills that left a trace; those that missed their share say nothing."""
+    """Return the results of kills that left a trace, without kills that missed their share."""
     return [result for result in results.in_order() if not (result.is_exact or result.missed)]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parent / "stop_in_write.c"
 COMPILERS = ("cc", "gcc", "clang")
-# A kill has missed its share if the share on the disk is further than this from it.
+# A kill has missed its share if the share on the disk differs from it by more than this.
 SHARE_TOLERANCE = 0.05
 
 

@@ -40,7 +40,7 @@ BLOCK_BYTES = 512  # the unit of `st_blocks`
 PARAMETERS = (PIXELS + 1) * HIDDEN + (HIDDEN + 1) * HIDDEN + (HIDDEN + 1) * CLASSES
 # Weights and Adam's two moments, each in four bytes.
 CHECKPOINT_BYTES = 3 * 4 * PARAMETERS
-MOST_UPDATES_IN_SAVE = 4  # the save is over, or was none, if so many updates follow it
+MOST_UPDATES_IN_SAVE = 4  # after so many more updates, the save is over or never happened
 MOST_REMOVED = 3  # checkpoints that are removed by hand before a training is given up
 LAST_LINES = 12  # of the output of an attempt that failed
 
@@ -308,7 +308,7 @@ def updates_in(path: Path) -> Iterator[Update]:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of a record, without one that is not complete yet."""
+    """Return the lines of a record, without a last line that is incomplete."""
     complete, _, _ = path.read_text(encoding="utf-8").rpartition("\n")
     return [json.loads(line) for line in complete.splitlines()]
 

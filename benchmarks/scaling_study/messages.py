@@ -1,4 +1,4 @@
-"""What `runs.py` and the processes of `rank.py` tell each other: one line of JSON per message."""
+"""The messages between `runs.py` and the processes of `rank.py`, one line of JSON each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One process of a group that `runs.py` starts. It trains whenever it is asked to.
+"""One process of a group that `runs.py` starts. It trains on each request.
 
 Each line on standard input is a `TrainingRequest`. Each line on standard output is the
 `TrainingAnswer` to it.
@@ -101,7 +101,7 @@ def profiled(shares: dict[str, float]) -> Iterator[None]:
 
 
 def answer(request: TrainingRequest) -> TrainingAnswer:
-    """Train as requested."""
+    """Train as the request says, and return the measurements."""
     os.environ["ACCELERATE_USE_FSDP"] = str(request.shard).lower()
     os.environ["FSDP_VERSION"] = "2"
     shares: dict[str, float] = {}

@@ -78,7 +78,7 @@ def scaling_rows(study: Study) -> list[Row]:
 
 
 def percentage(share: float | None) -> str:
-    """Return a share for people; nothing if it is unknown."""
+    """Return a share in percent; empty if it is unknown."""
     return "" if share is None else f"{share:.0%}"
 
 

@@ -135,7 +135,7 @@ START = StepTime(
     crowding=1.0,
 )
 STAYING_WEIGHT = 3e-4  # of the distance from the start, against a relative error of 1
-SMALLEST_SHARE = 1e-6  # a share of 0 would be divided by
+SMALLEST_SHARE = 1e-6  # because the fit would divide by a share of 0
 
 
 def fit(measured: Sequence[tuple[Job, float]]) -> StepTime:

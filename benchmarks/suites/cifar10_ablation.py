@@ -1,4 +1,4 @@
-"""Write the plan of an ablation: each idea of `recipes/cifar10_fast.py` alone taken out.
+"""Write the plan of an ablation that removes the ideas of `recipes/cifar10_fast.py` in turn.
 
 python benchmarks/suites/cifar10_ablation.py plan.json --dataset path/to/cifar10
 python benchmarks/ablation.py plan.json --output results.json

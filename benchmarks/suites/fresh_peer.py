@@ -70,7 +70,7 @@ def is_needed(node: ast.stmt) -> bool:
 
 
 def update_once(model: nn.Module, input_shape: list[int]) -> None:
-    """Do one plain update on random numbers, which any training needs at least."""
+    """Do one plain update on random numbers: the least that any training does."""
     import torch
 
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)

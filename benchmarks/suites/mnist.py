@@ -232,7 +232,7 @@ class LoopContestants:
     ready_batches: list[Batch] = field(default_factory=list)  # of an epoch, once they are needed
 
     def made_in_the_loop(self, seed: int) -> Iterator[Batch]:
-        """Yield the batches of one epoch after the other; each is made when the loop needs it."""
+        """Yield the batches of epoch after epoch; each batch is made when the loop needs it."""
         split = self.data.splits["train"]
         order = TrainingOrder(
             num_samples=len(split),

@@ -170,7 +170,7 @@ def damaged_json(data: st.DataObject, value: Any) -> Any:
 
 
 def damaged_bytes(data: st.DataObject, whole: bytes) -> bytes:
-    """Draw damaged contents of a file: cut, with a flipped bit, filled with zeros, or others."""
+    """Draw damaged contents of a file: cut, with a flipped bit, zeroed, or replaced."""
     at = data.draw(st.integers(0, max(0, len(whole) - 1)))
     return data.draw(
         st.sampled_from(
@@ -203,7 +203,7 @@ def damage(data: st.DataObject, folder: Path, sign: Callable[[Any], Any] | None 
         st.sampled_from(["json", "json", "bytes", "gone", "folder", "dangling", "other"])
     )
     if change == "json" and path.suffix in (".json", ".jsonl"):
-        with contextlib.suppress(ValueError, RecursionError):  # no JSON, as it was damaged before
+        with contextlib.suppress(ValueError, RecursionError):  # not JSON: damaged before
             text = path.read_text(encoding="utf-8")
             lines = text.splitlines() if path.suffix == ".jsonl" else [text]
             line = data.draw(st.integers(0, len(lines)))

@@ -48,7 +48,7 @@ from tests.unit.recipes import config_class, write_run
 from tests.unit.tools.compare import run_folders
 
 Target = Callable[[st.DataObject, Path], None]
-ENDED: Counter[str] = Counter()  # how many calls were taken, and how many refused
+ENDED: Counter[str] = Counter()  # how many calls were accepted, and how many refused
 LONGEST = 2000  # characters of a sentence: names may be long
 STEPS = (3, 6, 9)
 
@@ -57,7 +57,7 @@ def sentence_of(call: Callable[[], Any]) -> str | None:
     """Return the sentence with which a call ends; None if it succeeds.
 
     If a parser of the command line ends the call with status 2, the sentence is what it printed.
-    Any other exception is raised on, because the search looks for these.
+    Any other exception passes, because the search looks for such exceptions.
     """
     output = io.StringIO()
     ended = None
@@ -135,7 +135,7 @@ def directories(data: st.DataObject, folder: Path) -> None:
     """The directory is made, or a sentence says why it can't be."""
     odd_names = st.sampled_from([*inputs.PATHS, *inputs.ODD_TEXT])
     drawn_name = data.draw(st.one_of(odd_names, st.text()))
-    output_dir = drawn_name.replace("\0", "")  # which no command line can hold
+    output_dir = drawn_name.replace("\0", "")  # a command line can't contain it
     is_outside = output_dir.startswith("/") and "/dev" not in output_dir
     if output_dir.startswith("~") or "runs" in output_dir or is_outside:
         return
@@ -368,7 +368,7 @@ def comparisons(data: st.DataObject, folder: Path) -> None:
 
 
 def tables(data: st.DataObject, folder: Path) -> None:
-    """A folder of tables is tokenised, or refused; and twice alike."""
+    """A folder of tables is tokenised or refused, with the same outcome the second time."""
     inputs.write_tables(data, inputs.emptied(folder / "texts"))
     columns = data.draw(st.sampled_from([(), (), ("text",), ("x",), ("text", "idx")]))
     label = data.draw(st.sampled_from([None, None, "label", "text", "x"]))

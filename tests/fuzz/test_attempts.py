@@ -83,7 +83,7 @@ def test_mistake_of_another_command_says_nothing_of_a_run(tmp_path: Path) -> Non
 def test_resume_needs_nothing_but_its_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed_at: str
 ) -> None:
-    """The model that `--init-from` named may be gone, even before the first checkpoint."""
+    """A resume does not need the model of `--init-from`, even before the first checkpoint."""
     first = tmp_path / "first"
     source = tmp_path / "source"
     directory = tmp_path / "run"
@@ -148,7 +148,7 @@ def test_tf32_is_a_precision_of_its_own(tmp_path: Path, monkeypatch: pytest.Monk
     assert compared.differences["precision"] == ["fp32", "tf32"]
 
 
-def test_precision_that_the_machine_has_not_is_refused(
+def test_precision_that_the_machine_lacks_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run is refused, not changed, and the advice names no flag that would be refused."""
@@ -256,7 +256,7 @@ def test_config_of_another_run_is_refused(tmp_path: Path) -> None:
 
 
 def test_status_of_another_run_finishes_nothing(tmp_path: Path) -> None:
-    """A finished run's `status.json` that was copied in does not end this run."""
+    """The `status.json` of another, finished run does not make this run count as finished."""
     directory = unfinished(tmp_path / "run")
     other = tmp_path / "other"
     assert run(*FLAGS, "--output-dir", other)[0] is None
@@ -287,7 +287,7 @@ def test_config_edited_before_the_first_checkpoint_is_refused(tmp_path: Path) ->
 def test_edited_config_is_not_passed_over_by_auto(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise a supervisor's command would start another run beside it."""
+    """`--resume auto` refuses an edited config instead of starting another run beside it."""
     monkeypatch.chdir(tmp_path)
     directory = unfinished(tmp_path / "runs" / "mine")
     path = directory / "config.json"
@@ -337,7 +337,7 @@ def test_lost_best_model_costs_nothing_else(tmp_path: Path) -> None:
     assert summary.get("val/best_rmse") == summary["val/rmse"]
 
 
-def test_changed_recipe_is_told_recorded_and_compared(
+def test_changed_recipe_is_reported_recorded_and_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run prints the change, `config.json` records it, and `recipes compare` shows it."""

@@ -15,11 +15,11 @@ from tests.fuzz.small_run import FLAGS, learned, run
 pytestmark = pytest.mark.usefixtures("quick_runs")
 
 VALUES = ("", "x", "-1", "0", "1.5", "9" * 20, "9" * 5000, "٣", "²")
-NO_INTEGERS = {"", "x", "1.5", "9" * 5000, "²"}  # Python refuses to convert so many digits
+NOT_INTEGERS = {"", "x", "1.5", "9" * 5000, "²"}  # Python refuses to convert so many digits
 # The variables that a run or one of its libraries reads, and the values with which the run goes on.
 # With any other value it is refused.
 HARMLESS: dict[str, set[str]] = {
-    "RANK": {"0"} | NO_INTEGERS,
+    "RANK": {"0"} | NOT_INTEGERS,
     "WORLD_SIZE": set(),
     "LOCAL_RANK": {"-1"},
     "LOCAL_WORLD_SIZE": {*VALUES},
@@ -31,7 +31,7 @@ HARMLESS: dict[str, set[str]] = {
     "ACCELERATE_TORCH_DEVICE": set(),
     "ACCELERATE_MIXED_PRECISION": {*VALUES},
     "ACCELERATE_DYNAMO_BACKEND": set(),
-    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": {*VALUES} - NO_INTEGERS,
+    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": {*VALUES} - NOT_INTEGERS,
 }
 
 
@@ -76,7 +76,7 @@ def test_accumulation_is_that_of_the_flag(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="a directory in use may not be removed")
 def test_directory_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a removed current directory, Intel's library would end the process silently."""
+    """A removed current directory is refused; in it, Intel's library would exit silently."""
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()

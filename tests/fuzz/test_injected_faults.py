@@ -64,18 +64,18 @@ class Disk:
     def counting(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function that counts before it does what `real` does."""
 
-        def call(*arguments: Any, **named: Any) -> Any:
+        def call(*arguments: Any, **keywords: Any) -> Any:
             self.count(name, *arguments)
-            return real(*arguments, **named)
+            return real(*arguments, **keywords)
 
         return call
 
-    def open(self, path: Any, mode: str = "r", *arguments: Any, **named: Any) -> Any:
+    def open(self, path: Any, mode: str = "r", *arguments: Any, **keywords: Any) -> Any:
         """Open a file; count the call and later writes if the file is opened to be written."""
         if not {*"wax+"} & {*mode}:
-            return OPEN(path, mode, *arguments, **named)
+            return OPEN(path, mode, *arguments, **keywords)
         self.count("open", path)
-        return Written(OPEN(path, mode, *arguments, **named), self, path)
+        return Written(OPEN(path, mode, *arguments, **keywords), self, path)
 
 
 class Written:

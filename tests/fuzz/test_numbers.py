@@ -29,7 +29,7 @@ def _limit() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "expected"),
     [
         (("--batch-size", MANY, "--gradient-accumulation-steps", MANY), "samples of one update"),
         (("--gradient-accumulation-steps", MANY), "samples of one update"),
@@ -55,14 +55,14 @@ def _limit() -> Iterator[None]:
         (("--run-name", "", "--project", "", "--notes", "\n", "--group", "x" * 9999), None),
     ],
 )
-def test_extremes(tmp_path: Path, flags: tuple[object, ...], said: str | None) -> None:
+def test_extremes(tmp_path: Path, flags: tuple[object, ...], expected: str | None) -> None:
     """Products that overflow, sizes beyond any memory, floats at the end of their range."""
     error, _ = run(*FLAGS, "--output-dir", tmp_path / "run", *flags)
-    if said is None:
+    if expected is None:
         assert error is None, repr(error)
     else:
         assert isinstance(error, UserError), repr(error)
-        assert said in error.message
+        assert expected in error.message
         assert "\n" not in error.message
 
 

@@ -56,7 +56,7 @@ def somebody_else() -> Iterator[None]:
     if os.geteuid() != 0:
         yield
         return
-    run(*FLAGS, "--output-dir", "there/warm")  # imports what nobody else may read
+    run(*FLAGS, "--output-dir", "there/warm")  # imports files that the other user may not read
     for path in (Path(), Path("runs")):
         path.chmod(0o777)
     os.seteuid(NOBODY)
@@ -68,7 +68,7 @@ def somebody_else() -> Iterator[None]:
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("flag", PATH_FLAGS)
-def test_place_that_is_none(flag: str, place: str) -> None:
+def test_unusable_path_is_refused(flag: str, place: str) -> None:
     """Each unusable path is refused, also with `--evaluate-only` and `--resume auto`."""
     if (flag, place) == ("--output-dir", "empty"):
         pytest.skip("the folder that one is in, which is one")
@@ -94,7 +94,7 @@ def test_place_that_is_none(flag: str, place: str) -> None:
         ),
     ],
 )
-def test_file_that_is_no_recipe(tmp_path: Path, text: str) -> None:
+def test_file_that_is_not_a_recipe_is_refused(tmp_path: Path, text: str) -> None:
     """A file that is not a recipe is refused by the tools that import recipes."""
     path = tmp_path / "recipe.py"
     path.write_bytes(text.encode("utf-8", "surrogateescape"))
@@ -105,8 +105,8 @@ def test_file_that_is_no_recipe(tmp_path: Path, text: str) -> None:
 
 @pytest.mark.parametrize("text", ["a\0b", "\ud800", "x" * 300])
 @pytest.mark.parametrize("name", ["init_from", "dataset", "project", "tags"])
-def test_text_of_a_file_that_is_no_text(tmp_path: Path, name: str, text: str) -> None:
-    """NUL and half a character can't be typed, but a `config.json` may contain them."""
+def test_characters_that_nobody_can_type_are_refused(tmp_path: Path, name: str, text: str) -> None:
+    """A `config.json` with NUL or half a surrogate pair is refused; nobody can type these."""
     config = {"recipe": "regression", "config": {name: [text] if name == "tags" else text}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     error, _ = run("--config", tmp_path / "config.json", *FLAGS, "--output-dir", "there/run")
@@ -119,7 +119,7 @@ def test_text_of_a_file_that_is_no_text(tmp_path: Path, name: str, text: str) ->
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_run_that_is_none(place: str) -> None:
+def test_unusable_path_of_a_run_is_refused(place: str) -> None:
     """A prediction refuses an unusable path in place of a run."""
     with pytest.raises(UserError) as refused:
         finished_model(Path(PLACES[place]))

@@ -186,7 +186,7 @@ def test_edited_status_and_metrics(killed: Path, tmp_path: Path, share: int) -> 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes that have names")
 def test_pipe_in_the_place_of_a_file(killed: Path, tmp_path: Path) -> None:
-    """Nothing writes to the pipe, so a resume that read it would wait for ever."""
+    """A resume does not read a pipe that replaces a file, because it would wait for ever."""
 
     def give_up(*_: object) -> None:
         raise KeyboardInterrupt  # which nothing turns into a sentence

@@ -178,7 +178,7 @@ def whole_checkpoints(root: Path) -> Whole:
 
     A checkpoint exists once its folder has its final name: a kill just before leaves none.
     """
-    found: Whole = {}
+    checkpoints: Whole = {}
     for path in root.rglob("manifest.json"):
         if path.parent.name.endswith(UNFINISHED):
             continue
@@ -189,8 +189,8 @@ def whole_checkpoints(root: Path) -> Whole:
             files = manifest["files"].items()
             if all(is_file_whole(path.parent / n, r) for n, r in files if "best-" not in n):
                 place = manifest["run_id"], manifest["global_step"], path.parent
-                found[f"{manifest['sha256']}"] = place
-    return found
+                checkpoints[f"{manifest['sha256']}"] = place
+    return checkpoints
 
 
 def is_file_whole(path: Path, receipt: dict[str, Any]) -> bool:
@@ -220,7 +220,7 @@ class Runs(RuleBasedStateMachine):
     def launch(
         self, directory: Path, config: Callable[[], Config], updates: int, moment: int | None
     ) -> None:
-        """Run a command to its end, or until it is killed; see that no run has lost anything."""
+        """Run a command until it ends or is killed; check that no run has lost anything."""
         before = whole_checkpoints(self.root)
         attempts: list[Attempt] = []
         directories_made: list[Directory] = []
@@ -246,7 +246,7 @@ class Runs(RuleBasedStateMachine):
             self.read_export(directory)
 
     def check_restored(self, attempt: Attempt, before: Whole) -> None:
-        """A run resumes with its own weights: the newest whole ones that `--resume` allows."""
+        """Check that the run resumed with the newest whole weights that `--resume` allows."""
         run_id = attempt.directory.run_id
         config = attempt.config
         if config.resume is None:
@@ -274,7 +274,7 @@ class Runs(RuleBasedStateMachine):
         assert attempt.progress.step >= max(steps, default=0)
 
     def check_kept(self, directory: Path, before: Whole, attempt: Attempt | None) -> None:
-        """No checkpoint of another run is lost, nor the newest whole one of the run itself."""
+        """Check that other runs lose no checkpoint, and this run not its newest whole one."""
         after = whole_checkpoints(self.root)
         own_run_id = None if attempt is None else attempt.directory.run_id
         for digest, (owner, _, path) in before.items():
@@ -414,7 +414,7 @@ class Runs(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(NAMES), data=st.data())
     def rename(self, name: str, data: st.DataObject) -> None:
-        """Give a checkpoint another one's name."""
+        """Rename a checkpoint to the name of another checkpoint."""
         if checkpoints := sorted((self.root / name).glob("checkpoints/step-*")):
             path = data.draw(st.sampled_from(checkpoints))
             other = path.with_name(f"step-{data.draw(st.integers(1, 2 * LAST)):08d}")
@@ -505,7 +505,7 @@ def _in_this_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("common.console.print", lambda *_, **__: None, raising=False)
 
 
-def test_a_run_is_never_anothers(thorough: bool) -> None:
+def test_runs_stay_apart(thorough: bool) -> None:
     """Random orders of starts, kills, copies, edits, damage and resumes keep runs apart."""
     run_state_machine_as_test(
         Runs,

@@ -128,7 +128,7 @@ def check(case: Case, copies: Copies, folder: Path) -> None:
         check_refusal(case, copies, recipe)
         return
     whole = copies.launch(recipe, folder / "whole", case.processes)
-    insist_on_success(whole, "the run")
+    check_success(whole, "the run")
     check_figures(case, whole.records, rows_of(whole), read(whole, "summary.json"), violate)
     check_clipping(case, whole)
     check_weights(whole)
@@ -142,7 +142,7 @@ def violate(symptom: str, details: str) -> None:
     raise ViolationError(symptom, details)
 
 
-def insist_on_success(ended: Ended, name: str) -> None:
+def check_success(ended: Ended, name: str) -> None:
     """Raise a `ViolationError` unless a run succeeded and its status is "finished"."""
     if ended.returncode is None:
         raise ViolationError(f"{name} hangs", ended.output[-3000:])
@@ -201,7 +201,7 @@ def check_kill(case: Case, copies: Copies, recipe: Path, whole: Ended) -> None:
         # Move the notes of the killed run aside, because their last line may be incomplete.
         killed.notes.rename(folder_of_killed(killed.notes))
         resumed = copies.launch(recipe, directory, case.processes, "--resume", "auto")
-        insist_on_success(resumed, "the resumed run")
+        check_success(resumed, "the resumed run")
     at = f"killed at {case.kill_words}\n{killed.output[-1500:]}\n{resumed.output[-3000:]}"
     expected = learned(whole.directory)
     rows = learned(directory)
@@ -223,7 +223,7 @@ def check_evaluation_alone(case: Case, copies: Copies, recipe: Path, whole: Ende
     """With --evaluate-only, an evaluation that draws random numbers gives the same metrics."""
     flags = ("--evaluate-only", "--init-from", str(whole.directory))
     again = copies.launch(recipe, recipe.parent / "again", case.processes, *flags)
-    insist_on_success(again, "--evaluate-only")
+    check_success(again, "--evaluate-only")
     prefix = "val/" if case.test is None else "test/"
     expected = final_metrics(whole, prefix)
     metrics = final_metrics(again, prefix)

@@ -48,7 +48,7 @@ def copies(runner: Runner, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 @pytest.mark.parametrize("number", first(BY_DEFAULT, range(COUNT)))
 def test_generated_copy(number: int, chosen: list[Case], copies: Copies, tmp_path: Path) -> None:
-    """Its metrics are right, ranks agree, a kill changes no bit; a mistake gets one sentence."""
+    """A copy's metrics are right, ranks agree, a kill changes no bit; mistakes get a sentence."""
     case = chosen[number]
     try:
         check(case, copies, tmp_path / "case")

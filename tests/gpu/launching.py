@@ -58,7 +58,7 @@ class Launcher:
             directory,
             directory / "wandb",
         )
-        finished.insist_on_success()
+        finished.check_success()
         insist_on_device(directory, self.device_type)
         return finished
 

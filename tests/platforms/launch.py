@@ -35,7 +35,7 @@ def pretend(platform: str, encoding: str) -> None:
 
 
 def main() -> None:
-    """Pretend to run on the platform, and run the script as if it had been called by itself."""
+    """Pretend to run on the platform, and run the script as if it had been launched directly."""
     platform, encoding, script, *flags = sys.argv[1:]
     pretend(platform, encoding)
     sys.argv = [script, *flags]

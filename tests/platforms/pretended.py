@@ -95,11 +95,11 @@ class PretendedJob(Job):
     def stop_after(self, line: str, number: int = signal.SIGINT) -> int:
         """Send a signal once the job has printed a line; return its exit status."""
         deadline = time.monotonic() + PATIENCE_SECONDS
-        while line not in self.said() and self.process.poll() is None:
-            assert time.monotonic() < deadline, self.said()
+        while line not in self.printed() and self.process.poll() is None:
+            assert time.monotonic() < deadline, self.printed()
             time.sleep(0.02)
         self.process.send_signal(number)
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self.process.wait(PATIENCE_SECONDS)
         self.process.kill()
-        raise AssertionError(f"it did not stop:\n{self.said()}")
+        raise AssertionError(f"it did not stop:\n{self.printed()}")

@@ -80,13 +80,13 @@ def test_stopped_run_resumes_to_the_same_bits(
     directory = tmp_path / "run"
     flags = (*LONG, "--output-dir", directory)
     job = PretendedJob(runner, platform, "mnist_mlp", *flags, directory=directory)
-    assert job.stop_after("step 9/", number) == 75, job.said()
-    assert f"by {name}; everything is saved" in job.said()
+    assert job.stop_after("step 9/", number) == 75, job.printed()
+    assert f"by {name}; everything is saved" in job.printed()
     assert job.read("status.json")["status"] == "preempted"
     resumed = PretendedJob(
         runner, platform, "mnist_mlp", "--resume", directory, directory=directory
     )
-    assert resumed.end() == 0, resumed.said()
+    assert resumed.end() == 0, resumed.printed()
     assert final_weights(directory) == final_weights(whole.directory)
     assert learned(directory) == learned(whole.directory)
 

@@ -1,4 +1,4 @@
-"""Several attempts at one run: which may resume it, and which are refused."""
+"""Several attempts at one run: some may resume it, and others are refused."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_mistake_after_a_kill_is_not_tried_again(
         assert status_of(run)["status"] == "finished"
 
 
-def test_config_file_counts_where_there_is_nothing_to_resume(
+def test_config_file_applies_if_there_is_nothing_to_resume(
     runner: Runner, unbroken: Finished, directory: Path
 ) -> None:
     """The first start with `--config` and `--resume auto` takes its settings from the file."""
@@ -112,7 +112,7 @@ def test_not_finite_is_found_before_a_checkpoint(
     flags = (*MLP, "--log-every", 90, "--checkpoint-every", 4, "--output-dir", directory)
     job = Job(runner, recipe, *flags, directory=directory)
     assert job.end(60) != 0
-    assert "became non-finite by update 16" in job.said()
+    assert "became non-finite by update 16" in job.printed()
     assert newest_step(directory) <= 13
     runner.run("mnist_mlp", "--resume", directory, launcher="python", output_directory=False)
     assert status_of(directory)["status"] == "finished"
@@ -149,7 +149,7 @@ def test_launcher_that_ends_during_start_up_takes_the_recipe_along(
     job.process.kill()
     job.process.wait(10)
     try:
-        assert not psutil.wait_procs(workers, timeout=60)[1], job.said()[-3000:]
+        assert not psutil.wait_procs(workers, timeout=60)[1], job.printed()[-3000:]
     finally:
         for process in workers:
             if process.is_running():
@@ -179,20 +179,18 @@ def test_plain_python_outlives_the_shell_that_started_it(runner: Runner, directo
         time.sleep(0.1)
 
 
-def test_mistake_with_the_directory_is_said_once_by_all_ranks(
-    runner: Runner, tmp_path: Path
-) -> None:
+def test_all_ranks_report_an_unusable_directory_once(runner: Runner, tmp_path: Path) -> None:
     """Two processes end with one sentence and no traceback if `runs` is a file."""
     (tmp_path / "runs").write_text("")
     refused = runner.run("mnist_mlp", *MLP, launcher="two", working_directory=tmp_path,
                          output_directory=False, succeeds=False)  # fmt: skip
     assert refused.returncode != 0
-    assert refused.said().count("error: ") == 1
-    assert "can't be made" in refused.said()
-    assert "Traceback" not in refused.said()
+    assert refused.printed().count("error: ") == 1
+    assert "can't be made" in refused.printed()
+    assert "Traceback" not in refused.printed()
 
 
-def test_job_that_is_there_is_told_of_before_a_collective_gives_up(
+def test_job_in_the_directory_is_reported_before_a_collective_times_out(
     runner: Runner, directory: Path
 ) -> None:
     """Another job in the directory ends all ranks with one sentence, not with a timeout."""
@@ -202,7 +200,7 @@ def test_job_that_is_there_is_told_of_before_a_collective_gives_up(
         refused = runner.run("mnist_mlp", *flags, launcher="two", output_directory=False,
                              succeeds=False)  # fmt: skip
     assert refused.returncode != 0
-    assert refused.said().count("error: another job is writing to") == 1
+    assert refused.printed().count("error: another job is writing to") == 1
     assert "gloo" not in refused.output + refused.errors
     assert not (directory / "status.json").exists()
 
@@ -223,7 +221,7 @@ def test_model_that_a_run_began_with_may_be_gone(
     job = Job(runner, "mnist_mlp", *again, directory=directory, launcher="two")
     job.wait_for_step(newest_step(directory) + EVERY)
     job.kill()
-    assert "resuming" in job.said()
+    assert "resuming" in job.printed()
 
 
 # The first rank reads in `status.json` that no rank has failed, then the other rank fails, and then
@@ -253,7 +251,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-def test_mistake_of_one_rank_is_said_once_and_ends_all(
+def test_mistake_of_one_rank_is_reported_once_and_ends_all(
     runner: Runner, distributed_mlp: Finished, directory: Path, tmp_path: Path
 ) -> None:
     """A file that only rank 1 reads holds another model's tensors: all ranks end with one error.
@@ -319,11 +317,11 @@ def test_two_starts_in_one_directory(
     time.sleep(0.3)
     second = Job(runner, "mnist_mlp", *flags, "--seed", 7, *resume, directory=directory)
     assert second.end() != 0
-    assert first.end() == 0, first.said()
-    assert second.said().count("error: ") == 1, second.said()
+    assert first.end() == 0, first.printed()
+    assert second.printed().count("error: ") == 1, second.printed()
     # With `--resume auto` it may read its command line before the first has begun, or after that.
     sentences = ("already contains a run", "with --seed 7 (the run has 0)")
-    assert any(sentence in second.said() for sentence in sentences)
+    assert any(sentence in second.printed() for sentence in sentences)
     assert status_of(directory)["status"] == "finished"
     facts = json.loads((directory / "config.json").read_text())
     assert facts["config"]["seed"] == 0

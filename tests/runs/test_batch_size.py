@@ -57,5 +57,5 @@ def test_nothing_fits(runner: Runner, tmp_path: Path) -> None:
     recipe = recipe_that_holds(tmp_path, 0, most=0)
     run = runner.run(recipe, *FLAGS, "--auto-batch-size", launcher="python", succeeds=False)
     assert run.returncode == 1
-    assert run.said().count("out of memory even with one sample per batch") == 1, run.explain()
+    assert run.printed().count("out of memory even with one sample per batch") == 1, run.explain()
     assert "Traceback" not in run.errors

@@ -68,9 +68,9 @@ def test_waits_are_errors_in_the_loop_and_allowed_in_what_logs(
     def noting(owner: Any, name: str) -> None:
         function = getattr(owner, name)
 
-        def note(*arguments: Any, **named: Any) -> Any:
+        def note(*arguments: Any, **keywords: Any) -> Any:
             modes_during.setdefault(name, set()).add(modes[-1])
-            return function(*arguments, **named)
+            return function(*arguments, **keywords)
 
         monkeypatch.setattr(owner, name, note)
 
@@ -94,7 +94,7 @@ def test_waits_are_errors_in_the_loop_and_allowed_in_what_logs(
 
 
 @pytest.mark.slow
-def test_a_wait_in_the_loop_is_told_beside_the_figures_of_a_run_without_the_guard(
+def test_wait_in_the_loop_is_reported_beside_the_figures_of_a_run_without_the_guard(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The table reports a wait beside the figures of a second run without the guard.
@@ -130,7 +130,7 @@ def test_a_wait_in_the_loop_is_told_beside_the_figures_of_a_run_without_the_guar
 
 
 @pytest.mark.slow
-def test_a_step_that_fails_or_takes_too_long_is_noted_and_the_next_begins(
+def test_failed_or_slow_step_is_recorded_and_the_next_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A failed or slow step is recorded, and `--resume` runs only the unfinished steps again.
@@ -174,10 +174,10 @@ def replace_steps_by_scripts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     started: list[str] = []
     popen = gpu.subprocess.Popen
 
-    def start(command: list[str], **named: Any) -> Any:
+    def start(command: list[str], **keywords: Any) -> Any:
         started.append(command[3])
         words = [sys.executable, "-c", preamble + STEP_SCRIPTS[command[3]], *command[3:]]
-        return popen(words, **named)
+        return popen(words, **keywords)
 
     monkeypatch.setattr(gpu, "STEPS", steps)
     monkeypatch.setattr(gpu, "LEAST_SECONDS", 1)
@@ -221,7 +221,7 @@ def test_steps_that_need_datasets_run_to_their_end(
     script.write_text(FORKED_STEP)
     environment = clean_environment(runner.folder) | {"TMPDIR": str(tmp_path)}
 
-    def fork(command: list[str], stdout: Any, **named: Any) -> Any:
+    def fork(command: list[str], stdout: Any, **keywords: Any) -> Any:
         step = [str(script), str(runner.python), str(REPOSITORY), *command[3:]]
         return runner.start(step, "python", environment, REPOSITORY, stdout, stdout)
 

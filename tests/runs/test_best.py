@@ -23,7 +23,7 @@ BEST = 12
 
 @pytest.fixture(scope="module")
 def peaked(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of a recipe whose accuracy is best after update 12, and falls with each later one."""
+    """A copy of a recipe whose accuracy is best after update 12, and falls afterwards."""
     source = (REPOSITORY / "recipes" / "mnist_mlp.py").read_text()
     line = "    return sums.result()\n"
     assert source.count(line) == 1
@@ -108,4 +108,4 @@ def test_test_data_choose_nothing(peaked: Path, runner: Runner) -> None:
     assert_kept(run, run.directory, 16)
     assert "val/best_accuracy" not in run.summary
     refused = runner.run(peaked, *flags, "--early-stopping", 2, succeeds=False)
-    assert "--early-stopping would choose by test data" in refused.said()
+    assert "--early-stopping would choose by test data" in refused.printed()

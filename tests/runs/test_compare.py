@@ -75,7 +75,7 @@ def test_figures_and_ratios_are_those_of_the_runs(
         share = summary["test/accuracy"] * (1 - summary["test/accuracy"])
         error = (share / summary["test/count"]) ** 0.5
         assert run["final_standard_error"] == pytest.approx(error)
-        # Runs that are too short to tell have no figure of other programs.
+        # Runs that are too short have no figure for the load of other programs.
         assert 0 <= summary.get("perf/other_cpu_fraction", 0) <= 1
     with Image.open(picture) as image:
         assert image.width > 1000

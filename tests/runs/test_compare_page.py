@@ -27,9 +27,9 @@ from tests.unit.tools.compare.run_folders import rows, write_run
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 BROWSER = next((path for path in map(shutil.which, NAMES) if path), "")
 ATTACK = "</script><img src=http://attack.invalid/x onerror=\"document.title='attacked'\">"
-# Records what goes wrong from the first line of the page's script on.
+# Records errors from the first line of the page's script on.
 WATCH = "<script>window.errors = []; onerror = (text) => { errors.push(text); };</script>"
-# Does what a user does, and leaves what the page shows in an attribute of its body.
+# Acts as a user, and puts the page's reactions into an attribute of its body.
 USER = f"<script>{Path(__file__).with_name('page_user.js').read_text()}</script>"
 
 pytestmark = [

@@ -27,7 +27,7 @@ from tests.launch import REPOSITORY, Finished, Launcher, Runner
 EACH = pytest.mark.parametrize("copy", COPIES, ids=lambda copy: copy.name, indirect=True)
 # By default the first ones alone: all others are slow tests.
 TWO = pytest.mark.parametrize("copy", first(1, COPIES), ids=lambda copy: copy.name, indirect=True)
-# For these, the test makes what a kill leaves from a whole run, without a kill.
+# For these, the test edits a copy of a whole run into the state that a kill leaves.
 RESUMED = COPIES[:4]
 QUIET = ("--tracker", "none", "--log-every", 2, "--keep-checkpoints", 100)
 # The parts of the recipe's loop that each copy keeps, in this order.

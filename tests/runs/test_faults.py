@@ -1,4 +1,4 @@
-"""A run that anything stops anywhere ends, once resumed, as the uninterrupted run does."""
+"""A run that is stopped in any way at any moment resumes to the end of the unbroken run."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_kills_at_random_moments_change_nothing(
     last_launcher: Launcher = "fresh" if recipe == "resnet" else launcher
     job = Job(runner, RECORDED, tmp_path / "killed", script, "--resume", directory,
               directory=directory, launcher=last_launcher)  # fmt: skip
-    assert job.end(240) == 0, job.said()[-4000:]
+    assert job.end(240) == 0, job.printed()[-4000:]
     assert_same_samples(tmp_path, started_at, every, total, per_epoch)
     assert learned(directory) == learned(whole.directory)
     assert final_weights(directory) == final_weights(whole.directory)
@@ -195,7 +195,7 @@ def test_sigterm_to_the_launcher_saves_and_leaves_nothing_running(
     job.process.send_signal(signal.SIGTERM)
     job.end(60)
     status = job.read("status.json")
-    assert status["status"] == "preempted", job.said()[-4000:]
+    assert status["status"] == "preempted", job.printed()[-4000:]
     assert status["resumable"]
     assert newest_step(directory) == status["global_step"]
 
@@ -212,7 +212,7 @@ def test_signal_to_the_recipe_then_resume(
     job = Job(runner, "mnist_mlp", *flags, directory=directory)
     job.wait_for_step(EVERY)
     job.process.send_signal(number)
-    assert job.end(60) == 75, job.said()[-4000:]
+    assert job.end(60) == 75, job.printed()[-4000:]
     status = job.read("status.json")
     assert status["status"] == "preempted"
     assert number.name in status["reason"]
@@ -252,7 +252,7 @@ def test_sigterm_to_one_rank_stops_all_at_the_same_update(runner: Runner, direct
     job.workers()[1].send_signal(signal.SIGTERM)
     job.end(60)
     status = job.read("status.json")
-    assert status["status"] == "preempted", job.said()[-4000:]
+    assert status["status"] == "preempted", job.printed()[-4000:]
     newest = step_folders(directory / "checkpoints")[-1]
     assert damage(newest) is None
     assert {f"rank-{rank}.safetensors" for rank in range(2)} <= {p.name for p in newest.iterdir()}
@@ -295,11 +295,11 @@ def test_kill_during_a_save_leaves_the_old_or_the_new(runner: Runner, directory:
     kept = newest_step(directory)
     assert kept >= EVERY
     job = Job(runner, "mnist_mlp", "--resume", directory, directory=directory)
-    job.wait_until(lambda: f"step-{kept:08d}" in job.said() or newest_step(directory) > kept)
+    job.wait_until(lambda: f"step-{kept:08d}" in job.printed() or newest_step(directory) > kept)
     job.wait_for_step(kept + 1)
     job.kill()
-    assert "resuming" in job.said()
-    assert "skipped a checkpoint" not in job.said()
+    assert "resuming" in job.printed()
+    assert "skipped a checkpoint" not in job.printed()
 
 
 def test_every_damaged_file_is_named_and_the_checkpoint_before_is_used(
@@ -336,7 +336,7 @@ class Payload:
         return os.mknod, (str(self.marker),)
 
 
-def test_damaged_checkpoint_is_passed_over_by_a_real_resume(
+def test_real_resume_skips_a_damaged_checkpoint(
     runner: Runner, unbroken: Finished, directory: Path
 ) -> None:
     """A resumed run reports the damaged checkpoint, uses the one before and ends the same."""
@@ -344,14 +344,14 @@ def test_damaged_checkpoint_is_passed_over_by_a_real_resume(
     new = step_folders(run / "checkpoints")[-1]
     (new / "optimizer.safetensors").write_bytes(b"")
     job = Job(runner, "mnist_mlp", "--resume", run, directory=run)
-    assert job.end() == 0, job.said()
-    assert "skipped a checkpoint" in job.said()
-    assert "optimizer.safetensors" in job.said()
+    assert job.end() == 0, job.printed()
+    assert "skipped a checkpoint" in job.printed()
+    assert "optimizer.safetensors" in job.printed()
     assert final_weights(run) == final_weights(unbroken.directory)
     assert learned(run) == learned(unbroken.directory)
 
 
-def test_what_contradicts_a_checkpoint_is_refused_by_name(
+def test_change_that_contradicts_a_checkpoint_is_refused_by_name(
     runner: Runner, unbroken: Finished, directory: Path
 ) -> None:
     """Another recipe, learning rate or effective batch is refused with a clear sentence."""
@@ -408,7 +408,7 @@ def test_full_disk_keeps_the_checkpoint_before(
         flags = (*MLP, *LONG, "--hidden-sizes", 200, 100, "--output-dir", directory)
         job = Job(runner, "mnist_mlp", *flags, directory=directory, launcher="two")
         assert job.end(60) != 0
-        assert "No space left on device" in job.said()
+        assert "No space left on device" in job.printed()
         assert job.read("status.json")["status"] == "failed"
         newest, problems = newest_whole(folder)
         assert newest is not None
@@ -446,8 +446,8 @@ def test_nan_on_one_rank_is_never_applied(
     flags = (*MLP, "--mixed-precision", "no", "--output-dir", directory)
     job = Job(runner, recipe, *flags, directory=directory, launcher="two")
     assert job.end(60) != 0
-    assert "became non-finite by update 15" in job.said()
-    assert job.said().count("error: a gradient") == 1
+    assert "became non-finite by update 15" in job.printed()
+    assert job.printed().count("error: a gradient") == 1
     status = job.read("status.json")
     assert status["status"] == "failed"
     assert not status["resumable"]
@@ -468,7 +468,7 @@ def test_out_of_memory_on_one_rank_ends_all_with_advice_once(
     job = Job(runner, recipe_with(tmp_path, line), *flags, directory=directory, launcher="two")
     assert job.end(60) != 0
     advised_flags = "--batch-size 32 --gradient-accumulation-steps 4"
-    assert job.said().count(advised_flags) == 1, job.said()[-4000:]
+    assert job.printed().count(advised_flags) == 1, job.printed()[-4000:]
     assert "out of memory" in job.read("status.json")["reason"]
     assert not job.read("status.json")["resumable"]
     resume(runner, directory, *advised_flags.split(), launcher="two")
@@ -484,7 +484,7 @@ def test_exception_on_one_rank_ends_all_and_names_the_cause(
     job = Job(runner, recipe, *flags, directory=directory, launcher="two")
     assert job.end(60) != 0
     status = job.read("status.json")
-    assert status["status"] == "failed", job.said()[-4000:]
+    assert status["status"] == "failed", job.printed()[-4000:]
     assert "rank 1: AssertionError: a broken sample" in status["reason"]
     assert not status["resumable"]
 
@@ -527,7 +527,7 @@ def test_killed_worker_of_the_loader_can_be_restarted_after(
         children = psutil.Process(job.process.pid).children()
         if len(children) < workers:
             return False
-        for other in children[1:]:  # as one that waits for ever for what the killed one held
+        for other in children[1:]:  # as workers that wait for ever for a lock of the killed one
             other.suspend()
         children[0].kill()
         return True
@@ -554,5 +554,5 @@ def test_stopped_worker_ends_the_job_within_the_time_out(runner: Runner, directo
         stopped.kill()  # as the launcher would, half a minute later
     assert job.end(60) != 0
     status = job.read("status.json")
-    assert status["status"] == "failed", job.said()[-4000:]
+    assert status["status"] == "failed", job.printed()[-4000:]
     assert "imed out" in status["reason"]

@@ -25,7 +25,7 @@ class Digits("""
 
 
 @pytest.mark.slow
-def test_iterable_dataset_is_gone_on_with(runner: Runner, tmp_path: Path) -> None:
+def test_run_on_an_iterable_dataset_resumes(runner: Runner, tmp_path: Path) -> None:
     """Two killed processes resume to the same bits; a resume on one process is refused."""
     source = COPY.read_text()
     assert source.count(TRAIN) == source.count("class Digits(") == 1
@@ -43,7 +43,7 @@ def test_iterable_dataset_is_gone_on_with(runner: Runner, tmp_path: Path) -> Non
     refused = runner.run(recipe, "--resume", directory, output_directory=False, succeeds=False)
     assert "resume the run with 2 processes" in refused.errors
     job = Job(runner, recipe, "--resume", directory, directory=directory, launcher="two")
-    assert job.end() == 0, job.said()
+    assert job.end() == 0, job.printed()
     assert learned(directory) == learned(whole.directory)
     assert final_weights(directory) == final_weights(whole.directory)
     whole = runner.run(recipe, *flags[:-2], succeeds=False)

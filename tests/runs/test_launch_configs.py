@@ -145,7 +145,7 @@ def test_multi_cpu_file_gives_two_processes_that_end_together(
     job.process.send_signal(signal.SIGTERM)
     job.end(60)
     status = job.read("status.json")
-    assert status["status"] == "preempted", job.said()[-4000:]
+    assert status["status"] == "preempted", job.printed()[-4000:]
     assert status["resumable"]
     assert newest_step(directory) == status["global_step"]
     environment = job.read("config.json")["environment"]

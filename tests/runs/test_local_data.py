@@ -17,7 +17,7 @@ from tests.launch import REPOSITORY, Finished, Launcher, Runner
 from tests.local_data import cache_glue, write_image_folder
 
 
-def test_public_data_set_is_repeated(runner: Runner) -> None:
+def test_config_names_a_public_data_set(runner: Runner) -> None:
     """The config of a run on `sst2` from the Hub's cache names the data set and its subset."""
     cache_glue(Path(os.environ["HF_HOME"]))
     flags = ("--dataset", "sst2", "--max-steps", 1, "--batch-size", 8, "--tracker", "none")
@@ -57,14 +57,14 @@ def test_mistake_in_data_on_two_processes(runner: Runner, tmp_path: Path) -> Non
         timeout=120,
     )
     assert run.returncode != 0
-    assert run.said().count("error: ") == 1, run.explain()
-    assert "007.png" in run.said()
+    assert run.printed().count("error: ") == 1, run.explain()
+    assert "007.png" in run.printed()
     assert run.status["status"] == "failed"
     assert "007.png" in run.status["reason"]
 
 
 @pytest.mark.slow
-def test_changed_data_are_not_gone_on_with(runner: Runner, tmp_path: Path) -> None:
+def test_run_is_not_resumed_with_changed_data(runner: Runner, tmp_path: Path) -> None:
     """A resume is refused if one picture was replaced, and works once it is put back."""
     folder = write_image_folder(tmp_path / "pets", ["cat", "dog"], per_class=20)
     changed = folder / "train" / "dog" / "007.png"
@@ -79,9 +79,9 @@ def test_changed_data_are_not_gone_on_with(runner: Runner, tmp_path: Path) -> No
     again = ("mnist_mlp", "--resume", run.directory)
     refused = runner.run(*again, output_directory=False, succeeds=False)
     assert refused.returncode == 1
-    assert refused.said().count("error: ") == 1, refused.explain()
-    assert "fingerprint" in refused.said()
-    assert "change the data back" in refused.said()
+    assert refused.printed().count("error: ") == 1, refused.explain()
+    assert "fingerprint" in refused.printed()
+    assert "change the data back" in refused.printed()
     assert not json.loads((run.directory / "status.json").read_text())["resumable"]
     shutil.copyfile(kept, changed)
     runner.run(*again, output_directory=False)
@@ -128,11 +128,11 @@ def test_request_to_stop_while_data_are_prepared_is_obeyed_at_once(
     receiver.send_signal(signal.SIGTERM)
     job.end(40)  # all images would take minutes
     status = job.read("status.json")
-    assert (status["status"], status["resumable"]) == ("preempted", True), job.said()[-3000:]
+    assert (status["status"], status["resumable"]) == ("preempted", True), job.printed()[-3000:]
     assert "SIGTERM" in status["reason"]
     assert not any(path.is_dir() for path in caches.glob(f"{name}-*"))
-    assert "Traceback" not in job.said()
-    for path in folder.rglob("1*.png"):  # fewer, for the test's sake
+    assert "Traceback" not in job.printed()
+    for path in folder.rglob("1*.png"):  # fewer images keep the test short
         path.unlink()
     run = runner.run(*("mnist_mlp", *flags[1:]), launcher="python", output_directory=False)
     assert run.returncode == 0

@@ -105,7 +105,7 @@ class Machines:
         deadline = time.monotonic() + timeout
         return [process.wait(max(1, deadline - time.monotonic())) for process in self.started]
 
-    def said(self) -> list[str]:
+    def printed(self) -> list[str]:
         """Return the output of each machine."""
         return [log.read_text() for log in self.logs]
 
@@ -166,10 +166,10 @@ def test_two_machines_are_two_processes(
 
     machines.connect(True)
     machines.start(*command_line, "--resume", "auto")
-    assert machines.end() == [0, 0], machines.said()
+    assert machines.end() == [0, 0], machines.printed()
     assert final_weights(directory) == final_weights(on_two.directory)
     assert learned(directory) == learned(on_two.directory)
-    first, second = machines.said()
+    first, second = machines.printed()
     assert "resuming" in first
     assert "epoch" not in second  # one log, one display
     for rank in range(2):  # data are prepared once a machine
@@ -182,9 +182,9 @@ def assert_cut_link_ends_the_run(machines: Machines, directory: Path) -> None:
     began = time.monotonic()
     statuses = machines.end()
     assert time.monotonic() - began < 6 * PATIENCE
-    assert all(statuses), machines.said()
+    assert all(statuses), machines.printed()
     status = json.loads((directory / "status.json").read_text())
-    assert (status["status"], status["resumable"]) == ("failed", True), machines.said()
+    assert (status["status"], status["resumable"]) == ("failed", True), machines.printed()
     assert status["reason"], status
 
 
@@ -202,8 +202,8 @@ def wait_for_step(machines: Machines, directory: Path, step: int) -> None:
     """Wait for a checkpoint of update `step` or a later one."""
     deadline = time.monotonic() + 120
     while newest_step(directory) < step:
-        assert all(process.poll() is None for process in machines.started), machines.said()
-        assert time.monotonic() < deadline, machines.said()
+        assert all(process.poll() is None for process in machines.started), machines.printed()
+        assert time.monotonic() < deadline, machines.printed()
         time.sleep(0.005)
 
 
@@ -225,8 +225,8 @@ def test_directory_of_one_machine_is_refused_at_the_start(
     """
     flags = ("--dataset", odd_images, *UPDATE, "--output-dir", "run", "--collective-timeout", 4)
     machines.start(*flags, places=("here", "there"))
-    assert all(machines.end()), machines.said()
-    first, second = machines.said()
+    assert all(machines.end()), machines.printed()
+    first, second = machines.printed()
     assert first.count("is not on a file system that all machines share: rank 1 on") == 1, first
     assert "all machines share" not in second
     assert not json.loads((tmp_path / "here" / "run" / "status.json").read_text())["resumable"]

@@ -1,4 +1,4 @@
-"""The meters of real runs agree with clocks and delays outside of the runs."""
+"""The meters of real runs agree with independent clocks and known delays."""
 
 from __future__ import annotations
 

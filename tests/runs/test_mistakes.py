@@ -28,7 +28,7 @@ def message_of(run: Finished) -> str:
     assert run.returncode != 0, run.explain()
     assert str(REPOSITORY / "common") not in run.errors, run.explain()
     assert f'File "{REPOSITORY}' not in run.errors, run.explain()
-    printed = run.said()
+    printed = run.printed()
     if "Unrecognized options" in printed:
         assert printed.count("Unrecognized options:") == 1, run.explain()
         return plain(printed)
@@ -38,7 +38,7 @@ def message_of(run: Finished) -> str:
     return messages[0]
 
 
-def test_what_the_parser_refuses_is_said_once_by_two_processes(runner: Runner) -> None:
+def test_two_processes_report_a_mistyped_flag_once(runner: Runner) -> None:
     """A mistyped flag ends both processes with one message, which suggests the right flag.
 
     No run directory is made.
@@ -51,7 +51,7 @@ def test_what_the_parser_refuses_is_said_once_by_two_processes(runner: Runner) -
     assert not run.directory.exists()
 
 
-def test_what_the_machine_can_not_do_is_one_line(runner: Runner) -> None:
+def test_unsupported_precision_gives_one_line(runner: Runner) -> None:
     """A precision that the machine lacks ends the run with status 1 and one sentence."""
     flags = ("--mixed-precision", "fp16")
     run = runner.run("mnist_mlp", *flags, launcher="python", succeeds=False)
@@ -63,7 +63,7 @@ def test_what_the_machine_can_not_do_is_one_line(runner: Runner) -> None:
     assert not (run.directory / "model").exists()
 
 
-def test_what_rank_0_alone_finds_ends_both_processes(runner: Runner) -> None:
+def test_mistake_that_only_rank_0_finds_ends_both_processes(runner: Runner) -> None:
     """A named data set that can't be read ends both processes; no other data replace it.
 
     The one message says which data set to pass without the Hub.
@@ -79,9 +79,7 @@ def test_what_rank_0_alone_finds_ends_both_processes(runner: Runner) -> None:
 
 
 @pytest.mark.slow
-def test_launcher_that_starts_fewer_processes_than_asked_is_told_of(
-    runner: Runner, tmp_path: Path
-) -> None:
+def test_launcher_that_starts_too_few_processes_is_refused(runner: Runner, tmp_path: Path) -> None:
     """A launch with `--cpu --num_processes 2` is refused, because it starts one process only."""
     launch = launch_command("accelerate", runner.python)
     words = [*launch, "--cpu", "--num_processes", "2", "--num_machines", "1"]

@@ -57,7 +57,7 @@ def drawn(
 
 
 @pytest.mark.parametrize(("workers", "world_size"), [(1, 1), (2, 1), (1, 2)])
-def test_draws_are_of_seed_epoch_and_sample(workers: int, world_size: int) -> None:
+def test_draws_depend_on_seed_epoch_and_sample_only(workers: int, world_size: int) -> None:
     """Random draws of a sample depend on the seed, the epoch and the sample alone.
 
     They do not depend on worker processes, ranks, or where in the epoch a run resumes.
@@ -114,7 +114,7 @@ def test_network_that_is_not_kept_is_refused(runner: Runner, tmp_path: Path) -> 
     assert run.returncode == 1
     assert (
         "prepared an object of class MLP that was not passed to run.keep(), so a resume would lose "
-        "its state" in run.said()
+        "its state" in run.printed()
     )
 
 

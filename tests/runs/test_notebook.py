@@ -92,7 +92,7 @@ def test_notebook_clones_nothing_in_the_repository(
 
 
 def test_notebook_has_no_outputs(notebook: nbformat.NotebookNode) -> None:
-    """The notebook in the repository has no outputs: they would be of somebody's old run."""
+    """The notebook in the repository has no outputs: outputs would show an old run."""
     code_cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert len(code_cells) > 5
     assert not any(cell.outputs or cell.execution_count for cell in code_cells)

@@ -34,12 +34,14 @@ from tests.thin_resnet import write_thin_resnet
 
 README = REPOSITORY / "README.md"
 TEXT = README.read_text() if README.exists() else ""
-MEASURED = (REPOSITORY / "benchmarks" / "README.md").read_text()
+BENCHMARKS = sorted((REPOSITORY / "benchmarks").glob("*.md"))
+SPEEDS = (REPOSITORY / "benchmarks" / "README.md").read_text()
+OTHER_RATIOS = (REPOSITORY / "benchmarks" / "peers.md").read_text()
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PAGES = sorted((REPOSITORY / "docs").glob("*.md"))
 BLOCKS = [block for page in (README, *PAGES) for block in BLOCK.findall(page.read_text())]
 SHELL = [block for language, block in BLOCKS if language in ("bash", "sh", "console")]
-SHELL += [block for _, block in BLOCK.findall(MEASURED) if "/peers.py" in block]
+SHELL += [block for _, block in BLOCK.findall(SPEEDS) if "/peers.py" in block]
 PYTHON = [block for language, block in BLOCKS if language == "python"]
 LINES = [
     line
@@ -57,10 +59,10 @@ TOOLS = (
     "recipes reproduce ",
     "peers.py",
 )
-# Proves a recipe with the check that launches it least often, and with the fewest updates.
+# Proves a recipe with the check that launches the fewest runs, and with the fewest updates.
 QUICK_PROOF = ("--checks", "figures", "--updates", "8")
 
-# What ends a command within a line.
+# The separators between the commands of a line.
 SEPARATOR = re.compile(r"(\s*(?:&&|\|\||;|\|)\s*)")
 TRAINING = ("accelerate", "torchrun")
 # How a line launches a script: the launcher with its own flags.
@@ -497,11 +499,26 @@ def test_requirements_are_pinned_within_the_ranges() -> None:
 
 
 def test_links_lead_somewhere() -> None:
-    """Each file that the README or a page under docs/ links to exists."""
-    for page in (README, *PAGES):
+    """Each file that the README, a page under docs/ or one about the benchmarks links to exists."""
+    for page in (README, *PAGES, *BENCHMARKS):
         links = re.findall(r"\]\((?!https?:|#|mailto:)([^)#]+)", page.read_text())
         for link in links:
             assert (page.parent / link).exists(), f"{page.name}: {link}"
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_links_to_headings_of_the_benchmarks_lead_somewhere() -> None:
+    """A link to a section of a page about the benchmarks names a heading of that page."""
+    for page in (README, *PAGES, *BENCHMARKS):
+        for file, anchor in re.findall(r"\]\(([^):#]*)#([^)]+)\)", page.read_text()):
+            target = (page.parent / file).resolve() if file else page
+            if target in BENCHMARKS:
+                assert anchor in anchors(target), f"{page.name}: {file}#{anchor}"
 
 
 def test_no_figure_is_left_open() -> None:
@@ -510,11 +527,13 @@ def test_no_figure_is_left_open() -> None:
 
 
 def test_benchmark_tables_are_what_was_measured() -> None:
-    """The benchmarks' README has the tables of all results, and the main README some ratios."""
+    """The pages about the benchmarks have the tables of all results; the README has some ratios."""
     tables = ""
     for file in (REPOSITORY / "benchmarks" / "results").glob("peers-*.json"):
-        tables += markdown(json.loads(file.read_text()))
-        assert tables in MEASURED
+        rates, other_ratios = markdown(json.loads(file.read_text())).split("\n\n")
+        assert rates in SPEEDS
+        assert other_ratios in OTHER_RATIOS
+        tables += f"{rates}\n{other_ratios}\n"
     (quoted,) = re.findall(r"Speed relative to peers .*?benchmarks/README", TEXT, re.DOTALL)
     ratios = re.findall(r"(\d\.\d) ×", quoted)
     measured = re.findall(r"\| (\d+\.\d+) \(", tables)

@@ -120,7 +120,7 @@ def test_config_says_what_ran(learned: Finished) -> None:
 
 
 @pytest.mark.parametrize("learned", LEARNED, indirect=True)
-def test_metrics_have_the_design_s_names(learned: Finished) -> None:
+def test_metrics_have_the_documented_names(learned: Finished) -> None:
     """The steps in `metrics.jsonl` rise strictly, and all its names are in the vocabulary."""
     lines = learned.metrics
     steps = [line["progress/global_step"] for line in lines]
@@ -285,7 +285,7 @@ def test_bert_model_folder_loads_with_transformers(
     assert right.float().mean() >= 0.6
 
 
-def test_run_repeats_for_others(learned_mlp: Finished) -> None:
+def test_json_of_a_run_is_strict(learned_mlp: Finished) -> None:
     """All JSON of a run is strict: it has no NaN, which other languages can't read."""
 
     def refuse(constant: str) -> None:

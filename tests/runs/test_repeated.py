@@ -1,4 +1,4 @@
-"""Runs that are repeated, launched otherwise, copied elsewhere, begun from another's weights."""
+"""Runs that are repeated, launched in other ways, copied, or begun from another run's weights."""
 
 from __future__ import annotations
 
@@ -100,8 +100,8 @@ def test_target_decides_the_status(runner: Runner, odd_images: Path) -> None:
         launcher="python",
         succeeds=False,
     )
-    assert run.said().count("error: ") == 1
-    assert "worse than --target 0.99" in run.said()
+    assert run.printed().count("error: ") == 1
+    assert "worse than --target 0.99" in run.printed()
     assert run.status["status"] == "failed"
     assert run.summary["test/accuracy"] < 0.99
     assert (run.directory / "model" / "model.safetensors").is_file()

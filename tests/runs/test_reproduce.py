@@ -46,7 +46,7 @@ def reproduce(*words: object, status: int = 0) -> Reproduction:
 @pytest.mark.slow
 @pytest.mark.usefixtures("forking_python")
 def test_run_of_a_dirty_tree_is_reproduced(runner: Runner, tmp_path: Path) -> None:
-    """First where its code lies, then from commit and patch; another flag is named as the cause."""
+    """A run is reproduced in its own tree, then from commit and patch; a changed flag is named."""
     code = tmp_path / "code"
     code.mkdir()
     text = (REPOSITORY / "recipes" / "mnist_mlp.py").read_text()
@@ -91,7 +91,7 @@ def test_run_of_a_dirty_tree_is_reproduced(runner: Runner, tmp_path: Path) -> No
 @pytest.mark.slow
 @pytest.mark.usefixtures("forking_python")
 def test_published_run_is_reproduced(runner: Runner, tmp_path: Path) -> None:
-    """The run is gone, and its code and the published folder are in a clone at another place."""
+    """A published run is reproduced in a clone at another place, without the run's directory."""
     code = tmp_path / "code"
     code.mkdir()
     text = (REPOSITORY / "recipes" / "mnist_mlp.py").read_text()
@@ -119,7 +119,7 @@ def test_published_run_is_reproduced(runner: Runner, tmp_path: Path) -> None:
 def test_resume_on_one_process_is_a_cause(
     runner: Runner, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The new run trains all updates like the last attempt."""
+    """A resume on one process is named as a cause; the new run trains like the last attempt."""
     directory = tmp_path / "run"
     flags = (*FLAGS, "--max-steps", 900, "--checkpoint-every", 50, "--output-dir", directory)
     job = Job(runner, "mnist_mlp", *flags, directory=directory, launcher="two")
@@ -144,7 +144,7 @@ def test_resume_on_one_process_is_a_cause(
 @pytest.mark.slow
 @pytest.mark.usefixtures("forking_python")
 def test_two_processes_are_reproduced(runner: Runner) -> None:
-    """They are launched by `accelerate launch`."""
+    """A run of two processes is reproduced by `accelerate launch`."""
     run = runner.run("mnist_mlp", *SHORT, launcher="two")
     receipt = reproduce(run.directory)
     assert receipt.result == "equal bits"

@@ -35,7 +35,7 @@ def test_epochs_after_a_resume_have_new_orders_and_those_of_the_unbroken_run(
     saved_step = newest_step(directory)
     assert UPDATES < saved_step < 2 * UPDATES, "the kill came too late for epoch 1"
     job = Job(runner, RECORDED, folder, RECIPE, "--resume", directory, directory=directory)
-    assert job.end() == 0, job.said()
+    assert job.end() == 0, job.printed()
     expected, _, updates = recorded(whole_folder)
     record, beginnings, total = recorded(folder)
     assert record == expected
@@ -105,7 +105,7 @@ def test_signal_cuts_an_evaluation_short(
         job = Job(runner, recipe, *again, directory=directory, launcher=launcher)
         again = ("--resume", directory)
         if recipe is RECIPE:
-            assert job.end() == 0, job.said()
+            assert job.end() == 0, job.printed()
             break
         job.wait_until((directory / "evaluating").exists)
         (directory / "evaluating").unlink()
@@ -115,7 +115,7 @@ def test_signal_cuts_an_evaluation_short(
         job.end(60)
         assert time.monotonic() - began < 20
         status = job.read("status.json")
-        assert status["status"] == "preempted", job.said()
+        assert status["status"] == "preempted", job.printed()
         assert status["global_step"] == newest_step(directory) == UPDATES
     assert learned(directory) == learned(whole.directory)
     assert final_weights(directory) == final_weights(whole.directory)
@@ -130,12 +130,12 @@ def test_signal_cuts_the_final_evaluation_short(runner: Runner, tmp_path: Path) 
     job = Job(runner, slow, *flags, "--output-dir", directory, directory=directory)
     job.wait_until((directory / "evaluating").exists)
     job.process.send_signal(signal.SIGTERM)
-    assert job.end(20) == 75, job.said()
+    assert job.end(20) == 75, job.printed()
     (checkpoint,) = step_folders(directory / "checkpoints")
     manifest = json.loads((checkpoint / "manifest.json").read_text())
     assert manifest["global_step"] == UPDATES
     job = Job(runner, RECIPE, "--resume", directory, directory=directory)
-    assert job.end() == 0, job.said()
+    assert job.end() == 0, job.printed()
     rows = learned(directory)
     assert [row["progress/global_step"] for row in rows] == [3, 6, 9, 11]
     assert "test/accuracy" in rows[-1]

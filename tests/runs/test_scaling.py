@@ -41,9 +41,9 @@ def jobs(sizes: tuple[int, ...], delays: tuple[float, ...], **more: Any) -> list
     return local + links
 
 
-def test_fit_finds_what_measurements_were_made_from() -> None:
+def test_fit_finds_the_model_that_made_the_measurements() -> None:
     """The fit predicts unseen delays, processes, batches and strategies within 2 %."""
-    # One size of a model would not tell a hop's latency from the software's rate.
+    # With one size of a model, the fit could not separate a hop's latency from the software's rate.
     seen = [*jobs((512, 2048), DELAYS), *jobs((64, 128), DELAYS, parameters=100_000)]
     fitted = fit([(job, TRUTH.update(job)) for job in seen])
     unseen = [*jobs((1024,), (0.001, 0.02)), *jobs((1024,), DELAYS, strategy="DDP fp16")]
@@ -157,7 +157,7 @@ def test_mistakes_are_found_before_anything_is_measured(wrong: dict[str, Any]) -
         {"output": "no/x.json"},
     ],
 )
-def test_mistakes_of_the_transfer_too(wrong: dict[str, Any]) -> None:
+def test_mistakes_are_found_before_a_transfer_is_measured(wrong: dict[str, Any]) -> None:
     """A wrong setting of the transfer benchmark, also a bad path, ends it with one sentence."""
     with pytest.raises(SystemExit, match="error: "):
         transfer.Options(**{n: Path(v) if isinstance(v, str) else v for n, v in wrong.items()})
@@ -194,7 +194,7 @@ def test_link_is_as_slow_as_it_is_asked_to_be() -> None:
 
 
 @pytest.mark.slow
-def test_script_measures_fits_and_tells(runner: Runner, tmp_path: Path) -> None:
+def test_script_measures_fits_and_reports(runner: Runner, tmp_path: Path) -> None:
     """The script measures processes, fits its model and writes tables and a picture.
 
     Without network namespaces, it says so and leaves out the measurements over links.

@@ -124,7 +124,7 @@ def test_resnet_in_shards_is_the_resnet(runner: Runner, distributed_resnet: Fini
     assert activations == pytest.approx(activations_of_ddp, rel=0.2)
 
 
-def broken_off(run: Finished, directory: Path) -> None:
+def killed_halfway(run: Finished, directory: Path) -> None:
     """Copy a finished run as if it had been killed halfway."""
     shutil.copytree(run.directory, directory)
     folders = step_folders(directory / "checkpoints")
@@ -144,7 +144,7 @@ def test_shards_resume_on_other_processes(
     It resumes within rounding on one process, on four, and without shards.
     """
     directory = tmp_path / "run"
-    broken_off(sharded_mlp, directory)
+    killed_halfway(sharded_mlp, directory)
     flags = flags_of(odd_images, launcher, RANKS.get(launcher, 2))
     again = (*flags, "--output-dir", directory, "--resume", "auto")
     resumed = runner.run("mnist_mlp", *again, launcher=launcher, output_directory=False)
@@ -162,7 +162,7 @@ def test_whole_checkpoint_resumes_in_shards(
 ) -> None:
     """Two processes in shards resume a run of one process that has saved whole tensors."""
     directory = tmp_path / "run"
-    broken_off(accumulated_mlp, directory)
+    killed_halfway(accumulated_mlp, directory)
     again = ("--output-dir", directory, "--resume", "auto", "--gradient-accumulation-steps", 1)
     flags = ("--config", accumulated_mlp.directory, *again)
     resumed = runner.run("mnist_mlp", *flags, launcher="shards", output_directory=False)
@@ -199,8 +199,8 @@ def test_evaluation_of_shards(runner: Runner, odd_images: Path, sharded_mlp: Fin
         assert run.summary[name] == pytest.approx(sharded_mlp.summary[name], rel=1e-6), name
 
 
-# Two networks, an average of the weights, tied weights, images as outputs: copies that know nothing
-# of shards.
+# Copies whose code does not mention shards: two networks, an average of the weights, tied weights,
+# images as outputs.
 COPIED = ("gan", "averaged", "lora", "character_model", "denoiser")
 
 
@@ -285,7 +285,7 @@ def test_inf_on_one_rank_is_never_applied(runner: Runner, tmp_path: Path) -> Non
     flags = (*MLP, "--mixed-precision", "no", "--output-dir", directory)
     run = runner.run(recipe, *flags, launcher="shards", output_directory=False, succeeds=False)
     assert run.returncode != 0
-    assert run.said().count("error: a gradient or the loss became non-finite by update 15") == 1
+    assert run.printed().count("error: a gradient or the loss became non-finite by update 15") == 1
     status = json.loads((directory / "status.json").read_text())
     assert status["status"] == "failed"
     assert not status["resumable"]
@@ -322,7 +322,7 @@ def test_collectives_get_tensors_of_the_device_only(
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("variables", "message"),
     [
         ({"FSDP_VERSION": "1"}, "fsdp_version=1 is not supported by recipes: set it to 2"),
         (
@@ -338,12 +338,12 @@ def test_collectives_get_tensors_of_the_device_only(
         ({"ACCELERATE_USE_PARALLELISM_CONFIG": "true"}, "remove parallelism_config"),
     ],
 )
-def test_what_recipes_shard_otherwise_is_refused(
-    asked: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch
+def test_unsupported_sharding_is_refused(
+    variables: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A setting that recipes do not support is refused by name; supported ones are taken."""
-    monkeypatch.setattr(os, "environ", {**SHARDED, "FSDP_MIN_NUM_PARAMS": "100000000", **asked})
-    with pytest.raises(UserError, match=said):
+    monkeypatch.setattr(os, "environ", {**SHARDED, "FSDP_MIN_NUM_PARAMS": "100000000", **variables})
+    with pytest.raises(UserError, match=message):
         take_fsdp_request()
     supported = {f"FSDP_{name}": value.upper() for name, value in SUPPORTED_SETTINGS.items()}
     monkeypatch.setattr(os, "environ", {**SHARDED, **supported})

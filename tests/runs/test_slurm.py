@@ -19,7 +19,7 @@ from tests.launch import CONFIGS, REPOSITORY, Finished, Runner, clean_environmen
 
 FLAGS = (*MLP, "--epochs", 20)
 
-# As srun does: a task a node, SIGUSR1 passed on, and on SIGTERM everything killed.
+# Acts as srun: one task for each node; it passes SIGUSR1 on, and SIGTERM kills everything.
 SRUN = """#!/usr/bin/env bash
 while [[ $1 == --* ]]; do shift; done
 tasks=()
@@ -82,18 +82,18 @@ class Cluster:
         """Wait for the first checkpoint."""
         deadline = time.monotonic() + 120
         while newest_step(self.directory) < EVERY:
-            assert self.process.poll() is None, self.said()
-            assert time.monotonic() < deadline, self.said()
+            assert self.process.poll() is None, self.printed()
+            assert time.monotonic() < deadline, self.printed()
             time.sleep(0.01)
 
     def end(self) -> int:
         """Wait for the script, check that it left no process running, and return its status."""
         children = psutil.Process(self.process.pid).children(recursive=True)
         status = self.process.wait(120)
-        assert not psutil.wait_procs(children, timeout=0)[1], self.said()
+        assert not psutil.wait_procs(children, timeout=0)[1], self.printed()
         return status
 
-    def said(self) -> str:
+    def printed(self) -> str:
         """Return what the script printed."""
         return self.log.read_text()
 
@@ -133,18 +133,18 @@ def test_time_limit_saves_and_queues_again_until_done(cluster: Cluster, whole: F
     cluster.process.send_signal(signal.SIGUSR1)
     assert cluster.end() != 0
     status = cluster.status()
-    assert status["status"] == "preempted", cluster.said()
+    assert status["status"] == "preempted", cluster.printed()
     assert status["global_step"] == newest_step(cluster.directory)
     requeued = [f"requeue {cluster.environment['SLURM_JOB_ID']}"]
     assert cluster.requeued() == requeued
     cluster.start(*FLAGS)
-    assert cluster.end() == 0, cluster.said()
+    assert cluster.end() == 0, cluster.printed()
     assert cluster.status()["status"] == "finished"
     assert cluster.requeued() == requeued
     assert final_weights(cluster.directory) == final_weights(whole.directory)
     cluster.start(*FLAGS)
-    assert cluster.end() == 0, cluster.said()
-    assert "is finished" in cluster.said()
+    assert cluster.end() == 0, cluster.printed()
+    assert "is finished" in cluster.printed()
     assert cluster.requeued() == requeued
 
 
@@ -157,7 +157,7 @@ def test_two_nodes_are_one_run_and_save_together(runner: Runner, tmp_path: Path)
     os.kill(int((tmp_path / "srun.pid").read_text()), signal.SIGUSR1)
     assert cluster.end() != 0
     status = cluster.status()
-    assert status["status"] == "preempted", cluster.said()
+    assert status["status"] == "preempted", cluster.printed()
     newest = cluster.directory / "checkpoints" / f"step-{status['global_step']:08d}"
     assert json.loads((newest / "manifest.json").read_text())["world_size"] == 2
     assert len(cluster.requeued()) == 1
@@ -171,13 +171,13 @@ def test_mistakes_and_cancelled_jobs_are_not_queued_again(cluster: Cluster) -> N
     """
     cluster.start("--epoochs", 3)
     assert cluster.end() != 0
-    assert "--epochs" in cluster.said()
+    assert "--epochs" in cluster.printed()
     assert not cluster.directory.exists()
     cluster.start(*FLAGS, "--epochs", 2000)
     cluster.train_until_saved()
     cluster.process.send_signal(signal.SIGTERM)
     assert cluster.end() != 0
-    assert cluster.status()["status"] == "preempted", cluster.said()
+    assert cluster.status()["status"] == "preempted", cluster.printed()
     cluster.start("--epoochs", 3)
     assert cluster.end() != 0
     assert not cluster.status()["resumable"]

@@ -42,7 +42,7 @@ def test_each_sample_once_an_epoch_after_a_kill(
     assert UPDATES < saved_step < EPOCHS * UPDATES, "the kill came too late"
     job = Job(runner, RECORDED, folder, RECIPE, "--resume", directory, directory=directory,
               launcher=launcher)  # type: ignore[arg-type]  # fmt: skip
-    assert job.end() == 0, job.said()
+    assert job.end() == 0, job.printed()
     expected, _, _ = recorded(whole_folder)
     record, beginnings, _ = recorded(folder)
     assert beginnings == [(0, 0), divmod(saved_step, UPDATES)]

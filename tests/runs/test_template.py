@@ -94,7 +94,7 @@ def command(runner: Runner, *words: object, **options: Any) -> subprocess.Popen[
     )
 
 
-# It tells whether it is a fork: only those have torch imported at the beginning.
+# It prints whether it is a fork: only forks have torch imported at the beginning.
 IS_FORK = "import sys; print('torch' in sys.modules, sys.argv[1:], sys.stdin.read())\n"
 
 
@@ -232,7 +232,7 @@ def test_launchers_run_and_start_workers_as_forks(runner: Runner, tmp_path: Path
 
 
 @pytest.mark.parametrize("launcher", ["python", "fresh"])
-def test_ends_are_told(runner: Runner, tmp_path: Path, launcher: Launcher) -> None:
+def test_end_of_a_script_is_reported(runner: Runner, tmp_path: Path, launcher: Launcher) -> None:
     """A run reports the script's status, traceback and signal, and exit handlers run."""
     leave = "import atexit, os, sys\natexit.register(lambda: print('left'))\n"
     assert run_script(runner, tmp_path, leave + "sys.exit(75)", launcher).returncode == 75
@@ -291,7 +291,7 @@ def test_failure_of_one_rank_ends_the_other(runner: Runner, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_what_takes_too_long_is_ended_whole(runner: Runner, tmp_path: Path) -> None:
+def test_timeout_ends_all_processes_of_a_script(runner: Runner, tmp_path: Path) -> None:
     """A timeout also ends the processes that the script started."""
     text = "import os, time\nif os.environ['RANK'] == '0': os.fork()\n"
     text += f"open(f'{tmp_path}/{{os.getpid()}}.pid', 'w')\ntime.sleep(300)"
@@ -305,7 +305,7 @@ def test_what_takes_too_long_is_ended_whole(runner: Runner, tmp_path: Path) -> N
     assert not psutil.wait_procs(alive, timeout=20)[1]
 
 
-def test_wait_raises_what_popen_raises(runner: Runner, tmp_path: Path) -> None:
+def test_wait_behaves_like_that_of_popen(runner: Runner, tmp_path: Path) -> None:
     """A fork's `wait` and `poll` behave like those of `Popen`, so that a job can be either."""
     script = tmp_path / "script.py"
     script.write_text("import time\ntime.sleep(300)")

@@ -38,7 +38,7 @@ def test_killed_and_resumed_is_one_run_with_every_row(runner: Runner, tmp_path: 
     job.wait_for_step(12)
     job.kill()
     job = Job(runner, "mnist_mlp", "--resume", directory, directory=directory)
-    assert job.end() == 0, job.said()
+    assert job.end() == 0, job.printed()
     folders = sorted(parent.glob("offline-run-*"))
     assert len(folders) == 3
     # The folders are named offline-run-TIME-ID, with -1 at the end if two begin in one second.

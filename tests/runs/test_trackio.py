@@ -28,7 +28,7 @@ pytestmark = [
 def test_killed_and_resumed_is_one_run_with_the_rows_of_the_file(
     runner: Runner, tmp_path: Path
 ) -> None:
-    """The run is killed before and after its first checkpoint; no row is lost or doubled."""
+    """A run killed before and after its first checkpoint loses no row and doubles none."""
     directory = tmp_path / "run"
     database = tmp_path / "trackio" / "tests.db"
     environment = {"TRACKIO_DIR": str(database.parent)}
@@ -44,8 +44,8 @@ def test_killed_and_resumed_is_one_run_with_the_rows_of_the_file(
     job = Job(
         *(runner, "mnist_mlp", "--resume", directory), directory=directory, environment=environment
     )
-    assert job.end() == 0, job.said()
-    assert "trackio show --project tests" in job.said()
+    assert job.end() == 0, job.printed()
+    assert "trackio show --project tests" in job.printed()
     rows = [json.loads(line) for line in (directory / "metrics.jsonl").open()]
     with closing(sqlite3.connect(database)) as connection:
         stored = connection.execute(

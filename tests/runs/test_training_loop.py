@@ -20,7 +20,7 @@ FREEZE = """            is_first_epoch = run.progress.global_step < run.plan.upd
 """
 SCHEDULE = "scheduler = run.plan.schedule(optimizer, warmup_share=0.1)"
 OWN_SCHEDULE = "scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5)"
-# A collective that only rank 1 enters, with more than rank 0 then reads.
+# A collective that only rank 1 enters, with more bytes than rank 0 reads next.
 UNEVEN = """            if run.progress.global_step == 3 and accelerator.process_index == 1:
                 torch.distributed.all_reduce(torch.ones(100_000))
 """
@@ -100,7 +100,7 @@ USES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("use", USES)
-def test_flag_of_one_s_own_must_be_used_somewhere(runner: Runner, tmp_path: Path, use: str) -> None:
+def test_own_flag_must_be_used_somewhere(runner: Runner, tmp_path: Path, use: str) -> None:
     """A copy's own flag is refused only if no rank uses it at any time.
 
     The run warns if the first update does not use the flag.
@@ -117,7 +117,7 @@ def test_flag_of_one_s_own_must_be_used_somewhere(runner: Runner, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_metric_of_a_name_that_the_run_logs_is_refused(runner: Runner, tmp_path: Path) -> None:
+def test_metric_with_the_name_of_a_logged_one_is_refused(runner: Runner, tmp_path: Path) -> None:
     """A copy's metric is refused at the first log line if the run logs one of the same name."""
     clashing = RECORD.replace("metrics(logits, batch)", '{"grad_norm": 3.0}')
     copy = edited(tmp_path, (RECORD, clashing))
@@ -145,7 +145,7 @@ def supervised(
 
 
 @pytest.mark.slow
-def test_supervisor_ends_where_a_collective_is_not_entered_alike(
+def test_supervisor_stops_if_ranks_enter_different_collectives(
     runner: Runner, tmp_path: Path
 ) -> None:
     """The supervisor stops after a second failure at the same update and advises what to check.
@@ -163,7 +163,7 @@ def test_supervisor_ends_where_a_collective_is_not_entered_alike(
 
 
 @pytest.mark.slow
-def test_supervisor_ends_where_a_file_is_in_the_way(runner: Runner, tmp_path: Path) -> None:
+def test_supervisor_stops_if_a_file_is_in_the_way(runner: Runner, tmp_path: Path) -> None:
     """The supervisor stops at once if a file is in the way; the advice is not to free space."""
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "checkpoints").write_text("a file")

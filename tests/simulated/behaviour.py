@@ -14,23 +14,23 @@ from tests.simulated.streams import JUNK, Event, RaceError, Stream, current_stre
 DEVICE = torch.device("simulated:0")
 
 
-def raises(kind: type[Exception], action: Callable[[], object]) -> bool:
-    """Whether an action raises an exception of this kind."""
+def raises(error_class: type[Exception], action: Callable[[], object]) -> bool:
+    """Whether an action raises an exception of this class."""
     try:
         action()
-    except kind:
+    except error_class:
         return True
     return False
 
 
-def torch_finds_it() -> None:
+def torch_finds_the_device() -> None:
     """torch and `common` take the simulated device as the default accelerator."""
     assert torch.accelerator.is_available()
     assert devices.default_device() == DEVICE
     assert torch.ones(2, device=DEVICE).device == DEVICE
 
 
-def its_memory_is_its_own() -> None:
+def device_has_memory_of_its_own() -> None:
     """A copy on the device does not share memory with the host; views of it share its own."""
     on_host = torch.arange(6.0)
     copy = on_host.to(DEVICE)
@@ -43,7 +43,7 @@ def its_memory_is_its_own() -> None:
     assert raises(RuntimeError, lambda: copy + torch.ones(6))
 
 
-def it_has_no_float64() -> None:
+def device_has_no_float64() -> None:
     """Each way to make a float64 tensor on the device is a `TypeError`."""
     assert raises(TypeError, lambda: torch.zeros(1, dtype=torch.float64, device=DEVICE))
     assert raises(TypeError, lambda: torch.zeros(1, dtype=torch.float64).to(DEVICE))
@@ -89,14 +89,14 @@ def uploads_read_late() -> None:
     assert target.sum().item() == 3
 
 
-def streams_are_apart() -> None:
+def streams_are_separate() -> None:
     """A stream sees the copies of another only after it has waited for that stream."""
     assert devices.has_streams(DEVICE)
     source = torch.ones(3)
     copying = Stream()
     with copying:
         target = source.to(DEVICE, non_blocking=True)
-    assert target.sum().item() != 3  # nobody waited
+    assert target.sum().item() != 3  # the stream has not waited yet
     current_stream().wait_stream(copying)
     assert target.sum().item() == 3
     event = Event()
@@ -109,7 +109,7 @@ def streams_are_apart() -> None:
     torch.accelerator.synchronize()
 
 
-def it_draws_numbers_of_its_own() -> None:
+def device_has_random_numbers_of_its_own() -> None:
     """The device's random numbers leave the host's generator alone and can be restored."""
     torch.manual_seed(1)
     of_host = torch.get_rng_state()
@@ -158,14 +158,14 @@ def convolutional() -> nn.Module:
 
 if __name__ == "__main__":
     for check in (
-        torch_finds_it,
-        its_memory_is_its_own,
-        it_has_no_float64,
+        torch_finds_the_device,
+        device_has_memory_of_its_own,
+        device_has_no_float64,
         fused_optimizers_ignore_scaling,
         downloads_arrive_late,
         uploads_read_late,
-        streams_are_apart,
-        it_draws_numbers_of_its_own,
+        streams_are_separate,
+        device_has_random_numbers_of_its_own,
         autocast_works,
         gradients_are_the_hosts,
     ):

@@ -79,7 +79,7 @@ def on_memory(operation: torch._ops.OpOverload) -> Any:
         streams.current_stream().run()
         lent, lent_options = tree_map_only(torch.Tensor, lend, (arguments, options))
         returned = operation(*map(lend_group, lent), **lent_options)
-        if isinstance(returned, tuple):  # the tensors and what waits for them
+        if isinstance(returned, tuple):  # the tensors, and an object that waits for them
             *tensors, work = returned
             device_tensors = [arguments[number] for number in range(len(tensors))]
             return (*device_tensors, work)

@@ -17,7 +17,7 @@ aten = torch.ops.aten
 DEVICE = "simulated"
 USED: Counter[str] = Counter()  # kernels that ran, by name
 LIBRARIES: list[torch.library.Library] = []  # a kernel is registered while its library lives
-# These may take tensors of the host besides those of the device.
+# These may take tensors of the host together with those of the device.
 TAKE_HOST_TENSORS = {"aten::index", "aten::index_put_", "aten::index_put", "aten::_index_put_impl_"}
 FUSED = ("aten::_fused_adam_", "aten::_fused_adamw_", "aten::_fused_sgd_", "aten::_fused_adagrad_")
 

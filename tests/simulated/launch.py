@@ -25,7 +25,7 @@ def write_report(path: Path) -> None:
 
 
 def main() -> None:
-    """Install the device and run the script, as if it had been called by itself."""
+    """Install the device and run the script as if it had been launched directly."""
     words, report, script, *flags = sys.argv[1:]
     if sys.platform == "darwin":
         os.environ.pop("ACCELERATE_USE_CPU", None)  # by which other tests avoid Apple's GPU

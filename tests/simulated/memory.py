@@ -15,7 +15,7 @@ import torch
 CPU = 1  # DLPack's number of the CPU
 EXTENSION = 12  # DLPack's number of torch's PrivateUse1 device
 DEVICE_TYPE_OFFSET = 8  # of the field in DLPack's structure: a pointer to the data comes first
-LACKING = {torch.float64, torch.complex128}  # dtypes; a variant of the device lacks none
+LACKING = {torch.float64, torch.complex128}  # dtypes; one variant of the device has all of them
 
 
 class Allocated:

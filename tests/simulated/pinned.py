@@ -42,7 +42,7 @@ def install() -> None:
 
 
 def making_pinned(function: Any) -> Any:
-    """Return a function that makes tensors, in pinned memory if it is asked to."""
+    """Return a function that makes tensors, in pinned memory if the call asks for it."""
 
     def make(*arguments: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:
         tensor = function(*arguments, **options)

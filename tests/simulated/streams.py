@@ -83,7 +83,7 @@ class Download:
 
 
 def fill_with_junk(tensor: torch.Tensor) -> None:
-    """Fill a tensor of the host with junk, like memory that nobody has written to."""
+    """Fill a tensor of the host with junk, like memory that has never been written."""
     junk = torch.full((tensor.element_size(),), JUNK, dtype=torch.uint8)
     value = torch.tensor(True) if tensor.dtype == torch.bool else junk.view(tensor.dtype)[0]
     tensor.copy_(value)

@@ -104,8 +104,8 @@ def test_run_of_the_cpu_goes_on_on_the_device(
     assert 0 < newest_step(directory) < 60, "the kill came too late"
     words = (LIKE_APPLE, "-", script_of("mnist_mlp"), "--resume", directory)
     job = Job(runner, LAUNCH, *words, directory=directory)
-    assert job.end(240) == 0, job.said()
-    assert "simulated instead of cpu, so metrics differ by rounding" in job.said()
+    assert job.end(240) == 0, job.printed()
+    assert "simulated instead of cpu, so metrics differ by rounding" in job.printed()
     assert job.read("config.json")["environment"]["device_type"] == "simulated"
     losses = [read["test/loss"] for read in (job.read("summary.json"), whole.summary)]
     assert losses[0] == pytest.approx(losses[1], rel=0.01)

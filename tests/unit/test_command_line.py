@@ -122,7 +122,7 @@ def test_value_beyond_its_limits_is_refused(
 @pytest.mark.slow  # It parses some 50 command lines.
 @pytest.mark.parametrize("recipe", RECIPES[:1])
 def test_huge_integers_are_refused(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise they would become a tensor's size, a timeout or a number of processes."""
+    """Huge integers are refused, because they become sizes, timeouts or numbers of processes."""
     owner = config_class(recipe)
     for field in dataclasses.fields(owner):
         if kind_of(owner, field.name) is int:

@@ -37,7 +37,7 @@ def test_log_has_one_line_per_interval(capsys: pytest.CaptureFixture[str]) -> No
 def test_log_has_few_lines_a_second(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has the first lines, then some a second, and always the last."""
+    """The log has the first lines, then a few a second, and always the last line."""
     clock = 0.0
     step = 0
     monkeypatch.setattr(console, "time", SimpleNamespace(monotonic=lambda: clock))
@@ -55,7 +55,7 @@ def test_log_has_few_lines_a_second(
 
 
 def test_terminal_has_a_bar(screen: io.StringIO) -> None:
-    """It names the phases before the loop, follows the step, and prints text literally."""
+    """The bar names the phases before the loop, follows the step, and prints text literally."""
     display = console.Display()
     steps = iter(range(10, 40))
     display.begin()
@@ -94,7 +94,7 @@ def test_terminal_has_one_bar(screen: io.StringIO) -> None:
 def test_warning_on_a_terminal_is_yellow(
     screen: io.StringIO, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its brackets are printed literally."""
+    """A warning is yellow, and its brackets are printed literally."""
     console.warn("no [b] tracker")
     assert screen.getvalue() == "\x1b[33mno [b] tracker\x1b[0m\n"
 
@@ -106,7 +106,7 @@ def test_warning_in_a_log_is_plain(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_ctrl_c_during_imports_gives_one_sentence() -> None:
-    """There is no traceback of the imports."""
+    """Ctrl-C during imports gives one sentence without a traceback."""
     code = "import os; from common.console import begin; begin(); os.kill(os.getpid(), 2)"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert ended.returncode == 1

@@ -45,7 +45,7 @@ def test_use_is_found(tmp_path: Path, case: str) -> None:
 
 @pytest.mark.parametrize("case", NO_USES)
 def test_other_code_is_no_use(tmp_path: Path, case: str) -> None:
-    """It may define the flag, assign it, or use its name otherwise."""
+    """Code that defines or assigns a flag, or uses its name otherwise, does not use the flag."""
     recipe = tmp_path / "mine.py"
     recipe.write_text(NO_USES[case])
     assert find_flag_uses(recipe).place_of("tau") is None

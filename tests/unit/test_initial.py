@@ -62,7 +62,7 @@ def test_published_weights_load_except_for_the_head(published: Path, tmp_path: P
 
 
 def test_shape_that_does_not_fit_is_named(published: Path, tmp_path: Path) -> None:
-    """One sentence names the first such tensor."""
+    """One sentence names the first tensor whose shape does not fit."""
     with pytest.raises(UserError, match=r"conv1\.weight has the shape \(64, 3, 7, 7\) in it"):
         load_initial(ResNet("resnet18", 3, 3, 4), config(published), tmp_path, list("abcd"))
     with pytest.raises(UserError, match="there is no finished model"):
@@ -167,7 +167,7 @@ def test_only_the_class_head_is_replaced(
 
 
 def test_hidden_layer_of_another_width_is_refused(tmp_path: Path) -> None:
-    """It is no head, though it is as wide as the number of classes."""
+    """A hidden layer is not taken for a head, though it is as wide as the number of classes."""
     run = tmp_path / "run"
     save_model(run / "model", TwoHeads(5, hidden=8), {"class_names": list("vwxyz")})
     with pytest.raises(

@@ -25,7 +25,7 @@ def test_json_survives_a_round_trip(tmp_path: Path) -> None:
 
 
 def test_nan_and_infinity_become_null(tmp_path: Path) -> None:
-    """They are written as null, and read as None from files that others wrote."""
+    """NaN and infinity are written as null, and read as None from files that others wrote."""
     path = tmp_path / "value.json"
     value = {"a": float("nan"), "b": [float("inf"), 1.0], "c": {"d": (-float("inf"), 2)}}
     expected = {"a": None, "b": [None, 1.0], "c": {"d": [None, 2]}}

@@ -24,7 +24,7 @@ def test_objective_survives_a_round_trip(text: str) -> None:
     ["", "accuracy", ":max", "accuracy:", "accuracy:more", "a:max:b", None, ("accuracy", "max")],
 )
 def test_invalid_objective_gives_one_sentence(text: Any) -> None:
-    """It has an example."""
+    """The sentence about an invalid objective has an example."""
     with pytest.raises(UserError, match="accuracy:max"):
         Objective.parse(text)
 

@@ -66,6 +66,6 @@ def test_resolution_keeps_the_stated_values() -> None:
 
 
 def test_unknown_flag_is_an_error() -> None:
-    """A misspelt name would otherwise become an attribute that nobody reads."""
+    """A misspelt name is an error, and not an attribute that nothing reads."""
     with pytest.raises(AttributeError, match="no flag epoch"):
         ConfigResolution(TrainingConfig()).resolve(epoch=3)

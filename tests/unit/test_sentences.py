@@ -25,7 +25,7 @@ from common.sentences import as_user_error, cause_text, counted, reading, writin
     ],
 )
 def test_cause_is_one_line(error: Exception, text: str) -> None:
-    """It has the class, unless an error of the operating system says more by itself."""
+    """The cause has the error's class, unless an error of the operating system says more."""
     assert cause_text(error, most=10 if isinstance(error, RuntimeError) else 300) == text
 
 
@@ -38,7 +38,7 @@ def test_noun_is_in_the_singular_for_one_only(count: int) -> None:
 
 
 def test_other_lines_are_left_out_on_request() -> None:
-    """They are not for the user, such as the query of a database."""
+    """Further lines, such as the query of a database, are left out on request."""
     error = ValueError("no such table\n[SQL: SELECT 1]")
     assert cause_text(error, first_line=True) == "ValueError: no such table"
 
@@ -68,7 +68,7 @@ def test_advice_may_depend_on_the_error() -> None:
 
 
 def test_reading_passes_what_is_no_damage() -> None:
-    """A full disk is no damage of the file that is read, and Ctrl-C is none either."""
+    """A full disk and Ctrl-C are not taken for damage of the file that is read."""
     sentence = r"^error: a\.csv can't be read \(KeyError: 'x'\): mend it$"
     with pytest.raises(UserError, match=sentence), reading("a.csv", "mend it"):
         raise KeyError("x")

@@ -93,7 +93,7 @@ def test_main_holds_the_loop(path: Path) -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_headings_are_the_same(path: Path) -> None:
-    """They come in the same order and have the same width."""
+    """Headings come in the same order and have the same width in all recipes."""
     banners = re.findall(r"^# -+ \w+$", path.read_text(), re.MULTILINE)
     assert [banner.split()[-1] for banner in banners] == HEADINGS
     assert len({len(banner) for banner in banners}) == 1
@@ -114,8 +114,8 @@ def test_recipe_is_one_short_file(path: Path) -> None:
     tree = ast.parse(path.read_text())
     imported = [node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     assert not [name for name in imported if name and name.startswith("recipes")]
-    stated = [line for line in lines if re.fullmatch(r'OBJECTIVE = "\w+:(max|min)"', line)]
-    assert len(stated) == 1
+    objectives = [line for line in lines if re.fullmatch(r'OBJECTIVE = "\w+:(max|min)"', line)]
+    assert len(objectives) == 1
     docstring = ast.get_docstring(tree)
     assert docstring
     assert "accelerate launch" in docstring

@@ -73,7 +73,7 @@ def test_flag_that_is_read_or_applied_is_accepted(name: str) -> None:
 
 
 def test_copies_are_no_reads() -> None:
-    """They include `asdict`, `replace`, `vars`, copies and pickles."""
+    """`asdict`, `replace`, `vars`, copies and pickles do not count as reads of a flag."""
     config = recorded(mixup=0.5)
     assert dataclasses.asdict(config)["mixup"] == 0.5
     assert dataclasses.replace(config, width=9).mixup == 0.5

@@ -43,7 +43,7 @@ def test_linter_has_no_complaint(path: Path) -> None:
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
 def test_actions_are_pinned(path: Path) -> None:
-    """Each has the full digest of a commit, with its version."""
+    """Each action is pinned by the full digest of a commit, with its version."""
     lines = [line for line in path.read_text(encoding="utf-8").splitlines() if "uses:" in line]
     assert lines
     for line in lines:

@@ -1,1 +1,1 @@
-"""The training loops that are killed: our recipe, and peers' loops after their documentation."""
+"""The training loops that are killed: our recipe, and loops from the peers' documentation."""

@@ -62,12 +62,12 @@ WINDOWS_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGABRT, signal.SIGUSR1
 
 
 def is_direct(depth: int) -> bool:
-    """Whether a function of this repository called, itself."""
+    """Whether the caller at this depth is a function of this repository."""
     return str(sys._getframe(depth).f_globals.get("__name__")).partition(".")[0] in OURS
 
 
 def is_ours(depth: int) -> bool:
-    """Whether a function of this repository called, past Python's own modules for files."""
+    """Whether the nearest caller outside Python's modules for files is this repository's."""
     frame = sys._getframe(depth)
     while frame is not None:
         name = str(frame.f_globals.get("__name__"))
@@ -78,7 +78,7 @@ def is_ours(depth: int) -> bool:
 
 
 def hide(module, names):
-    """Take names out of a module, but for callers that are not ours."""
+    """Remove names from a module for our callers; other callers keep them."""
     kept = {name: vars(module).pop(name) for name in names if name in vars(module)}
 
     def find(name):
@@ -90,7 +90,7 @@ def hide(module, names):
 
 
 def hide_modules(names):
-    """Have the imports of some modules fail in our code."""
+    """Make the imports of these modules fail in our code."""
     real_import = builtins.__import__
 
     def find(name, globals=None, locals=None, fromlist=(), level=0):
@@ -103,7 +103,7 @@ def hide_modules(names):
 
 
 class Renamed(importlib.abc.MetaPathFinder):
-    """Imports `common.system.platforms` while ``sys.platform`` is another system's."""
+    """Lets ``sys.platform`` name another system while `common.system.platforms` is imported."""
 
     def find_spec(self, name, path=None, target=None):
         if name != "common.system.platforms":
@@ -133,7 +133,7 @@ def refuse_name(path):
 
 
 def hide_folders(folders):
-    """Have our code find nothing in folders of Linux."""
+    """Hide folders that only Linux has from our code."""
 
     def refuse(path):
         """Raise an error if our code asks for a path in a hidden folder."""
@@ -168,7 +168,7 @@ def paths_in_use():
     for descriptor in REAL_LISTDIR("/proc/self/fd"):
         try:
             paths.add(os.readlink(f"/proc/self/fd/{descriptor}"))
-        except OSError:  # that of the list itself
+        except OSError:  # the folder of the list itself has been closed
             continue
     with REAL_OPEN("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
         paths |= {line.split(maxsplit=5)[5].strip() for line in maps if line.count("/")}
@@ -176,7 +176,7 @@ def paths_in_use():
 
 
 def refuse_what_is_open():
-    """Have renames and removals of open files fail, as Windows does, whoever asks for them."""
+    """Make renames and removals of open files fail for every caller, as on Windows."""
 
     def refusing(real):
         def move(source, *arguments, **options):
@@ -202,7 +202,7 @@ def refuse_what_is_open():
 
 
 def limit_syncing():
-    """Refuse to open folders, and to sync files that are open for reading alone."""
+    """Refuse to open folders, and to sync files that are open for reading only."""
     real_open = os.open
     real_fsync = os.fsync
     import fcntl

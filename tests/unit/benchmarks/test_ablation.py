@@ -18,7 +18,7 @@ PLAN = make_plan("cifar10", 2, 0.1, [0])
 
 @pytest.mark.parametrize("variant", PLAN["variants"])
 def test_variant_fits_the_recipe(variant: str) -> None:
-    """Its edits find their texts and leave a program; its flags exist."""
+    """Each variant's edits find their texts and leave a program, and its flags exist."""
     text = RECIPE.read_text()
     edited = edited_text(text, PLAN["edits"].get(variant, {}))
     compile(edited, variant, "exec")

@@ -60,7 +60,7 @@ def test_installed_version_has_to_fit(line: str, is_missing: bool, tmp_path: Pat
 
 
 def test_check_hides_missing_packages() -> None:
-    """It hides neither listed packages nor requirements of this environment's own versions."""
+    """`--check` hides neither listed packages nor what this environment's own versions require."""
     installed = {"torch": None, "huggingface-hub": "1.0"}
     wheels = [bring.Wheel("tyro", "1", True), bring.Wheel("wandb", "1", False)]
     hidden = bring.left_out(installed, wheels, "3.12")

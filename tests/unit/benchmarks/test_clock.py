@@ -18,7 +18,7 @@ from benchmarks.harness.judging import mfu_at
 
 @given(st.integers(0, 5), st.integers(1, 5), st.floats(1, 100))
 def test_clock_leaves_the_first_updates_out(untimed: int, timed: int, slow: float) -> None:
-    """Each untimed update takes `slow` seconds, and each timed one a second."""
+    """The clock leaves out the first updates of `slow` seconds, and counts the others."""
     time = 0.0
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(clock, "now", lambda: time)
@@ -54,7 +54,7 @@ def test_every_turn_of_a_suite_has_its_untimed_updates() -> None:
 
 
 def test_recipe_contestant_trains_untimed_updates_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are counted in micro-batches, as in the recipe's loop."""
+    """Untimed updates are counted in micro-batches, as in the recipe's loop."""
     calls: list[tuple[Any, ...]] = []
 
     def train_recipe(*arguments: Any, **settings: Any) -> rounds.Training:

@@ -54,6 +54,7 @@ from benchmarks.resume.results import Result, Results
 from benchmarks.resume.schedule import SAVE_EVERY, UPDATES, UPDATES_PER_EPOCH
 from benchmarks.resume.training import AttemptError, Outcome, Training, files_in, is_stopped
 
+BENCHMARKS = Path(resume_peers.__file__).parent
 BATCH = 4
 PER_EPOCH = 5
 SAMPLES = BATCH * PER_EPOCH
@@ -146,7 +147,7 @@ def test_epoch_begun_anew_repeats_samples_and_loses_none(done: int, seed: int) -
 
 
 def test_epochs_that_were_never_trained_are_lost() -> None:
-    """Also if a training believes to be at its end, or goes on for too long."""
+    """An epoch counts as lost even if the training ends early or trains for too long."""
     whole = whole_training()
     counts = count_samples(whole[:PER_EPOCH], SAMPLES, range(EPOCHS))
     assert counts.lost == {0: 0, 1: SAMPLES, 2: SAMPLES}
@@ -170,7 +171,7 @@ def test_order_of_another_epoch_is_seen_though_each_sample_is_used_once() -> Non
 
 
 def test_updates_must_follow_each_other() -> None:
-    """Otherwise a record is damaged, and every count would be wrong."""
+    """A record with a gap between its updates is refused as damaged."""
     whole = whole_training()
     with pytest.raises(ValueError, match="not numbered one after the other"):
         final_trajectory([whole[:3], whole[5:]])
@@ -217,7 +218,7 @@ def test_bits_are_compared_and_not_values() -> None:
 @settings(max_examples=20)
 @given(SEEDS)
 def test_kills_are_at_their_moments_and_their_labels_can_be_typed(seed: int) -> None:
-    """So the command of a result repeats it."""
+    """A drawn kill is at its moment, and its label gives the same kill, so a command repeats it."""
     for moment in MOMENTS:
         kills = drawn_kills(moment, seed, draws=2)
         assert kills == drawn_kills(moment, seed, draws=2)
@@ -271,7 +272,7 @@ stop_after_bytes(folder / "run", 250_001)
 
 @pytest.mark.skipif(stopping.compiler() is None, reason="needs Linux and a C compiler")
 def test_process_stops_within_the_write_that_reaches_the_share(tmp_path: Path) -> None:
-    """Though it writes its checkpoint in one call, and without a lost byte if it goes on."""
+    """A process stops within one large write and, if it continues, loses no byte."""
     library = stopping.build_library(tmp_path)
     environment = {**stopping.preloading(library), "PYTHONPATH": str(REPOSITORY)}
     command = [sys.executable, "-c", WRITES_AT_ONCE, str(tmp_path)]
@@ -451,7 +452,7 @@ def test_failed_resume_is_repeated_before_a_checkpoint_is_removed(
     assert training.outcome.failures == [f"EOFError in {name}" for name in tried]
 
 
-def test_resume_at_the_second_try_is_no_removal() -> None:
+def test_resume_at_the_second_try_is_not_a_removal() -> None:
     """The table says it, and counts it as resumed by itself."""
     result = result_of("HF Trainer", retried=1, failures=["OSError: the port is in use"])
     assert report.resumed_words(result) == "yes, at the second try"
@@ -502,7 +503,7 @@ def test_newest_checkpoint_is_that_of_the_framework(tmp_path: Path) -> None:
 # -------------------------------------------------------------------------------- Results
 
 
-def result_of(contestant: str = "recipe", **named: Any) -> Result:
+def result_of(contestant: str = "recipe", **fields: Any) -> Result:
     """Return the result of a kill that left no trace, except for the named figures."""
     figures: dict[str, Any] = {
         "contestant": contestant,
@@ -528,7 +529,7 @@ def result_of(contestant: str = "recipe", **named: Any) -> Result:
         "repeat": "python benchmarks/resume_peers.py",
         "code": "",
     }
-    return Result(**{**figures, **named})
+    return Result(**{**figures, **fields})
 
 
 def results_of(*results: Result) -> Results:
@@ -552,7 +553,7 @@ def test_each_fault_is_an_oddity_with_its_command(fault: dict[str, Any]) -> None
 
 
 def test_summary_has_the_largest_counts_of_the_kills() -> None:
-    """The training that was not killed is no kill."""
+    """The summary has the largest counts of all kills, without the uninterrupted training."""
     name = "HF Trainer"
     results = results_of(
         result_of(name, kill="none", moment=UNINTERRUPTED, lost=9),
@@ -583,7 +584,7 @@ def test_our_rows_are_bold_and_first() -> None:
 
 
 def test_results_survive_their_file(tmp_path: Path) -> None:
-    """What is read is what was written, in the order of the tables."""
+    """Results that are written and read again are the same, in the order of the tables."""
     results = replace(
         results_of(result_of("HF Trainer"), result_of()), file=tmp_path / "results.json"
     )
@@ -603,7 +604,7 @@ def test_results_survive_their_file(tmp_path: Path) -> None:
 
 
 def test_command_of_a_result_chooses_it_alone() -> None:
-    """It is typed as it is printed."""
+    """The command of a result, typed as it is printed, selects this result only."""
     for contestant in CONTESTANTS:
         command = repeating_command(contestant, Kill((24,), 0.5), processes=2)
         words = shlex.split(command)
@@ -711,21 +712,21 @@ def test_each_peer_has_a_page_of_the_measured_version() -> None:
 
 
 def test_page_has_what_was_measured() -> None:
-    """The benchmarks' README states what is in the file of results."""
+    """The overview and the page of details state the contents of the file of results."""
     results = Results.read(resume_peers.RESULTS)
     assert results is not None
-    text = (Path(resume_peers.__file__).parent / "README.md").read_text()
-    assert report.summary_markdown(results) in text
-    assert report.caption(results) in text
-    assert page.provenance(results) in text
-    assert page.peers_markdown(results) in text
+    overview = (BENCHMARKS / "README.md").read_text()
+    assert report.summary_markdown(results) in overview
+    assert report.caption(results) in overview
+    assert page.provenance(results) in overview
+    assert page.peers_markdown(results) in (BENCHMARKS / "resume.md").read_text()
 
 
 def test_page_has_each_oddity_with_its_command() -> None:
-    """All of those that the report names, and no others."""
+    """The page lists every kill that the report calls odd, and no others."""
     results = Results.read(resume_peers.RESULTS)
     assert results is not None
-    text = (Path(resume_peers.__file__).parent / "README.md").read_text()
+    text = (BENCHMARKS / "resume.md").read_text()
     assert page.oddities_markdown(results) in text
     commands = report.oddities(results)
     assert commands

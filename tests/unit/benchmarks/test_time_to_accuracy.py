@@ -199,7 +199,7 @@ class Clock(EvaluationLog):
         return self.now
 
 
-def recorder_in(folder: Path, **named: Any) -> tuple[Recorder, Clock]:
+def recorder_in(folder: Path, **fields: Any) -> tuple[Recorder, Clock]:
     """Return a recorder of MNIST's goals, and its clock."""
     request = {
         "folder": str(folder),
@@ -210,13 +210,13 @@ def recorder_in(folder: Path, **named: Any) -> tuple[Recorder, Clock]:
         "is_trial": False,
         "to_the_end": False,
     }
-    recorder = Recorder(Request(**{**request, **named}), MNIST.goals)
+    recorder = Recorder(Request(**{**request, **fields}), MNIST.goals)
     recorder.log = clock = Clock(folder, 0.0)
     return recorder, clock
 
 
 def test_peer_ends_when_it_has_met_all_goals(tmp_path: Path) -> None:
-    """A goal that was met once stays met; --to-the-end goes on."""
+    """A peer ends when it has met all goals, each once; with --to-the-end it continues."""
     recorder, _ = recorder_in(tmp_path)
     recorder.begin(2)
     assert recorder.update(64)
@@ -278,7 +278,7 @@ def test_contestants_have_names_of_their_own() -> None:
 
 
 def test_rows_have_the_mean_over_the_seeds_that_met_the_goal() -> None:
-    """Each row says how many did."""
+    """Each row has the mean over the seeds that met the goal, and says how many did."""
     name = MNIST.recipes[0].name
     accuracies = ([0.97, 0.985], [0.981], [0.9, 0.91])
     runs = [finished("mnist", name, values, seed) for seed, values in enumerate(accuracies)]
@@ -325,7 +325,7 @@ def everything() -> Results:
 
 
 def test_table_fits_a_terminal() -> None:
-    """It has all contestants, the records that can't be run here, and a legend."""
+    """The table has all contestants, the records that can't be run here, and a legend."""
     rows = rows_of(everything())
     text = as_text(rows)
     table, legend = text.split("\n* computed")
@@ -342,11 +342,11 @@ def test_table_fits_a_terminal() -> None:
 
 
 def test_page_has_the_table_that_was_measured() -> None:
-    """The benchmarks' README states what is in the file of results."""
+    """The page has the table and the caption that the file of results gives."""
     results = Results.read(time_to_accuracy.RESULTS)
     if results is None:
         pytest.skip("nothing has been measured")
-    page = (REPOSITORY / "benchmarks" / "README.md").read_text()
+    page = (REPOSITORY / "benchmarks" / "peers.md").read_text()
     assert as_markdown(rows_of(results)) in page
     assert caption(results) in page
 
@@ -367,7 +367,7 @@ def test_picture_has_a_chart_for_each_data_set(tmp_path: Path) -> None:
 
 
 def test_results_survive_their_file(tmp_path: Path) -> None:
-    """What is read is what was written."""
+    """Results that are written and read again are the same."""
     results = replace(everything(), file=tmp_path / "results.json")
     results.write(table_of(results))
     read = Results.read(results.file)
@@ -462,7 +462,7 @@ def test_mistakes_are_refused_in_a_sentence(
 def test_recipe_evaluates_the_same_split_as_its_peers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A validation split that nobody evaluates is left out of the recipe's data."""
+    """The recipe's data lack a validation split that the peers do not evaluate."""
     monkeypatch.setattr(materials, "CACHE", tmp_path / "cache")
     for name in ("mrpc", "sst2"):
         (tmp_path / name / "data").mkdir(parents=True)
@@ -479,7 +479,7 @@ def test_recipe_evaluates_the_same_split_as_its_peers(
 
 
 def test_digest_of_a_recipe_ignores_its_words(tmp_path: Path) -> None:
-    """A docstring with a new result measures nothing anew; another default does."""
+    """A new docstring leaves a recipe's digest unchanged; a new default changes it."""
     texts = (
         '"""Old."""\nRATE = 1\n',
         '"""New."""\nRATE = 1  # of what\n',

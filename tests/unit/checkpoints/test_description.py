@@ -127,7 +127,7 @@ def assert_same_tensors(first: Parts, second: Parts) -> None:
 def test_edited_part_is_refused_with_the_difference(
     tmp_path: Path, edit: dict[str, Any], words: str
 ) -> None:
-    """One sentence names it before anything is restored. Unedited parts are restored."""
+    """One sentence names the edited part before anything is restored. Other parts are restored."""
     saved(tmp_path, parts_of())
     with pytest.raises(UserError) as refused:
         resumed(tmp_path, parts_of(**edit))

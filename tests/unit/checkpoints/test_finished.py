@@ -36,7 +36,7 @@ def test_steps_are_compared_as_numbers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["step-3", "step-00000003.superseded", "step-old"])
 def test_invalid_checkpoint_name_is_refused(tmp_path: Path, name: str) -> None:
-    """It must not count as a new start, which would put all checkpoints aside."""
+    """An invalid name is not taken for a new start, which would put all checkpoints aside."""
     save(tmp_path, 3)
     with pytest.raises(UserError, match=f"{name} is not the name of a checkpoint"):
         newest_whole(tmp_path, named=name)
@@ -225,7 +225,7 @@ def test_another_runs_whole_checkpoints_stay_apart_from_damaged_ones(
 
 
 def test_damaged_checkpoints_are_put_aside_not_removed(tmp_path: Path) -> None:
-    """The user may repair them later. The run starts anew."""
+    """Damaged checkpoints stay for a repair by the user, and the run starts again."""
     folder = tmp_path / "checkpoints"
     for step in (3, 6):
         save(folder, step)

@@ -110,7 +110,7 @@ def test_random_nests_survive_bit_for_bit(tmp_path: Path, seed: int) -> None:
 
 
 def test_all_types_of_tensors_survive(tmp_path: Path) -> None:
-    """They are the types of safetensors, also as views and without elements."""
+    """All types of safetensors survive, also as views and without elements."""
     state = {str(dtype): torch.ones(3).to(dtype) for dtype in DTYPES}
     state |= {
         "transposed": torch.arange(6.0).view(2, 3).T,

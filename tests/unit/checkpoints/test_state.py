@@ -516,9 +516,9 @@ def test_invalid_part_names_are_refused(name: str) -> None:
         parts.add(name, Counts())
 
 
-def parts_of(**named: Any) -> Parts:
+def parts_of(**keywords: Any) -> Parts:
     parts = Parts(0)
-    for name, part in named.items():
+    for name, part in keywords.items():
         parts.add(name, part)
     return parts
 
@@ -609,7 +609,7 @@ def test_checkpoint_of_another_model_is_refused(
 
 @given(st.text("ab", max_size=600), st.text("ab", max_size=400), st.text("ab", max_size=400))
 def test_excerpts_show_where_values_differ(prefix: str, before: str, now: str) -> None:
-    """Long lists of class names may begin alike."""
+    """Excerpts show the difference even if long lists of class names begin with the same names."""
     shown_before, shown_now = excerpts(prefix + before, prefix + now)
     assert (shown_before != shown_now) == (before != now)
     assert max(len(shown_before), len(shown_now)) <= 202  # with an ellipsis at both ends

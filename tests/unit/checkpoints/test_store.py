@@ -106,9 +106,9 @@ def test_frozen_weights_are_written_once(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_best_model_stays_with_the_checkpoints_that_name_it(tmp_path: Path) -> None:
-    """It is written at once and removed with the last of them.
+    """The best model is written at once, and removed with the last checkpoint that names it.
 
-    If damaged, it damages no checkpoint.
+    A damaged best model damages no checkpoint.
     """
     checkpoints = opened(tmp_path)
     weight = torch.zeros(3)
@@ -238,7 +238,7 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, moment: int, work: Callable[[], N
     count = 0
 
     def counting(real: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any, **named: Any) -> Any:
+        def call(*arguments: Any, **keywords: Any) -> Any:
             nonlocal count
             call_number = count
             count += 1
@@ -247,7 +247,7 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, moment: int, work: Callable[[], N
                     arguments[1].write_bytes(b"half a file")
                 raise Killed
             try:
-                return real(*arguments, **named)
+                return real(*arguments, **keywords)
             finally:
                 if call_number == moment // 2:
                     raise Killed
@@ -335,7 +335,7 @@ def test_any_failed_disk_call_is_reported(
     save(tmp_path, 3, keep=1)
     real = getattr(module, name)
 
-    def fail(*arguments: Any, **named: Any) -> Any:
+    def fail(*arguments: Any, **keywords: Any) -> Any:
         monkeypatch.setattr(module, name, real)
         raise OSError(28, "No space left on device")
 
@@ -379,7 +379,7 @@ def test_damaged_receipt_of_another_rank_is_reported(tmp_path: Path) -> None:
 def test_failed_rank_is_reported_by_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
 ) -> None:
-    """They do not wait until their timeout, and no incomplete checkpoint is finished."""
+    """The other ranks do not wait for their timeout, and finish no incomplete checkpoint."""
 
     def written(path: Path, *arguments: Any) -> Receipt:
         if path.name == f"rank-{failing}.safetensors":

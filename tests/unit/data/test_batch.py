@@ -274,7 +274,7 @@ def test_batches_keep_their_structure(form: str, workers: int) -> None:
 
 
 def test_example_has_the_structure_of_a_batch() -> None:
-    """It holds shapes only, on the meta device."""
+    """The example of a batch holds shapes only, on the meta device."""
     samples = DatasetSamples([NESTS["nested"](index) for index in range(4)])
     example = samples.example(3, 0)
     assert example["x"][1]["y"].shape == (3, 2)
@@ -425,7 +425,7 @@ class Config:
 
 
 def test_data_flag_that_is_not_read_is_refused() -> None:
-    """Otherwise the recipe's own data would silently ignore the flag."""
+    """A data flag that the recipe's own data would silently ignore is refused."""
     unread = Data("mine", {"train": [1], "test": [1]})
     reader = Data("read", {"train": [1], "test": [1]}, reads=frozenset({"dataset"}))
     refuse_unread(Config(batch_size=9, init_from="runs/a"), unread)

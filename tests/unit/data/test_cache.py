@@ -144,7 +144,7 @@ def test_lost_stamp_does_not_invalidate_a_cache(damage: Callable[[Path], None]) 
 
 
 def test_digests_are_compared_once_after_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are not compared right after preparation, nor at each start."""
+    """A copied cache is verified at its first start, not after preparation or at each start."""
     read: list[str] = []
     digest = cache.sha256_of_file
     folder = load()[0]
@@ -306,7 +306,7 @@ def test_any_failed_disk_call_gives_one_sentence(
 def test_failure_to_save_a_tokenizer_gives_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a full disk its library raises an exception that is no OSError."""
+    """A full disk gives one sentence, though the tokenizer's library raises no OSError."""
     from transformers import BertTokenizer
 
     load_words = write_words(tmp_path / "words")
@@ -325,7 +325,7 @@ def test_failure_to_save_a_tokenizer_gives_one_sentence(
 def test_full_disk_inside_a_library_gives_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It does not blame the data when `datasets` could not write."""
+    """The message does not blame the data if `datasets` could not write."""
     load_words = write_words(tmp_path / "words")
 
     def read(*_: Any, **__: Any) -> None:

@@ -125,7 +125,7 @@ def test_rows_longer_than_the_header_are_refused(
 
 
 def test_unknown_separator_is_refused(tmp_path: Path) -> None:
-    """Otherwise the header would be a single column."""
+    """An unknown separator is refused, because the header would be read as a single column."""
     path = tmp_path / "train.csv"
     path.write_text("review:label\n" + "good, as it was:yes\n" * 20)
     assert "but the header has only 1 name (review:label)" in refusal(

@@ -97,7 +97,7 @@ def test_new_data_are_evaluated_completely(
 
 
 def test_data_with_only_a_test_split_cannot_be_trained_on(tmp_path: Path) -> None:
-    """They serve for evaluation only."""
+    """Data with a test split only serve for evaluation and are refused for training."""
     folder = write_images(tmp_path / "own", per_class=5, split="test")
     assert "has no split train, only" in refusal(lambda: images(folder))
 
@@ -115,7 +115,7 @@ def test_data_of_the_run_keep_their_splits(trained: tuple[Path, ImageData, str])
 def test_copy_of_the_data_is_recognised(
     trained: tuple[Path, ImageData, str], tmp_path: Path
 ) -> None:
-    """It has another name and other file times."""
+    """A copy of the data under another name, with other file times, is recognised."""
     folder, before, run = trained
     shutil.copytree(folder, tmp_path / "copy")
     data = evaluated(tmp_path / "copy", run)

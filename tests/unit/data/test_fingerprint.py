@@ -77,7 +77,7 @@ def test_inverted_pixels_change_the_fingerprint(make: Callable[[np.ndarray], Any
 
 
 def test_one_changed_value_changes_the_fingerprint() -> None:
-    """So do another shape, type or name."""
+    """One changed value, shape, type or name changes the fingerprint."""
     values = np.zeros((500, 4), np.float32)
     changed = values.copy()
     changed[321, 2] = 1
@@ -122,15 +122,17 @@ class Foreign(Rows):
         return object()
 
 
-@pytest.mark.parametrize("kind", [Unseeded, Failing, Foreign])
-def test_split_with_unknown_contents_is_named(kind: type[Rows]) -> None:
-    """Its author can state a fingerprint, of the data set or of all the data."""
+@pytest.mark.parametrize("dataset_class", [Unseeded, Failing, Foreign])
+def test_split_with_unknown_contents_is_named(dataset_class: type[Rows]) -> None:
+    """A split without a fingerprint is named; its author can state one for it or for all data."""
     images = np.zeros((40, 4))
-    facts = Data("mine", {"train": kind(images), "test": Rows(images)}).facts()
+    facts = Data("mine", {"train": dataset_class(images), "test": Rows(images)}).facts()
     assert facts.unknown_contents == ["train"]
     assert facts.fingerprint is not None
-    stated = kind(images)
-    stated.fingerprint = "by hand"  # type: ignore[attr-defined]
-    assert DatasetSamples(stated).fingerprint() == "by hand"
-    facts = Data("mine", {"train": kind(images), "test": Rows(images)}, fingerprint="a").facts()
+    with_fingerprint = dataset_class(images)
+    with_fingerprint.fingerprint = "by hand"  # type: ignore[attr-defined]
+    assert DatasetSamples(with_fingerprint).fingerprint() == "by hand"
+    facts = Data(
+        "mine", {"train": dataset_class(images), "test": Rows(images)}, fingerprint="a"
+    ).facts()
     assert (facts.fingerprint, facts.unknown_contents) == ("a", None)

@@ -98,7 +98,7 @@ def test_processes_share_a_pass(make: Any, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_dataset_that_cannot_resume_exactly_is_refused() -> None:
-    """It may have a shuffle buffer or no state, or another number of processes may resume."""
+    """A shuffle buffer, a missing state or another number of processes makes a resume inexact."""
     assert "shuffle buffer" in refusal(lambda: IterableSamples(of_hub().shuffle(seed=0)))
     assert "map" not in refusal(lambda: IterableSamples(of_hub().shuffle(seed=0).map(dict)))
     assert "state_dict" in refusal(lambda: IterableSamples(iter([1])))

@@ -102,7 +102,7 @@ def test_seeking_gives_the_rest_of_the_epoch() -> None:
 
 
 def test_augmentation_differs_by_epoch() -> None:
-    """Within an epoch, an image is always augmented alike."""
+    """An image is augmented differently in each epoch, and in the same way within an epoch."""
     split = samples()
     split.place(CPU)
     chosen = torch.arange(100)

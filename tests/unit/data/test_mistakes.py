@@ -300,7 +300,7 @@ def test_row_with_a_path_inside_the_folder_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [bomb(), b"", b"\x89PNG\r\n\x1a\n", bytes(500)])
 @pytest.mark.filterwarnings("ignore")
 def test_image_in_a_folder_that_cannot_be_decoded_is_named(content: bytes, tmp_path: Path) -> None:
-    """One of the images would fill the memory."""
+    """The message names an image that can't be decoded, or that would fill the memory."""
     folder = write_image_folder(tmp_path / "pets", ["cat", "dog"], 4)
     (folder / "train" / "dog" / "002.png").write_bytes(content)
     message = refusal(lambda: images(folder))
@@ -333,7 +333,7 @@ def test_impossible_data_set_name_is_refused(
 def test_folder_that_cannot_be_listed_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise its files would be left out silently."""
+    """A folder that can't be listed is an error, so that its files are not left out silently."""
     folder = write_image_folder(tmp_path / "pets", ["cat", "dog"], 4)
     scan = os.scandir
 

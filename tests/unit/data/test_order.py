@@ -159,7 +159,7 @@ def test_random_bits_depend_on_seed_epoch_and_sample_only() -> None:
 
 @pytest.mark.parametrize("bit", [0, 7, 15, 23, 30])
 def test_each_random_bit_is_fair(bit: int) -> None:
-    """It is set for half of the samples, and independent of the epoch and of the next sample."""
+    """Each bit is set for half of the samples, whatever the epoch and the next sample."""
     samples = torch.arange(50_000)
     first = random_bits(0, 0, samples)
     second = random_bits(0, 1, samples)

@@ -216,7 +216,7 @@ def test_row_without_a_value_is_refused_when_read(
 
 
 def test_data_that_cannot_be_streamed_are_refused(tmp_path: Path) -> None:
-    """They may have another format, shards with other columns, or too few row groups."""
+    """Other formats, shards with different columns and too few row groups are refused."""
     columns = sentences(30, 0)
     write_csv(tmp_path / "csv" / "train.csv", columns)
     assert "csv" in refusal(lambda: images(source_of(tmp_path / "csv")))

@@ -63,7 +63,7 @@ def test_file_that_is_no_table_is_refused(tmp_path: Path) -> None:
     [("cifar-10", "cifar10"), ("Digit", "digits"), ("{}/Flower", "{}/flowers")],
 )
 def test_nearest_name_is_suggested(name: str, suggestion: str, tmp_path: Path) -> None:
-    """It may be a public data set, a built-in one, or a folder next to the missing one."""
+    """The suggestion is a public data set, a built-in one, or a folder next to the missing one."""
     (tmp_path / "flowers").mkdir()
     message = refusal(lambda: find_named(name.format(tmp_path), None))
     assert f"pass {suggestion.format(tmp_path)} if you meant that, " in message

@@ -166,7 +166,7 @@ def one_ahead(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]
 def test_wait_for_stopped_workers_is_announced_and_times_out(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The notice names the stopped process. The error says why the wait was in vain."""
+    """The notice names the stopped process. The error says that its worker was stopped."""
     loader = make_loader(Odd(), 1)
     before = multiprocessing.active_children()
     loader.workers.patience = 5 * LOOK_EVERY
@@ -194,7 +194,7 @@ def test_killed_workers_are_gone() -> None:
 
 @pytest.mark.parametrize("killed", [0, 1])
 def test_killed_worker_is_noticed_while_another_is_stopped(killed: int) -> None:
-    """Otherwise this process would wait for the stopped worker forever."""
+    """A killed worker is noticed even if this process waits for another, stopped one."""
     loader = make_loader(Odd(), 2)
     before = multiprocessing.active_children()
     batches = loader.epoch(0)

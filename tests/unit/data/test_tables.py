@@ -80,7 +80,7 @@ def test_string_labels_become_sorted_classes(tmp_path: Path) -> None:
 
 
 def test_integer_labels_become_classes_in_numeric_order(tmp_path: Path) -> None:
-    """They need no class type."""
+    """Integer labels become classes in numeric order without a class type."""
     from datasets import Features, Value
     from datasets import Image as ImageType
 
@@ -201,7 +201,7 @@ def test_split_without_labels_is_left_out(tmp_path: Path) -> None:
 
 
 def test_class_that_occurs_only_in_test_is_counted(tmp_path: Path) -> None:
-    """Otherwise evaluation would fail on it."""
+    """A class that occurs in test only is counted, so that evaluation does not fail on it."""
     train = sentences(30, 0)
     test = sentences(9, 1)
     test["label"][0] = "weather"

@@ -57,7 +57,7 @@ def test_signal_ends_the_training_of_a_vocabulary(monkeypatch: pytest.MonkeyPatc
 
 
 def test_endless_word_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise training a vocabulary and tokenising would take quadratic time."""
+    """A very long word is cut, because it would make tokenising take quadratic time."""
     from tokenizers import BertWordPieceTokenizer
 
     text = "some words " + "ab" * 250_000 + " and more"

@@ -21,7 +21,7 @@ def test_contended_threads_get_advice() -> None:
 
 
 def test_single_thread_gets_no_advice() -> None:
-    """It took 10.8 s for 2.1 s of work. The sentence names the cause only."""
+    """A single thread that took 10.8 s for 2.1 s of work gets the cause only, and no advice."""
     sentence = contention_sentence(10.8, 2.1, threads=1, cores=2, load=8.1)
     assert sentence is not None
     assert "19% of one" in sentence
@@ -63,7 +63,7 @@ def test_steady_memory_gives_no_warning(memory_mib: list[float]) -> None:
 
 
 def test_rising_memory_gives_one_warning(capsys: pytest.CaptureFixture[str]) -> None:
-    """It comes at line 20: the first ten do not count, and later ones repeat nothing."""
+    """The warning comes at line 20, once: the first ten lines do not count."""
     meters = Meters(Accelerator(cpu=True), 1)
     for line in range(30):
         meters.warn_of_rising(1000.0 + 10 * line)

@@ -90,7 +90,7 @@ def test_resumed_run_adds_up_its_attempts(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_older_checkpoint_has_no_load() -> None:
-    """The run goes on, and counts from its resume."""
+    """A run resumed from an older checkpoint counts the load from its resume."""
     load = MachineLoad()
     load.load_state_dict({})
     assert load.times() == CpuTimes()

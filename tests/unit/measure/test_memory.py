@@ -25,7 +25,7 @@ def without_reset(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_tracker_measures_a_kept_tensor() -> None:
-    """Its size is the block's delta and kept memory, and part of the peak."""
+    """A kept tensor's size is the block's delta and kept memory, and part of the peak."""
     before = memory.resident_bytes() / 2**20
     with MemoryTracker("cpu") as tracked:
         tensor = touched(SIZE)
@@ -36,7 +36,7 @@ def test_tracker_measures_a_kept_tensor() -> None:
 
 
 def test_tracker_measures_a_freed_tensor() -> None:
-    """It counts in peak and delta, but is not kept."""
+    """A freed tensor counts in the peak and the delta, but not as kept."""
     with MemoryTracker("cpu") as tracked:
         tensor = touched(SIZE)
         tensor.add_(1)
@@ -138,5 +138,5 @@ def test_peaks_of_a_gpu_are_found_by_both_of_its_names(
 
 
 def test_memory_of_the_cpu_is_plausible() -> None:
-    """It is the memory of the machine, or the limit of a container."""
+    """The CPU's memory is that of the machine, or the limit of a container."""
     assert 2**28 < device_memory(torch.device("cpu")) < 2**50

@@ -208,7 +208,7 @@ def test_workspace_is_the_remaining_peak_of_the_first_updates() -> None:
 
 
 def test_compiled_model_has_no_hooks() -> None:
-    """Its activations are not separate, but part of the peak."""
+    """A compiled model's activations are part of the peak, and not a separate figure."""
     accelerator: Any = FakeAccelerator()
     model = nn.Sequential(nn.Linear(64, 8), nn.ReLU())
     model.compile(backend="eager")

@@ -36,7 +36,7 @@ Tesla T4: 65 8.1 8.1
 def test_known_gpus_have_the_peak_of_their_data_sheet(
     known: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whole words of a name count: an A100 is no A10. TF32 has another peak than fp32."""
+    """GPUs are found by whole words of their names: A100 is not A10. TF32 and fp32 differ."""
     name, _, figures = known.partition(": ")
     half, tf32, full = map(float, figures.split())
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
@@ -65,7 +65,7 @@ def test_other_gpus_are_measured(name: str, monkeypatch: pytest.MonkeyPatch) -> 
 def test_peak_that_cannot_be_measured_is_unknown(
     error: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is 0, and the run continues."""
+    """A peak that can't be measured is 0, and the run continues."""
 
     def fail(*others: Any) -> float:
         raise error("no such product")
@@ -106,7 +106,7 @@ def test_power_and_utilisation_are_means_since_the_last_reading(
 def test_long_interval_is_sampled_several_times(
     nvml: Nvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The driver forgets samples after some seconds, so it is asked in between, but seldom."""
+    """The driver forgets samples after some seconds, so the meter reads them in between."""
     now = [0.0]
     busy = list(range(1, 41))
     monkeypatch.setattr(peak, "time", SimpleNamespace(perf_counter=lambda: now[0]))

@@ -188,7 +188,7 @@ def test_metrics_of_single_ranks_are_logged_unchanged() -> None:
 
 
 def test_differing_shapes_are_refused() -> None:
-    """They may differ between ranks, or between batches of one rank."""
+    """Shapes that differ between ranks, or between batches of one rank, are refused."""
 
     def between_ranks(accelerator: Any) -> Evaluation:
         sums = Sums(accelerator)
@@ -235,7 +235,7 @@ def test_figure_that_is_no_number_is_refused() -> None:
 
 
 def test_plain_figures_are_averaged_over_the_ranks_that_have_them() -> None:
-    """Their order does not matter."""
+    """Plain figures are averaged over the ranks that have them, in any order."""
 
     def work(accelerator: Any) -> Evaluation:
         ranks = ({"a": 1.0, "b": 10.0}, {"b": 20.0, "c": 5})

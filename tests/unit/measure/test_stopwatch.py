@@ -39,7 +39,7 @@ def test_stopped_stopwatch_counts_nothing() -> None:
 
 @pytest.mark.parametrize("updates", [1, FIRST_UPDATES, FIRST_UPDATES + 4])
 def test_stopwatch_continues_from_a_checkpoint(updates: int) -> None:
-    """It then counts like an uninterrupted one, and its state is plain JSON."""
+    """A restored stopwatch counts like an uninterrupted one, and its state is plain JSON."""
     now = [0.0]
     whole = Stopwatch(lambda: None, lambda: now[0], energy=lambda: 2 * now[0])
 

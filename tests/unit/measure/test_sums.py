@@ -169,7 +169,7 @@ def test_torchmetrics_values_are_logged_unchanged() -> None:
 
 
 def test_two_values_of_the_loss_are_refused() -> None:
-    """Otherwise they would be mixed, or one would replace the other."""
+    """Two values of the loss are refused, because one would replace the other."""
     loss = torch.tensor(2.0, requires_grad=True)
     other = torch.tensor(7.0)
     for another in (other, 7.0):

@@ -85,7 +85,7 @@ def test_tokenizer_that_does_not_fit_is_refused(odd_text: Path, checkpoint: Path
 def test_folder_that_is_no_checkpoint_is_refused(
     files: dict[str, str], words: list[str], tmp_path: Path
 ) -> None:
-    """It may hold another model, pickled weights, or no model."""
+    """A folder with another model, pickled weights or no model is refused."""
     for name, content in files.items():
         (tmp_path / name).write_text(content)
     with pytest.raises(UserError) as error:
@@ -106,7 +106,7 @@ def test_damaged_weights_are_refused(odd_text: Path, checkpoint: Path, tmp_path:
 
 
 def test_folder_without_a_tokenizer_is_refused(odd_text: Path, checkpoint: Path) -> None:
-    """Otherwise all tokens would be unknown."""
+    """A folder without a tokenizer is refused, because all tokens would be unknown."""
     folder = checkpoint.with_name("no-tokenizer")
     shutil.copytree(checkpoint, folder, ignore=shutil.ignore_patterns("token*", "vocab*"))
     assert json.loads((folder / "config.json").read_text())["model_type"] == "bert"

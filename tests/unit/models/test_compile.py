@@ -77,7 +77,7 @@ def test_cuda_graphs_are_for_one_process_without_accumulation(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Otherwise a line says that there are none."""
+    """With several processes or accumulation, a line says that there are no CUDA graphs."""
     monkeypatch.setenv("WORLD_SIZE", processes)
     model = Small()
     chosen = create_autospec(model.compile)

@@ -134,9 +134,9 @@ def test_kernel_gets_dropout_and_starts_of_sequences(monkeypatch: pytest.MonkeyP
     """Dropout applies in training only, and all layers share one tensor of starts."""
     calls = []
 
-    def recording_kernel(*inputs: Any, **named: Any) -> tuple[torch.Tensor, ...]:
+    def recording_kernel(*inputs: Any, **keywords: Any) -> tuple[torch.Tensor, ...]:
         calls.append((inputs[7], inputs[3]))
-        return attention_by_sequence(*inputs, **named)
+        return attention_by_sequence(*inputs, **keywords)
 
     monkeypatch.setattr(packing, "has_variable_length_kernel", lambda hidden: True)
     monkeypatch.setattr(torch.ops.aten, KERNEL, recording_kernel)

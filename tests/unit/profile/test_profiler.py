@@ -87,7 +87,7 @@ class Training:
     saves = evaluates
 
     def wait_for_everyone(self) -> None:
-        """Wait 1,000 s, as long as the first rank writes its files."""
+        """Let the clock move on by 1,000 s, while the first rank writes its files."""
         self.now += 1000
         self.paused_while_waiting.append(self.stopwatch.started is None)
 
@@ -197,7 +197,7 @@ def test_profiled_updates_do_not_count_on_any_rank(
 def test_short_run_says_that_it_is_not_profiled(
     training: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It trains as without the flag, and one line says so."""
+    """A run that is too short for a profile trains as without the flag, and one line says so."""
     run = training(total_steps=5)
     run.updates_per_epoch = 2
     run.run()

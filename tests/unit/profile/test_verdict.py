@@ -35,7 +35,7 @@ from common.profile.verdict import (
     ],
 )
 def test_operations_have_a_category(name: str, category: str) -> None:
-    """They compute products, move data, or only launch and view."""
+    """Operations compute products, move data, or only launch and view."""
     assert cost_category(name) == category
 
 
@@ -65,7 +65,7 @@ def test_cpu_time_covers_the_training_thread_only() -> None:
 
 
 def test_gpu_time_covers_kernels_only() -> None:
-    """Their names tell the category. Annotations and waiting for ranks do not count."""
+    """GPU time counts kernels by category, without annotations and waiting for ranks."""
     kernels = {
         "sm90_xmma_fprop_implicit_gemm_f16f16_f16f32_f32_nhwckrsc_nhwc": 1000,
         "nvjet_hsh_128x256_64x4_2x1_v_bz_coopA_NTN": 1000,

@@ -98,7 +98,7 @@ def test_collecting_leaves_the_repository_as_it_is(repository: Path) -> None:
 
 
 def test_clean_repository_has_no_patch(repository: Path) -> None:
-    """Its commit says all."""
+    """A repository without changes is recorded by its commit alone."""
     git(repository, "add", "--all")
     git(repository, "commit", "--quiet", "--message", "more")
     tree = collected(repository)

@@ -199,7 +199,7 @@ def test_run_keeps_its_identity(lost: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("way", ["removed", "replaced"])
 def test_run_whose_directory_is_gone_writes_no_more(way: str, tmp_path: Path) -> None:
-    """It neither creates the directory again nor writes into another run's."""
+    """Such a run neither creates its directory again nor writes into another run's."""
     path = tmp_path / "run"
     directory = RunDirectory(str(path), "mnist_mlp", False)
     directory.write("config.json", {"run_id": directory.run_id})

@@ -125,7 +125,7 @@ def test_failure_to_write_stops_no_run(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("hidden_test_files")
 def test_recipe_without_a_file_is_no_mistake(tmp_path: Path) -> None:
-    """It was typed into an interpreter."""
+    """A recipe that was typed into an interpreter has no file, and is accepted."""
     ProvenanceWriter(tmp_path, tmp_path / "<stdin>").write(0)
     assert (tmp_path / ATTEMPTS).exists()
     (saved,) = saved_attempts(tmp_path)

@@ -72,7 +72,7 @@ def loss(x):
 def test_comments_are_no_change(
     text: str, directory: RunDirectory, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Neither are docstrings and line ends, but the code beside them is."""
+    """Comments, docstrings and line ends are not changes; the code beside them is."""
     first = source_of(CODE, directory, Source(), 0)
     assert source_of(text, directory, first, 3) == first
     assert capsys.readouterr().out == ""
@@ -106,5 +106,5 @@ def test_tokens_are_not_kept(directory: RunDirectory) -> None:
 
 
 def test_recipe_without_a_file_is_allowed(directory: RunDirectory, tmp_path: Path) -> None:
-    """It may have been typed into an interpreter."""
+    """A recipe may have been typed into an interpreter."""
     assert RecipeSource(tmp_path / "none.py").record(directory, Source(), 0) == Source()

@@ -167,7 +167,7 @@ def test_value_of_another_type_gives_one_sentence(place: tuple[str | int, ...]) 
 
 
 def test_invalid_manifest_is_refused() -> None:
-    """It may lack ranks, or have an invalid receipt."""
+    """A manifest without ranks, or with an invalid receipt, is refused."""
     assert parse_record(MANIFEST, Manifest, "here").files["model.safetensors"].size == 8
     for damage in (
         {"ranks": []},

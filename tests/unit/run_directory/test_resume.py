@@ -78,9 +78,9 @@ def test_resumed_run_keeps_its_resolved_values(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Flags may repeat what the run was started with, or be left out."""
-    stated = MLP(dataset="auto", hidden_sizes=(9, 9), log_every=3)
-    resolved = dataclasses.replace(stated, dataset="digits", epochs=20, mixed_precision="bf16")
-    run = write_run(tmp_path / "run", resolved, given=stated)
+    typed = MLP(dataset="auto", hidden_sizes=(9, 9), log_every=3)
+    resolved = dataclasses.replace(typed, dataset="digits", epochs=20, mixed_precision="bf16")
+    run = write_run(tmp_path / "run", resolved, given=typed)
     for flags in ((), ("--dataset", "auto"), ("--dataset", "digits", "--hidden-sizes", 9, 9)):
         config = parse(monkeypatch, "mnist_mlp", "--resume", run, *flags)
         expected = dataclasses.replace(resolved, resume=str(run), output_dir=str(run))
@@ -116,9 +116,9 @@ def test_local_data_may_move_between_runs(monkeypatch: pytest.MonkeyPatch, tmp_p
 def test_resume_takes_the_path_of_a_checkpoint(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Its run's directory is the output directory.
+    """With the path of a checkpoint, the run's directory becomes the output directory.
 
-    A path that is no run or checkpoint is refused.
+    A path that is neither a run nor a checkpoint is refused.
     """
     run = write_run(tmp_path / "run", MLP(), status=None)
     checkpoint = run / "checkpoints" / "step-00000003"
@@ -189,7 +189,7 @@ def age(run: Path, seconds: int) -> Path:
 def test_auto_selects_the_newest_unfinished_run_with_the_same_flags(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It skips finished and damaged runs, and those of other recipes or flags."""
+    """`--resume auto` skips finished and damaged runs, and those of other recipes or flags."""
     config = MLP(seed=3)
     fresh = parse(monkeypatch, "mnist_mlp", "--seed", 3, "--resume", "auto")
     assert fresh == config
@@ -257,7 +257,7 @@ def test_run_is_read_again_after_another_job_releases_it(
 def test_auto_starts_a_new_run_in_an_empty_directory(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """It uses the flags of `--config`, if any, and ignores runs elsewhere."""
+    """The new run uses the flags of `--config`, if any, and ignores runs elsewhere."""
     write_run(Path("runs/other"), MLP())
     earlier = write_run(tmp_path / "earlier", MLP(hidden_sizes=(7,), batch_size=64))
     flags = ("--config", earlier, "--max-steps", 2, "--resume", "auto", "--output-dir", tmp_path)

@@ -23,7 +23,7 @@ def run_with(path: Path, **status: object) -> Path:
 
 
 def test_free_lock_means_that_the_run_was_killed(tmp_path: Path) -> None:
-    """Its process held the lock until kill -9."""
+    """The lock of a run is free after its process was killed by kill -9."""
     run = run_with(tmp_path / "run", status="running", global_step=0)
     assert present_status(run).status == "running"  # without a lock file, nobody knows
     code = "import sys, filelock; lock = filelock.FileLock(sys.argv[1]); lock.acquire()"
@@ -71,7 +71,7 @@ def test_reading_the_status_leaves_the_lock_free(tmp_path: Path) -> None:
 def test_advice_works(
     status: dict[str, object], has_config: bool, message: str, tmp_path: Path
 ) -> None:
-    """It names `--resume` only if `--resume` is allowed."""
+    """The advice names `--resume` only if `--resume` is allowed."""
     run = run_with(tmp_path / "run", **status)
     if has_config:
         (run / "config.json").write_text("{}")

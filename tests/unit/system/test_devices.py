@@ -91,7 +91,7 @@ def module(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 
 def test_cpu_is_no_accelerator() -> None:
-    """It has float64 and autocast, but no streams, pinned memory or memory figures."""
+    """The CPU has float64 and autocast, but no streams, pinned memory or memory figures."""
     assert devices.has_float64(CPU)
     assert devices.has_autocast(CPU, torch.bfloat16)
     assert not devices.has_streams(CPU)
@@ -133,8 +133,8 @@ def test_capabilities_are_tried_once(
     """Later questions cost no work on the device."""
     trials: list[object] = []
 
-    def fail(*unused: Any, **named: Any) -> None:
-        trials.append(named)
+    def fail(*unused: Any, **keywords: Any) -> None:
+        trials.append(keywords)
         raise TypeError("no float64 here")
 
     monkeypatch.setattr(torch, "ones", fail)
@@ -143,7 +143,7 @@ def test_capabilities_are_tried_once(
 
 
 def test_device_without_a_name_has_its_type_in_it(module: SimpleNamespace) -> None:
-    """Otherwise it would look like the processor."""
+    """A device without a name is shown by its type, so that it does not look like the processor."""
     assert devices.device_name(OTHER).startswith("mps of ")
     module.get_device_name = lambda device: "Arc B580"
     assert devices.device_name(OTHER) == "Arc B580"
@@ -292,7 +292,7 @@ def test_one_stream_under_two_names_is_no_second_stream(
 def test_copies_without_pinned_memory_are_waited_for(
     is_pinned: bool, module: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise the host could change pageable memory before the copy has read it."""
+    """The host waits for such copies, so that it can't change memory before it is read."""
     copies: list[bool] = []
 
     def to(values: torch.Tensor, device: torch.device, non_blocking: bool = False) -> torch.Tensor:
@@ -378,7 +378,7 @@ def test_generator_of_any_device_is_saved_and_restored(module: SimpleNamespace) 
 
 
 def test_generator_state_of_another_device_type_is_ignored(module: SimpleNamespace) -> None:
-    """It means nothing on this device, and a CPU run has none."""
+    """The state of another type's generator is ignored, and a CPU run has none."""
     read = with_generator(module)
     random_state = RandomState(OTHER)
     saved = random_state.state_dict()

@@ -241,7 +241,7 @@ def test_only_existing_signals_are_named() -> None:
 
 
 def test_workers_start_as_the_system_allows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They fork on Linux only, unless the program chose a method."""
+    """Workers fork on Linux only, unless the program chose a method."""
     monkeypatch.setattr("multiprocessing.get_start_method", lambda allow_none: None)
     monkeypatch.setattr(platforms, "IS_LINUX", True)
     assert platforms.worker_start_method() == "fork"
@@ -303,7 +303,7 @@ def wait_until_written(path: Path) -> None:
         time.sleep(0.02)
 
 
-# Commands.
+# Command lines that a shell or Windows splits into the same words again.
 
 
 @given(st.lists(st.text(st.characters(exclude_characters="\x00", codec="utf-8"))))

@@ -33,7 +33,7 @@ RUN = saved_config(
     [("/home/me/animals", "animals", None), ("me/animals", "me/animals", ["me/animals"])],
 )
 def test_card_has_the_metadata_of_the_hub(location: str, named: str, hub: list[str] | None) -> None:
-    """It has the task, the data set, and each metric of the final evaluation."""
+    """The card has the task, the data set, and each metric of the final evaluation."""
 
     splits = {name: TensorSamples(x=torch.zeros(4)) for name in ("train", "test")}
     source = DataSource("animals", location, None, "named", "0")
@@ -63,7 +63,7 @@ def test_card_has_the_metadata_of_the_hub(location: str, named: str, hub: list[s
 
 
 def test_model_of_another_task_has_a_card() -> None:
-    """It lacks the metadata of a classifier."""
+    """A card for another task lacks the metadata of a classifier."""
 
     data = Data("own", {name: TensorSamples(x=torch.zeros(4)) for name in ("train", "test")})
     card = ModelCard(model_card(TrainingConfig(), RUN, {"name": "Net"}, data, "test", SUMMARY))

@@ -77,7 +77,7 @@ def test_failing_panel_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_each_choice_of_a_tracker_has_a_class() -> None:
-    """`--tracker none` is no tracker."""
+    """Each choice of `--tracker` has a class, except none."""
     choices = get_args(get_type_hints(TrainingConfig)["tracker"])
     assert [*TRACKERS, "none"] == [*choices]
 
@@ -110,7 +110,7 @@ def test_failing_tracker_never_stops_a_run(
 def test_malformed_setting_of_a_tracker_is_a_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It says what to correct, in a sentence without a class's name, and the run goes on."""
+    """The sentence says what to correct, without a class's name, and the run continues."""
     log = log_with(Refusing(), tmp_path)
     with log.tracking():
         raise TrackerSettingsError("W&B rejects WANDB_MODE='junk'", "correct or unset WANDB_MODE")

@@ -137,7 +137,7 @@ def test_failures_to_send_or_write_are_warned_of(
 
 
 def test_other_ranks_log_nothing(tmp_path: Path) -> None:
-    """They do not even check their arguments."""
+    """Other ranks log no media, and do not even check their arguments."""
     media = RecordedMedia(tmp_path, False)
     media.images("x", "no image", None, 0)
     media.write(None)

@@ -63,7 +63,7 @@ def test_launcher_decides_between_gpu_and_cpu(
 
 
 def test_accelerator_is_told_to_use_the_cpu_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would start no gloo group otherwise."""
+    """Without being told to use the CPU, Accelerate would start no gloo group."""
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     assert arguments_of_accelerator(monkeypatch)["cpu"] is True
 
@@ -138,7 +138,7 @@ def test_emulated_bf16_is_warned_of(
 
 
 def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise CUDA would report an "invalid device ordinal"."""
+    """More processes than GPUs are refused before CUDA reports an "invalid device ordinal"."""
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
     monkeypatch.setenv("ACCELERATE_USE_CPU", "false")

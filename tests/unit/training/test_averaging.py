@@ -26,7 +26,7 @@ def test_frozen_layers_are_trained_as_on_one_process(runner: Runner, cases: Any)
 
 
 @pytest.mark.parametrize(
-    ("stated", "message"),
+    ("options", "message"),
     [
         ({"find_unused": True}, "use one of .*find_unused_parameters"),
         ({"comm_hook": "fp16"}, "--gradient-compression"),
@@ -34,10 +34,10 @@ def test_frozen_layers_are_trained_as_on_one_process(runner: Runner, cases: Any)
         ({"bucket_cap_mb": True}, "pass a value of type int, such as 25"),
     ],
 )
-def test_wrong_option_is_refused(stated: dict[str, Any], message: str) -> None:
-    """Its name or its type may be wrong."""
+def test_wrong_option_is_refused(options: dict[str, Any], message: str) -> None:
+    """An option of DDP with a wrong name or type is refused."""
     with pytest.raises(UserError) as error:
-        ddp_options(stated, "no")
+        ddp_options(options, "no")
     assert re.search(message, error.value.message), error.value.message
 
 

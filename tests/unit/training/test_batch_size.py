@@ -145,13 +145,13 @@ def test_size_fits_all_ranks(
     others: dict[int, float],
     expected: int,
 ) -> None:
-    """It is the fastest on the slowest rank, wherever each rank stopped trying."""
+    """The size is the fastest on the slowest rank, wherever each rank stopped trying."""
     assert fit(rates, others=[others])[0] == expected
     assert fit(others, others=[rates])[0] == expected
 
 
 def test_resumed_run_keeps_its_size() -> None:
-    """It takes a smaller one only if its own no longer fits."""
+    """A resumed run takes a smaller size only if its own no longer fits."""
     fast = {8: 50.0, 16: 100.0, 32: 200.0}
     assert fit(fast, resume="runs/mine") == (16, [16])
     assert fit({8: 50.0}, resume="runs/mine") == (8, [16, 8])
@@ -163,15 +163,17 @@ def test_no_fitting_size_is_an_error() -> None:
         fit({})
 
 
-def small_attempt(held: float = math.inf, compiled: bool = False) -> tuple[Trial, nn.Module]:
-    """Attempt a batch of 64 samples of 1 MiB on a small model; `held` samples fit."""
+def small_attempt(
+    most_samples: float = math.inf, compiled: bool = False
+) -> tuple[Trial, nn.Module]:
+    """Attempt a batch of 64 samples of 1 MiB on a small model; at most `most_samples` fit."""
     model = nn.Sequential(nn.Linear(2**18, 1, bias=False), nn.BatchNorm1d(1))
     if compiled:
         model.compile(backend=lambda *_: pytest.fail("it was compiled"))
     samples = torch.ones(64, 2**18)
 
     def compute_loss(model: Any, batch: torch.Tensor) -> tuple[torch.Tensor, None]:
-        if len(batch) > held:
+        if len(batch) > most_samples:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried")
         return model(batch + 0).sum(), None
 
@@ -195,8 +197,8 @@ def test_attempt_measures_and_leaves_no_trace(compiled: bool) -> None:
 
 
 def test_attempt_that_runs_out_of_memory_has_no_rate() -> None:
-    """It has no room for more, either."""
-    trial, model = small_attempt(held=63)
+    """An attempt that runs out of memory has no rate and no room for a larger batch."""
+    trial, model = small_attempt(most_samples=63)
     assert (trial.rate, trial.has_room) == (0.0, False)
     assert all(parameter.grad is None for parameter in model.parameters())
 

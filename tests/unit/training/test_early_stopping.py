@@ -14,7 +14,7 @@ from common.training.early_stopping import EarlyStopping
 def test_run_ends_after_evaluations_without_improvement(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """An equal value is no improvement. The line is printed once."""
+    """An equal value is not an improvement. The line is printed once."""
     best = Best(Objective.parse("accuracy:max"))
     early_stopping = EarlyStopping(TrainingConfig(early_stopping=2), best, "validation")
     due = []

@@ -78,7 +78,7 @@ def test_buffers_of_two_processes_are_averaged_in_one_call(runner: Runner, tmp_p
 
 
 def test_one_process_averages_nothing() -> None:
-    """Neither does a model without buffers."""
+    """One process averages no buffers, and neither does a model without buffers."""
     model = network(0)
     none = nn.Linear(2, 2)
     alone: Any = SimpleNamespace(num_processes=1)

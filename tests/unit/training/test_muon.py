@@ -46,13 +46,13 @@ def test_other_groups_are_updated_as_by_sgd(momentum: float, weight_decay: float
         theirs, lr=0.1, momentum=momentum, weight_decay=weight_decay, nesterov=momentum > 0
     )
     for _ in range(4):
-        for own, other in zip(ours, theirs, strict=True):
-            own.grad = torch.randn_like(own)
-            other.grad = own.grad.clone()
+        for weight, expected in zip(ours, theirs, strict=True):
+            weight.grad = torch.randn_like(weight)
+            expected.grad = weight.grad.clone()
         muon.step()
         sgd.step()
-    for own, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(own, other)
+    for weight, expected in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(weight, expected)
 
 
 def test_direction_is_that_of_torch() -> None:

@@ -16,7 +16,7 @@ from common.training.plan import Plan
 
 
 def test_schedule_flag_offers_every_schedule() -> None:
-    """Its choices are the keys of the table of schedules."""
+    """The flag's choices are the keys of the table of schedules."""
     assert get_args(get_type_hints(TrainingConfig)["schedule"]) == tuple(SCHEDULES)
 
 
@@ -54,7 +54,7 @@ def rates(shape: str, total: int, warmup: int, steps: int) -> list[float]:
 
 
 def test_linear_rises_and_falls() -> None:
-    """Both are even, and no update has a rate of 0."""
+    """The schedule rises and falls evenly, and no update has a rate of 0."""
     expected = [0.2, 0.4, 0.6, 0.8, 1.0, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6]
     assert rates("linear", 10, 4, 10) == pytest.approx(expected)
 

@@ -83,9 +83,8 @@ def test_default_epochs_need_an_entry_for_other_data() -> None:
     """A data set that the recipe does not name takes the epochs of "other"."""
     order = SimpleNamespace(updates_per_epoch=5, global_batch=8)
     assert Plan(Config(), order, "mine", {"digits": 3, "other": 7}).total_steps == 35
-    with pytest.raises(
-        UserError, match=r"no entry for data set mine, only for digits.*\"other\".*--epochs"
-    ):
+    message = r"no entry for data set mine, only for digits.*\"other\".*--epochs"
+    with pytest.raises(UserError, match=message):
         Plan(Config(), order, "mine", {"digits": 3})
 
 

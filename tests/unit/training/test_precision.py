@@ -14,7 +14,7 @@ from common.training.precision import best_precision, choose_precision
 
 def pretend_accelerator(
     monkeypatch: pytest.MonkeyPatch,
-    kind: str,
+    device_type: str,
     *,
     has_fp16: bool = True,
     has_bf16: bool = True,
@@ -22,9 +22,11 @@ def pretend_accelerator(
     has_loss_scaling: bool = True,
 ) -> None:
     """Pretend that torch has an accelerator of this type, with these capabilities."""
-    device = torch.device(kind, 0)
+    device = torch.device(device_type, 0)
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda *_: torch.device(kind))
+    monkeypatch.setattr(
+        torch.accelerator, "current_accelerator", lambda *_: torch.device(device_type)
+    )
     monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
     answers = {
         ("has_autocast", device, torch.float16): has_fp16,
@@ -38,7 +40,7 @@ def pretend_accelerator(
 
 
 @pytest.mark.parametrize(
-    ("kind", "lacks", "auto", "refused"),
+    ("device_type", "lacks", "auto", "refused"),
     [
         ("cuda", {}, "fp16", ["tf32"]),
         ("cuda", {"has_tf32": True}, "fp16", []),
@@ -49,11 +51,11 @@ def pretend_accelerator(
     ],
 )
 def test_auto_precision_fits_each_accelerator(
-    kind: str, lacks: Any, auto: str, refused: list[str], monkeypatch: pytest.MonkeyPatch
+    device_type: str, lacks: Any, auto: str, refused: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`auto` takes a fast one, and an unsupported one is refused instead of emulated."""
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
-    pretend_accelerator(monkeypatch, kind, **lacks)
+    pretend_accelerator(monkeypatch, device_type, **lacks)
     assert choose_precision("auto", use_cpu=False) == auto
     for precision in ("no", "fp16", "bf16", "tf32"):
         if precision in refused:

@@ -12,9 +12,9 @@ from common.training.optim import warmup_decay
 from common.training.rates import learning_rates
 
 
-def groups(*stated: dict[str, Any]) -> list[dict[str, Any]]:
+def groups(*options: dict[str, Any]) -> list[dict[str, Any]]:
     """Return groups of one parameter each."""
-    return [{"params": [nn.Parameter(torch.zeros(1))], **group} for group in stated]
+    return [{"params": [nn.Parameter(torch.zeros(1))], **group} for group in options]
 
 
 def test_groups_that_differ_are_logged_by_name_or_number() -> None:
@@ -60,7 +60,7 @@ def test_logged_names_do_not_change_during_training() -> None:
 
 
 def test_rates_have_a_label_and_a_panel() -> None:
-    """They have those of `train/learning_rate`, plus the group."""
+    """Rates of groups have the label and panel of `train/learning_rate`, plus the group."""
     for group in ("head", "1", "optimizer_d/1"):
         metric = describe(f"train/learning_rate/{group}")
         assert metric.label == f"learning rate, {group}"

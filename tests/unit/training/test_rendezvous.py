@@ -13,7 +13,7 @@ from tests.launch import free_port
 
 
 def test_first_attempt_uses_torchs_rendezvous(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So does a process without torchrun."""
+    """The first attempt, and a process without torchrun, use torch's rendezvous."""
     monkeypatch.delenv("TORCHELASTIC_RESTART_COUNT", raising=False)
     assert rendezvous_url() is None
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")

@@ -103,7 +103,7 @@ def test_resumed_run_has_each_row_of_the_file_once(
 
 
 def test_runs_with_one_name_stay_apart(trackio: Any, tmp_path: Path) -> None:
-    """Each is continued under the name that it has."""
+    """Two runs with one name are continued separately."""
     folders = [tmp_path / "mine" / "first", tmp_path / "other" / "first"]
     for attempt in (1, 2):
         for number, folder in enumerate(folders):
@@ -203,7 +203,7 @@ def warning_of_start(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
 def test_missing_package_is_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It has the command that installs the package, and the run goes on."""
+    """The sentence has the command that installs the package, and the run continues."""
     monkeypatch.setitem(sys.modules, "trackio", None)
     assert warning_of_start(tmp_path, capsys) == (
         "metrics are written to metrics.jsonl only and not to a tracker, because trackio is not "

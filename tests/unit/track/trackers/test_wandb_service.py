@@ -91,7 +91,7 @@ def test_wandb_dir_that_cannot_be_written_is_reported(
 def test_wandb_dir_that_can_be_written_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is created if missing, and nothing is left in it."""
+    """WANDB_DIR is created if it is missing, and nothing is left in it."""
     monkeypatch.setenv("WANDB_DIR", str(tmp_path / "new"))
     assert wandb_environment.wandb_folder(tmp_path / "run") == tmp_path / "new"
     assert not [*(tmp_path / "new").iterdir()]
