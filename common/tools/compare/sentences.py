@@ -1,4 +1,4 @@
-"""The words of a verdict: by how much a group is better, or what it would take to tell."""
+"""The wording of a verdict: by how much a group is better, or how many runs could show it."""
 
 import math
 from collections.abc import Sequence
@@ -26,8 +26,8 @@ def difference(
         objective: says which direction is better.
         first: the baseline's values, at least two.
         second: the group's values, at least two.
-        interval: that of the second mean minus the first; None if no seed differs from others.
-        needed: the seeds per group that could tell such a difference; see `runs_needed`.
+        interval: that of the second mean minus the first; None if all seeds of a group are equal.
+        needed: the seeds per group that could show such a difference; see `runs_needed`.
     """
     gain = gain_of(objective, first, second)
     if interval is None:
@@ -54,7 +54,7 @@ def difference(
 def difference_of_single_seeds(
     objective: Objective, first: Sample, second: Sample, errors: Sequence[float | None]
 ) -> str:
-    """Return the text for a group with only one seed: there is no verdict, and what is missing.
+    """Return the text if a group has only one seed: both values, and advice to repeat the runs.
 
     Args:
         errors: the standard errors of the baseline and of the group from their number of samples;
@@ -62,7 +62,9 @@ def difference_of_single_seeds(
     """
     metric = describe(objective.metric)
     values = f"{metric.text(second.mean)} against {metric.text(first.mean)}"
-    seeds = f"with {counted(second.count, 'seed')} against {counted(first.count, 'seed')}"
+    seeds = (
+        f"with {count_in_words(second.count, 'seed')} against {count_in_words(first.count, 'seed')}"
+    )
     if first.count == second.count:
         seeds = "with one seed each"
     advice = "repeat both with several seeds to tell which is better"
@@ -111,8 +113,8 @@ def ratio(first: Sample, second: Sample, interval: Interval | None, needed: int 
     Args:
         first: logarithms of the baseline's rates, at least two.
         second: logarithms of the group's rates, at least two.
-        interval: that of the difference of the logarithms; None if no run differs from others.
-        needed: the runs per group that could tell such a difference; see `runs_needed`.
+        interval: that of the difference of the logarithms; None if all runs of a group are equal.
+        needed: the runs per group that could show such a difference; see `runs_needed`.
     """
     times = f"{ratio_of(first, second):.2f} ×"
     if interval is None:
@@ -161,7 +163,7 @@ def exponential(value: float) -> float:
 
 
 def not_distinguishable(first: Sample, second: Sample, needed: int | None, noun: str) -> str:
-    """Return how many repetitions there are, and how many would tell such a difference."""
+    """Return how many repetitions there are, and how many could show such a difference."""
     counts = f"n = {first.count}"
     if first.count != second.count:
         counts += f" and {second.count}"
@@ -177,6 +179,6 @@ def percent(confidence: float) -> str:
     return f"{100 * confidence:.3g} %"
 
 
-def counted(count: int, noun: str) -> str:
-    """Return a number of things, such as "one seed" or "3 seeds"."""
+def count_in_words(count: int, noun: str) -> str:
+    """Return a number with its noun, such as "one seed" or "3 seeds"."""
     return f"one {noun}" if count == 1 else f"{count} {noun}s"

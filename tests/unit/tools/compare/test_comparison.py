@@ -81,9 +81,9 @@ def test_minimised_objective_is_compared(tmp_path: Path) -> None:
     with_target = table(first, second, target=0.6)
     assert with_target["time to RMSE 0.6000"] == ["4.0 s (step 20)", "6.0 s (step 30)"]
     figures = compare(read_runs([first, second])).figures
-    assert [run["final"]["rmse"] for run in figures] == [0.0, -0.5]
-    assert [run["best"] for run in figures] == [0.0, -1.0]
-    assert [run["objective"] for run in figures] == ["rmse:min"] * 2
+    assert [run.final["rmse"] for run in figures] == [0.0, -0.5]
+    assert [run.best for run in figures] == [0.0, -1.0]
+    assert [run.objective for run in figures] == ["rmse:min"] * 2
 
 
 def test_different_objectives_are_unfair_but_shown(tmp_path: Path) -> None:
@@ -567,7 +567,7 @@ def test_killed_run_is_shown_as_stopped(tmp_path: Path) -> None:
     write_run(tmp_path / "run", status="running", global_step=0)
     (tmp_path / "run" / ".lock").touch()
     comparison = compare(read_runs([str(tmp_path / "run")]))
-    assert comparison.figures[0]["status"] == "stopped at step 40 of 40"
+    assert comparison.figures[0].status == "stopped at step 40 of 40"
     assert "its process ended before it could record a reason" in notes(comparison)[0]
 
 
@@ -635,6 +635,6 @@ def test_facts_decide_whether_a_pair_is_fair(tmp_path: Path) -> None:
         "text of the recipe": ["0" * 8, "1" * 8, "0" * 8],
         "recipe changed": [None, None, "at update 7"],
     }
-    assert [(pair["run"], pair["what"]) for pair in comparison.unfair] == [
+    assert [(pair.run, pair.label) for pair in comparison.unfair] == [
         ("third", "recipe changed")
     ]

@@ -17,9 +17,9 @@ from optuna.trial import TrialState
 from common.errors import UserError
 from common.tools.compare.readers import read_directory
 from common.tools.recipe import load_recipe
-from common.tools.tune.recovery import given_flags, means
+from common.tools.tune.recovery import denotes, given_flags
 from common.tools.tune.space import command_words, parse_space
-from common.tools.tune.study import open_study, reconciled, with_defaults
+from common.tools.tune.study import consistent_study, open_study, with_defaults
 from tests.conftest import first
 from tests.unit.tools.tune.test_search import STUB
 
@@ -50,7 +50,7 @@ def searched(directory: Path, trials: int = 3) -> None:
 def reopened(directory: Path) -> Study:
     """Reopen the search as the command does."""
     study = open_study(directory, RECIPE.objective, True, SPACE)
-    return reconciled(directory, study, RECIPE, True, SPACE, SHARED)
+    return consistent_study(directory, study, RECIPE, True, SPACE, SHARED)
 
 
 def insist_on_credit(study: Study, directory: Path) -> None:
@@ -163,7 +163,7 @@ def test_rebuilt_study_keeps_failures_and_unfinished_trials(tmp_path: Path) -> N
     shared = [*SHARED, "--fail-above", "0.01"]
     study = open_study(tmp_path, RECIPE.objective, True, SPACE)
     with pytest.raises(UserError, match=r"trial-000 .*--fail-above 1000000000\.0"):
-        reconciled(tmp_path, study, RECIPE, True, SPACE, shared)
+        consistent_study(tmp_path, study, RECIPE, True, SPACE, shared)
     shutil.rmtree(tmp_path / "trial-001")
     study = reopened(tmp_path)
     names = [trial.state.name for trial in study.get_trials()]
@@ -207,9 +207,9 @@ def test_whole_study_is_not_rebuilt(tmp_path: Path) -> None:
 def test_choices_are_compared_as_values() -> None:
     """They compare as the recipe's parser reads them."""
     for choice, value in (("64", 64), ("1e-2", 0.01), ("8 16", [8, 16]), ("true", True)):
-        assert means(choice, value)
+        assert denotes(choice, value)
     for choice, value in (("64", 65), ("8 16", [8]), ("true", False), ("no", "yes"), ("x", 1)):
-        assert not means(choice, value)
+        assert not denotes(choice, value)
 
 
 def test_default_validation_share_is_part_of_the_command() -> None:
