@@ -84,7 +84,7 @@ def test_run_of_a_dirty_tree_is_reproduced(runner: Runner, tmp_path: Path) -> No
     assert receipt.rows is not None
     assert receipt.rows.first is not None
     assert receipt.rows.first.update == 3
-    sentence = "this is another experiment than the run: --learning-rate was 0.001 and is 0.00101"
+    sentence = "this is a different experiment: --learning-rate was 0.001 and is 0.00101"
     assert receipt.explanation == sentence
 
 

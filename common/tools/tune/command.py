@@ -33,7 +33,7 @@ def read_command_line(words: list[str]) -> tuple[Path, SearchSettings]:
     """Return the search's directory, absolute, and its settings.
 
     Raises:
-        UserError: an argument is wrong, or the command line contradicts the search that it continues.
+        UserError: an argument is wrong, or contradicts the search that is to be continued.
     """
     usage = "%(prog)s RECIPE [--FLAG VALUE | low:high[:log] | a,b,c ...] [options]"
     parser = tool_parser("tune", __doc__, usage, outlives_terminal=True)
@@ -77,7 +77,7 @@ def saved_settings(
     """
     if arguments.study is None:
         return None
-    from common.tools.tune.records import read_settings  # loads pydantic, which --help omits
+    from common.tools.tune.records import read_settings  # --help does not need pydantic
 
     settings = read_settings(arguments.study)
     if settings is None:

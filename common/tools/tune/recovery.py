@@ -257,7 +257,9 @@ def resolved_words(recipe: Recipe, run: RunRecord) -> list[str]:
     words: list[str] = []
     for name in vars(recipe.config_class)["__dataclass_fields__"]:
         # The run chose the value of `auto`, and of a --dataset-config that nobody stated.
-        run_chose = stated.get(name) == "auto" or (name == "dataset_config" and not stated.get(name))
+        run_chose = stated.get(name) == "auto" or (
+            name == "dataset_config" and not stated.get(name)
+        )
         value = resolved.get(name)
         if run_chose and isinstance(value, str) and value != "auto":
             words += [spelled(name), value]

@@ -39,9 +39,9 @@ from common.tools.tune.settings import SearchSettings
 from common.tools.tune.space import Space, command_words, parse_space
 from common.tools.tune.study import (
     STUDY,
+    consistent_study,
     finished_trials,
     open_study,
-    consistent_study,
     study_errors_for_users,
     with_defaults,
 )

@@ -96,7 +96,9 @@ def consistent_study(
     return study
 
 
-def study_errors_for_users(path: Path, errors: type[Exception] = SQLAlchemyError) -> AbstractContextManager[None]:
+def study_errors_for_users(
+    path: Path, errors: type[Exception] = SQLAlchemyError
+) -> AbstractContextManager[None]:
     """Turn errors from a damaged study file, or from a full disk, into a `UserError`.
 
     Args:

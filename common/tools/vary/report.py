@@ -80,7 +80,8 @@ def one_run_each(comparison: Comparison) -> Comparison:
     Variants differ in the same settings with every seed, so this comparison has each warning once.
     """
     runs = [
-        replace(comparison.runs[group.run_indices[0]], name=group.label) for group in comparison.groups
+        replace(comparison.runs[group.run_indices[0]], name=group.label)
+        for group in comparison.groups
     ]
     return compare(runs, labels=[run.name for run in runs])
 

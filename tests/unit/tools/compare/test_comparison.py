@@ -635,6 +635,4 @@ def test_facts_decide_whether_a_pair_is_fair(tmp_path: Path) -> None:
         "text of the recipe": ["0" * 8, "1" * 8, "0" * 8],
         "recipe changed": [None, None, "at update 7"],
     }
-    assert [(pair.run, pair.label) for pair in comparison.unfair] == [
-        ("third", "recipe changed")
-    ]
+    assert [(pair.run, pair.label) for pair in comparison.unfair] == [("third", "recipe changed")]

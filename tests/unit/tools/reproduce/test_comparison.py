@@ -135,7 +135,7 @@ def test_another_experiment_is_no_reproduction(
     second = write_past_run(tmp_path / "second", losses=(1, 1, 1), accuracy=accuracy, **changes)
     result, status, explanation = conclusion(first, second, tolerance=0.5)
     assert (result, status) == ("another experiment", ANOTHER_EXPERIMENT)
-    assert explanation.startswith(f"this is another experiment than the run: {choice} was ")
+    assert explanation.startswith(f"this is a different experiment: {choice} was ")
     equal = write_past_run(tmp_path / "equal", **changes)
     assert conclusion(first, equal)[:2] == ("equal bits", 0)
 

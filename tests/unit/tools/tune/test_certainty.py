@@ -189,7 +189,7 @@ def test_lead_must_exceed_that_of_the_luckiest_of_many(tmp_path: Path) -> None:
     _, default, advice = certainty_lines(trials(tmp_path / "all", *values), recipe(), SPACE)
     assert "so they can't be told apart (the recipe's default values)" in default
     assert "the best of 20 is partly the luckiest" in advice
-    stopped_early = certainty_lines(pair, recipe(), SPACE, chosen_from=20)
+    stopped_early = certainty_lines(pair, recipe(), SPACE, tried_settings=20)
     assert "so they can't be told apart (the second)" in stopped_early[0]
 
 

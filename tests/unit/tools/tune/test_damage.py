@@ -136,7 +136,9 @@ def test_study_of_another_search_is_refused(tmp_path: Path) -> None:
     space, _ = parse_space(FLAGS, load_recipe(STUB))
     other, _ = parse_space(["--learning-rate", "0.05:0.1"], load_recipe(STUB))
     open_study(tmp_path, GOAL, True, space).ask(dict(space))
-    with pytest.raises(UserError, match=r"study\.db belongs to another search"):
+    with pytest.raises(
+        UserError, match=r"study\.db and .*search\.json belong to different searches"
+    ):
         open_study(tmp_path, GOAL, True, other)
 
 
