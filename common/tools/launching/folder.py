@@ -18,15 +18,15 @@ LOCK = ".lock"  # the file in the folder that is locked
 def working_in(directory: Path, flag: str, command_to_continue: str) -> Iterator[None]:
     """Create a folder for several runs, and lock it while the `with` block runs.
 
-    Ctrl-C inside the block prints how to continue. SIGTERM acts like Ctrl-C from here on.
+    Ctrl-C inside the block prints how to continue. From then on, SIGTERM acts like Ctrl-C.
 
     Args:
-        directory: the folder for the runs of a search, or of variants.
+        directory: the folder for the runs of a search or of variants.
         flag: the flag that names the folder, for a message.
         command_to_continue: the command that continues after Ctrl-C, for a message.
 
     Raises:
-        UserError: another process works in the folder.
+        UserError: another process uses the folder.
         SystemExit: with status 130, after Ctrl-C.
     """
     with writing(f"{flag} {directory}"):
@@ -39,7 +39,7 @@ def working_in(directory: Path, flag: str, command_to_continue: str) -> Iterator
     except Timeout:
         raise UserError(
             f"{directory} is being used by another process",
-            advice=f"wait until that process has ended, or pass another directory with {flag}",
+            advice=f"wait until that process has ended, or pass a different directory with {flag}",
         ) from None
     except KeyboardInterrupt:
         say(f"stopped: continue with {command_to_continue}")

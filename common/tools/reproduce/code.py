@@ -270,8 +270,8 @@ def run_git(folder: Path, *arguments: str) -> None:
 def recipe_in(folder: Path, past: PastRun, stack: ExitStack) -> Path | None:
     """Return the recipe's file in a folder of code; None if it is not there.
 
-    An older run did not save the recipe's path, so the recipe is found by its name and digest. If no
-    file has that digest, the run's own copy of the text is used.
+    An older run did not save the recipe's path, so its name and digest decide. If no file has that
+    digest, the run's own copy of the text is used.
     """
     if past.attempt.recipe is not None:
         path = folder / past.attempt.recipe

@@ -3,9 +3,9 @@
   recipes reproduce runs/first
 
 It prints what differs from the old run: code, versions, hardware, threads. It uses the run's own
-code, from its commit and its saved patch, in a temporary git worktree. The new run is runs/first-reproduced;
-the same command continues it after an interruption. Flags of the recipe after RUN replace those
-of the run.
+code, from its commit and its saved patch, in a temporary git worktree. The new run is
+runs/first-reproduced; the same command continues it after an interruption. Flags of the recipe
+after RUN replace those of the run.
 
   recipes reproduce runs/first --publish results/first
 
@@ -79,9 +79,9 @@ def read_command_line(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
         "--tolerance",
         type=float,
         metavar="X",
-        help="relative difference of the final figures that is allowed on a different machine, with "
-        "different versions, threads or processes (default: two standard errors of an accuracy, "
-        "and 0.02 of other figures)",
+        help="relative difference of the final figures that is allowed on a different machine, or "
+        "with different versions, threads or processes (default: two standard errors of an "
+        "accuracy, and 0.02 of other figures)",
     )
     parser.add_argument(
         "--present-code",

@@ -29,8 +29,8 @@ from common.tools.reproduce.past_run import NO_FOLDER, PastRun, read_original
 
 COPIED_FILES = (SUMMARY, METRICS_FILE, CHECKPOINT_DIGESTS)  # they have only figures and digests
 REWRITTEN_FILES = (STATUS, ATTEMPTS, f"model/{MODEL_JSON}")
-# An absolute path of POSIX or of Windows in a text. A slash within a word does not begin a path, as in
-# the name of a repository on the Hub, and neither do the slashes of a web address.
+# An absolute path of POSIX or of Windows in a text. A slash within a word does not begin a path, as
+# in the name of a repository on the Hub, and neither do the slashes of a web address.
 ABSOLUTE_PATH = re.compile(r"""(?<![^\s"'=(:,])(?:/[\w.]|[A-Za-z]:[\\/])[^\s"',;)]*""")
 
 

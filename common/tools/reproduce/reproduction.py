@@ -255,7 +255,7 @@ def train(
 
 
 def is_far_enough(output: Path, past: PastRun) -> bool:
-    """Whether the new run needs no more training: it ended, or reached the old run's last update."""
+    """Whether the new run has trained enough: it ended, or reached the old run's last update."""
     if not (output / CONFIG).is_file():
         return False
     new = read_past_run(output)

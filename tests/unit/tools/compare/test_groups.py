@@ -81,7 +81,7 @@ def verdict_of(comparison: Comparison, figure: str) -> Verdict:
     ],
 )
 def test_what_never_matters_keeps_runs_together(changes: dict[str, Any], tmp_path: Path) -> None:
-    """The seed may matter, but it is no setting of a group."""
+    """The seed may matter, but it is not a setting of a group."""
     roles = {"compared": {"own_note": False}}
     first = write_run(tmp_path / "first", {**roles, "config.own_note": "", "config.target": None})
     second = write_run(tmp_path / "second", {**roles, **changes})
@@ -176,7 +176,7 @@ def test_repeated_seed_counts_once_for_quality(tmp_path: Path) -> None:
 
 
 def test_run_that_is_named_twice_counts_once(tmp_path: Path) -> None:
-    """A copy of a figure is no second measurement."""
+    """A copy of a figure is not a second measurement."""
     sources = write_seeds(tmp_path, LOW[:2])
     cells = {label: values for label, *values in group_cells(compared(sources, sources))}
     assert cells["runs"] == ["2 (2 left out)"]
@@ -196,7 +196,7 @@ def test_clear_difference_has_its_interval(tmp_path: Path) -> None:
 
 
 def test_unclear_difference_says_how_many_seeds_would_tell(tmp_path: Path) -> None:
-    """There is no winner, neither in words nor in the table."""
+    """Neither the verdict nor the table names a winner."""
     first = write_seeds(tmp_path / "a", LOW)
     second = write_seeds(tmp_path / "b", CLOSE, {"config.dropout": 0.1})
     comparison = compared(first, second)
@@ -210,7 +210,7 @@ def test_unclear_difference_says_how_many_seeds_would_tell(tmp_path: Path) -> No
 
 
 def test_minimised_objective_is_better_if_it_is_lower(tmp_path: Path) -> None:
-    """It has no points."""
+    """Its differences have no unit, because points are for proportions."""
     changes = {"objective": "rmse:min"}
     first = write_seeds(tmp_path / "a", LOW, changes, metric="rmse")
     second = write_seeds(tmp_path / "b", HIGH, {**changes, "config.dropout": 0.1}, metric="rmse")

@@ -124,7 +124,7 @@ def finite(value: float | None) -> float | None:
 
 @given(all_rows=st.lists(ROWS, min_size=1, max_size=4))
 def test_curves_are_those_of_the_rows(all_rows: list[list[dict[str, float]]]) -> None:
-    """Rows without a value, and values that are no numbers, have no point."""
+    """Rows without a value, and values that are not numbers, have no point."""
     runs = [record(str(number), logged, number) for number, logged in enumerate(all_rows)]
     data = page_data(compare(runs))
     json.dumps(data, allow_nan=False)
@@ -269,7 +269,7 @@ def elements_of(text: str) -> set[str]:
 
 
 def test_texts_of_runs_are_never_markup() -> None:
-    """The page has no other elements than that of harmless runs, and shows the texts."""
+    """The page has the same elements as that of harmless runs, and shows the texts."""
     text = page_of(attacked())
     assert elements_of(text) <= structure()
     reader = Reader(text)

@@ -206,7 +206,7 @@ def test_other_facts_are_no_excuse(first: PastRun, tmp_path: Path, changes: dict
 
 
 def test_another_machine_may_draw_other_initial_weights(first: PastRun, tmp_path: Path) -> None:
-    """By their last bits, so this is no other experiment; another number of threads does not."""
+    """A device may change the last bits of the weights, but a number of machines may not."""
     other_weights: dict[str, Any] = {"losses": (1, 1, 1), "initial_weights": "01" * 32}
     device = {"device": "another abacus"}
     second = write_past_run(tmp_path / "second", environment=device, **other_weights)
