@@ -43,7 +43,7 @@ def facts_of(run: RunConfig, runs: Sequence[RunConfig]) -> RunFacts:
 
 
 def facts_of_task(run: RunConfig) -> RunFacts:
-    """Return what the run trained, and on which data."""
+    """Return the recipe, the model and the data of the run."""
     return {
         "recipe": RunFact(run.recipe, makes_unfair=True),
         "objective": RunFact(run.objective, makes_unfair=True),
@@ -75,9 +75,8 @@ def facts_that_differ_on_purpose(run: RunConfig) -> RunFacts:
     environment = run.environment
     return {
         "processes": RunFact(environment.world_size),
-        "precision": RunFact(
-            precision_name(environment.mixed_precision)
-        ),  # also if `auto` chose it
+        # This is the precision that ran, also if `auto` chose it.
+        "precision": RunFact(precision_name(environment.mixed_precision)),
         "updates planned": RunFact(run.plan.total_steps),
         "commit": RunFact(environment.git_commit),
     }

@@ -1,4 +1,4 @@
-"""Groups of runs that differ in the seed alone, or in what never matters to results."""
+"""Groups of runs that differ only in the seed, or in settings that never affect results."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -7,7 +7,7 @@ from itertools import chain
 
 from common.flags import spelled
 from common.tools.compare.readers import RunRecord
-from common.tools.compare.words import value_text
+from common.tools.compare.setting_text import value_text
 
 SEED = spelled("seed")
 # A group is called by its settings up to this length, and by its first run otherwise.

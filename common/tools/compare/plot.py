@@ -167,7 +167,7 @@ def bar_sample(comparison: Comparison, group: RunGroup, values: Values) -> Sampl
 
 
 def draw_legend(axes: Axes, comparison: Comparison, styles: Sequence[Style]) -> None:
-    """Fill a part of the figure with a legend: the groups' colours, and the lines of each kind."""
+    """Fill a part of the figure with a legend: the groups' colours, and the styles of lines."""
     handles: list[Artist] = []
     for label, style in zip(group_labels(comparison), styles, strict=True):
         handles += axes.plot([], label=shortened_name(label), **style)

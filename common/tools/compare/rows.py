@@ -17,7 +17,7 @@ class FigureRow(NamedTuple):
     values: list[float | None]  # None if unknown
     # The split, memory or peak rate that each value belongs to; empty for other metrics.
     qualifiers: Sequence[str | None] = ()
-    ratios: Sequence[float | None] = ()  # to the baseline; empty for a metric without ratios
+    ratios: Sequence[float | None] = ()  # values over the baseline's; empty for other metrics
     is_of_model: bool = False  # whether the metric is of the trained model, which has a seed
     is_final_objective: bool = False
 

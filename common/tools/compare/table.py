@@ -13,13 +13,13 @@ from common.tools.compare.comparison import Comparison
 from common.tools.compare.figures import RunFigures
 from common.tools.compare.group_table import group_cells, has_repetitions
 from common.tools.compare.rows import FigureRow, figure_rows
+from common.tools.compare.setting_text import value_text
 from common.tools.compare.verdicts import (
     MOST_PAIRS_IN_TEXT,
     correction_note,
     verdict_lines,
     verdicts_of,
 )
-from common.tools.compare.words import value_text
 from common.track.names import OTHER_CPU, UNKNOWN, describe
 
 MOST_COLUMNS = 5  # up to this many runs have a column each, more runs have a row each
@@ -175,8 +175,7 @@ def labelled_warnings(comparison: Comparison, differences: Sequence[str]) -> lis
     """Return all reasons not to trust a comparison, in the order of their weight.
 
     Args:
-        differences: sentences on runs that differ in what makes a comparison unfair; see
-            `warnings`.
+        differences: sentences on runs that can't fairly be compared; see `warnings`.
     """
     return [
         *(LabelledWarning(UNFAIR, text) for text in differences),

@@ -1,4 +1,4 @@
-"""What the runs say about a difference between groups: better, worse, or not distinguishable."""
+"""Verdicts on the differences between groups: better, worse, or not distinguishable."""
 
 import math
 from collections.abc import Sequence
@@ -161,20 +161,24 @@ def verdict_on_objective(
     objective = baseline.first_run.objective
     if group.first_run.objective != objective or group.first_run.splits[split_index] != split:
         return None
-    first = baseline.objective
-    second = group.objective
-    if first.mean is None or second.mean is None:
+    baseline_sample = baseline.objective
+    group_sample = group.objective
+    if baseline_sample.mean is None or group_sample.mean is None:
         return None
-    interval = welch_interval(first, second, confidence)
-    needed = runs_needed(first, second, confidence)
-    if are_repeated(first, second):
-        text = sentences.difference(objective, first, second, interval, needed)
+    interval = welch_interval(baseline_sample, group_sample, confidence)
+    needed = runs_needed(baseline_sample, group_sample, confidence)
+    if are_repeated(baseline_sample, group_sample):
+        text = sentences.difference(objective, baseline_sample, group_sample, interval, needed)
     else:
         errors = [baseline.standard_error, group.standard_error]
-        text = sentences.difference_of_single_seeds(objective, first, second, errors)
+        text = sentences.difference_of_single_seeds(
+            objective, baseline_sample, group_sample, errors
+        )
     stage = "best" if by_validation else "final"
     figure = f"{stage} {describe(objective.metric).label}, {split}"
-    return make_verdict(baseline.group, group.group, figure, text, first, second, interval, needed)
+    return make_verdict(
+        baseline.group, group.group, figure, text, baseline_sample, group_sample, interval, needed
+    )
 
 
 def objective_values(comparison: Comparison, by_validation: bool) -> Values:
@@ -195,20 +199,22 @@ def verdict_on_throughput(
     Single runs are compared by their log lines, which show how much the throughput varies within a
     run, which is less than it varies between runs.
     """
-    first = baseline.speed
-    second = group.speed
-    if first.mean is None or second.mean is None:
+    baseline_sample = baseline.speed
+    group_sample = group.speed
+    if baseline_sample.mean is None or group_sample.mean is None:
         return None
     needed = None
-    if are_repeated(first, second):
-        interval = welch_interval(first, second, confidence)
-        needed = runs_needed(first, second, confidence)
-        text = sentences.ratio(first, second, interval, needed)
+    if are_repeated(baseline_sample, group_sample):
+        interval = welch_interval(baseline_sample, group_sample, confidence)
+        needed = runs_needed(baseline_sample, group_sample, confidence)
+        text = sentences.ratio(baseline_sample, group_sample, interval, needed)
     else:
         interval = welch_interval(baseline.speed_of_lines, group.speed_of_lines, confidence)
-        text = sentences.ratio_of_single_runs(first, second, interval)
+        text = sentences.ratio_of_single_runs(baseline_sample, group_sample, interval)
     figure = describe(THROUGHPUT).label
-    return make_verdict(baseline.group, group.group, figure, text, first, second, interval, needed)
+    return make_verdict(
+        baseline.group, group.group, figure, text, baseline_sample, group_sample, interval, needed
+    )
 
 
 def are_repeated(first: Sample, second: Sample) -> bool:
@@ -221,32 +227,32 @@ def make_verdict(
     group: RunGroup,
     figure: str,
     text: str,
-    first: Sample,
-    second: Sample,
+    baseline_sample: Sample,
+    group_sample: Sample,
     interval: Interval | None,
     needed: int | None,
 ) -> Verdict:
     """Return the verdict on one figure of two groups.
 
     Args:
-        first: the baseline's values, at least one.
-        second: the group's values, at least one.
+        baseline_sample: the baseline's values, at least one.
+        group_sample: the group's values, at least one.
         interval: that of the difference; None if there are too few values.
         needed: the runs per group that could tell such a difference; see `runs_needed`.
     """
-    assert first.mean is not None
-    assert second.mean is not None
+    assert baseline_sample.mean is not None
+    assert group_sample.mean is not None
     return Verdict(
         group=group.label,
         baseline=baseline.label,
         figure=figure,
         text=text,
-        count=second.count,
-        baseline_count=first.count,
-        difference=second.mean - first.mean,
+        count=group_sample.count,
+        baseline_count=baseline_sample.count,
+        difference=group_sample.mean - baseline_sample.mean,
         interval=interval,
         runs_needed=needed,
-        is_repeated=are_repeated(first, second),
+        is_repeated=are_repeated(baseline_sample, group_sample),
     )
 
 

@@ -39,7 +39,7 @@ def working_in(directory: Path, flag: str, command_to_continue: str) -> Iterator
     except Timeout:
         raise UserError(
             f"{directory} is being used by another process",
-            advice=f"wait until that process has ended, or pass a different directory with {flag}",
+            advice=f"wait until that process has ended, or pass another directory with {flag}",
         ) from None
     except KeyboardInterrupt:
         say(f"stopped: continue with {command_to_continue}")

@@ -10,7 +10,7 @@ from common.config import TrainingConfig
 from common.flags import role_of, spelled
 from common.run_directory.records import Attempt, CodeTree
 from common.tools.compare.facts import is_compared
-from common.tools.compare.words import value_text
+from common.tools.compare.setting_text import value_text
 from common.tools.reproduce.past_run import PastRun
 from common.tools.reproduce.receipt import FactDifference
 

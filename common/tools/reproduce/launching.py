@@ -22,14 +22,14 @@ def flags_of_reproduction(past: PastRun) -> list[str]:
     tracker and a target change no figure, and are left out.
     """
     environment = past.config.environment
-    words = ["--config", str(past.directory / CONFIG)]
-    words += ["--mixed-precision", environment.mixed_precision]
-    words += ["--no-auto-batch-size", "--target", "None", "--tracker", "none"]
+    flags = ["--config", str(past.directory / CONFIG)]
+    flags += ["--mixed-precision", environment.mixed_precision]
+    flags += ["--no-auto-batch-size", "--target", "None", "--tracker", "none"]
     if environment.device_type == "cpu" and environment.threads_per_process is not None:
-        words += ["--num-threads", str(environment.threads_per_process)]
+        flags += ["--num-threads", str(environment.threads_per_process)]
     if (past.directory / INITIAL).is_dir():
-        words += ["--init-from", str(past.directory / INITIAL)]
-    return words
+        flags += ["--init-from", str(past.directory / INITIAL)]
+    return flags
 
 
 def command_of(past: PastRun, recipe: Path, flags: Sequence[str], output: Path) -> list[str]:
@@ -39,8 +39,8 @@ def command_of(past: PastRun, recipe: Path, flags: Sequence[str], output: Path) 
         flags: command-line words that replace flags of the run.
     """
     launcher_options = options_for(past.config.environment.world_size)
-    words = [*flags_of_reproduction(past), *flags]
-    return run_command(launcher_options, str(recipe), words, output)
+    all_flags = [*flags_of_reproduction(past), *flags]
+    return run_command(launcher_options, str(recipe), all_flags, output)
 
 
 def environment_of(past: PastRun, code: RestoredCode) -> dict[str, str]:

@@ -91,7 +91,7 @@ def refuse_to_publish(run: PastRun, folder: Path) -> None:
     if folder.resolve() == run.directory.resolve() or (folder / "checkpoints").exists():
         raise UserError(
             f"--publish {folder} would overwrite a run in that folder",
-            advice="pass a different folder",
+            advice="pass another folder",
         )
     for patch in patches_of(run):
         if not patch.is_file():

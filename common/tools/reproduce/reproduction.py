@@ -143,7 +143,7 @@ def claim(request: ReproductionRequest, past: PastRun) -> None:
         UserError: the folder contains a different run, or a reproduction with different flags.
     """
     output = request.output
-    advice = "pass a different --output-dir"
+    advice = "pass another --output-dir"
     if output == request.directory:
         raise UserError(f"--output-dir {output} is the run to reproduce", advice=advice)
     receipt = read_receipt(output)

@@ -139,7 +139,7 @@ def intermediate_values(run: RunRecord, metric: str) -> dict[int, float]:
     }
 
 
-def given_flags(run: RunRecord) -> Facts:
+def stated_flags(run: RunRecord) -> Facts:
     """Return a run's flags before the run resolved ``auto`` and the like.
 
     A flag that `config.json` has only in its resolved form keeps that form.
@@ -153,7 +153,7 @@ def values_tried(space: Space, run: RunRecord) -> dict[str, object]:
     Raises:
         UserError: the search does not try one of the values.
     """
-    stated = given_flags(run)
+    stated = stated_flags(run)
     values = {}
     for flag, distribution in space.items():
         value = stated.get(flag.replace("-", "_"))
@@ -206,7 +206,7 @@ def insist_on_shared_flags(run: RunRecord, recipe: Recipe, space: Space, expecte
     """
     if run.saved_config.recipe != recipe.path.stem:
         refuse(run, f"the recipe {run.saved_config.recipe} instead of {recipe.path.stem}")
-    stated = given_flags(run)
+    stated = stated_flags(run)
     may_differ = {flag.replace("-", "_") for flag in space}
     if expected.get("effective_batch_size") is not None:
         may_differ.add("gradient_accumulation_steps")  # depends on the number of processes
@@ -252,7 +252,7 @@ def resolved_words(recipe: Recipe, run: RunRecord) -> list[str]:
 
     With these flags, a repetition makes the same choices wherever it runs.
     """
-    stated = given_flags(run)
+    stated = stated_flags(run)
     resolved = {**run.flags, "mixed_precision": run.saved_config.environment.mixed_precision}
     words: list[str] = []
     for name in vars(recipe.config_class)["__dataclass_fields__"]:

@@ -102,12 +102,13 @@ class Search:
         for trial in self.trials():
             directory = self.directory_of(trial)
             started = time.monotonic()
-            words = command_words(self.space, trial.params)
-            with closing(LaunchedRun(self.command(words, directory), directory)) as run:
+            trial_flags = command_words(self.space, trial.params)
+            with closing(LaunchedRun(self.command(trial_flags, directory), directory)) as run:
                 result = self.watch(trial, run)
             self.study.tell(trial, result.value, result.state)
             seconds = duration(time.monotonic() - started)
-            say(f"{directory.name} of {total}  {command_line(words)}  {result.message}  {seconds}")
+            flags = command_line(trial_flags)
+            say(f"{directory.name} of {total}  {flags}  {result.message}  {seconds}")
             # The lists are equal only if there are no trials besides the first ones.
             states = [trial.state for trial in self.study.get_trials(deepcopy=False)]
             if states == [TrialState.FAIL] * min(FIRST_TRIALS, total):
@@ -129,11 +130,11 @@ class Search:
     def directory_of(self, trial: Trial | FrozenTrial) -> Path:
         return self.directory / f"{TRIAL}{trial.number:03d}"
 
-    def command(self, words: Sequence[str], directory: Path) -> list[str]:
+    def command(self, trial_flags: Sequence[str], directory: Path) -> list[str]:
         """Return the command that starts a trial in a directory, or resumes the trial there."""
         config_file = self.settings.config_file
         launcher_options = ["--config_file", config_file] if config_file is not None else []
-        flags = [*words, *with_defaults(self.shared)]
+        flags = [*trial_flags, *with_defaults(self.shared)]
         if "--keep-checkpoints" not in flags:  # many trials would fill the disk
             flags += ["--keep-checkpoints", "1"]
         return run_command(launcher_options, self.settings.recipe, flags, directory)
@@ -221,9 +222,9 @@ class Search:
         start = ["python"]
         if config_file is not None:
             start = ["accelerate", "launch", "--config_file", config_file]
-        words = [*command_words(self.space, best.params), *with_defaults(self.shared)]
-        words += resolved_words(recipe, read_directory(self.directory_of(best)))
-        return command_line([*start, self.settings.recipe, *words])
+        flags = [*command_words(self.space, best.params), *with_defaults(self.shared)]
+        flags += resolved_words(recipe, read_directory(self.directory_of(best)))
+        return command_line([*start, self.settings.recipe, *flags])
 
 
 def report(search: Search, recipe: Recipe) -> None:

@@ -16,9 +16,9 @@ from common.tools.compare.facts import DIGITS_OF_DIGEST
 from common.tools.compare.group_table import group_cells, has_repetitions
 from common.tools.compare.groups import SEED
 from common.tools.compare.readers import RunRecord, read_runs
+from common.tools.compare.setting_text import value_text
 from common.tools.compare.table import LabelledWarning, arranged, labelled_warnings, warnings
 from common.tools.compare.verdicts import Verdict, correction_note, verdict_lines, verdicts_of
-from common.tools.compare.words import value_text
 
 # The heading of the section of a model card that `add_to_cards` writes.
 CARD_HEADING = "\n## The same with other seeds\n"

@@ -113,7 +113,7 @@ def test_what_may_matter_makes_another_group(changes: dict[str, Any], tmp_path: 
 
 
 def test_groups_are_called_by_what_differs(tmp_path: Path) -> None:
-    """The flag and its value, and not the run's folder."""
+    """A group's label is the flag and its value, and not the run's folder."""
     first = write_seeds(tmp_path / "a", LOW)
     second = write_seeds(tmp_path / "b", HIGH, {"config.dropout": 0.1})
     comparison = compared([first[0], second[0]], first[1:], second[1:])
@@ -148,7 +148,7 @@ def test_runs_that_differ_in_the_seed_alone_have_no_ratio(tmp_path: Path) -> Non
 
 
 def test_unfinished_runs_are_left_out_of_means(tmp_path: Path) -> None:
-    """They trained for less time."""
+    """Unfinished runs trained for less time."""
     sources = write_seeds(tmp_path, LOW)
     unfinished = write_run(
         tmp_path / "short",
@@ -229,7 +229,7 @@ def test_equal_seeds_give_no_interval(tmp_path: Path) -> None:
 
 
 def test_single_runs_get_no_verdict(tmp_path: Path) -> None:
-    """The standard error from the number of samples is there, and the advice to repeat."""
+    """The text has the standard error from the number of samples, and advice to repeat the runs."""
     (first,) = write_seeds(tmp_path / "a", LOW[:1])
     (second,) = write_seeds(tmp_path / "b", HIGH[:1], {"config.dropout": 0.1})
     comparison = compared([first], [second])
@@ -246,7 +246,7 @@ def test_single_runs_get_no_verdict(tmp_path: Path) -> None:
 
 
 def test_many_single_runs_share_one_sentence(tmp_path: Path) -> None:
-    """A line for each of them would say the same."""
+    """One sentence stands for all pairs of single runs, which have no verdicts."""
     sources = [
         write_seeds(tmp_path / str(number), LOW[:1], {"config.dropout": number / 10})
         for number in range(4)
@@ -325,7 +325,7 @@ def test_single_baseline_leaves_the_other_groups_comparable(tmp_path: Path) -> N
 
 
 def test_intervals_of_several_groups_are_wider(tmp_path: Path) -> None:
-    """A sentence says by how much, and why."""
+    """A sentence says how much wider the intervals are, and why."""
     groups = [
         write_seeds(tmp_path / str(number), values, {"config.dropout": number / 10})
         for number, values in enumerate((LOW, HIGH, CLOSE))

@@ -10,7 +10,7 @@ import pytest
 from common.errors import UserError
 from common.run_directory.provenance import present_attempt
 from common.run_directory.records import PROVENANCE
-from common.tools.reproduce import code as code_of_runs
+from common.tools.reproduce import code as code_module
 from common.tools.reproduce.code import restored_code
 from common.tools.reproduce.past_run import PastRun
 from tests.git_repository import commit_all, git
@@ -107,7 +107,7 @@ def test_missing_or_damaged_parts_are_named(recipe: Path, tmp_path: Path) -> Non
     patch.write_bytes(contents)
     lost = tree.model_copy(update={"commit": "ab" * 20})
     with ExitStack() as stack, pytest.raises(UserError, match="git fetch"):
-        code_of_runs.place(lost, past, stack)
+        code_module.restore(lost, past, stack)
 
 
 def test_hooks_of_the_repository_do_not_run(recipe: Path, tmp_path: Path) -> None:

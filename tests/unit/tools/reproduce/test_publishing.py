@@ -41,7 +41,7 @@ def test_paths_are_replaced_by_names(text: str, expected: str) -> None:
 
 
 def test_published_run_has_no_paths_and_is_signed(tmp_path: Path) -> None:
-    """It has what a reproduction compares, and no weights."""
+    """A published run has the records that a reproduction compares, but no weights."""
     run = write_past_run(
         tmp_path / "first",
         config={"dataset": "/data/My Digits", "model": "/data/minilm", "output_dir": "/runs/first"},

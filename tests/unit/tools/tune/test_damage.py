@@ -89,7 +89,7 @@ def test_damaged_trial_is_named_or_tolerated(
 
 
 def test_damaged_settings_are_named_or_tolerated(tmp_path: Path) -> None:
-    """This goes through damaged contents of `search.json`."""
+    """Damaged contents of `search.json` give one sentence, or do not matter."""
     path = tmp_path / "search.json"
     value = dataclasses.asdict(SearchSettings(str(STUB), FLAGS))
     whole = json.dumps(value).encode()
@@ -109,7 +109,7 @@ def test_damaged_settings_are_named_or_tolerated(tmp_path: Path) -> None:
 
 
 def test_damaged_study_is_named_or_tolerated(tmp_path: Path, thorough: bool) -> None:
-    """This goes through damaged contents of `study.db`."""
+    """Damaged contents of `study.db` give one sentence, or do not matter."""
     space, _ = parse_space(FLAGS, load_recipe(STUB))
     path = tmp_path / "study.db"
     study = open_study(tmp_path, GOAL, True, space)
