@@ -138,7 +138,7 @@ def test_resume_on_one_process_is_a_cause(
     assert f"processes until update {last.global_step}" in facts
     assert receipt.exit_status in (0, BEYOND_TOLERANCE)
     printed = " ".join(capsys.readouterr().out.split())
-    assert "went on with processes: 1 instead of 2" in printed
+    assert "resumed with processes: 1 instead of 2" in printed
 
 
 @pytest.mark.slow

@@ -136,17 +136,19 @@ def facts_of_machine(run: PastRun) -> RecordedFacts:
         "effective batch": experiment_fact(value_text(environment.effective_batch_size)),
         "precision": experiment_fact(attempt.mixed_precision or environment.mixed_precision),
         "device": RecordedFact(device),
-        "threads per process": RecordedFact(text_if_known(threads), is_on_cpu),
+        "threads per process": RecordedFact(text_if_known(threads), changes_bits=is_on_cpu),
         "deterministic kernels": RecordedFact(text_if_known(environment.deterministic)),
-        "cuDNN benchmark": RecordedFact(text_if_known(environment.cudnn_benchmark), not is_on_cpu),
+        "cuDNN benchmark": RecordedFact(
+            text_if_known(environment.cudnn_benchmark), changes_bits=not is_on_cpu
+        ),
     }
     facts |= {f"{name} of torch": RecordedFact(value) for name, value in attempt.libraries.items()}
     facts |= facts_of_variables(attempt)
     facts |= facts_of_versions(run)
     return facts | {
         "python": RecordedFact(environment.python),
-        "cores": RecordedFact(text_if_known(attempt.cores), False),
-        "system": RecordedFact(attempt.system, False),
+        "cores": RecordedFact(text_if_known(attempt.cores), changes_bits=False),
+        "system": RecordedFact(attempt.system, changes_bits=False),
     }
 
 
@@ -159,10 +161,11 @@ def facts_of_versions(run: PastRun) -> RecordedFacts:
     """Return the versions of packages. Older runs recorded only the main packages."""
     versions: Mapping[str, str] = run.attempt.packages or run.config.environment.versions
     imported = run.attempt.imported or ()
-    return {
-        f"version of {name}": RecordedFact(value, is_numeric(name) or name in imported)
-        for name, value in versions.items()
-    }
+    facts = {}
+    for name, version in versions.items():
+        changes_bits = is_numeric(name) or name in imported
+        facts[f"version of {name}"] = RecordedFact(version, changes_bits=changes_bits)
+    return facts
 
 
 def is_numeric(package: str) -> bool:
@@ -228,7 +231,7 @@ def differences_of_last_attempts(past: PastRun, new: PastRun) -> list[FactDiffer
         difference = fact_difference(label, past_fact, new_fact)
         if difference is not None and not is_cut_path(past, difference):
             differences.append(difference)
-    differences = explain_initial_weights(differences)
+    differences = mark_explained_weights(differences)
     if is_data_equal(past, new):
         return [
             difference for difference in differences if difference.fact not in FACTS_OF_LOCATION
@@ -238,7 +241,7 @@ def differences_of_last_attempts(past: PastRun, new: PastRun) -> list[FactDiffer
 
 def missing_fact(other: RecordedFact | None) -> RecordedFact:
     """Return the fact of a package or variable that a run lacks and that the other run has."""
-    return RecordedFact("none", other is None or other.changes_bits)
+    return RecordedFact("none", changes_bits=other is None or other.changes_bits)
 
 
 def fact_difference(label: str, past: RecordedFact, new: RecordedFact) -> FactDifference | None:
@@ -260,8 +263,12 @@ def is_cut_path(past: PastRun, difference: FactDifference) -> bool:
     return past.is_published and is_flag and difference.before == Path(difference.now).name
 
 
-def explain_initial_weights(differences: Sequence[FactDifference]) -> list[FactDifference]:
-    """Return the differences; those of initial weights do not matter if a machine explains them."""
+def mark_explained_weights(differences: Sequence[FactDifference]) -> list[FactDifference]:
+    """Return the differences, in which initial weights count only if nothing else explains them.
+
+    Different weights define a different experiment, unless the machine may have changed their last
+    bits.
+    """
     if not any(may_change_initialization(difference) for difference in differences):
         return [*differences]
     return [

@@ -134,7 +134,7 @@ class PastRun:
             sentences.append(f"the code and machine of its first {updates} were not recorded")
         for previous, attempt in pairwise(self.attempts):
             sentences.append(
-                f"it continued with {changes_in_words(previous, attempt)} at update "
+                f"it resumed with {changes_in_words(previous, attempt)} at update "
                 f"{attempt.global_step}; the reproduction uses the last values from its start"
             )
         for change in self.config.source.changes:

@@ -234,7 +234,7 @@ def test_change_between_attempts_explains_other_bits(tmp_path: Path) -> None:
     resumed = read_past_run(first.directory)
     (gap,) = resumed.gaps()
     assert gap.startswith(
-        "it continued with processes: 1 instead of 2, threads per process: 2 instead of 1 at update 4"
+        "it resumed with processes: 1 instead of 2, threads per process: 2 instead of 1 at update 4"
     )
     second = write_past_run(tmp_path / "second", losses=(1, 1, 1), attempt=environment)
     result, status, explanation = conclusion(resumed, second)
