@@ -28,20 +28,20 @@ class Recipe(NamedTuple):
 
 @contextmanager
 def loading(path: Path) -> Iterator[None]:
-    """Turn any error while Python loads a recipe into a `UserError` that names the line."""
+    """Turn any error that Python raises while loading a recipe into a `UserError` with the line."""
     try:
         yield
     except (SystemExit, KeyboardInterrupt, GeneratorExit):
         raise
-    except BaseException as error:  # a panic in Rust code is no Exception
-        place = place_of(error, path)
+    except BaseException as error:  # a panic in Rust code is not an Exception
+        location = error_location(error, path)
         raise UserError(
-            f"{path} fails when Python loads it ({place}{cause_text(error)})",
+            f"{path} fails when Python loads it ({location}{cause_text(error)})",
             advice=f"correct the file, and check it with python {quoted(path)} --help",
         ) from None
 
 
-def place_of(error: BaseException, path: Path) -> str:
+def error_location(error: BaseException, path: Path) -> str:
     """Return the file and line of the user's code where an error arose, or an empty text.
 
     The user's code is the recipe and what it imports from its own folder.
@@ -56,7 +56,7 @@ def place_of(error: BaseException, path: Path) -> str:
 
 
 def load_recipe(path: Path) -> Recipe:
-    """Import a recipe under another name than ``__main__``, so that it does not train.
+    """Import a recipe under a name other than ``__main__``, so that it does not train.
 
     Raises:
         UserError: the path is not a recipe.
@@ -73,14 +73,14 @@ def load_recipe(path: Path) -> Recipe:
         )
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # `dataclass` looks up the types of the fields there
-    # The recipe may import modules from its own folder, as a launched recipe can.
-    beside = str(path.resolve().parent)
-    sys.path.insert(0, beside)
+    # A recipe may import modules from its own folder.
+    recipe_folder = str(path.resolve().parent)
+    sys.path.insert(0, recipe_folder)
     try:
         with loading(path):
             spec.loader.exec_module(module)
     finally:
-        sys.path.remove(beside)
+        sys.path.remove(recipe_folder)
     config_class = getattr(module, "Config", None)
     if not (isinstance(config_class, type) and issubclass(config_class, TrainingConfig)):
         raise UserError(

@@ -10,15 +10,15 @@ from common.json_files import read_lines
 from common.run_directory.records import METRICS_FILE, is_number
 from common.track.names import STEP
 
-# The figures that depend on the clock or on the state of the machine.
-OF_THE_CLOCK = ("perf/", "memory/", "gpu/", "time/")
-Row = dict[str, JsonValue]  # figures by name; null stands for NaN and infinities
+# The prefixes of figures that depend on the clock or on the state of the machine.
+CLOCK_PREFIXES = ("perf/", "memory/", "gpu/", "time/")
+MetricsRow = dict[str, JsonValue]  # figures by name; null stands for NaN and infinities
 
 
-def read_rows(directory: Path) -> list[Row]:
+def read_rows(directory: Path) -> list[MetricsRow]:
     """Return the rows of the run in a directory, in the order of the file.
 
-    The list is empty for a run without rows. A last line that is only half written is left out.
+    The list is empty for a run without rows. A half-written last line is left out.
 
     Raises:
         UserError: another line is damaged.
@@ -26,32 +26,32 @@ def read_rows(directory: Path) -> list[Row]:
     return read_lines(directory / METRICS_FILE, STEP)
 
 
-def step_of(row: Mapping[str, JsonValue]) -> int:
+def step_of_row(row: Mapping[str, JsonValue]) -> int:
     """Return the update of a row."""
     step = row[STEP]
-    assert is_number(step)  # `read_lines` has checked it
+    assert is_number(step)  # `read_lines` has checked this
     return int(step)
 
 
 def number_or_none(value: object) -> float | None:
-    """Return a value that is a number; None for anything else. Rows have null for NaN."""
+    """Return a number as a float; None for any other value, such as the null that means NaN."""
     return float(value) if is_number(value) else None
 
 
-def without_clock(row: Mapping[str, JsonValue]) -> Row:
+def without_clock(row: Mapping[str, JsonValue]) -> MetricsRow:
     """Return a row without the figures that depend on the clock."""
-    return {name: value for name, value in row.items() if not name.startswith(OF_THE_CLOCK)}
+    return {name: value for name, value in row.items() if not name.startswith(CLOCK_PREFIXES)}
 
 
 def first_differing_figure(
-    before: Mapping[str, JsonValue], now: Mapping[str, JsonValue]
+    first_row: Mapping[str, JsonValue], second_row: Mapping[str, JsonValue]
 ) -> str | None:
     """Return the name of the first figure in which two rows differ; None if they are equal.
 
     Figures that depend on the clock are not compared. NaN, which is null in rows, equals only NaN.
     """
-    first = without_clock(before)
-    second = without_clock(now)
+    first = without_clock(first_row)
+    second = without_clock(second_row)
     for name in dict.fromkeys([*first, *second]):
         is_in_both = name in first and name in second
         if not is_in_both or not is_same(first[name], second[name]):
@@ -59,17 +59,19 @@ def first_differing_figure(
     return None
 
 
-def first_differing_row(first: Sequence[Row], second: Sequence[Row]) -> str | None:
-    """Return in words where two runs' rows differ first; None if all figures are equal."""
-    for before, now in zip(first, second, strict=False):
-        name = first_differing_figure(before, now)
+def first_differing_row(
+    first_rows: Sequence[MetricsRow], second_rows: Sequence[MetricsRow]
+) -> str | None:
+    """Return a text on the first difference of two runs' rows; None if all figures are equal."""
+    for first_row, second_row in zip(first_rows, second_rows, strict=False):
+        name = first_differing_figure(first_row, second_row)
         if name is not None:
             return (
-                f"the row of update {before.get(STEP)} has {name} "
-                f"{before.get(name)} and {now.get(name)}"
+                f"the row of update {first_row.get(STEP)} has {name} "
+                f"{first_row.get(name)} and {second_row.get(name)}"
             )
-    if len(first) != len(second):
-        return f"there are {len(first)} and {len(second)} rows"
+    if len(first_rows) != len(second_rows):
+        return f"there are {len(first_rows)} and {len(second_rows)} rows"
     return None
 
 

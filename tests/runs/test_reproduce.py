@@ -84,7 +84,7 @@ def test_run_of_a_dirty_tree_is_reproduced(runner: Runner, tmp_path: Path) -> No
     assert receipt.rows is not None
     assert receipt.rows.first is not None
     assert receipt.rows.first.update == 3
-    sentence = "this is another experiment than the run: --learning-rate was 0.001 and is 0.00101"
+    sentence = "this is a different experiment: --learning-rate was 0.001 and is 0.00101"
     assert receipt.explanation == sentence
 
 
@@ -138,7 +138,7 @@ def test_resume_on_one_process_is_a_cause(
     assert f"processes until update {last.global_step}" in facts
     assert receipt.exit_status in (0, BEYOND_TOLERANCE)
     printed = " ".join(capsys.readouterr().out.split())
-    assert "went on with processes: 1 instead of 2" in printed
+    assert "resumed with processes: 1 instead of 2" in printed
 
 
 @pytest.mark.slow

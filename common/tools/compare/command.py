@@ -17,7 +17,7 @@ from common.tools.parser import tool_parser
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Write the comparison that the command line asks for."""
+    """Compare the runs that the command line names."""
     parser = tool_parser("compare", __doc__, "%(prog)s RUN [RUN ...] [options]")
     parser.add_argument("runs", nargs="+", metavar="RUN", help="the baseline first")
     parser.add_argument(
@@ -38,7 +38,7 @@ def main(words: Sequence[str] | None = None) -> None:
     output_format.add_argument("--markdown", action="store_true", help="print a Markdown table")
     output_format.add_argument("--json", action="store_true", help="print everything as JSON")
     arguments = parser.parse_args(words)
-    # These imports are here, because --help should not wait for pydantic.
+    # The import is here, because --help should not wait for pydantic.
     from common.tools.compare.output import Options, write_comparison
 
     chosen_format: Literal["text", "markdown", "json"] = "text"

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from common.tools.compare.readers import RunRecord
 from common.track.names import STEP
 
-# Measures of progress that curves are drawn over, with the heading of their axis.
+# The measures of progress on the x-axis of curves, with the heading of the axis.
 X_AXES = {STEP: "updates", "progress/samples": "samples", "time/train_seconds": "training time"}
 
 Curve = Mapping[float, tuple[float, float]]  # the point (x, y) of each step
@@ -36,7 +36,7 @@ def curve_of(run: RunRecord, name: str, x_name: str) -> Curve:
 
 
 def is_finite(value: float | None) -> bool:
-    """Return whether a value is there, and neither NaN nor infinite."""
+    """Return whether a value is known, and neither NaN nor infinite."""
     return value is not None and math.isfinite(value)
 
 
@@ -51,7 +51,7 @@ def mean_curve(curves: Sequence[Curve]) -> list[MeanPoint]:
     for step in steps:
         values = [curve[step][1] for curve in curves]
         mean = fmean(values)
-        # A run with other times reaches a step at another place, so the places have a mean as well.
+        # Runs reach the same step at different times, so the x-positions have a mean as well.
         x = fmean(curve[step][0] for curve in curves)
         points.append(MeanPoint(step, x, mean, deviation_from(mean, values)))
     return points

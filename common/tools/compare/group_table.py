@@ -4,18 +4,12 @@ from collections.abc import Sequence
 
 from common.tools.compare.comparison import Comparison
 from common.tools.compare.repetitions import (
-    counted_places,
+    finished_indices,
     sample_of_runs,
     sample_of_seeds,
     seed_of,
 )
-from common.tools.compare.rows import (
-    FigureRow,
-    figure_rows,
-    heading_of,
-    kind_suffix,
-    kinds_of,
-)
+from common.tools.compare.rows import FigureRow, figure_rows
 from common.tools.statistics.samples import Sample
 from common.track.names import Metric
 
@@ -25,7 +19,7 @@ MOST_SEEDS = 12  # seeds that a cell lists
 
 def has_repetitions(comparison: Comparison) -> bool:
     """Return whether any group has several runs; otherwise there is nothing to take means of."""
-    return any(len(group.places) > 1 for group in comparison.groups)
+    return any(len(group.run_indices) > 1 for group in comparison.groups)
 
 
 def group_labels(comparison: Comparison) -> list[str]:
@@ -46,29 +40,29 @@ def group_cells(comparison: Comparison) -> list[list[str]]:
     for row in figure_rows(comparison):
         samples = samples_of(row, comparison)
         if any(sample.count for sample in samples):
-            rows.append([heading_of(row, comparison), *cells_of(row, samples, comparison)])
+            rows.append([row.heading, *cells_of(row, samples, comparison)])
     return rows
 
 
 def run_counts(comparison: Comparison) -> list[str]:
-    """Return how many runs of each group count, and how many were left out."""
+    """Return the number of finished runs in each group, and of the runs that were left out."""
     counts = []
     for group in comparison.groups:
-        count = len(counted_places(comparison, group))
-        left_out = len(group.places) - count
+        count = len(finished_indices(comparison, group))
+        left_out = len(group.run_indices) - count
         counts.append(f"{count} ({left_out} left out)" if left_out else str(count))
     return counts
 
 
 def seed_lists(comparison: Comparison) -> list[str]:
-    """Return the seeds of each group's runs that count, see `counted_places`.
+    """Return the seeds of each group's finished runs.
 
     A cell has only the number of seeds if they are many, or if a run does not state its seed.
     """
     lists = []
     for group in comparison.groups:
-        places = counted_places(comparison, group)
-        seeds = [*dict.fromkeys(seed_of(comparison.runs[place]) for place in places)]
+        indices = finished_indices(comparison, group)
+        seeds = [*dict.fromkeys(seed_of(comparison.runs[index]) for index in indices)]
         is_short = len(seeds) <= MOST_SEEDS and all(seed.isdecimal() for seed in seeds)
         lists.append(" ".join(seeds) if is_short else f"{len(seeds)} seeds")
     return lists
@@ -83,16 +77,16 @@ def samples_of(row: FigureRow, comparison: Comparison) -> list[Sample]:
 def cells_of(row: FigureRow, samples: Sequence[Sample], comparison: Comparison) -> list[str]:
     """Return the cells of one metric: mean, standard deviation, and the ratio to the baseline."""
     # A device's memory and the host's can't be compared.
-    is_of_one_kind = len(set(kinds_of(row, comparison).values())) <= 1
+    are_comparable = len(set(row.known_qualifiers.values())) <= 1
     # Runs have ratios of speed and memory. Means have a ratio of energy as well.
-    has_ratio = is_of_one_kind and (bool(row.ratio_name) or row.metric.panel == "Energy")
+    has_ratio = are_comparable and (bool(row.ratios) or row.metric.panel == "Energy")
     cells = []
     for number, (group, sample) in enumerate(zip(comparison.groups, samples, strict=True)):
         cell = sample_text(row.metric, sample)
-        known = [place for place in group.places if row.values[place] is not None]
-        if known:
-            cell += kind_suffix(row, comparison, known[0])
-        if number > 0 and has_ratio:
+        known_indices = [index for index in group.run_indices if row.values[index] is not None]
+        if known_indices:
+            cell += row.suffix(known_indices[0])
+        if number > 0 and has_ratio:  # group 0 is the baseline
             cell += ratio_text(sample, samples[0])
         cells.append(cell)
     return cells

@@ -1,18 +1,19 @@
-"""Groups of runs that differ in the seed alone, or in what never matters to results."""
+"""Groups of runs that differ only in the seed, or in settings that never affect results."""
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from common.flags import spelled
 from common.tools.compare.readers import RunRecord
-from common.tools.compare.words import value_text
+from common.tools.compare.setting_text import value_text
 
 SEED = spelled("seed")
 # A group is called by its settings up to this length, and by its first run otherwise.
 LONGEST_LABEL = 48
 
-Facts = Mapping[str, object]  # facts and flags that a run's figures may depend on, by label
+Settings = Mapping[str, object]  # a run's facts and flags, by the label that a table shows
 
 
 @dataclass(frozen=True)
@@ -20,43 +21,51 @@ class RunGroup:
     """Runs with the same settings."""
 
     label: str
-    places: tuple[int, ...]  # places of its runs in the comparison, in order
+    run_indices: tuple[int, ...]  # its runs' indices in the comparison, in order
 
 
 def group_runs(
-    runs: Sequence[RunRecord], facts: Sequence[Facts], labels: Sequence[str] | None = None
+    runs: Sequence[RunRecord],
+    settings_of_runs: Sequence[Settings],
+    labels: Sequence[str] | None = None,
 ) -> list[RunGroup]:
     """Put runs that differ in the seed alone into one group; the first run's group comes first.
 
     Args:
         runs: all runs of a comparison.
-        facts: for each run, what its figures may depend on. The seed does not count here.
-        labels: the group of each run. By default, runs with equal facts are one group, which is
-            called by the settings that tell the groups apart.
+        settings_of_runs: each run's facts and flags.
+        labels: the group of each run. By default, runs with equal settings, apart from the seed,
+            form one group, which is called by the settings that tell the groups apart.
     """
     if labels is not None:
-        return [RunGroup(label, places) for label, places in places_by_key(labels).items()]
-    all_places = [*places_by_key([group_key(own_facts) for own_facts in facts]).values()]
-    group_labels = label_groups(runs, facts, all_places)
-    return [RunGroup(label, places) for label, places in zip(group_labels, all_places, strict=True)]
+        return [RunGroup(label, indices) for label, indices in indices_by_key(labels).items()]
+    keys = [group_key(settings) for settings in settings_of_runs]
+    indices_of_groups = [*indices_by_key(keys).values()]
+    group_labels = label_groups(runs, settings_of_runs, indices_of_groups)
+    return [
+        RunGroup(label, indices)
+        for label, indices in zip(group_labels, indices_of_groups, strict=True)
+    ]
 
 
-def places_by_key(keys: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """Return the places at which each key stands, in the order of the keys' first places."""
-    places: dict[str, tuple[int, ...]] = {}
-    for place, key in enumerate(keys):
-        places[key] = (*places.get(key, ()), place)
-    return places
+def indices_by_key(keys: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """Return the indices of each key, in the order in which the keys occur first."""
+    indices: dict[str, tuple[int, ...]] = {}
+    for index, key in enumerate(keys):
+        indices[key] = (*indices.get(key, ()), index)
+    return indices
 
 
-def group_key(facts: Facts) -> str:
+def group_key(settings: Settings) -> str:
     """Return a text that is the same for runs of one group. The order of flags does not matter."""
-    settings = {label: value for label, value in facts.items() if label != SEED}
-    return json.dumps(settings, sort_keys=True, default=str)
+    settings_without_seed = {label: value for label, value in settings.items() if label != SEED}
+    return json.dumps(settings_without_seed, sort_keys=True, default=str)
 
 
 def label_groups(
-    runs: Sequence[RunRecord], facts: Sequence[Facts], all_places: Sequence[Sequence[int]]
+    runs: Sequence[RunRecord],
+    settings_of_runs: Sequence[Settings],
+    indices_of_groups: Sequence[Sequence[int]],
 ) -> list[str]:
     """Return a label for each group, such as ``dropout=0.1``.
 
@@ -64,32 +73,33 @@ def label_groups(
     would look the same, all groups are called by their first run. If each group is a single run,
     groups have the runs' names as well.
     """
-    names = [name_of_group([runs[place].name for place in places]) for places in all_places]
-    if len(all_places) == len(runs):
+    names = []
+    for indices in indices_of_groups:
+        names.append(name_of_group([runs[index].name for index in indices]))
+    if len(indices_of_groups) == len(runs):
         return names
-    facts_of_groups = [facts[places[0]] for places in all_places]
-    settings = differing_settings(facts_of_groups)
-    labels = [settings_text(own_facts, settings) for own_facts in facts_of_groups]
+    settings_of_groups = [settings_of_runs[indices[0]] for indices in indices_of_groups]
+    differing_labels = labels_that_differ(settings_of_groups)
+    labels = [settings_text(settings, differing_labels) for settings in settings_of_groups]
     is_readable = all(0 < len(label) <= LONGEST_LABEL for label in labels)
     has_repetition = len(set(labels)) < len(labels)
     return labels if is_readable and not has_repetition else names
 
 
-def differing_settings(facts_of_groups: Sequence[Facts]) -> list[str]:
-    """Return the labels of the facts that differ between groups, without the seed."""
-    first = facts_of_groups[0]
-    labels = dict.fromkeys(label for facts in facts_of_groups for label in facts if label != SEED)
-    return [
-        label
-        for label in labels
-        if any(facts.get(label) != first.get(label) for facts in facts_of_groups)
-    ]
+def labels_that_differ(settings_of_groups: Sequence[Settings]) -> list[str]:
+    """Return the labels of the settings that differ between groups, without the seed."""
+    labels: list[str] = []
+    for label in dict.fromkeys(chain(*settings_of_groups)):
+        values = [settings.get(label) for settings in settings_of_groups]
+        if label != SEED and any(value != values[0] for value in values):
+            labels.append(label)
+    return labels
 
 
-def settings_text(facts: Facts, labels: Sequence[str]) -> str:
+def settings_text(settings: Settings, labels: Sequence[str]) -> str:
     """Return some of a run's settings, such as ``dropout=0.1, precision=bf16``."""
-    settings = [f"{label.removeprefix('--')}={value_text(facts.get(label))}" for label in labels]
-    return ", ".join(settings)
+    texts = [f"{label.removeprefix('--')}={value_text(settings.get(label))}" for label in labels]
+    return ", ".join(texts)
 
 
 def name_of_group(names: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""Write a comparison in the forms that the command line asks for: text, JSON, a picture, a page."""
+"""Write a comparison as text or JSON, and as a picture or a web page if the user wants them."""
 
 import json
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from common.json_files import json_safe
 from common.tools.compare.comparison import Comparison, compare
 from common.tools.compare.readers import read_runs
 from common.tools.compare.table import as_markdown, load_warnings, notes, show
-from common.tools.compare.verdicts import Verdict, judge
+from common.tools.compare.verdicts import Verdict, verdicts_of
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def write_comparison(options: Options) -> None:
 
 
 def as_json(comparison: Comparison) -> dict[str, object]:
-    """Return the object that ``--json`` prints; `figures_of` explains the names of the figures.
+    """Return the object that ``--json`` prints; `RunFigures` explains the figures.
 
     Each run has its own values of the settings in which any of the runs differ (``differs``).
     Runs of one group differ in the seed alone. A verdict is on a group's difference from another
@@ -65,18 +65,21 @@ def as_json(comparison: Comparison) -> dict[str, object]:
     for index, run in enumerate(comparison.runs):
         differs = {label: values[index] for label, values in comparison.differences.items()}
         entry = {"name": run.name, "source": run.source, "reason": run.reason}
-        runs.append(entry | comparison.figures[index] | {"differs": differs})
+        runs.append(entry | comparison.figures[index].to_json() | {"differs": differs})
     return {
         "baseline": comparison.runs[0].name,
         "target": comparison.target,
         "runs": runs,
-        "unfair": comparison.unfair,
+        "unfair": [pair.to_json() for pair in comparison.unfair],
         "busy": load_warnings(comparison),
         "groups": [
-            {"name": group.label, "runs": [comparison.runs[place].name for place in group.places]}
+            {
+                "name": group.label,
+                "runs": [comparison.runs[index].name for index in group.run_indices],
+            }
             for group in comparison.groups
         ],
-        "verdicts": [verdict_as_json(verdict) for verdict in judge(comparison)],
+        "verdicts": [verdict_as_json(verdict) for verdict in verdicts_of(comparison)],
         "notes": notes(comparison),
     }
 

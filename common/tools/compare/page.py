@@ -31,7 +31,7 @@ def write_page(comparison: Comparison, file: Path) -> None:
     """Write a comparison as a web page.
 
     Raises:
-        UserError: the file's name is not that of a page, or the file can't be written.
+        UserError: the file's name is not that of a web page, or the file can't be written.
     """
     # If a user names a run's own file by mistake, that file must not be overwritten.
     if file.suffix.lower() not in SUFFIXES:
@@ -126,6 +126,6 @@ def row_as_html(cells: Sequence[str], scope: str) -> str:
     first, *others = map(escaped, cells)
     tag = "th" if scope == "col" else "td"
     attribute = ' scope="col"' if scope == "col" else ""
-    # An empty corner is no heading.
+    # An empty corner is not a heading.
     corner = f'<th scope="{scope}">{first}</th>' if first else "<td></td>"
     return f"<tr>{corner}{''.join(f'<{tag}{attribute}>{cell}</{tag}>' for cell in others)}</tr>"

@@ -5,6 +5,7 @@ The texts are safe to show as text, but they are not escaped for HTML: the scrip
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import chain
 from statistics import fmean
 from typing import TypedDict
 
@@ -14,7 +15,7 @@ from common.tools.compare.curves import X_AXES, curve_of, is_finite, mean_curve
 from common.tools.compare.group_table import group_labels
 from common.tools.compare.groups import RunGroup
 from common.tools.compare.readers import RunRecord
-from common.tools.compare.thinning import kept_places, points_per_curve
+from common.tools.compare.thinning import kept_indices, points_per_curve
 from common.track.names import SPLITS, STEP, describe
 
 MOST_POINTS = 2000  # points of a curve; a chart has fewer pixels than this
@@ -23,7 +24,7 @@ MOST_POINTS_IN_ALL = 60_000  # with 15 to 35 characters each, they keep the page
 DIGITS = 6  # significant digits of a value
 SECOND_DECIMALS = 3  # decimals of a time in seconds
 STAGES = {"train": "training", "val": "validation", "test": "test"}
-NO_CURVE = ("progress/", "time/")  # measures of progress, which curves are drawn over
+NO_CURVE = ("progress/", "time/")  # measures of progress, which are the x-axes of curves
 
 Column = list[float | None]
 
@@ -47,7 +48,7 @@ class Chart(TypedDict):
 class ThinCurve(TypedDict):
     """A metric of one run."""
 
-    places: list[int] | None  # places in the columns of `RunCurves.x`; None: all of them
+    places: list[int] | None  # indices in the columns of `RunCurves.x`; None: all of them
     y: list[float]
 
 
@@ -72,7 +73,7 @@ class GroupCurves(TypedDict):
     """A group of runs that differ in the seed alone."""
 
     label: str
-    runs: list[int]  # places in `PageData.runs`
+    runs: list[int]  # indices in `PageData.runs`
     means: dict[str, MeanCurve]  # by the metric's name; empty for a single run
 
 
@@ -102,7 +103,7 @@ def page_data(comparison: Comparison) -> PageData:
         "groups": [
             {
                 "label": printable(label),
-                "runs": list(group.places),
+                "runs": list(group.run_indices),
                 "means": means_of(comparison, group, all_metrics, limit),
             }
             for label, group in zip(labels, comparison.groups, strict=True)
@@ -130,9 +131,9 @@ def limit_of_points(comparison: Comparison, metrics_of_runs: Sequence[Sequence[s
         counts = Counter(name for row in run.rows for name in row)
         lengths += [counts[name] for name in names]
     for group in comparison.groups:
-        if len(group.places) > 1:
+        if len(group.run_indices) > 1:
             # A point of a mean takes as much space as two points of a run.
-            first = group.places[0]
+            first = group.run_indices[0]
             lengths += [2 * len(comparison.runs[first].rows)] * len(metrics_of_runs[first])
     return points_per_curve(lengths, MOST_POINTS, FEWEST_POINTS, MOST_POINTS_IN_ALL)
 
@@ -144,14 +145,14 @@ def charts_of(comparison: Comparison, metrics: Sequence[str]) -> list[Chart]:
     """Return the charts: the loss and each objective first, which are shown from the start."""
     series_of_charts: dict[str, list[Series]] = {}
     for name in metrics:
-        key, stage = chart_and_stage(name)
+        key, split = chart_and_split(name)
         series_of_charts.setdefault(key, []).append(
-            {"name": printable(name), "stage": STAGES.get(stage, "")}
+            {"name": printable(name), "stage": STAGES.get(split, "")}
         )
-    first = dict.fromkeys(["loss", *(run.objective.metric for run in comparison.runs)])
-    first_keys = [key for key in first if key in series_of_charts]
+    shown_metrics = dict.fromkeys(["loss", *(run.objective.metric for run in comparison.runs)])
+    first_keys = [key for key in shown_metrics if key in series_of_charts]
     keys = [*first_keys, *(key for key in series_of_charts if key not in first_keys)]
-    metric_of_key = {chart_and_stage(name)[0]: describe(name) for name in metrics}
+    metric_of_key = {chart_and_split(name)[0]: describe(name) for name in metrics}
     uses = Counter(metric_of_key[key].heading for key in keys)
     charts: list[Chart] = []
     for key in keys:
@@ -171,40 +172,39 @@ def charts_of(comparison: Comparison, metrics: Sequence[str]) -> list[Chart]:
     return charts
 
 
-def chart_and_stage(name: str) -> tuple[str, str]:
+def chart_and_split(name: str) -> tuple[str, str]:
     """Return the key of a metric's chart, and its split if it has one."""
-    prefix, _, bare = name.partition("/")
-    return (bare, prefix) if prefix in SPLITS and bare else (name, "")
+    prefix, _, short_name = name.partition("/")
+    return (short_name, prefix) if prefix in SPLITS and short_name else (name, "")
 
 
 # --------------------------------------------------------------------------------------- Curves
 
 
 def curves_of(run: RunRecord, names: Sequence[str], limit: int) -> RunCurves:
-    """Return the curves of a run; curves with the same points share their places on the x-axes."""
-    places_of_names = {name: places_of_curve(run, name, limit) for name in names}
-    kept_rows = sorted({place for places in places_of_names.values() for place in places})
-    new_places = {place: new_place for new_place, place in enumerate(kept_rows)}
+    """Return the curves of a run. Curves with the same points share the columns of the x-axes."""
+    rows_of_metrics = {name: rows_of_curve(run, name, limit) for name in names}
+    kept_rows = sorted(set(chain(*rows_of_metrics.values())))
+    column_indices = {row: index for index, row in enumerate(kept_rows)}
     curves: dict[str, ThinCurve] = {}
-    for name, places in places_of_names.items():
-        curves[printable(name)] = {
-            "places": None
-            if len(places) == len(kept_rows)
-            else [new_places[place] for place in places],
-            "y": [rounded(run.rows[place][name]) for place in places],
-        }
+    for name, rows in rows_of_metrics.items():
+        indices = None
+        if len(rows) < len(kept_rows):
+            indices = [column_indices[row] for row in rows]
+        values = [rounded(run.rows[row][name]) for row in rows]
+        curves[printable(name)] = {"places": indices, "y": values}
     x = {
-        x_name: [position(run.rows[place].get(x_name), x_name) for place in kept_rows]
+        x_name: [position(run.rows[row].get(x_name), x_name) for row in kept_rows]
         for x_name in X_AXES
     }
     return {"name": printable(run.name), "x": x, "curves": curves}
 
 
-def places_of_curve(run: RunRecord, name: str, limit: int) -> list[int]:
-    """Return the places of the rows that a metric's curve consists of."""
-    places = [place for place, row in enumerate(run.rows) if is_finite(row.get(name))]
-    values = [run.rows[place][name] for place in places]
-    return [places[kept] for kept in kept_places([values], limit)]
+def rows_of_curve(run: RunRecord, name: str, limit: int) -> list[int]:
+    """Return the indices of the rows that a metric's curve consists of."""
+    finite_rows = [index for index, row in enumerate(run.rows) if is_finite(row.get(name))]
+    values = [run.rows[index][name] for index in finite_rows]
+    return [finite_rows[index] for index in kept_indices([values], limit)]
 
 
 def means_of(
@@ -212,10 +212,10 @@ def means_of(
 ) -> dict[str, MeanCurve]:
     """Return the mean of each metric that several runs of a group logged at the same updates."""
     means: dict[str, MeanCurve] = {}
-    if len(group.places) < 2:
+    if len(group.run_indices) < 2:
         return means
     for name in names:
-        runs = [comparison.runs[place] for place in group.places]
+        runs = [comparison.runs[index] for index in group.run_indices]
         curves = [curve_of(run, name, STEP) for run in runs]
         logged_runs = [run for run, curve in zip(runs, curves, strict=True) if curve]
         points = mean_curve([curve for curve in curves if curve]) if len(logged_runs) > 1 else []
@@ -223,24 +223,24 @@ def means_of(
             continue
         lows = [point.mean - point.deviation for point in points]
         highs = [point.mean + point.deviation for point in points]
-        kept = [points[place] for place in kept_places([lows, highs], limit)]
-        steps = [point.step for point in kept]
+        kept_points = [points[index] for index in kept_indices([lows, highs], limit)]
+        steps = [point.step for point in kept_points]
         means[printable(name)] = {
             "count": len(logged_runs),
             "x": {x_name: mean_positions(logged_runs, x_name, steps) for x_name in X_AXES},
-            "y": [rounded(point.mean) for point in kept],
-            "deviation": [rounded(point.deviation) for point in kept],
+            "y": [rounded(point.mean) for point in kept_points],
+            "deviation": [rounded(point.deviation) for point in kept_points],
         }
     return means
 
 
 def mean_positions(runs: Sequence[RunRecord], x_name: str, steps: Sequence[float]) -> Column:
-    """Return the mean place of runs on an x-axis at each step; None where a run has no place."""
-    places_of_runs = [{row[STEP]: row.get(x_name) for row in run.rows} for run in runs]
+    """Return the mean x-position of runs at each step; None where a run has no position."""
+    positions_by_step = [{row[STEP]: row.get(x_name) for row in run.rows} for run in runs]
     column: Column = []
     for step in steps:
-        places = [places_of_run[step] for places_of_run in places_of_runs]
-        known = [place for place in places if place is not None and is_finite(place)]
+        positions = [positions_of_run[step] for positions_of_run in positions_by_step]
+        known = [value for value in positions if value is not None and is_finite(value)]
         mean = fmean(known) if len(known) == len(runs) else None
         column.append(position(mean, x_name))
     return column
@@ -248,17 +248,17 @@ def mean_positions(runs: Sequence[RunRecord], x_name: str, steps: Sequence[float
 
 def rounded(value: float) -> float:
     """Return a finite value with `DIGITS` significant digits."""
-    return without_point(float(f"{value:.{DIGITS}g}"))
+    return without_decimal_point(float(f"{value:.{DIGITS}g}"))
 
 
 def position(value: float | None, x_name: str) -> float | None:
-    """Return a place on an x-axis; None if the place is unknown or not finite."""
+    """Return a rounded position on an x-axis; None if it is unknown or not finite."""
     if value is None or not is_finite(value):
         return None
     is_time = X_AXES[x_name] == "training time"
-    return without_point(round(value, SECOND_DECIMALS) if is_time else value)
+    return without_decimal_point(round(value, SECOND_DECIMALS) if is_time else value)
 
 
-def without_point(value: float) -> float:
+def without_decimal_point(value: float) -> float:
     """Return an integer for a whole number, because JSON writes it in fewer characters."""
     return int(value) if value == int(value) and abs(value) < 2**53 else value

@@ -1,7 +1,7 @@
 """Draw runs side by side: loss and objective against steps, samples and time; speed and memory.
 
 Runs of one group, which differ in the seed alone, share a colour. Their curves are thin, with a
-line at their mean and a band of one standard deviation to each side.
+thick line at their mean and a band of one standard deviation to each side.
 """
 
 import itertools
@@ -46,11 +46,11 @@ LONGEST_NAME = 36  # characters of a name in the legend
 def plot_comparison(comparison: Comparison, file: Path) -> None:
     """Draw a comparison: a row of curves for the loss and each objective, then bars and a legend.
 
-    A row has one place for each of `X_AXES`. The last row has the two charts of `BARS`, and the
-    legend in the third place.
+    Each row has one chart for each of `X_AXES`. The last row has the two charts of `BARS` and the
+    legend.
 
     Raises:
-        UserError: the file's suffix is no image format, or the file can't be written.
+        UserError: the file's suffix is not that of an image format, or the file can't be written.
     """
     styles = list(itertools.islice(itertools.cycle(STYLES), len(comparison.groups)))
     metrics = list(dict.fromkeys(["loss", *(run.objective.metric for run in comparison.runs)]))
@@ -90,7 +90,7 @@ def draw_curves(
     """
     point_count = 0
     for group, style in zip(comparison.groups, styles, strict=True):
-        runs = [comparison.runs[place] for place in group.places]
+        runs = [comparison.runs[index] for index in group.run_indices]
         evaluation = PREFIXES[runs[0].splits[0]]
         for prefix, stage_style in (("train", TRAINING), (evaluation, EVALUATION)):
             curves = [curve_of(run, f"{prefix}/{metric}", x_name) for run in runs]
@@ -136,7 +136,7 @@ def draw_bars(axes: Axes, comparison: Comparison, styles: Sequence[Style], name:
     A group without a value gets an empty bar.
     """
     metric = describe(name)
-    values = [figures[name] for figures in comparison.figures]
+    values = [figures.metrics[name] for figures in comparison.figures]
     samples = [bar_sample(comparison, group, values) for group in comparison.groups]
     lengths = [sample.mean or 0.0 for sample in samples]
     errors = [sample.deviation or 0.0 for sample in samples]
@@ -146,8 +146,10 @@ def draw_bars(axes: Axes, comparison: Comparison, styles: Sequence[Style], name:
     labels = [sample_text(metric, sample) for sample in samples]
     axes.bar_label(bars, labels=labels, padding=4)
     # The title of the memory chart says whose memory it shows.
-    memory_kinds = {figures["memory_kind"] for figures in comparison.figures} - {None}
-    title_parts = [metric.heading, *(sorted(memory_kinds) if name == PEAK else [])]
+    title_parts = [metric.heading]
+    if name == PEAK:
+        kinds = {figures.memory_kind for figures in comparison.figures}
+        title_parts += sorted(kind for kind in kinds if kind is not None)
     axes.set_title(", ".join(title_parts))
     ends = [length + error for length, error in zip(lengths, errors, strict=True)]
     room = 1.5 if any(errors) else 1.3  # leaves space for the labels
@@ -160,15 +162,15 @@ def bar_sample(comparison: Comparison, group: RunGroup, values: Values) -> Sampl
     sample = sample_of_runs(comparison, group, values)
     if sample.count:
         return sample
-    known = [values[place] for place in group.places]
-    return Sample.of([value for value in known if value is not None])
+    values_of_group = [values[index] for index in group.run_indices]
+    return Sample.of([value for value in values_of_group if value is not None])
 
 
 def draw_legend(axes: Axes, comparison: Comparison, styles: Sequence[Style]) -> None:
-    """Fill a part of the figure with a legend: the groups' colours, and the lines of each kind."""
+    """Fill a part of the figure with a legend: the groups' colours, and the styles of lines."""
     handles: list[Artist] = []
     for label, style in zip(group_labels(comparison), styles, strict=True):
-        handles += axes.plot([], label=shortened(label), **style)
+        handles += axes.plot([], label=shortened_name(label), **style)
     for label, stage_style in (("training", TRAINING), ("evaluation", EVALUATION)):
         handles += axes.plot([], color="grey", label=label, **stage_style)
     if has_repetitions(comparison):
@@ -178,7 +180,9 @@ def draw_legend(axes: Axes, comparison: Comparison, styles: Sequence[Style]) -> 
     axes.axis("off")
 
 
-def shortened(name: str) -> str:
+def shortened_name(name: str) -> str:
     """Leave out the middle of a long name: runs differ at its beginning or its end."""
+    if len(name) <= LONGEST_NAME:
+        return name
     half = LONGEST_NAME // 2
-    return name if len(name) <= LONGEST_NAME else f"{name[: half - 1]}…{name[-half:]}"
+    return f"{name[: half - 1]}…{name[-half:]}"

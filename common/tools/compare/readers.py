@@ -26,6 +26,9 @@ from common.run_directory.records import (
     Flags,
     PresentStatus,
     RunConfig,
+    Status,
+    Summary,
+    is_number,
     parse_record,
     read_record_if_there,
 )
@@ -34,8 +37,8 @@ from common.sentences import as_user_error, counted
 from common.track.names import STEP, Facts, unflat
 
 TOO_LARGE = 1e100  # a chart can't show larger values
-# The status of a run, by W&B's word for that status.
-STATUSES: dict[str, RunStatus] = {
+# The status of a run, by W&B's word for it.
+STATUS_BY_WANDB_STATE: dict[str, RunStatus] = {
     "finished": "finished",
     "running": "running",
     "preempted": "preempted",
@@ -65,7 +68,7 @@ class RunRecord:
                 f"{self.source}/config.json is damaged or was edited ({problem.problem})",
                 advice="restore it from a backup, or leave this run out",
             ) from None
-        object.__setattr__(self, "objective", objective)  # a frozen dataclass takes no assignment
+        object.__setattr__(self, "objective", objective)  # a frozen dataclass refuses assignment
 
     @property
     def flags(self) -> Flags:
@@ -95,23 +98,22 @@ class RunRecord:
         return [row[metric] for row in self.rows if metric in row]
 
 
-def numbers(values: Facts) -> dict[str, float]:
+def chartable_numbers(values: Mapping[str, object]) -> dict[str, float]:
     """Return the values that are numbers and that a chart can show."""
-    kept: dict[str, float] = {}
+    numbers: dict[str, float] = {}
     for name, value in values.items():
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if is_number and abs(value) < TOO_LARGE:
-            kept[name] = value if abs(value) < LARGEST_COUNT else float(value)
-    return kept
+        if is_number(value) and abs(value) < TOO_LARGE:
+            numbers[name] = value if abs(value) < LARGEST_COUNT else float(value)
+    return numbers
 
 
-def merge_rows(rows: Iterable[Facts]) -> list[dict[str, float]]:
+def merge_rows(rows: Iterable[Mapping[str, object]]) -> list[dict[str, float]]:
     """Return one row for each step, in order.
 
     A resumed run may log a step again; the later values replace the earlier ones.
     """
     merged: defaultdict[float, dict[str, float]] = defaultdict(dict)
-    for row in map(numbers, rows):
+    for row in map(chartable_numbers, rows):
         if STEP in row:
             merged[row[STEP]] |= row
     return [merged[step] for step in sorted(merged)]
@@ -123,7 +125,7 @@ def read_runs(sources: Sequence[str]) -> list[RunRecord]:
     Runs that share a name are called by their source instead.
 
     Raises:
-        UserError: a source is no run, or a file of the run is damaged.
+        UserError: a source is not a run, or a file of the run is damaged.
     """
     runs = [run for source in sources for run in read_source(source)]
     uses = Counter(run.name for run in runs)
@@ -131,10 +133,10 @@ def read_runs(sources: Sequence[str]) -> list[RunRecord]:
 
 
 def read_source(source: str) -> list[RunRecord]:
-    """Read the run, or the project's runs, that a word of the command line names.
+    """Read the run, or the runs of a project, that an argument of the command line names.
 
     Raises:
-        UserError: the word names no run, or a file of the run is damaged.
+        UserError: the argument does not name a run, or a file of the run is damaged.
     """
     path = Path(os.path.expanduser(source))
     if os.path.isdir(path):
@@ -162,43 +164,61 @@ def read_directory(path: Path) -> RunRecord:
     """Read the run in a directory.
 
     Raises:
-        UserError: the directory holds no run that began to train, or a damaged file.
+        UserError: the directory does not hold a run that began to train, or a file is damaged.
     """
-    # This raises an error for a damaged file, which `present_status` would take for a missing one.
-    read_json_if_there(path / STATUS)
-    present = present_status(path)
-    # Without a `status.json`, nothing says that the run has ended.
-    status: PresentStatus = "running" if present.status == "unknown" else present.status
-    reason = present.reason
+    refuse_damaged_status(path)
+    saved_status = present_status(path)
     saved_config = read_record_if_there(path / CONFIG, RunConfig)
-    if saved_config is None and present.status != "unknown":
-        detail = f": {reason}" if reason else ""
-        raise UserError(
-            (
-                f"{path} has nothing to compare, because its training has not begun "
-                f"({status}{detail})"
-            ),
-            advice=("leave this run out; if it did train, restore its config.json from a backup"),
-        )
     if saved_config is None:
-        runs_inside = len([*path.glob(f"*/{CONFIG}")])
-        if runs_inside:
-            raise UserError(
-                f"{path} is a folder of {counted(runs_inside, 'run')}, not a run itself",
-                advice=f"pass the runs in it, as in {path}/*/",
-            )
-        raise UserError(
-            f"{path} is not the directory of a run, because it contains no config.json",
-            advice="pass the directory of a run, such as runs/NAME",
-        )
+        raise refusal_of_folder(path, saved_status)
+    # Without a `status.json`, nothing says that the run has ended.
+    status: PresentStatus = "running"
+    if saved_status.status != "unknown":
+        status = saved_status.status
     summary: dict[str, float] = {}
     # The summary of any other run may be outdated: a run that missed its target ended with a
     # summary, and may have gone on since.
     if status in ("finished", "failed"):
-        summary = numbers(read_json_if_there(path / SUMMARY) or {})
-    rows = merge_rows(read_lines(path / METRICS_FILE, STEP))
-    run = RunRecord(path.resolve().name, str(path), saved_config, rows, summary, status, reason)
-    return replace(run, name=str(run.flags.get("run_name") or run.name))
+        record = read_record_if_there(path / SUMMARY, Summary) or Summary()
+        summary = chartable_numbers(record.figures)
+    return RunRecord(
+        name=str(saved_config.config.get("run_name") or path.resolve().name),
+        source=str(path),
+        saved_config=saved_config,
+        rows=merge_rows(read_lines(path / METRICS_FILE, STEP)),
+        summary=summary,
+        status=status,
+        reason=saved_status.reason,
+    )
+
+
+def refuse_damaged_status(path: Path) -> None:
+    """Raise a `UserError` if a run's `status.json` is damaged.
+
+    `present_status` would treat a damaged file as a missing one.
+    """
+    read_json_if_there(path / STATUS)
+
+
+def refusal_of_folder(path: Path, status: Status) -> UserError:
+    """Return the error for a folder without a `config.json`: it is not a run, or not one yet."""
+    if status.status != "unknown":
+        reason = f": {status.reason}" if status.reason else ""
+        return UserError(
+            f"{path} has nothing to compare, because its training has not begun "
+            f"({status.status}{reason})",
+            advice="leave this run out; if it did train, restore its config.json from a backup",
+        )
+    run_count = len([*path.glob(f"*/{CONFIG}")])
+    if run_count:
+        return UserError(
+            f"{path} is a folder of {counted(run_count, 'run')}, not a run itself",
+            advice=f"pass the runs in it, as in {path}/*/",
+        )
+    return UserError(
+        f"{path} is not the directory of a run, because it contains no config.json",
+        advice="pass the directory of a run, such as runs/NAME",
+    )
 
 
 def read_offline(file: Path) -> RunRecord:
@@ -217,23 +237,23 @@ def inspect_offline(file: Path, *flags: str) -> str:
         UserError: the command can't read the file.
     """
     command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", *flags, str(file)]
-    answer = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=300)
-    if answer.returncode or not answer.stdout.strip():
-        lines = answer.stderr.strip().splitlines() or ["it is empty"]
+    completed = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=300)
+    if completed.returncode or not completed.stdout.strip():
+        lines = completed.stderr.strip().splitlines() or ["it is empty"]
         raise UserError(
             f"{file} can't be read as a W&B run ({lines[-1]})",
-            advice="copy the file again from where it came, or leave this run out",
+            advice="copy the file again from its source, or leave this run out",
         )
-    return answer.stdout
+    return completed.stdout
 
 
 @contextmanager
-def asking_wandb(problem: str, advice: str) -> Iterator[None]:
+def wandb_errors_for_users(problem: str, advice: str) -> Iterator[None]:
     """Turn a missing key, an unreachable server or a refusal by W&B into a `UserError`.
 
     Args:
         problem: the beginning of the message.
-        advice: the end of the message, unless a `WANDB_*` variable is to be corrected.
+        advice: the advice of the message, unless the user must correct a `WANDB_*` variable.
     """
     import wandb
 
@@ -257,7 +277,7 @@ def read_project(address: str) -> list[RunRecord]:
         address: ``entity/project``, or ``entity/project/run`` for a single run.
 
     Raises:
-        UserError: W&B does not give the runs, or no run of the project is from these recipes.
+        UserError: W&B does not return the runs, or the project has no runs of these recipes.
     """
     import wandb
 
@@ -265,7 +285,7 @@ def read_project(address: str) -> list[RunRecord]:
         "check the path; for a W&B project, check its name and log in with wandb login, or pass a "
         "folder wandb/offline-run-*, which needs no account"
     )
-    with asking_wandb(
+    with wandb_errors_for_users(
         f"there is no folder {address}, and it can't be read as a W&B project", advice
     ):
         api = wandb.Api(timeout=20)
@@ -294,7 +314,7 @@ def read_project(address: str) -> list[RunRecord]:
 def record_of(
     name: str, source: str, config: Facts, history: Iterable[Facts], summary: Facts, state: str
 ) -> RunRecord:
-    """Return a run as W&B stores it, in the form of a run's own directory.
+    """Return the record of a run that W&B stores.
 
     Args:
         name: the run's name.
@@ -302,17 +322,19 @@ def record_of(
         config: the run's flags and facts, flat: one value for each name.
         history: the run's rows, in which W&B's own names are among the metrics.
         summary: W&B's latest values, which are the run's own summary only after its end.
-        state: W&B's word for how the run stands.
+        state: W&B's word for the run's status.
     """
-    metrics_only = (
+    rows_of_metrics = (
         {metric: value for metric, value in row.items() if "/" in metric} for row in history
     )
-    rows = merge_rows(metrics_only)
+    rows = merge_rows(rows_of_metrics)
     # A run writes its total time only at its end.
-    final_summary = numbers(summary) if "time/total_seconds" in summary else {}
-    status = STATUSES.get(state, "failed")  # W&B's "crashed" and "killed" are failures, too
+    final_summary = chartable_numbers(summary) if "time/total_seconds" in summary else {}
+    status = STATUS_BY_WANDB_STATE.get(
+        state, "failed"
+    )  # W&B's "crashed" and "killed" are failures, too
     reason = None
-    # W&B also calls a run finished that saved itself and left before its end.
+    # W&B also says "finished" of a run that saved itself and stopped before its end.
     if status == "finished" and not final_summary:
         status = "preempted"
         reason = "its summary was never written"

@@ -12,25 +12,25 @@ from common.tools.statistics.samples import Sample
 Values = Sequence[float | None]  # a figure of all runs of a comparison; None if unknown
 
 
-def counted_places(comparison: Comparison, group: RunGroup) -> list[int]:
-    """Return the places of a group's runs that count: each finished run, once.
+def finished_indices(comparison: Comparison, group: RunGroup) -> list[int]:
+    """Return the indices of a group's finished runs. A run that was passed twice counts once.
 
     An unfinished run has trained for less time, so its figures are not those of the group.
     """
-    places: list[int] = []
+    indices: list[int] = []
     sources: set[str] = set()
-    for place in group.places:
-        run = comparison.runs[place]
+    for index in group.run_indices:
+        run = comparison.runs[index]
         if run.status == "finished" and run.source not in sources:
-            places.append(place)
+            indices.append(index)
             sources.add(run.source)
-    return places
+    return indices
 
 
 def sample_of_runs(comparison: Comparison, group: RunGroup, values: Values) -> Sample:
     """Describe a figure of speed or memory in a group. Each run counts, whatever its seed."""
-    chosen = [values[place] for place in counted_places(comparison, group)]
-    return Sample.of([value for value in chosen if value is not None])
+    values_of_group = [values[index] for index in finished_indices(comparison, group)]
+    return Sample.of([value for value in values_of_group if value is not None])
 
 
 def sample_of_seeds(comparison: Comparison, group: RunGroup, values: Values) -> Sample:
@@ -40,10 +40,10 @@ def sample_of_seeds(comparison: Comparison, group: RunGroup, values: Values) -> 
     is. The mean of such runs counts.
     """
     values_of_seeds: dict[str, list[float]] = {}
-    for place in counted_places(comparison, group):
-        value = values[place]
+    for index in finished_indices(comparison, group):
+        value = values[index]
         if value is not None and math.isfinite(value):
-            seed = seed_of(comparison.runs[place])
+            seed = seed_of(comparison.runs[index])
             values_of_seeds.setdefault(seed, []).append(value)
     return Sample.of([fmean(values_of_seed) for values_of_seed in values_of_seeds.values()])
 

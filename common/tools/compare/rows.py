@@ -1,26 +1,49 @@
 """The rows of figures that tables of runs and of groups have."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import NamedTuple
 
-from common.tools.compare.comparison import FIGURES, RATIOS, Comparison
-from common.track.names import EFFICIENCY, PEAK, Metric, describe
-
-# The figure that says whose memory a metric measures, or of which peak the MFU is a share.
-KIND_NAMES = {PEAK: "memory_kind", "perf/mfu": "mfu_kind"}
+from common.tools.compare.comparison import Comparison
+from common.tools.compare.figures import FIGURES, RunFigures
+from common.track.names import EFFICIENCY, PEAK, THROUGHPUT, Metric, describe
 
 
 class FigureRow(NamedTuple):
-    """One metric of all runs."""
+    """One metric of all runs. Each list has one entry for each run, or it is empty."""
 
     metric: Metric
-    values: list[float | None]  # one for each run; None if unknown
-    kind_name: str = ""  # the figure with a value's split, memory or peak; empty without one
-    ratio_name: str = ""  # the figure with the ratio to the baseline; empty without one
+    values: list[float | None]  # None if unknown
+    # The split, memory or peak rate that each value belongs to; empty for other metrics.
+    qualifiers: Sequence[str | None] = ()
+    ratios: Sequence[float | None] = ()  # values over the baseline's; empty for other metrics
     is_of_model: bool = False  # whether the metric is of the trained model, which has a seed
     is_final_objective: bool = False
+
+    @property
+    def heading(self) -> str:
+        """The metric's heading, with the split, memory or peak rate if all values share it."""
+        qualifiers = set(self.known_qualifiers.values())
+        if len(qualifiers) != 1:
+            return self.metric.heading
+        return f"{self.metric.heading}, {qualifiers.pop()}"
+
+    @property
+    def known_qualifiers(self) -> dict[int, str]:
+        """The split, memory or peak rate of each known value, by the index of its run."""
+        return {
+            index: qualifier
+            for index, qualifier in enumerate(self.qualifiers)
+            if qualifier is not None and self.values[index] is not None
+        }
+
+    def suffix(self, index: int) -> str:
+        """Return the suffix of a run's cell with its qualifier; empty if the heading has it."""
+        qualifiers = self.known_qualifiers
+        if index not in qualifiers or len(set(qualifiers.values())) == 1:
+            return ""
+        return f" ({qualifiers[index]})"
 
 
 def figure_rows(comparison: Comparison) -> Iterator[FigureRow]:
@@ -29,51 +52,57 @@ def figure_rows(comparison: Comparison) -> Iterator[FigureRow]:
     Runs with different objectives share the rows of the objective; each has its own metric there.
     """
     all_figures = comparison.figures
-    for name in (*FIGURES, EFFICIENCY):
-        values = [figures[name] for figures in all_figures]
-        yield FigureRow(describe(name), values, KIND_NAMES.get(name, ""), RATIOS.get(name, ""))
+    for name in FIGURES:
+        values = [figures.metrics[name] for figures in all_figures]
+        qualifiers = qualifiers_of(name, all_figures)
+        yield FigureRow(describe(name), values, qualifiers, ratios_of(name, all_figures))
+    efficiencies = [figures.scaling_efficiency for figures in all_figures]
+    yield FigureRow(describe(EFFICIENCY), efficiencies)
     yield from objective_rows(comparison)
-    goals = [run.objective.metric for run in comparison.runs]
-    for name in dict.fromkeys(chain(*(figures["final"] for figures in all_figures))):
+    objective_metrics = [run.objective.metric for run in comparison.runs]
+    final_splits = [figures.final_split for figures in all_figures]
+    for name in dict.fromkeys(chain(*(figures.final for figures in all_figures))):
         metric = describe(name)
-        if name not in goals and metric.panel:
-            values = [figures["final"].get(name) for figures in all_figures]
+        if name not in objective_metrics and metric.panel:
+            values = [figures.final.get(name) for figures in all_figures]
             final_metric = replace(metric, label=f"final {metric.label}")
-            yield FigureRow(final_metric, values, "final_split", is_of_model=True)
+            yield FigureRow(final_metric, values, final_splits, is_of_model=True)
+
+
+def qualifiers_of(name: str, all_figures: Sequence[RunFigures]) -> list[str | None]:
+    """Return whose memory a metric measures, or of which peak rate the MFU is a share."""
+    if name == PEAK:
+        return [figures.memory_kind for figures in all_figures]
+    if name == "perf/mfu":
+        return [figures.mfu_kind for figures in all_figures]
+    return []
+
+
+def ratios_of(name: str, all_figures: Sequence[RunFigures]) -> list[float | None]:
+    """Return the ratios of a metric to the baseline; empty for a metric without ratios."""
+    if name == THROUGHPUT:
+        return [figures.throughput_ratio for figures in all_figures]
+    if name == PEAK:
+        return [figures.memory_ratio for figures in all_figures]
+    return []
 
 
 def objective_rows(comparison: Comparison) -> Iterator[FigureRow]:
     """Yield the final and the best value of the objective."""
     all_figures = comparison.figures
-    goals = [run.objective.metric for run in comparison.runs]
-    goal = describe(goals[0])
-    label = goal.label if len(set(goals)) == 1 else "objective"
-    final = [figures["final"].get(name) for figures, name in zip(all_figures, goals, strict=True)]
-    final_metric = replace(goal, label=f"final {label}")
-    yield FigureRow(final_metric, final, "final_split", is_of_model=True, is_final_objective=True)
-    best = [figures["best"] for figures in all_figures]
-    best_metric = replace(goal, label=f"best {label}")
-    yield FigureRow(best_metric, best, "best_split", is_of_model=True)
-
-
-def heading_of(row: FigureRow, comparison: Comparison) -> str:
-    """Return a metric's heading, with the split, memory or peak if all values share it."""
-    kinds = set(kinds_of(row, comparison).values())
-    return row.metric.heading if len(kinds) != 1 else f"{row.metric.heading}, {kinds.pop()}"
-
-
-def kinds_of(row: FigureRow, comparison: Comparison) -> dict[int, str]:
-    """Return the split, memory or peak of each known value, by the place of its run."""
-    if not row.kind_name:
-        return {}
-    return {
-        place: comparison.figures[place][row.kind_name]
-        for place, value in enumerate(row.values)
-        if value is not None
-    }
-
-
-def kind_suffix(row: FigureRow, comparison: Comparison, place: int) -> str:
-    """Return a cell's suffix with the split, memory or peak; empty if the heading has it."""
-    kinds = kinds_of(row, comparison)
-    return f" ({kinds[place]})" if place in kinds and len(set(kinds.values())) > 1 else ""
+    names = [run.objective.metric for run in comparison.runs]
+    metric = describe(names[0])
+    label = metric.label if len(set(names)) == 1 else "objective"
+    yield FigureRow(
+        metric=replace(metric, label=f"final {label}"),
+        values=[figures.final.get(name) for figures, name in zip(all_figures, names, strict=True)],
+        qualifiers=[figures.final_split for figures in all_figures],
+        is_of_model=True,
+        is_final_objective=True,
+    )
+    yield FigureRow(
+        metric=replace(metric, label=f"best {label}"),
+        values=[figures.best for figures in all_figures],
+        qualifiers=[figures.best_split for figures in all_figures],
+        is_of_model=True,
+    )

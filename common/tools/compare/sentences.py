@@ -1,4 +1,4 @@
-"""The words of a verdict: by how much a group is better, or what it would take to tell."""
+"""The wording of a verdict: by how much a group is better, or how many runs could show it."""
 
 import math
 from collections.abc import Sequence
@@ -15,8 +15,8 @@ LARGEST_EXPONENT = 700.0  # float64 ends at about e to the power of 709
 
 def difference(
     objective: Objective,
-    first: Sample,
-    second: Sample,
+    baseline: Sample,
+    group: Sample,
     interval: Interval | None,
     needed: int | None,
 ) -> str:
@@ -24,12 +24,13 @@ def difference(
 
     Args:
         objective: says which direction is better.
-        first: the baseline's values, at least two.
-        second: the group's values, at least two.
-        interval: that of the second mean minus the first; None if no seed differs from others.
-        needed: the seeds per group that could tell such a difference; see `runs_needed`.
+        baseline: the baseline's values, at least two.
+        group: the group's values, at least two.
+        interval: that of the group's mean minus the baseline's; None if all values of a group are
+            equal.
+        needed: the seeds per group that could show such a difference; see `runs_needed`.
     """
-    gain = gain_of(objective, first, second)
+    gain = gain_of(objective, baseline, group)
     if interval is None:
         if gain == 0:
             return "equal in all runs"
@@ -46,25 +47,28 @@ def difference(
     if interval.excludes_zero:
         return f"{gain_text(objective, gain, form)} ({span})"
     return (
-        f"{not_distinguishable(first, second, needed, 'seed')} "
+        f"{not_distinguishable(baseline, group, needed, 'seed')} "
         f"({gain_text(objective, gain, form)}, {span})"
     )
 
 
 def difference_of_single_seeds(
-    objective: Objective, first: Sample, second: Sample, errors: Sequence[float | None]
+    objective: Objective, baseline: Sample, group: Sample, errors: Sequence[float | None]
 ) -> str:
-    """Return the text for a group with only one seed: there is no verdict, and what is missing.
+    """Return the text if a group has only one seed: both values, and advice to repeat the runs.
 
     Args:
         errors: the standard errors of the baseline and of the group from their number of samples;
             None if unknown.
     """
     metric = describe(objective.metric)
-    values = f"{metric.text(second.mean)} against {metric.text(first.mean)}"
-    seeds = f"with {counted(second.count, 'seed')} against {counted(first.count, 'seed')}"
-    if first.count == second.count:
+    values = f"{metric.text(group.mean)} against {metric.text(baseline.mean)}"
+    if baseline.count == group.count:
         seeds = "with one seed each"
+    else:
+        group_seeds = count_in_words(group.count, "seed")
+        baseline_seeds = count_in_words(baseline.count, "seed")
+        seeds = f"with {group_seeds} against {baseline_seeds}"
     advice = "repeat both with several seeds to tell which is better"
     if None in errors:
         return f"{values} {seeds}: {advice}"
@@ -72,12 +76,12 @@ def difference_of_single_seeds(
     return f"{values} {seeds} (standard errors of the samples {error_texts}): {advice}"
 
 
-def gain_of(objective: Objective, first: Sample, second: Sample) -> float:
-    """Return how much better the second mean is, in the unit of `scale_of`."""
-    assert first.mean is not None
-    assert second.mean is not None
+def gain_of(objective: Objective, baseline: Sample, group: Sample) -> float:
+    """Return how much better the group's mean is, in the unit of `scale_of`."""
+    assert baseline.mean is not None
+    assert group.mean is not None
     scale, _ = scale_of(objective)
-    rise = scale * (second.mean - first.mean)
+    rise = scale * (group.mean - baseline.mean)
     return rise if objective.mode == "max" else -rise
 
 
@@ -105,30 +109,32 @@ def decimals_for(half_width: float) -> int:
 # ------------------------------------------------------------------------------ The throughput
 
 
-def ratio(first: Sample, second: Sample, interval: Interval | None, needed: int | None) -> str:
+def ratio(baseline: Sample, group: Sample, interval: Interval | None, needed: int | None) -> str:
     """Return the verdict on the throughput of two groups of several runs each.
 
     Args:
-        first: logarithms of the baseline's rates, at least two.
-        second: logarithms of the group's rates, at least two.
-        interval: that of the difference of the logarithms; None if no run differs from others.
-        needed: the runs per group that could tell such a difference; see `runs_needed`.
+        baseline: logarithms of the baseline's rates, at least two.
+        group: logarithms of the group's rates, at least two.
+        interval: that of the difference of the logarithms; None if all runs of a group are equal.
+        needed: the runs per group that could show such a difference; see `runs_needed`.
     """
-    times = f"{ratio_of(first, second):.2f} ×"
+    times = f"{ratio_of(baseline, group):.2f} ×"
     if interval is None:
         return f"{times} as fast; there is no interval, because all runs of a group are equal"
     if interval.excludes_zero:
         return f"{times} as fast ({ratio_span(interval)})"
-    return f"{not_distinguishable(first, second, needed, 'run')} ({times}, {ratio_span(interval)})"
+    return (
+        f"{not_distinguishable(baseline, group, needed, 'run')} ({times}, {ratio_span(interval)})"
+    )
 
 
-def ratio_of_single_runs(first: Sample, second: Sample, interval: Interval | None) -> str:
+def ratio_of_single_runs(baseline: Sample, group: Sample, interval: Interval | None) -> str:
     """Return the text on the throughput if a group has only one run.
 
     Args:
         interval: that of the log lines within one run of each group; None if they are too few.
     """
-    times = f"{ratio_of(first, second):.2f} × as fast, in single runs"
+    times = f"{ratio_of(baseline, group):.2f} × as fast, in single runs"
     advice = "repeat both to see how much runs differ by chance"
     if interval is None:
         return f"{times}: {advice}"
@@ -138,11 +144,11 @@ def ratio_of_single_runs(first: Sample, second: Sample, interval: Interval | Non
     return f"{times}, which even their log lines do not distinguish ({span}): {advice}"
 
 
-def ratio_of(first: Sample, second: Sample) -> float:
+def ratio_of(baseline: Sample, group: Sample) -> float:
     """Return the ratio of two rates from the means of their logarithms."""
-    assert first.mean is not None
-    assert second.mean is not None
-    return exponential(second.mean - first.mean)
+    assert baseline.mean is not None
+    assert group.mean is not None
+    return exponential(group.mean - baseline.mean)
 
 
 def ratio_span(interval: Interval) -> str:
@@ -160,12 +166,12 @@ def exponential(value: float) -> float:
 # --------------------------------------------------------------------------------------- Both
 
 
-def not_distinguishable(first: Sample, second: Sample, needed: int | None, noun: str) -> str:
-    """Return how many repetitions there are, and how many would tell such a difference."""
-    counts = f"n = {first.count}"
-    if first.count != second.count:
-        counts += f" and {second.count}"
-    if first.mean == second.mean:
+def not_distinguishable(baseline: Sample, group: Sample, needed: int | None, noun: str) -> str:
+    """Return how many repetitions there are, and how many could show such a difference."""
+    counts = f"n = {baseline.count}"
+    if baseline.count != group.count:
+        counts += f" and {group.count}"
+    if baseline.mean == group.mean:
         return f"not distinguishable with {counts}; the means are equal"
     if needed is None:
         return f"not distinguishable with {counts}; not even {MOST_RUNS:,} {noun}s each would do"
@@ -177,6 +183,6 @@ def percent(confidence: float) -> str:
     return f"{100 * confidence:.3g} %"
 
 
-def counted(count: int, noun: str) -> str:
-    """Return a number of things, such as "one seed" or "3 seeds"."""
+def count_in_words(count: int, noun: str) -> str:
+    """Return a number with its noun, such as "one seed" or "3 seeds"."""
     return f"one {noun}" if count == 1 else f"{count} {noun}s"

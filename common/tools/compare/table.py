@@ -9,19 +9,20 @@ from rich.markup import escape
 from common.console import CONSOLE
 from common.system.printable import printable
 from common.tables import markdown_table, print_table
-from common.tools.compare.comparison import Comparison, RunFigures
+from common.tools.compare.comparison import Comparison
+from common.tools.compare.figures import RunFigures
 from common.tools.compare.group_table import group_cells, has_repetitions
-from common.tools.compare.rows import FigureRow, figure_rows, heading_of, kind_suffix
+from common.tools.compare.rows import FigureRow, figure_rows
+from common.tools.compare.setting_text import value_text
 from common.tools.compare.verdicts import (
     MOST_PAIRS_IN_TEXT,
     correction_note,
-    judge,
     verdict_lines,
+    verdicts_of,
 )
-from common.tools.compare.words import value_text
 from common.track.names import OTHER_CPU, UNKNOWN, describe
 
-MOST_COLUMNS = 5  # up to this many runs stand in columns, more runs stand in rows
+MOST_COLUMNS = 5  # up to this many runs have a column each, more runs have a row each
 BUSY = 0.1  # share of the machine's CPU time with which other programs may slow a run down
 GROUPS_TITLE = "groups of runs that differ in the seed alone"
 UNFAIR = "not a fair comparison"
@@ -29,32 +30,32 @@ UNFAIR = "not a fair comparison"
 
 def warnings(comparison: Comparison) -> list[str]:
     """Return one sentence for each run that can't fairly be compared with the baseline."""
-    pairs_by_run: dict[str, list[str]] = {}
-    for difference in comparison.unfair:
-        baseline_value = value_text(difference["baseline_value"])
-        pair = f"{difference['what']} {baseline_value} and {value_text(difference['value'])}"
-        pairs_by_run.setdefault(difference["run"], []).append(pair)
+    texts_by_run: dict[str, list[str]] = {}
+    for pair in comparison.unfair:
+        text = f"{pair.label} {value_text(pair.baseline_value)} and {value_text(pair.value)}"
+        texts_by_run.setdefault(pair.run, []).append(text)
     baseline = comparison.runs[0].name
-    return [f"{baseline} and {run}: {'; '.join(pairs)}" for run, pairs in pairs_by_run.items()]
+    return [f"{baseline} and {run}: {'; '.join(texts)}" for run, texts in texts_by_run.items()]
 
 
 def load_warnings(comparison: Comparison) -> list[str]:
     """Return a sentence if other programs slowed some of the runs down, which distorts speeds."""
     if len(comparison.runs) < 2:
         return []
-    loads = {}
+    loads: dict[str, float] = {}
     for run, figures in zip(comparison.runs, comparison.figures, strict=True):
-        if figures[OTHER_CPU] is not None:
-            loads[run.name] = figures[OTHER_CPU]
-    busy = {name: load for name, load in loads.items() if load >= BUSY}
-    if not busy:
+        load = figures.metrics[OTHER_CPU]
+        if load is not None:
+            loads[run.name] = load
+    busy_loads = {name: load for name, load in loads.items() if load >= BUSY}
+    if not busy_loads:
         return []
     metric = describe(OTHER_CPU)
-    during = " and ".join(f"{metric.text(load)} during {name}" for name, load in busy.items())
-    quiet_loads = [load for name, load in loads.items() if name not in busy]
+    texts = [f"{metric.text(load)} during {name}" for name, load in busy_loads.items()]
+    quiet_loads = [load for load in loads.values() if load < BUSY]
     others = f", and at most {metric.text(max(quiet_loads))} during others" if quiet_loads else ""
     return [
-        f"other programs used {during}{others}, of the machine's CPU time: "
+        f"other programs used {' and '.join(texts)}{others}, of the machine's CPU time: "
         f"the throughputs are {UNFAIR}"
     ]
 
@@ -62,13 +63,13 @@ def load_warnings(comparison: Comparison) -> list[str]:
 def notes(comparison: Comparison) -> list[str]:
     """Return sentences about widened confidence intervals, unfinished runs, and the target."""
     lines = []
-    correction = correction_note(judge(comparison))
+    correction = correction_note(verdicts_of(comparison))
     if correction is not None:
         lines.append(correction)
     for run, figures in zip(comparison.runs, comparison.figures, strict=True):
         if run.status != "finished":
             reason = f": {run.reason}" if run.reason else ""
-            lines.append(f"{run.name} is {figures['status']}{reason}")
+            lines.append(f"{run.name} is {figures.status}{reason}")
         if not run.summary:
             lines.append(f"{run.name}: throughput is the median of its log intervals so far")
     # The default target is the best value of the worst run, so that every run has reached it.
@@ -92,7 +93,7 @@ def table_cells(comparison: Comparison) -> list[list[str]]:
     names = [run.name for run in comparison.runs]
     if len(names) > 1:
         names[0] += " (baseline)"
-    rows = [["", *names], ["status", *(figures["status"] for figures in comparison.figures)]]
+    rows = [["", *names], ["status", *(figures.status for figures in comparison.figures)]]
     for label, values in comparison.differences.items():
         cells = [value_text(value) for value in values]
         if len(set(cells)) > 1:  # values that differ may look the same as text
@@ -113,35 +114,38 @@ def cells_of_figures(row: FigureRow, comparison: Comparison) -> list[str]:
 
     Runs that repeat the baseline with other seeds have no ratio: it would only show chance.
     """
-    repetitions = comparison.groups[0].places
+    repetitions = comparison.groups[0].run_indices
     cells = []
-    for place, value in enumerate(row.values):
-        cell = row.metric.text(value) + kind_suffix(row, comparison, place)
-        ratio = comparison.figures[place][row.ratio_name] if row.ratio_name else None
-        if place not in repetitions and ratio is not None:
+    for index, value in enumerate(row.values):
+        cell = row.metric.text(value) + row.suffix(index)
+        ratio = row.ratios[index] if row.ratios else None
+        if index not in repetitions and ratio is not None:
             cell += f" ({ratio:.2f}×)"
         cells.append(cell)
-    return [heading_of(row, comparison), *cells]
+    return [row.heading, *cells]
 
 
 def has_standard_error(comparison: Comparison) -> bool:
     """Return whether the standard error of any run's final objective is known."""
-    return any(figures["final_standard_error"] is not None for figures in comparison.figures)
+    return any(figures.final_standard_error is not None for figures in comparison.figures)
 
 
 def cells_of_standard_errors(comparison: Comparison) -> list[str]:
     """Return the row of the final objective's standard errors from the number of samples."""
     metric = describe(comparison.runs[0].objective.metric)
-    all_errors = [figures["final_standard_error"] for figures in comparison.figures]
-    all_counts = [figures["final_samples"] for figures in comparison.figures]
-    cells = [metric.text(error) for error in all_errors]
-    known = [place for place, error in enumerate(all_errors) if error is not None]
-    known_counts = {all_counts[place] for place in known}
-    if len(known_counts) == 1:
-        return [f"  standard error, {known_counts.pop():,.0f} samples", *cells]
-    for place in known:
-        cells[place] += f" ({all_counts[place]:,.0f})"
-    return ["  standard error (samples)", *cells]
+    known_counts = set()
+    for figures in comparison.figures:
+        if figures.final_standard_error is not None:
+            known_counts.add(figures.final_samples)
+    cells = []
+    for figures in comparison.figures:
+        cell = metric.text(figures.final_standard_error)
+        if figures.final_standard_error is not None and len(known_counts) > 1:
+            cell += f" ({figures.final_samples:,.0f})"
+        cells.append(cell)
+    if len(known_counts) > 1:
+        return ["  standard error (samples)", *cells]
+    return [f"  standard error, {known_counts.pop():,.0f} samples", *cells]
 
 
 def arranged(rows: list[list[str]]) -> list[list[str]]:
@@ -152,12 +156,12 @@ def arranged(rows: list[list[str]]) -> list[list[str]]:
 
 def time_to_target(figures: RunFigures) -> str:
     """Return the cell of a run in the row of the target."""
-    if figures["reached_target"] is None:  # there is no target, or no evaluation
+    if figures.reached_target is None:  # there is no target, or no evaluation
         return UNKNOWN
-    if not figures["reached_target"]:
+    if not figures.reached_target:
         return "not reached"
-    seconds = describe("time/train_seconds").text(figures["seconds_to_target"])
-    return f"{seconds} (step {figures['steps_to_target']:,.0f})"
+    seconds = describe("time/train_seconds").text(figures.seconds_to_target)
+    return f"{seconds} (step {figures.steps_to_target:,.0f})"
 
 
 class LabelledWarning(NamedTuple):
@@ -171,8 +175,7 @@ def labelled_warnings(comparison: Comparison, differences: Sequence[str]) -> lis
     """Return all reasons not to trust a comparison, in the order of their weight.
 
     Args:
-        differences: sentences on runs that differ in what makes a comparison unfair; see
-            `warnings`.
+        differences: sentences on runs that can't fairly be compared; see `warnings`.
     """
     return [
         *(LabelledWarning(UNFAIR, text) for text in differences),
@@ -210,7 +213,7 @@ def report_of(comparison: Comparison, most_pairs: int | None = MOST_PAIRS_IN_TEX
     tables = [TitledTable("", table_cells(comparison))]
     if has_repetitions(comparison):
         tables.append(TitledTable(GROUPS_TITLE, arranged(group_cells(comparison))))
-    lines = [*verdict_lines(judge(comparison), most_pairs), *notes(comparison)]
+    lines = [*verdict_lines(verdicts_of(comparison), most_pairs), *notes(comparison)]
     return Report(all_warnings, tables, lines)
 
 

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 
-def kept_places(columns: Sequence[Sequence[float]], limit: int) -> list[int]:
-    """Return the places of the points that a drawing of a curve needs, in order.
+def kept_indices(columns: Sequence[Sequence[float]], limit: int) -> list[int]:
+    """Return the indices of the points that a drawing of a curve needs, in order.
 
     A curve of at most `limit` points keeps all of them. A longer one is divided into stretches of
     equal length, and each stretch keeps the least and the greatest value of each column. The first
@@ -12,7 +12,7 @@ def kept_places(columns: Sequence[Sequence[float]], limit: int) -> list[int]:
 
     Args:
         columns: values at each point: those of a curve, or the edges of a band.
-        limit: the most places to return: at least four, and two more for each further column.
+        limit: the most indices to return: at least four, and two more for each further column.
     """
     count = len(columns[0])
     if count <= limit:
@@ -36,8 +36,8 @@ def points_per_curve(lengths: Sequence[int], most: int, fewest: int, most_in_all
     Args:
         lengths: the number of points of each curve.
         most: the largest limit.
-        fewest: the smallest limit, even if there are too many points in all then.
-        most_in_all: points of all curves.
+        fewest: the smallest limit, even if the points are too many in all with it.
+        most_in_all: the most points of all curves together.
     """
     limit = most
     while limit > fewest and sum(min(length, limit) for length in lengths) > most_in_all:

@@ -1,4 +1,4 @@
-"""What the runs say about a difference between groups: better, worse, or not distinguishable."""
+"""Verdicts on the differences between groups: better, worse, or not distinguishable."""
 
 import math
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from common.tools.compare.groups import RunGroup
 from common.tools.compare.readers import RunRecord
 from common.tools.compare.repetitions import (
     Values,
-    counted_places,
+    finished_indices,
     sample_of_runs,
     sample_of_seeds,
 )
@@ -46,7 +46,7 @@ class Verdict:
     baseline_count: int
     difference: float
     interval: Interval | None  # None if there are too few values
-    runs_needed: int | None  # runs per group that would tell a difference as large as this one
+    runs_needed: int | None  # runs per group that would show a difference as large as this one
     is_repeated: bool  # whether both groups have several seeds, or runs for the throughput
 
     @property
@@ -63,19 +63,19 @@ class GroupFigures:
 
     group: RunGroup
     first_run: RunRecord
-    run_count: int  # number of the runs that count
+    run_count: int  # number of finished runs
     objective: Sample  # one value for each seed
     standard_error: float | None  # that of the first run's objective, from its number of samples
     speed: Sample  # logarithms of the throughput, one for each run
-    speed_of_lines: Sample  # the same at the log lines of the first run that counts
+    speed_of_lines: Sample  # the same at the log lines of the first finished run
 
     @property
     def is_repeated(self) -> bool:
-        """Whether enough runs count to show how much they vary by chance."""
+        """Whether there are enough runs to show how much they vary by chance."""
         return self.run_count >= FEWEST_RUNS
 
 
-def judge(comparison: Comparison, *, by_validation: bool = False) -> list[Verdict]:
+def verdicts_of(comparison: Comparison, *, by_validation: bool = False) -> list[Verdict]:
     """Compare groups with each other in the objective and in the throughput.
 
     The pairs are those with the first group, in the groups' order, and then all other pairs of
@@ -88,50 +88,54 @@ def judge(comparison: Comparison, *, by_validation: bool = False) -> list[Verdic
             on test data where there are any.
     """
     objectives = objective_values(comparison, by_validation)
-    logarithms = [logarithm(figures[THROUGHPUT]) for figures in comparison.figures]
-    error_name = "best_standard_error" if by_validation else "final_standard_error"
+    standard_errors = [
+        figures.best_standard_error if by_validation else figures.final_standard_error
+        for figures in comparison.figures
+    ]
     groups = [
-        figures_of_group(comparison, group, objectives, logarithms, error_name)
+        figures_of_group(comparison, group, objectives, standard_errors)
         for group in comparison.groups
     ]
     pairs = pairs_to_judge(groups)
     repeated_pairs = [pair for pair in pairs if pair[0].is_repeated and pair[1].is_repeated]
     confidence = simultaneous_confidence(len(repeated_pairs))
-    judged: list[Verdict] = []
+    verdicts: list[Verdict] = []
     for baseline, group in pairs:
         for verdict in (
-            judge_objective(baseline, group, confidence, by_validation),
-            judge_throughput(baseline, group, confidence),
+            verdict_on_objective(baseline, group, confidence, by_validation),
+            verdict_on_throughput(baseline, group, confidence),
         ):
             if verdict is not None:
-                judged.append(verdict)
-    return judged
+                verdicts.append(verdict)
+    return verdicts
 
 
 def figures_of_group(
     comparison: Comparison,
     group: RunGroup,
     objectives: Values,
-    logarithms: Values,
-    error_name: str,
+    standard_errors: Values,
 ) -> GroupFigures:
     """Return the figures by which a group is judged.
 
     Args:
         objectives: the objectives of all runs of the comparison.
-        logarithms: the logarithms of the throughputs of all runs.
-        error_name: the figure that has the standard error of the objective.
+        standard_errors: the standard errors of these objectives.
     """
-    places = counted_places(comparison, group)
-    first_place = group.places[0]
+    speeds = [logarithm(figures.metrics[THROUGHPUT]) for figures in comparison.figures]
+    indices = finished_indices(comparison, group)
+    speed_of_lines = Sample.of([])
+    if indices:
+        speed_of_lines = sample_of_log_lines(comparison.runs[indices[0]])
+    first_index = group.run_indices[0]
     return GroupFigures(
         group=group,
-        first_run=comparison.runs[first_place],
-        run_count=len(places),
+        first_run=comparison.runs[first_index],
+        run_count=len(indices),
         objective=sample_of_seeds(comparison, group, objectives),
-        standard_error=comparison.figures[first_place][error_name],
-        speed=sample_of_runs(comparison, group, logarithms),
-        speed_of_lines=log_lines(comparison.runs[places[0]]) if places else Sample.of([]),
+        standard_error=standard_errors[first_index],
+        speed=sample_of_runs(comparison, group, speeds),
+        speed_of_lines=speed_of_lines,
     )
 
 
@@ -148,42 +152,46 @@ def pairs_to_judge(groups: Sequence[GroupFigures]) -> list[tuple[GroupFigures, G
     return pairs
 
 
-def judge_objective(
+def verdict_on_objective(
     baseline: GroupFigures, group: GroupFigures, confidence: float, by_validation: bool
 ) -> Verdict | None:
     """Compare the objective of two groups; None if it is unknown or not the same metric."""
-    split_place = 0 if by_validation else 1
-    split = baseline.first_run.splits[split_place]
+    split_index = 0 if by_validation else 1
+    split = baseline.first_run.splits[split_index]
     objective = baseline.first_run.objective
-    if group.first_run.objective != objective or group.first_run.splits[split_place] != split:
+    if group.first_run.objective != objective or group.first_run.splits[split_index] != split:
         return None
-    first = baseline.objective
-    second = group.objective
-    if first.mean is None or second.mean is None:
+    baseline_sample = baseline.objective
+    group_sample = group.objective
+    if baseline_sample.mean is None or group_sample.mean is None:
         return None
-    interval = welch_interval(first, second, confidence)
-    needed = runs_needed(first, second, confidence)
-    if are_repeated(first, second):
-        text = sentences.difference(objective, first, second, interval, needed)
+    interval = welch_interval(baseline_sample, group_sample, confidence)
+    needed = runs_needed(baseline_sample, group_sample, confidence)
+    if are_repeated(baseline_sample, group_sample):
+        text = sentences.difference(objective, baseline_sample, group_sample, interval, needed)
     else:
         errors = [baseline.standard_error, group.standard_error]
-        text = sentences.difference_of_single_seeds(objective, first, second, errors)
+        text = sentences.difference_of_single_seeds(
+            objective, baseline_sample, group_sample, errors
+        )
     stage = "best" if by_validation else "final"
     figure = f"{stage} {describe(objective.metric).label}, {split}"
-    return make_verdict(baseline.group, group.group, figure, text, first, second, interval, needed)
+    return make_verdict(
+        baseline.group, group.group, figure, text, baseline_sample, group_sample, interval, needed
+    )
 
 
 def objective_values(comparison: Comparison, by_validation: bool) -> Values:
     """Return each run's best objective in training's evaluations, or its final objective."""
     if by_validation:
-        return [figures["best"] for figures in comparison.figures]
+        return [figures.best for figures in comparison.figures]
     return [
-        figures["final"].get(run.objective.metric)
+        figures.final.get(run.objective.metric)
         for run, figures in zip(comparison.runs, comparison.figures, strict=True)
     ]
 
 
-def judge_throughput(
+def verdict_on_throughput(
     baseline: GroupFigures, group: GroupFigures, confidence: float
 ) -> Verdict | None:
     """Compare the throughput of two groups; None if a group has no throughput.
@@ -191,20 +199,22 @@ def judge_throughput(
     Single runs are compared by their log lines, which show how much the throughput varies within a
     run, which is less than it varies between runs.
     """
-    first = baseline.speed
-    second = group.speed
-    if first.mean is None or second.mean is None:
+    baseline_sample = baseline.speed
+    group_sample = group.speed
+    if baseline_sample.mean is None or group_sample.mean is None:
         return None
     needed = None
-    if are_repeated(first, second):
-        interval = welch_interval(first, second, confidence)
-        needed = runs_needed(first, second, confidence)
-        text = sentences.ratio(first, second, interval, needed)
+    if are_repeated(baseline_sample, group_sample):
+        interval = welch_interval(baseline_sample, group_sample, confidence)
+        needed = runs_needed(baseline_sample, group_sample, confidence)
+        text = sentences.ratio(baseline_sample, group_sample, interval, needed)
     else:
         interval = welch_interval(baseline.speed_of_lines, group.speed_of_lines, confidence)
-        text = sentences.ratio_of_single_runs(first, second, interval)
+        text = sentences.ratio_of_single_runs(baseline_sample, group_sample, interval)
     figure = describe(THROUGHPUT).label
-    return make_verdict(baseline.group, group.group, figure, text, first, second, interval, needed)
+    return make_verdict(
+        baseline.group, group.group, figure, text, baseline_sample, group_sample, interval, needed
+    )
 
 
 def are_repeated(first: Sample, second: Sample) -> bool:
@@ -217,32 +227,32 @@ def make_verdict(
     group: RunGroup,
     figure: str,
     text: str,
-    first: Sample,
-    second: Sample,
+    baseline_sample: Sample,
+    group_sample: Sample,
     interval: Interval | None,
     needed: int | None,
 ) -> Verdict:
     """Return the verdict on one figure of two groups.
 
     Args:
-        first: the baseline's values, at least one.
-        second: the group's values, at least one.
+        baseline_sample: the baseline's values, at least one.
+        group_sample: the group's values, at least one.
         interval: that of the difference; None if there are too few values.
         needed: the runs per group that could tell such a difference; see `runs_needed`.
     """
-    assert first.mean is not None
-    assert second.mean is not None
+    assert baseline_sample.mean is not None
+    assert group_sample.mean is not None
     return Verdict(
         group=group.label,
         baseline=baseline.label,
         figure=figure,
         text=text,
-        count=second.count,
-        baseline_count=first.count,
-        difference=second.mean - first.mean,
+        count=group_sample.count,
+        baseline_count=baseline_sample.count,
+        difference=group_sample.mean - baseline_sample.mean,
         interval=interval,
         runs_needed=needed,
-        is_repeated=are_repeated(first, second),
+        is_repeated=are_repeated(baseline_sample, group_sample),
     )
 
 
@@ -251,7 +261,7 @@ def logarithm(rate: float | None) -> float | None:
     return math.log(rate) if rate is not None and 0 < rate < math.inf else None
 
 
-def log_lines(run: RunRecord) -> Sample:
+def sample_of_log_lines(run: RunRecord) -> Sample:
     """Describe the logarithms of the throughput at a run's log lines, if there are enough.
 
     Lines that follow each other are alike, so they count as fewer independent lines.
@@ -262,37 +272,37 @@ def log_lines(run: RunRecord) -> Sample:
 
 
 def verdict_lines(
-    judged: Sequence[Verdict],
+    verdicts: Sequence[Verdict],
     most_pairs: int | None = MOST_PAIRS_IN_TEXT,
-    place_of_all: str = "--json or --html",
+    source_of_all: str = "--json or --html",
 ) -> list[str]:
-    """Return lines of text: a heading for each pair of groups, and its verdicts below it, indented.
+    """Return lines of text: a heading for each pair of groups, with its verdicts indented below.
 
     If several pairs can't be judged, because a group ran once, one sentence stands for all of them.
 
     Args:
         most_pairs: how many pairs to show. A sentence counts the others. None shows all of them.
-        place_of_all: where a user finds all pairs, for that sentence.
+        source_of_all: where a user finds all pairs, for that sentence.
     """
-    verdicts_of_pairs: dict[tuple[str, str], list[Verdict]] = {}
-    for verdict in judged:
-        verdicts_of_pairs.setdefault((verdict.baseline, verdict.group), []).append(verdict)
-    single_pairs = {
+    verdicts_by_pair: dict[tuple[str, str], list[Verdict]] = {}
+    for verdict in verdicts:
+        verdicts_by_pair.setdefault((verdict.baseline, verdict.group), []).append(verdict)
+    pairs_of_single_runs = {
         pair
-        for pair, verdicts in verdicts_of_pairs.items()
-        if not any(verdict.is_repeated for verdict in verdicts)
+        for pair, verdicts_of_pair in verdicts_by_pair.items()
+        if not any(verdict.is_repeated for verdict in verdicts_of_pair)
     }
-    left_out = single_pairs if len(single_pairs) > 1 else set()
-    pairs = [pair for pair in verdicts_of_pairs if pair not in left_out]
+    left_out = pairs_of_single_runs if len(pairs_of_single_runs) > 1 else set()
+    pairs = [pair for pair in verdicts_by_pair if pair not in left_out]
     shown_pairs = pairs[:most_pairs]
     lines: list[str] = []
     for baseline, group in shown_pairs:
         lines.append(f"{group} against {baseline}:")
-        for verdict in verdicts_of_pairs[baseline, group]:
+        for verdict in verdicts_by_pair[baseline, group]:
             lines.append(f"  {verdict.figure}: {verdict.text}")
-    further_pairs = [verdicts_of_pairs[pair] for pair in pairs[len(shown_pairs) :]]
+    further_pairs = [verdicts_by_pair[pair] for pair in pairs[len(shown_pairs) :]]
     if further_pairs:
-        lines.append(further_pairs_text(further_pairs, place_of_all))
+        lines.append(further_pairs_text(further_pairs, source_of_all))
     if left_out:
         baselines = {baseline for baseline, _ in left_out}
         from_baseline = f" from {baselines.pop()}" if len(baselines) == 1 else ""
@@ -303,26 +313,26 @@ def verdict_lines(
     return lines
 
 
-def further_pairs_text(further_pairs: Sequence[Sequence[Verdict]], place_of_all: str) -> str:
+def further_pairs_text(further_pairs: Sequence[Sequence[Verdict]], source_of_all: str) -> str:
     """Return a sentence on the pairs of groups that a text leaves out.
 
     Args:
         further_pairs: the verdicts of each of these pairs.
-        place_of_all: where a user finds all pairs.
+        source_of_all: where a user finds all pairs.
     """
     differing = [
         verdicts
         for verdicts in further_pairs
         if any(verdict.is_distinguishable for verdict in verdicts)
     ]
-    pairs = sentences.counted(len(further_pairs), "further pair")
+    pairs = sentences.count_in_words(len(further_pairs), "further pair")
     count = len(differing) or "none"
-    return f"and {pairs} of groups, of which {count} can be told apart: see {place_of_all}"
+    return f"and {pairs} of groups, of which {count} can be told apart: see {source_of_all}"
 
 
-def correction_note(judged: Sequence[Verdict]) -> str | None:
+def correction_note(verdicts: Sequence[Verdict]) -> str | None:
     """Return a sentence on the width of the intervals, if several pairs are compared."""
-    repeated = [verdict for verdict in judged if verdict.is_repeated]
+    repeated = [verdict for verdict in verdicts if verdict.is_repeated]
     pair_count = len({(verdict.baseline, verdict.group) for verdict in repeated})
     intervals = [verdict.interval for verdict in repeated if verdict.interval is not None]
     if pair_count < 2 or not intervals:

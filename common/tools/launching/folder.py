@@ -18,15 +18,15 @@ LOCK = ".lock"  # the file in the folder that is locked
 def working_in(directory: Path, flag: str, command_to_continue: str) -> Iterator[None]:
     """Create a folder for several runs, and lock it while the `with` block runs.
 
-    Ctrl-C inside the block prints how to continue. SIGTERM acts like Ctrl-C from here on.
+    Ctrl-C inside the block prints how to continue. From then on, SIGTERM acts like Ctrl-C.
 
     Args:
-        directory: the folder for the runs of a search, or of variants.
+        directory: the folder for the runs of a search or of variants.
         flag: the flag that names the folder, for a message.
         command_to_continue: the command that continues after Ctrl-C, for a message.
 
     Raises:
-        UserError: another process works in the folder.
+        UserError: another process uses the folder.
         SystemExit: with status 130, after Ctrl-C.
     """
     with writing(f"{flag} {directory}"):

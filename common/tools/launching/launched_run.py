@@ -16,7 +16,7 @@ from common.tools.compare.readers import RunRecord, read_directory
 from common.tools.launching.output import ending_in_words
 
 POLL_SECONDS = 0.2
-STOP_SECONDS = 120.0  # time for a recipe to finish its update and save, before it is killed
+STOP_SECONDS = 120.0  # the time in which a recipe must finish its update and save
 
 
 class LaunchedRun:
@@ -71,7 +71,7 @@ class LaunchedRun:
                 time.sleep(POLL_SECONDS)
 
     def close(self) -> None:
-        """Ask a run that goes on to save itself and end; kill it after `STOP_SECONDS`."""
+        """Ask a running run to save itself and end; kill it after `STOP_SECONDS`."""
         if self.process is None or not self.is_running():
             return
         # A launcher may end before the recipe that it launched, so wait for all processes.
@@ -82,15 +82,15 @@ class LaunchedRun:
             process.kill()
 
     def reason(self) -> str:
-        """Return in one line why the run failed, for a tool's message.
+        """Return one line on why the run failed, for a tool's message.
 
-        A run that could still write its status has stated the reason there. Otherwise the line says
-        how the process ended, and repeats the last error in the log.
+        If the run could still write its status, the reason is there. Otherwise the line says how
+        the process ended, and repeats the last error in the log.
         """
         status = read_status(self.directory)
         if status.status == "failed" and status.reason:
             return status.reason
-        # Without a process, the run had finished before, so its exit status was 0. Such a run
-        # counts as failed only if files are missing in its directory.
+        # Without a process, the run had finished before, so its exit status was 0. The tool calls
+        # such a run failed only if files are missing in its directory.
         exit_status = self.process.returncode if self.process is not None else 0
         return ending_in_words(exit_status, self.log)

@@ -1,23 +1,23 @@
-"""Says how a launch ended, by its exit status and by what it printed."""
+"""Describes how a launched process ended, by its exit status and its printed output."""
 
 import signal
 from pathlib import Path
 
-ERROR = "error: "  # the beginning of the line that a recipe prints about an error
+ERROR = "error: "  # the beginning of the line in which a recipe prints an error
 FRAME = " │╭╮╰╯─"  # characters that some libraries draw around a message
 
 
 def ending_in_words(status: int, log: Path, most_lines: int = 1) -> str:
-    """Return in one line how a launch ended, with the last error that it printed.
+    """Return one line on how a launched process ended, with the last error that it printed.
 
     Args:
-        status: the exit status; below 0, the signal that ended the process.
-        log: the file with all that the process printed.
-        most_lines: how many of the last lines are repeated if no line is an error.
+        status: the exit status; a negative number stands for the signal that ended the process.
+        log: the file with the complete output of the process.
+        most_lines: the number of last lines to repeat if no line is an error.
     """
-    end = f"ended by {signal.Signals(-status).name}" if status < 0 else f"status {status}"
+    ending = f"ended by {signal.Signals(-status).name}" if status < 0 else f"status {status}"
     text = log.read_text(encoding="utf-8", errors="replace")
-    return f"{end}: {last_error(text, most_lines)} ({log} has all of it)"
+    return f"{ending}: {last_error(text, most_lines)} ({log} has all of it)"
 
 
 def last_error(text: str, most_lines: int = 1) -> str:

@@ -9,7 +9,7 @@ __all__ = ["load_model"]
 
 
 def __getattr__(name: str) -> object:
-    """Import `load_model`, and torch with it, when a program asks for it: help needs neither."""
+    """Import `load_model` when a program first uses it, because `--help` should not load torch."""
     if name != "load_model":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from common.tools.predict.loading import load_model

@@ -9,15 +9,15 @@ import numpy as np
 from common.system.devices import device_name
 from common.tools.predict.predictor import Predictor
 
-WARM_UP_BATCHES = 3  # batches that are not counted
+WARM_UP_BATCHES = 3  # the number of first batches that are not measured
 FEWEST_BATCHES = 20
-SECONDS = 5.0  # how long to measure at least
+SECONDS = 5.0  # the shortest duration of a measurement
 
 
 def benchmark(predictor: Predictor, inputs: Sequence[str]) -> dict[str, object]:
     """Return latency and throughput of batches, from files or texts to probabilities on the host.
 
-    The inputs are repeated until there are `FEWEST_BATCHES` and `SECONDS` have passed.
+    The inputs are repeated until `FEWEST_BATCHES` were measured and `SECONDS` have passed.
     """
     endless_inputs = itertools.cycle(inputs)
     durations: list[float] = []  # seconds of each batch

@@ -25,8 +25,8 @@ if typing.TYPE_CHECKING:
     from common.tools.predict.predictor import Predictor
 
 LARGEST_NUMBER = 2**16  # for --batch-size and --top-k
-CHUNK_SIZE = 2048  # inputs that are read before the first one is predicted
-MOST_BENCHMARKED = 10_000  # inputs that a benchmark reads
+CHUNK_SIZE = 2048  # the number of inputs that are read and predicted at a time
+MOST_BENCHMARKED = 10_000  # the most inputs that a benchmark reads
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -43,7 +43,7 @@ def main(words: Sequence[str] | None = None) -> None:
         arguments.run, arguments.batch_size, arguments.mixed_precision, arguments.recipe
     )
     inputs = read_inputs(arguments.files, predictor.is_text)
-    # Inputs are read when they are needed, so the first input shows whether there are any.
+    # Inputs are read only when they are needed, so the first one shows whether there are any.
     first = next(inputs, None)
     if first is None:
         sources = ["standard input" if file == "-" else file for file in arguments.files]
@@ -102,7 +102,7 @@ def choose_device(name: str) -> None:
     """
     import torch
 
-    # Without the check, a torch that was built for GPUs names a GPU even where there is none.
+    # Without the check, a torch that was built for GPUs names a GPU even if there is none.
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     names = ["cpu"]
     if accelerator is not None:
@@ -123,7 +123,7 @@ def print_predictions(
     """Print one JSON object for each input, as soon as its chunk is predicted."""
     input_name = "text" if predictor.is_text else "file"
     names = predictor.class_names
-    # Encodings other than UTF lack letters. JSON has escapes for them.
+    # Encodings other than UTF lack some letters, which JSON can escape.
     escapes_letters = "utf" not in (sys.stdout.encoding or "").lower()
     while chunk := [*itertools.islice(inputs, chunk_size)]:
         # In bf16, classes may be equally probable. A stable sort, like `argmax`, ranks the first of

@@ -1,4 +1,4 @@
-"""Read what a model is to classify: texts, or paths of images, from files or standard input."""
+"""Reads the inputs of a prediction: texts, or paths of images, from files or standard input."""
 
 import io
 import os
@@ -27,7 +27,7 @@ def read_inputs(files: Sequence[str], is_text: bool) -> Iterator[str]:
             yield from read_texts(file)
         elif os.path.isdir(file):
             yield from images_in(Path(file))
-        elif file.strip():  # an empty word names no image
+        elif file.strip():  # an empty argument is not the name of an image
             yield file
 
 
@@ -50,7 +50,7 @@ def read_texts(file: str) -> Iterator[str]:
     """Yield the lines of a file that are not empty, without a byte order mark before the first.
 
     Raises:
-        UserError: the path is a folder, or the file is no text in UTF-8.
+        UserError: the path is a folder, or the file is not a text in UTF-8.
     """
     if os.path.isdir(file):
         raise UserError(
@@ -59,7 +59,7 @@ def read_texts(file: str) -> Iterator[str]:
         )
     with reading(file, "pass a file of lines in UTF-8, or - for standard input"):
         text = plain(Path(file)).read_text(encoding="utf-8-sig")
-    # `splitlines` would also split at characters that end no line in a text file.
+    # `splitlines` would also split at characters that do not end a line in a text file.
     yield from nonempty_lines(io.StringIO(text))
 
 

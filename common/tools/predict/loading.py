@@ -27,10 +27,10 @@ def load_model(
 
     Args:
         run_directory: the run's directory, or its `model` folder.
-        recipe_file: the Python file that trained the model. None will do for this repository's own
-            recipes, and for a model that Transformers builds. A copy must be named, because nothing
-            in the run's directory is executed.
-        device: where the model goes.
+        recipe_file: the Python file that trained the model. It may be None for this repository's
+            own recipes, and for a model that Transformers builds. A copied recipe must be named,
+            because nothing in the run's directory is executed.
+        device: the device of the returned model.
 
     Raises:
         UserError: there is no finished model, or the file does not define this model.
@@ -91,7 +91,7 @@ def load_transformers_model(
         # The class extends a class of Transformers, and has its `from_pretrained`. The type that
         # `class_of_recipe` returns does not say so, hence `Any`.
         model_class: Any = class_of_recipe(folder, facts, recipe_file)
-        with reading(source, "copy the folder again from where it came, or train the model again"):
+        with reading(source, "copy the folder again from its source, or train the model again"):
             model, loading = model_class.from_pretrained(
                 source, output_loading_info=True, use_safetensors=True, dtype="float32", **options
             )
@@ -99,7 +99,7 @@ def load_transformers_model(
     if missing:  # Transformers fills missing weights with random values
         raise UserError(
             f"{folder} is incomplete, because {WEIGHTS} has no {min(missing)}",
-            advice="copy the folder again from where it came, or train the model again",
+            advice="copy the folder again from its source, or train the model again",
         )
     return model
 
@@ -154,7 +154,7 @@ def own_recipe(folder: Path, facts: ModelFacts) -> Path:
     """
     name = str(facts.recipe)
     path = RECIPES / f"{name}.py"
-    # A name with slashes could lead to a file outside of the repository. That must not run.
+    # A name with slashes could lead to a file outside of the repository, which must not run.
     if Path(name).name != name or not path.is_file():
         advice = f"pass its file with --recipe {name}.py, or in a program to load_model"
         raise UserError(

@@ -1,4 +1,4 @@
-"""Classify images or texts with the model of a run, fed as in training."""
+"""Classifies images or texts with the model of a run, with inputs prepared as in training."""
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -33,7 +33,7 @@ from common.tools.predict.loading import finished_model, load_model
 from common.training.accelerator import build_accelerator
 from common.training.precision import compute_dtype
 
-# A text of this many words, longer than any model's limit, shows at once whether encoding works.
+# The number of words in a test text. It is above any model's limit, to test that texts are cut.
 PROBE_WORDS = 4096
 
 
@@ -50,20 +50,20 @@ class Predictor:
         mixed_precision: RequestedPrecision = "auto",
         recipe: str | Path | None = None,
     ) -> None:
-        """Load the model of a run, and try it with one input.
+        """Load the model of a run, and test it with one input.
 
-        The model's code comes from Transformers or from this repository's recipe of the run's name.
+        The model's code comes from Transformers, or from this repository's recipe that trained it.
         Nothing in the run's folder is executed.
 
         Args:
             run: a run's directory, or a `model` folder.
-            batch_size: inputs that are classified at once.
+            batch_size: the number of inputs in a batch.
             mixed_precision: the value of the flag with this name.
             recipe: the file that trained the model, if it is a copy of a recipe.
 
         Raises:
-            UserError: there is no finished model, it is no classifier, or its files contradict each
-                other.
+            UserError: the model is not finished, is not a classifier, or has files that contradict
+                each other.
         """
         self.folder = finished_model(Path(run))
         self.batch_size = batch_size
@@ -71,18 +71,18 @@ class Predictor:
         self.accelerator = build_accelerator(TrainingConfig(mixed_precision=mixed_precision))
         self.is_text = isinstance(self.input, TextInput)
         self.class_names = [str(name) for name in self.input.class_names]
-        # The number of texts in a sample.
+        # The number of texts in a sample, which is 1 for images.
         self.columns = len(self.input.text_columns) if isinstance(self.input, TextInput) else 1
         # On a CPU, recipes leave out the padding of texts, so the predictor does so as well.
         self.leaves_out_padding = self.is_text and self.accelerator.device.type == "cpu"
-        model = self.arranged(load_model(self.folder, recipe))
+        model = self.for_evaluation(load_model(self.folder, recipe))
         if self.is_text:
             self.tokenizer = load_tokenizer(str(self.folder))
         self.model = self.accelerator.prepare_model(model, evaluation_mode=True)
         with reading(str(self.folder / MODEL_JSON), PUT_BACK):
             self.classify_probe()
 
-    def arranged(self, model: nn.Module) -> nn.Module:
+    def for_evaluation(self, model: nn.Module) -> nn.Module:
         """Return the model in the form that evaluations use: without padding, or channels last."""
         if self.leaves_out_padding:
             leave_out_padding(model)
@@ -91,11 +91,11 @@ class Predictor:
         return model
 
     def classify_probe(self) -> None:
-        """Classify one made-up input, so that contradicting files are an error at once.
+        """Classify one made-up input, so that contradictory files are an error at once.
 
         Raises:
-            ValueError: the model has another number of outputs than there are names of classes, or
-                a name occurs twice.
+            ValueError: the number of outputs is not the number of class names, or a name occurs
+                twice.
         """
         text = "a " * PROBE_WORDS + "\t" * (self.columns - 1)  # a second text is empty
         probabilities = self([text] if self.is_text else [Image.new("L", (1, 1))])
@@ -171,7 +171,7 @@ class Predictor:
         Samples need labels, so these have the label 0, which nothing reads.
 
         Raises:
-            UserError: an input has another number of texts than the model takes.
+            UserError: an input does not have as many texts as the model takes.
         """
         assert isinstance(self.input, TextInput)
         rows = [str(text).split("\t") for text in inputs]
@@ -187,7 +187,7 @@ class Predictor:
                     f"a line has {texts} (it begins with {row[0]:.60})",
                     advice=f"write {expected} on each line",
                 )
-        with reading(f"the tokenizer in {self.folder}", "copy the folder again from where it came"):
+        with reading(f"the tokenizer in {self.folder}", "copy the folder again from its source"):
             columns = list(zip(*rows, strict=True))
             arrays = encode(self.tokenizer, columns, self.input.max_length)
         labels = np.zeros(len(rows), dtype=np.int64)
@@ -200,12 +200,11 @@ def read_input(path: Path, run: str, recipe: str | Path | None) -> ImageInput | 
 
     Args:
         path: the file.
-        run: the run as the caller named it, for the advice.
+        run: the run's directory as the caller wrote it, for the advice.
         recipe: the file that trained the model, for the advice.
 
     Raises:
-        UserError: the predictor can't feed the model, or the model has no classes, or the file is
-            damaged.
+        UserError: the model is not a classifier of images or texts, or the file is damaged.
     """
     contents = read_json(path)
     facts = parse_record(contents, ModelFacts, str(path))
@@ -233,7 +232,7 @@ def pixels_of(
         white_level: the value of white in images of more than 8 bits a channel.
 
     Raises:
-        UserError: the file is no image that can be read.
+        UserError: the file is not an image that Pillow can read.
     """
     if isinstance(image, Image.Image):
         return image_to_pixels(image, size, channels, white_level)

@@ -19,7 +19,7 @@ from common.run_directory.records import (
     Summary,
     read_record,
 )
-from common.tools.rows import Row, first_differing_row, read_rows
+from common.tools.rows import MetricsRow, first_differing_row, read_rows
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Results:
         return read_record(self.directory / CONFIG, RunConfig)
 
     @cached_property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[MetricsRow]:
         """The rows of `metrics.jsonl`, with all figures."""
         return read_rows(self.directory)
 

@@ -9,7 +9,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,40 +31,40 @@ from common.tools.reproduce.past_run import NO_FOLDER, PastRun
 
 PRESENT_CODE = "or add --present-code, which runs the code as it is now"
 NO_HOOKS = ("-c", f"core.hooksPath={os.devnull}")
-LAST_CHARACTERS = 300  # of git's message, in a sentence
+LAST_CHARACTERS = 300  # the characters of git's message that an error repeats
 
 
 @dataclass(frozen=True)
-class PlacedCode:
+class RestoredCode:
     """Code that is ready to run."""
 
-    recipe: Path
+    recipe: Path  # the recipe's file
     library: Path  # the folder to import `common` from
-    trees: list[CodeTree]  # as they are there now
-    source: str  # where the code comes from, in words
+    trees: list[CodeTree]  # the present state of each folder of code
+    source: str  # where the code comes from, for a message
 
 
 @contextmanager
-def code_of(past: PastRun, uses_present_code: bool) -> Iterator[PlacedCode]:
+def restored_code(past: PastRun, uses_present_code: bool) -> Iterator[RestoredCode]:
     """Provide the code of a run while the `with` block runs.
 
     Args:
-        uses_present_code: whether to take the files as they are now.
+        uses_present_code: whether to use the files in their present state.
 
     Raises:
         UserError: the code is unknown, its commit is missing, or its patch does not fit.
     """
     with ExitStack() as stack:
         folders: list[Path] = []
-        words: list[str] = []
+        sources: list[str] = []
         for tree in trees_of(past):
             if uses_present_code:
                 folder = present_folder(tree, past)
                 source = f"the present code in {folder}"
             else:
-                folder, source = place(tree, past, stack)
+                folder, source = restore(tree, past, stack)
             folders.append(folder)
-            words.append(source)
+            sources.append(source)
         recipe = recipe_in(folders[0], past, stack)
         if recipe is None:
             advice = "put its file back, or reproduce another run"
@@ -73,15 +73,15 @@ def code_of(past: PastRun, uses_present_code: bool) -> Iterator[PlacedCode]:
                 advice=advice,
             )
         library = folders[-1] if (folders[-1] / "common" / "run.py").is_file() else LIBRARY
-        present = [
+        present_trees = [
             collected_as(tree, folder).tree
             for tree, folder in zip(trees_of(past), folders, strict=True)
         ]
-        yield PlacedCode(recipe, library, present, "; ".join(dict.fromkeys(words)))
+        yield RestoredCode(recipe, library, present_trees, "; ".join(dict.fromkeys(sources)))
 
 
 def trees_of(past: PastRun) -> list[CodeTree]:
-    """Return the trees that a run saved; of an older run, its commit alone.
+    """Return the trees that a run saved. An older run saved only its commit.
 
     Raises:
         UserError: nothing is known about the run's code.
@@ -105,13 +105,15 @@ def present_folder(tree: CodeTree, past: PastRun) -> Path:
     """Return the folder with the present state of a tree.
 
     Raises:
-        UserError: the folder is gone.
+        UserError: the folder does not exist any more, or is unknown.
     """
     if tree.folder == NO_FOLDER:
-        folders = candidates(tree, past)
-        with_commit = [path for path in folders if tree.commit and has_commit(path, tree.commit)]
-        if with_commit or folders:
-            return [*with_commit, *folders][0]
+        folders = folders_to_search(tree, past)
+        for folder in folders:
+            if tree.commit and has_commit(folder, tree.commit):
+                return folder
+        if folders:
+            return folders[0]
         raise UserError(
             f"{past.directory} is a published run outside of any git repository, so its code can't "
             "be located",
@@ -128,13 +130,16 @@ def present_folder(tree: CodeTree, past: PastRun) -> Path:
     return folder
 
 
-def place(tree: CodeTree, past: PastRun, stack: ExitStack) -> tuple[Path, str]:
-    """Return a folder with the code of a tree, and in words where it comes from.
+def restore(tree: CodeTree, past: PastRun, stack: ExitStack) -> tuple[Path, str]:
+    """Return a folder with the code of a tree, and a text that says where it comes from.
 
     Args:
-        stack: removes a temporary folder at its end.
+        stack: removes the temporary folder, if one is needed, when the stack closes.
+
+    Raises:
+        UserError: the tree's commit is missing, or its patch is damaged or does not fit.
     """
-    folders = candidates(tree, past)
+    folders = folders_to_search(tree, past)
     for folder in folders:
         if folder.is_dir() and is_as_saved(tree, folder):
             return folder, f"{folder}, which is as it was"
@@ -148,25 +153,25 @@ def place(tree: CodeTree, past: PastRun, stack: ExitStack) -> tuple[Path, str]:
             apply_patch(tree, past, folder)
             patch = " with the saved patch" if tree.patch is not None else ""
             return folder, f"commit {tree.commit[:7]}{patch}, in a temporary worktree"
-    places = " or ".join(map(str, folders)) or "any git repository around the run's folder"
+    folders_text = " or ".join(map(str, folders)) or "any git repository around the run's folder"
     raise UserError(
-        f"commit {tree.commit} of {past.directory} is not in {places}",
+        f"commit {tree.commit} of {past.directory} is not in {folders_text}",
         advice=f"get the commit with git fetch in a clone that contains the run, {PRESENT_CODE}",
     )
 
 
-def candidates(tree: CodeTree, past: PastRun) -> list[Path]:
+def folders_to_search(tree: CodeTree, past: PastRun) -> list[Path]:
     """Return folders that may have a tree's code.
 
-    They are its own folder, this library's repository, and the repository that a published run
-    lies in. A repository can serve only if the tree has a commit, which can be checked out there.
+    They are its own folder, this library's repository, and the repository that contains a published
+    run. Repositories count only if the tree has a commit, which can be checked out there.
     """
     folders = [] if tree.folder == NO_FOLDER else [Path(tree.folder)]
     if tree.commit is not None:
-        near = [LIBRARY]
+        paths_in_repositories = [LIBRARY]
         if tree.folder == NO_FOLDER:
-            near.insert(0, past.directory)
-        repositories = [repository_of(folder) for folder in near]
+            paths_in_repositories.insert(0, past.directory)
+        repositories = [repository_of(path) for path in paths_in_repositories]
         folders += [folder for folder in repositories if folder is not None]
     return [*dict.fromkeys(folders)]
 
@@ -182,7 +187,7 @@ def is_as_saved(tree: CodeTree, folder: Path) -> bool:
 
 
 def collected_as(tree: CodeTree, folder: Path) -> CollectedTree:
-    """Return the state of a folder, with the untracked files that a saved tree has."""
+    """Return the state of a folder, including the untracked files of a saved tree."""
     return collect_tree(folder, [folder / name for name in tree.untracked])
 
 
@@ -241,23 +246,23 @@ def apply_patch(tree: CodeTree, past: PastRun, folder: Path) -> None:
     run_git(folder, "apply", "--unidiff-zero", "--whitespace=nowarn", str(path))
 
 
-def run_git(folder: Path, *words: str) -> None:
+def run_git(folder: Path, *arguments: str) -> None:
     """Run a git command in a folder.
 
     Raises:
-        UserError: it fails. The message has the end of git's own.
+        UserError: the command fails. The message ends with the end of git's own message.
     """
-    command = ["git", "-C", str(folder), *words]
+    command = ["git", "-C", str(folder), *arguments]
     # A temporary folder may lie in a repository, to which git would apply a patch.
     environment = {**git_environment(), "GIT_CEILING_DIRECTORIES": str(folder.parent)}
     try:
-        answer = subprocess.run(command, env=environment, capture_output=True, encoding="utf-8")
+        completed = subprocess.run(command, env=environment, capture_output=True, encoding="utf-8")
     except OSError as error:
         raise UserError(f"git can't be run ({error.strerror})", advice="install git") from None
-    if answer.returncode:
-        message = " ".join(answer.stderr.split())[-LAST_CHARACTERS:]
+    if completed.returncode:
+        message = " ".join(completed.stderr.split())[-LAST_CHARACTERS:]
         raise UserError(
-            f"git {words[0]} failed in {folder} ({message})",
+            f"git {arguments[0]} failed in {folder} ({message})",
             advice=f"remove the cause that git names, {PRESENT_CODE}",
         )
 
@@ -265,25 +270,22 @@ def run_git(folder: Path, *words: str) -> None:
 def recipe_in(folder: Path, past: PastRun, stack: ExitStack) -> Path | None:
     """Return the recipe's file in a folder of code; None if it is not there.
 
-    An older run did not save its path. It is found by its name and digest. If no file has that
-    digest, the text that the run kept is used.
+    An older run did not save the recipe's path, so its name and digest decide. If no file has that
+    digest, the run's own copy of the text is used.
     """
     if past.attempt.recipe is not None:
         path = folder / past.attempt.recipe
         return path if path.is_file() else None
     name = f"{past.config.recipe}.py"
     listing = ask_git(folder, "ls-files", "-z", "--", f"*{name}") or b""
-    paths = [folder / word for word in listing.decode("utf-8", "surrogateescape").split("\0")]
-    named = [path for path in paths if path.name == name and path.is_file()]
-    with_same_text = [path for path in named if sha256_of_file(path) == past.config.source.sha256]
-    if with_same_text:
-        return with_same_text[0]
+    file_names = listing.decode("utf-8", "surrogateescape").split("\0")
+    paths = [folder / file_name for file_name in file_names]
+    same_name = [path for path in paths if path.name == name and path.is_file()]
+    same_text = [path for path in same_name if sha256_of_file(path) == past.config.source.sha256]
+    if same_text:
+        return same_text[0]
     if (past.directory / FIRST_SOURCE).is_file():
         copy = stack.enter_context(temporary_folder()) / name
         shutil.copy(past.directory / FIRST_SOURCE, copy)
         return copy
-    return first_of(named)
-
-
-def first_of(paths: Sequence[Path]) -> Path | None:
-    return paths[0] if paths else None
+    return same_name[0] if same_name else None

@@ -1,11 +1,11 @@
-"""Train a past run again beside the old one, and compare both bit by bit.
+"""Train a past run again in a new directory, and compare both runs bit by bit.
 
   recipes reproduce runs/first
 
-It says what differs from then: code, versions, hardware, threads. The run's own code is used, from
-its commit and its saved patch, in a temporary git worktree. The new run is runs/first-reproduced;
-the same command continues it after an interruption. Flags of the recipe after RUN replace those
-of the run.
+It prints what differs from the old run: code, versions, hardware, threads. It uses the run's own
+code, from its commit and its saved patch, in a temporary git worktree. The new run is
+runs/first-reproduced; the same command continues it after an interruption. Flags of the recipe
+after RUN replace those of the run.
 
   recipes reproduce runs/first --publish results/first
 
@@ -14,7 +14,7 @@ copies the records of a run that a reproduction on another machine needs, and tr
 Exit status: 0 if all bits are equal, or if the machine, versions, threads or processes differ and
 the final figures are within the tolerance; 1 if the run can't be reproduced; 3 if bits differ
 although no fact explains it; 4 if the final figures are beyond the tolerance; 5 if bits differ and
-it is another experiment, with another flag, other code or other data.
+the new run is a different experiment, with a different flag, different code or different data.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from common.tools.parser import tool_parser
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Reproduce the run that the command line names; exit with the status that tells the result."""
+    """Reproduce the run that the command line names; exit with the status of the result."""
     arguments, flags = read_command_line([*(sys.argv[1:] if words is None else words)])
     if arguments.publish is not None:
         if flags:
@@ -37,11 +37,11 @@ def main(words: Sequence[str] | None = None) -> None:
             )
         publish(Path(arguments.run).resolve(), Path(arguments.publish).resolve())
         return
-    from common.tools.reproduce.reproduction import Request, reproduce  # loads torch
+    from common.tools.reproduce.reproduction import ReproductionRequest, reproduce  # loads torch
 
     directory = Path(arguments.run).resolve()
     output = arguments.output_dir or directory.with_name(f"{directory.name}-reproduced")
-    request = Request(
+    request = ReproductionRequest(
         directory=directory,
         output=Path(output).resolve(),
         flags=tuple(flags),
@@ -67,26 +67,26 @@ def read_command_line(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """Return the tool's own arguments, and the words that belong to the recipe's flags.
 
     Raises:
-        UserError: a flag of the recipe stands before the run, or the tolerance can't work.
+        UserError: a flag of the recipe stands before the run, or the tolerance is out of range.
     """
     usage = "%(prog)s RUN [--FLAG VALUE ...] [options]"
     parser = tool_parser("reproduce", __doc__, usage, outlives_terminal=True)
     parser.add_argument("run", metavar="RUN", help="its directory, before all flags")
     parser.add_argument(
-        "--output-dir", metavar="DIR", help="of the new run (default: RUN-reproduced)"
+        "--output-dir", metavar="DIR", help="directory of the new run (default: RUN-reproduced)"
     )
     parser.add_argument(
         "--tolerance",
         type=float,
         metavar="X",
-        help="relative difference of the final figures that is allowed on another machine, with "
-        "other versions, threads or processes (default: two standard errors of an accuracy, "
-        "and 0.02 of other figures)",
+        help="relative difference of the final figures that is allowed on a different machine, or "
+        "with different versions, threads or processes (default: two standard errors of an "
+        "accuracy, and 0.02 of other figures)",
     )
     parser.add_argument(
         "--present-code",
         action="store_true",
-        help="run the code as it is now, not that of the run",
+        help="run the present code instead of the run's own code",
     )
     parser.add_argument(
         "--publish",

@@ -18,105 +18,112 @@ from common.tools.reproduce.receipt import (
 from common.tools.rows import first_differing_figure, number_or_none, without_clock
 from common.track.names import is_proportion
 
-TOLERANCE = 0.02  # of final figures that are no accuracies; relative
-EVALUATED = tuple(f"{prefix}/" for prefix in dict.fromkeys(PREFIXES.values()))
-PairedFigures = dict[str, tuple[float | None, float | None]]  # before and now, by name
+TOLERANCE = 0.02  # the relative tolerance for final figures that are not accuracies
+EVALUATION_PREFIXES = tuple(f"{prefix}/" for prefix in dict.fromkeys(PREFIXES.values()))
+PairedFigures = dict[str, tuple[float | None, float | None]]  # past and new value, by name
 
 
-def compare_rows(before: PastRun, now: PastRun) -> RowsCompared:
+def compare_rows(past: PastRun, new: PastRun) -> RowsCompared:
     """Compare the rows of two runs by update, without the figures that depend on the clock.
 
-    Rows of the new run after the last one of the old run are not compared. A run that was stopped
-    has none there.
+    If the old run was stopped, the new run may have later rows, which are not compared.
     """
-    common = [step for step in before.rows if step in now.rows]
-    missing = [step for step in before.rows if step not in now.rows]
+    common_steps = [step for step in past.rows if step in new.rows]
+    missing_steps = [step for step in past.rows if step not in new.rows]
     previous_update = None
-    for step in common:
-        figure = first_differing_figure(before.rows[step], now.rows[step])
+    for step in common_steps:
+        figure = first_differing_figure(past.rows[step], new.rows[step])
         if figure is not None:
-            last = common[-1]
             return RowsCompared(
-                rows=len(common),
-                missing=missing,
-                first=difference_at(step, figure, before, now),
+                rows=len(common_steps),
+                missing=missing_steps,
+                first=difference_at(step, figure, past, new),
                 previous_update=previous_update,
-                at_end=difference_at(last, figure, before, now),
+                at_end=difference_at(common_steps[-1], figure, past, new),
             )
         previous_update = step
-    return RowsCompared(rows=len(common), missing=missing, previous_update=previous_update)
+    return RowsCompared(
+        rows=len(common_steps), missing=missing_steps, previous_update=previous_update
+    )
 
 
-def difference_at(step: int, figure: str, before: PastRun, now: PastRun) -> FigureDifference:
+def difference_at(step: int, figure: str, past: PastRun, new: PastRun) -> FigureDifference:
     """Return the values of a figure in the rows of an update."""
     return FigureDifference(
         update=step,
         figure=figure,
-        before=number_or_none(before.rows[step].get(figure)),
-        now=number_or_none(now.rows[step].get(figure)),
+        before=number_or_none(past.rows[step].get(figure)),
+        now=number_or_none(new.rows[step].get(figure)),
     )
 
 
-def compare_weights(before: PastRun, now: PastRun) -> WeightsCompared:
+def compare_weights(past: PastRun, new: PastRun) -> WeightsCompared:
     """Compare the digests of the checkpoints that both runs wrote, and of the exported weights.
 
-    The time of some checkpoints depends on the clock, so a run may have some that the other lacks.
+    The clock decides when some checkpoints are written, so each run may have some that the other
+    lacks.
     """
-    common = [step for step in sorted(before.digests) if step in now.digests]
-    first_differing = None
-    files: list[str] = []
-    for step in common:
-        first = before.digests[step]
-        second = now.digests[step]
-        files = [name for name in sorted({*first, *second}) if first.get(name) != second.get(name)]
-        if files:
-            first_differing = step
+    common_steps = [step for step in sorted(past.digests) if step in new.digests]
+    first_differing_step = None
+    differing_files: list[str] = []
+    for step in common_steps:
+        differing_files = differing_names(past.digests[step], new.digests[step])
+        if differing_files:
+            first_differing_step = step
             break
     exported_is_equal = None
-    difference = None
-    if before.exported_digest is not None and now.exported_digest is not None:
-        exported_is_equal = before.exported_digest == now.exported_digest
+    exported_difference = None
+    if past.exported_digest is not None and new.exported_digest is not None:
+        exported_is_equal = past.exported_digest == new.exported_digest
         if not exported_is_equal:
-            difference = difference_of_exports(before, now)
+            exported_difference = difference_of_exports(past, new)
     return WeightsCompared(
-        checkpoints=len(common),
-        first_differing=first_differing,
-        differing_files=files,
+        checkpoints=len(common_steps),
+        first_differing=first_differing_step,
+        differing_files=differing_files,
         exported_is_equal=exported_is_equal,
-        exported_difference=difference,
+        exported_difference=exported_difference,
     )
 
 
-def difference_of_exports(before: PastRun, now: PastRun) -> str:
-    """Return in words how two exported models differ."""
-    if before.is_published:
+def differing_names(past_digests: Mapping[str, str], new_digests: Mapping[str, str]) -> list[str]:
+    """Return the sorted names of the files whose digests differ, or that one checkpoint lacks."""
+    names = sorted({*past_digests, *new_digests})
+    return [name for name in names if past_digests.get(name) != new_digests.get(name)]
+
+
+def difference_of_exports(past: PastRun, new: PastRun) -> str:
+    """Return a text that says how two exported models differ."""
+    if past.is_published:
         return "the digests differ, and a published run has no weights that would show where"
     try:
-        first = read_tensors(before.directory / "model" / WEIGHTS)
-        second = read_tensors(now.directory / "model" / WEIGHTS)
+        past_tensors = read_tensors(past.directory / "model" / WEIGHTS)
+        new_tensors = read_tensors(new.directory / "model" / WEIGHTS)
     except UserError as error:
         return error.problem
-    return first_differing_tensor(first, second) or "the files differ, but no tensor does"
+    return (
+        first_differing_tensor(past_tensors, new_tensors) or "the files differ, but no tensor does"
+    )
 
 
-def compare_final(before: PastRun, now: PastRun, tolerance: float | None) -> FinalCompared:
+def compare_final(past: PastRun, new: PastRun, tolerance: float | None) -> FinalCompared:
     """Compare the figures of the final evaluation; without one, those of the last common row.
 
     Args:
-        tolerance: for all figures, relative to the larger of two values; None: see
-            `allowed_difference`.
+        tolerance: the tolerance for all figures, relative to the larger of two values. If it is
+            None, `allowed_difference` chooses one for each figure.
     """
-    figures = paired_figures(before.summary, now.summary, EVALUATED)
+    figures = paired_figures(past.summary, new.summary, EVALUATION_PREFIXES)
     if not figures:
-        common = [step for step in before.rows if step in now.rows]
-        if common:
-            first = without_clock(before.rows[common[-1]])
-            second = without_clock(now.rows[common[-1]])
-            figures = paired_figures(first, second, ("train/loss", *EVALUATED))
+        common_steps = [step for step in past.rows if step in new.rows]
+        if common_steps:
+            past_row = without_clock(past.rows[common_steps[-1]])
+            new_row = without_clock(new.rows[common_steps[-1]])
+            figures = paired_figures(past_row, new_row, ("train/loss", *EVALUATION_PREFIXES))
     if not figures:
         return FinalCompared(is_within_tolerance=False)
     allowed = {}
-    shares = {}  # of the allowed difference
+    shares = {}  # each difference as a multiple of the allowed one
     for name, values in figures.items():
         allowed[name] = allowed_difference(name, figures, tolerance)
         shares[name] = share_of_allowed(*values, allowed[name])
@@ -132,59 +139,69 @@ def compare_final(before: PastRun, now: PastRun, tolerance: float | None) -> Fin
 
 
 def allowed_difference(name: str, figures: PairedFigures, tolerance: float | None) -> float:
-    """Return the largest difference of a figure that counts as equal, as an absolute value.
+    """Return the largest absolute difference of a figure that is within the tolerance.
 
     For an accuracy over n samples, it is two standard errors of the difference of two proportions,
     twice the square root of 2 p (1 - p) / n, where p is the mean of both. For other figures it is
     `TOLERANCE`, relative to the larger value.
 
     Args:
-        tolerance: a relative one for all figures, which replaces these rules.
+        tolerance: a relative tolerance for all figures, which replaces these rules; None: no such.
     """
-    before, now = figures[name]
-    if before is None or now is None:
+    past_value, new_value = figures[name]
+    if past_value is None or new_value is None:
         return 0.0
     samples = samples_behind(name, figures)
     if tolerance is None and samples is not None:
-        mean = (before + now) / 2
+        mean = (past_value + new_value) / 2
         return 2 * math.sqrt(2 * mean * (1 - mean) / samples)
-    relative = TOLERANCE if tolerance is None else tolerance
-    return relative * max(abs(before), abs(now))
+    relative_tolerance = TOLERANCE if tolerance is None else tolerance
+    return relative_tolerance * max(abs(past_value), abs(new_value))
 
 
 def samples_behind(name: str, figures: PairedFigures) -> int | None:
-    """Return over how many samples an accuracy was taken; None for figures of another sort.
+    """Return the number of samples behind an accuracy; None for other metrics.
 
-    Also None if the runs did not evaluate equally many samples, or did not log their number.
+    It is also None if the runs evaluated different numbers of samples, or did not log the number.
     """
-    values = figures[name]
-    counts = figures.get(f"{name.partition('/')[0]}/count", (None, None))
-    is_share = all(value is not None and 0 <= value <= 1 for value in values)
-    if not is_proportion(name) or not is_share or not counts[0] or counts[0] != counts[1]:
+    if not is_proportion(name):
         return None
-    return round(counts[0])
+    if not all(value is not None and 0 <= value <= 1 for value in figures[name]):
+        return None
+    split = name.partition("/")[0]
+    past_count, new_count = figures.get(f"{split}/count", (None, None))
+    if not past_count or past_count != new_count:
+        return None
+    return round(past_count)
 
 
-def difference_between(before: float | None, now: float | None) -> float | None:
-    """Return how far two values are apart; None if one alone is unknown."""
-    if before == now:
+def difference_between(past_value: float | None, new_value: float | None) -> float | None:
+    """Return the absolute difference of two values; None if only one of them is unknown."""
+    if past_value == new_value:
         return 0.0
-    return None if before is None or now is None else abs(before - now)
+    if past_value is None or new_value is None:
+        return None
+    return abs(past_value - new_value)
 
 
-def share_of_allowed(before: float | None, now: float | None, allowed: float) -> float:
+def share_of_allowed(past_value: float | None, new_value: float | None, allowed: float) -> float:
     """Return the difference of two values as a multiple of the allowed one."""
-    difference = difference_between(before, now)
+    difference = difference_between(past_value, new_value)
     if difference == 0:
         return 0.0
     return math.inf if difference is None or allowed == 0 else difference / allowed
 
 
 def paired_figures(
-    before: Mapping[str, object], now: Mapping[str, object], begins: tuple[str, ...]
+    past_figures: Mapping[str, object],
+    new_figures: Mapping[str, object],
+    prefixes: tuple[str, ...],
 ) -> PairedFigures:
-    """Return both values of each figure whose name begins so."""
-    names = [name for name in dict.fromkeys([*before, *now]) if name.startswith(begins)]
-    return {
-        name: (number_or_none(before.get(name)), number_or_none(now.get(name))) for name in names
-    }
+    """Return both values of each figure whose name begins with one of the prefixes."""
+    pairs: PairedFigures = {}
+    for name in dict.fromkeys([*past_figures, *new_figures]):
+        if name.startswith(prefixes):
+            past_value = number_or_none(past_figures.get(name))
+            new_value = number_or_none(new_figures.get(name))
+            pairs[name] = (past_value, new_value)
+    return pairs

@@ -14,14 +14,14 @@ from common.tools.reproduce.receipt import (
     WeightsCompared,
 )
 
-UNEXPLAINED = 3  # exit status: bits differ, and no fact that changes bits does
-BEYOND_TOLERANCE = 4  # exit status: facts differ, and the final figures by more than the tolerance
-ANOTHER_EXPERIMENT = 5  # exit status: bits differ, and so does a flag, the code or the data
+UNEXPLAINED = 3  # exit status: bits differ, but no fact that changes bits differs
+BEYOND_TOLERANCE = 4  # exit status: facts differ, and the final figures exceed the tolerance
+ANOTHER_EXPERIMENT = 5  # exit status: bits differ, and so do a flag, the code or the data
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """All that was compared of two runs, and the conclusion."""
+class Conclusion:
+    """The comparison of two runs, and the result."""
 
     rows: RowsCompared
     weights: WeightsCompared
@@ -29,11 +29,11 @@ class Comparison:
     result: Result
     exit_status: int
     explanation: str
-    differences: list[FactDifference]
+    differences: list[FactDifference]  # the facts in which the runs differ
 
 
 def are_bits_equal(rows: RowsCompared, weights: WeightsCompared) -> bool:
-    """Whether all that was compared is equal bit for bit."""
+    """Return whether all rows and weights that could be compared are equal bit for bit."""
     are_rows_equal = rows.first is None and not rows.missing and rows.rows > 0
     are_weights_equal = weights.first_differing is None and weights.exported_is_equal is not False
     return are_rows_equal and are_weights_equal
@@ -47,21 +47,22 @@ def result_of(
 ) -> Result:
     """Return the result of a comparison.
 
-    The tolerance is for differences of machine, processes, threads and versions. With another flag,
-    other code or other data, near figures would not show that a run was reproduced.
+    The tolerance allows for a different machine, different versions, threads or processes. With a
+    different flag, code or data set, similar figures would not show that the run was reproduced.
     """
     if are_bits_equal(rows, weights):
         return "equal bits"
     if any(difference.defines_experiment for difference in differences):
         return "another experiment"
-    is_within = final.is_within_tolerance and not rows.missing
-    return "within tolerance" if is_within else "beyond tolerance"
+    if final.is_within_tolerance and not rows.missing:
+        return "within tolerance"
+    return "beyond tolerance"
 
 
 def exit_status_of(result: Result, differences: Sequence[FactDifference]) -> int:
     """Return the exit status of the command; 0 means that the run was reproduced.
 
-    Bits that differ without a reason are a failure, however little they differ.
+    Bits that differ without a known cause are a failure, however small the difference is.
     """
     if result == "equal bits":
         return 0
@@ -75,11 +76,11 @@ def exit_status_of(result: Result, differences: Sequence[FactDifference]) -> int
 def explanation_of(
     result: Result, differences: Sequence[FactDifference], gaps: Sequence[str]
 ) -> str:
-    """Return in a sentence which differing facts explain the result.
+    """Return a sentence on the differing facts that explain the result.
 
     Args:
-        differences: the likelier causes first.
-        gaps: what the old run lacks, in sentences.
+        differences: the facts that differ, the likelier causes first.
+        gaps: sentences on what the old run did not record.
     """
     causes = [in_words(difference) for difference in differences if difference.changes_bits]
     if result == "equal bits":
@@ -87,8 +88,10 @@ def explanation_of(
             return "no fact that changes bits differs"
         return f"the bits are equal although {listed(causes)}"
     if result == "another experiment":
-        choices = [in_words(one) for one in differences if one.defines_experiment]
-        return f"this is another experiment than the run: {'; '.join(choices)}"
+        changes = [
+            in_words(difference) for difference in differences if difference.defines_experiment
+        ]
+        return f"this is a different experiment: {'; '.join(changes)}"
     if len(causes) == 1:
         return f"this explains it: {causes[0]}"
     if causes:
@@ -109,7 +112,7 @@ def explanation_of(
 
 
 def in_words(difference: FactDifference) -> str:
-    """Return a differing fact as a part of a sentence."""
+    """Return a differing fact as a clause, such as "--seed was 0 and is 1"."""
     return f"{difference.fact} was {difference.before} and is {difference.now}"
 
 
@@ -119,7 +122,7 @@ def difference_in_words(difference: FigureDifference) -> str:
 
 
 def rows_in_words(rows: RowsCompared) -> str:
-    """Return where the rows of two runs differ first, and by how much at the end."""
+    """Return the first difference between the rows of two runs, and that in the last row."""
     if rows.missing:
         count = counted(len(rows.missing), "row is", "rows are")
         missing = f"; {count} missing, the first of update {rows.missing[0]}"
@@ -137,7 +140,7 @@ def rows_in_words(rows: RowsCompared) -> str:
 
 
 def weights_in_words(weights: WeightsCompared) -> str:
-    """Return where the weights of two runs differ."""
+    """Return a text on the first checkpoint that differs, and on the exported weights."""
     if weights.first_differing is not None:
         files = ", ".join(weights.differing_files)
         text = f"the checkpoint of update {weights.first_differing} differs ({files})"
@@ -153,7 +156,7 @@ def weights_in_words(weights: WeightsCompared) -> str:
 
 
 def final_in_words(final: FinalCompared) -> str:
-    """Return how far the final figures are apart, and what the tolerance allows."""
+    """Return a text on the largest difference of the final figures, and on the tolerance."""
     if final.largest is None:
         return "there are no final figures to compare"
     before, now = final.figures[final.largest]

@@ -1,7 +1,7 @@
 """The facts on which a run's bits depend, and how two runs differ in them."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -10,85 +10,86 @@ from common.config import TrainingConfig
 from common.flags import role_of, spelled
 from common.run_directory.records import Attempt, CodeTree
 from common.tools.compare.facts import is_compared
-from common.tools.compare.words import value_text
+from common.tools.compare.setting_text import value_text
 from common.tools.reproduce.past_run import PastRun
 from common.tools.reproduce.receipt import FactDifference
 
-DIGITS = 8  # of a digest or a commit that a table shows
-# Packages that compute, or that make the numbers that training reads. Those that the recipe imports
-# may do so, too. Another version of any other package should change no bits.
+DIGITS = 8  # the digits of a digest or a commit that a table shows
+# Packages that compute, or that produce the numbers that training reads. Packages that the recipe
+# imports may do so, too. A different version of any other package should change no bits.
 NUMERIC_PACKAGES = (
     *("torch", "accelerate", "numpy", "datasets", "transformers", "tokenizers", "pillow"),
     *("scikit-learn", "triton", "safetensors", "pyarrow", "mkl", "intel-openmp", "torchvision"),
 )
 NUMERIC_PREFIXES = ("nvidia-", "rocm-")
 CORES = re.compile(r", \d+ cores?$")
-FACTS_OF_PLACE = ("--dataset", "--dataset-config", "data set")  # the same data may have several
-FLAGS_OF_DATA = ("dataset", "dataset_config")  # a resume changes them where the data have moved
-OTHER = "another value"
+# Facts on where the data come from: the same data may be stored in several places.
+FACTS_OF_LOCATION = ("--dataset", "--dataset-config", "data set")
+FLAGS_OF_DATA = ("dataset", "dataset_config")  # a resume changes them if the data have moved
+OTHER_VALUE = "another value"
 FACTS_OF_PROCESSES = ("processes", "machines", "threads per process")
-FLAGS_OF_KERNELS = ("deterministic",)  # they change the rounding alone
-# Another fact says the same, or the reproduction sets the flag itself.
+FLAGS_OF_KERNELS = ("deterministic",)  # they change only the rounding
+# Flags that another fact stands for, or that the reproduction sets itself.
 FLAGS_OF_OTHER_FACTS = ("mixed_precision", "num_threads", "auto_batch_size", "init_from")
 
 
 @dataclass(frozen=True)
-class Fact:
-    """A fact about a run, in the words of a table; None if the run did not record it."""
+class RecordedFact:
+    """A fact about a run."""
 
-    value: str | None
-    changes_bits: bool = True  # whether another value makes equal bits unlikely
-    defines_experiment: bool = False  # whether a run with another value is another experiment
+    value: str | None  # as a table shows it; None if the run did not record it
+    changes_bits: bool = True  # whether a different value makes equal bits unlikely
+    defines_experiment: bool = False  # whether a different value makes a different experiment
 
 
-def of_experiment(value: str | None) -> Fact:
+def experiment_fact(value: str | None) -> RecordedFact:
     """Return a fact on which a run's figures depend by more than rounding."""
-    return Fact(value, defines_experiment=True)
+    return RecordedFact(value, defines_experiment=True)
 
 
-Facts = dict[str, Fact]
+RecordedFacts = dict[str, RecordedFact]  # by the label that a table shows
 
 
-def facts_of(run: PastRun) -> Facts:
+def facts_of(run: PastRun) -> RecordedFacts:
     """Return the facts of a run by label, the likelier causes of a difference first."""
     config = run.config
     facts = {
-        "config.json": of_experiment("edited" if run.is_edited else "as written"),
-        "recipe": of_experiment(config.recipe),
+        "config.json": experiment_fact("edited" if run.is_edited else "as written"),
+        "recipe": experiment_fact(config.recipe),
     }
     facts |= facts_of_flags(run)
     facts |= facts_of_code(run)
     data = config.data
     facts |= {
-        "data set": of_experiment(data.name),
-        "data's fingerprint": of_experiment(data.fingerprint),
-        "data's sizes": of_experiment(
+        "data set": experiment_fact(data.name),
+        "data's fingerprint": experiment_fact(data.fingerprint),
+        "data's sizes": experiment_fact(
             ", ".join(f"{name} {size:,}" for name, size in data.sizes.items())
         ),
-        "initial weights": of_experiment(shortened(config.initial_weights)),
-        "weights of --init-from": of_experiment(initial_file(run)),
-        "model": of_experiment(
+        "initial weights": experiment_fact(digest_prefix(config.initial_weights)),
+        "weights of --init-from": experiment_fact(initial_file(run)),
+        "model": experiment_fact(
             f"{config.architecture.name}, {config.architecture.parameters:,} parameters"
         ),
-        "updates planned": of_experiment(f"{config.plan.total_steps:,}"),
+        "updates planned": experiment_fact(f"{config.plan.total_steps:,}"),
     }
     return facts | facts_of_machine(run)
 
 
 def initial_file(run: PastRun) -> str | None:
     """Return the digest of the weights of `--init-from`; "none" without that flag."""
-    if run.is_published:  # it has no copy of them
+    if run.is_published:  # a published run has no copy of the weights
         return None
-    return shortened(run.initial_digest) or "none"
+    return digest_prefix(run.initial_digest) or "none"
 
 
-def facts_of_flags(run: PastRun) -> Facts:
+def facts_of_flags(run: PastRun) -> RecordedFacts:
     """Return the flags on which results depend."""
     facts = {}
     for name, value in run.config.config.items():
         if is_compared(name, run.config) and name not in FLAGS_OF_OTHER_FACTS:
             text = text_of_flag(value)
-            facts[spelled(name)] = Fact(text, defines_experiment=changes_learning(name))
+            facts[spelled(name)] = RecordedFact(text, defines_experiment=changes_learning(name))
     return facts
 
 
@@ -98,28 +99,28 @@ def text_of_flag(value: object) -> str:
 
 
 def changes_learning(flag: str) -> bool:
-    """Whether another value of a flag changes what the model learns by more than rounding."""
+    """Whether a different value of a flag changes what the model learns by more than rounding."""
     return not role_of(TrainingConfig, flag).free and flag not in FLAGS_OF_KERNELS
 
 
-def facts_of_code(run: PastRun) -> Facts:
+def facts_of_code(run: PastRun) -> RecordedFacts:
     """Return the commits and patches of the code, and the digest of the recipe's text."""
-    facts = {"text of the recipe": of_experiment(shortened(run.config.source.sha256))}
+    facts = {"text of the recipe": experiment_fact(digest_prefix(run.config.source.sha256))}
     for tree, owner in zip(run.attempt.trees, ("", " of the library"), strict=False):
-        facts[f"commit{owner}"] = of_experiment(shortened(tree.commit))
-        facts[f"uncommitted changes{owner}"] = of_experiment(text_of_patch(tree))
+        facts[f"commit{owner}"] = experiment_fact(digest_prefix(tree.commit))
+        facts[f"uncommitted changes{owner}"] = experiment_fact(text_of_patch(tree))
     if not run.attempt.trees:
-        facts["commit"] = of_experiment(shortened(run.config.environment.git_commit))
+        facts["commit"] = experiment_fact(digest_prefix(run.config.environment.git_commit))
     return facts
 
 
 def text_of_patch(tree: CodeTree) -> str:
-    """Return a table's words for the patch of a tree."""
-    patch = shortened(tree.patch_sha256) or "none"
+    """Return the text of a table's cell for the patch of a tree."""
+    patch = digest_prefix(tree.patch_sha256) or "none"
     return f"{patch}, and others that are not saved" if tree.not_saved else patch
 
 
-def facts_of_machine(run: PastRun) -> Facts:
+def facts_of_machine(run: PastRun) -> RecordedFacts:
     """Return the processes, the hardware and the versions of a run."""
     environment = run.config.environment
     attempt = run.attempt
@@ -129,61 +130,64 @@ def facts_of_machine(run: PastRun) -> Facts:
     if is_on_cpu:  # the name of a CPU ends with its number of cores, which changes no bits
         device = CORES.sub("", device)
     facts = {
-        "processes": Fact(value_text(attempt.world_size or environment.world_size)),
-        "machines": Fact(value_text(attempt.machines) if run.attempts else None),
-        "sharding": Fact(environment.sharding),
-        "effective batch": of_experiment(value_text(environment.effective_batch_size)),
-        "precision": of_experiment(attempt.mixed_precision or environment.mixed_precision),
-        "device": Fact(device),
-        "threads per process": Fact(text_or_none(threads), is_on_cpu),
-        "deterministic kernels": Fact(text_or_none(environment.deterministic)),
-        "cuDNN benchmark": Fact(text_or_none(environment.cudnn_benchmark), not is_on_cpu),
+        "processes": RecordedFact(value_text(attempt.world_size or environment.world_size)),
+        "machines": RecordedFact(value_text(attempt.machines) if run.attempts else None),
+        "sharding": RecordedFact(environment.sharding),
+        "effective batch": experiment_fact(value_text(environment.effective_batch_size)),
+        "precision": experiment_fact(attempt.mixed_precision or environment.mixed_precision),
+        "device": RecordedFact(device),
+        "threads per process": RecordedFact(text_if_known(threads), changes_bits=is_on_cpu),
+        "deterministic kernels": RecordedFact(text_if_known(environment.deterministic)),
+        "cuDNN benchmark": RecordedFact(
+            text_if_known(environment.cudnn_benchmark), changes_bits=not is_on_cpu
+        ),
     }
-    facts |= {f"{name} of torch": Fact(value) for name, value in attempt.libraries.items()}
+    facts |= {f"{name} of torch": RecordedFact(value) for name, value in attempt.libraries.items()}
     facts |= facts_of_variables(attempt)
     facts |= facts_of_versions(run)
     return facts | {
-        "python": Fact(environment.python),
-        "cores": Fact(text_or_none(attempt.cores), False),
-        "system": Fact(attempt.system, False),
+        "python": RecordedFact(environment.python),
+        "cores": RecordedFact(text_if_known(attempt.cores), changes_bits=False),
+        "system": RecordedFact(attempt.system, changes_bits=False),
     }
 
 
-def facts_of_variables(attempt: Attempt) -> Facts:
+def facts_of_variables(attempt: Attempt) -> RecordedFacts:
     """Return the variables of the environment that choose kernels."""
-    return {name: Fact(value) for name, value in attempt.variables.items()}
+    return {name: RecordedFact(value) for name, value in attempt.variables.items()}
 
 
-def facts_of_versions(run: PastRun) -> Facts:
-    """Return the versions of packages; of an older run, those of the main ones."""
+def facts_of_versions(run: PastRun) -> RecordedFacts:
+    """Return the versions of packages. Older runs recorded only the main packages."""
     versions: Mapping[str, str] = run.attempt.packages or run.config.environment.versions
     imported = run.attempt.imported or ()
-    return {
-        f"version of {name}": Fact(value, is_numeric(name) or name in imported)
-        for name, value in versions.items()
-    }
+    facts = {}
+    for name, version in versions.items():
+        changes_bits = is_numeric(name) or name in imported
+        facts[f"version of {name}"] = RecordedFact(version, changes_bits=changes_bits)
+    return facts
 
 
 def is_numeric(package: str) -> bool:
-    """Whether another version of a package may change bits."""
+    """Whether a different version of a package may change bits."""
     return package in NUMERIC_PACKAGES or package.startswith(NUMERIC_PREFIXES)
 
 
-def shortened(digest: str | None) -> str | None:
+def digest_prefix(digest: str | None) -> str | None:
     return None if digest is None else digest[:DIGITS]
 
 
-def text_or_none(value: object) -> str | None:
+def text_if_known(value: object) -> str | None:
     return None if value is None else value_text(value)
 
 
-def differences_of(before: PastRun, now: PastRun) -> list[FactDifference]:
+def differences_of(past: PastRun, new: PastRun) -> list[FactDifference]:
     """Return the facts in which two runs differ. A fact that one of them lacks is not compared.
 
     Earlier attempts of the old run that differ from its last one count as well, because the new run
     is trained like the last one from its start.
     """
-    return [*differences_at_end(before, now), *differences_of_attempts(before)]
+    return [*differences_of_last_attempts(past, new), *differences_of_attempts(past)]
 
 
 def differences_of_attempts(run: PastRun) -> list[FactDifference]:
@@ -193,73 +197,95 @@ def differences_of_attempts(run: PastRun) -> list[FactDifference]:
     for attempt, following in pairwise(run.attempts):
         until = f" until update {following.global_step}"
         earlier = replace(run, attempts=[attempt])
-        for difference in differences_at_end(earlier, last):
+        for difference in differences_of_last_attempts(earlier, last):
             label = f"{difference.fact}{until}"
             differences.append(difference.model_copy(update={"fact": label}))
         # A resume can change only flags that do not matter for what the model learns, and those
         # that it adapts to the number of processes.
         for name, value in following.changed_flags.items():
             if name not in (*FLAGS_OF_OTHER_FACTS, *FLAGS_OF_DATA):
-                label = f"{spelled(name)}{until}"
-                text = text_of_flag(value)
-                differences.append(
-                    FactDifference(fact=label, before=OTHER, now=text, changes_bits=True)
+                difference = FactDifference(
+                    fact=f"{spelled(name)}{until}",
+                    before=OTHER_VALUE,
+                    now=text_of_flag(value),
+                    changes_bits=True,
                 )
+                differences.append(difference)
     return differences
 
 
-def differences_at_end(before: PastRun, now: PastRun) -> list[FactDifference]:
-    """Return the facts in which the last attempts of two runs differ.
-
-    Packages and variables are lists, so one that is missing in a list is a difference.
-    """
-    facts_before = facts_of(before)
-    facts_now = facts_of(now)
-    are_lists_known = bool(before.attempts and now.attempts)
+def differences_of_last_attempts(past: PastRun, new: PastRun) -> list[FactDifference]:
+    """Return the facts in which the last attempts of two runs differ."""
+    past_facts = facts_of(past)
+    new_facts = facts_of(new)
     differences = []
-    for label in dict.fromkeys([*facts_before, *facts_now]):
-        first = facts_before.get(label)
-        second = facts_now.get(label)
-        if first is None or second is None:
-            if not are_lists_known:
-                continue
-            first = first or Fact("none", second is None or second.changes_bits)
-            second = second or Fact("none", first.changes_bits)
-        if first.value is None or second.value is None or first.value == second.value:
+    for label in dict.fromkeys([*past_facts, *new_facts]):
+        past_fact = past_facts.get(label)
+        new_fact = new_facts.get(label)
+        if past.attempts and new.attempts:
+            # Packages and variables are lists, so one that is missing in a list is a difference.
+            past_fact = past_fact or missing_fact(new_fact)
+            new_fact = new_fact or missing_fact(past_fact)
+        if past_fact is None or new_fact is None:
             continue
-        if (
-            before.is_published
-            and label.startswith("--")
-            and first.value == Path(second.value).name
-        ):
-            continue  # publishing cut the path
-        differences.append(
-            FactDifference(
-                fact=label,
-                before=first.value,
-                now=second.value,
-                changes_bits=first.changes_bits or second.changes_bits,
-                defines_experiment=first.defines_experiment or second.defines_experiment,
-            )
-        )
-    facts_to_ignore = FACTS_OF_PLACE if is_data_equal(before, now) else ()
-    is_other_machine = any(may_change_initialization(difference) for difference in differences)
+        difference = fact_difference(label, past_fact, new_fact)
+        if difference is not None and not is_cut_path(past, difference):
+            differences.append(difference)
+    differences = mark_explained_weights(differences)
+    if is_data_equal(past, new):
+        return [
+            difference for difference in differences if difference.fact not in FACTS_OF_LOCATION
+        ]
+    return differences
+
+
+def missing_fact(other: RecordedFact | None) -> RecordedFact:
+    """Return the fact of a package or variable that a run lacks and that the other run has."""
+    return RecordedFact("none", changes_bits=other is None or other.changes_bits)
+
+
+def fact_difference(label: str, past: RecordedFact, new: RecordedFact) -> FactDifference | None:
+    """Return how two runs differ in a fact; None if they agree, or if one did not record it."""
+    if past.value is None or new.value is None or past.value == new.value:
+        return None
+    return FactDifference(
+        fact=label,
+        before=past.value,
+        now=new.value,
+        changes_bits=past.changes_bits or new.changes_bits,
+        defines_experiment=past.defines_experiment or new.defines_experiment,
+    )
+
+
+def is_cut_path(past: PastRun, difference: FactDifference) -> bool:
+    """Whether a flag differs only because publishing a run replaced a path by its last part."""
+    is_flag = difference.fact.startswith("--")
+    return past.is_published and is_flag and difference.before == Path(difference.now).name
+
+
+def mark_explained_weights(differences: Sequence[FactDifference]) -> list[FactDifference]:
+    """Return the differences, in which initial weights count only if nothing else explains them.
+
+    Different weights define a different experiment, unless the machine may have changed their last
+    bits.
+    """
+    if not any(may_change_initialization(difference) for difference in differences):
+        return [*differences]
     return [
         difference.model_copy(update={"defines_experiment": False})
-        if difference.fact == "initial weights" and is_other_machine
+        if difference.fact == "initial weights"
         else difference
         for difference in differences
-        if difference.fact not in facts_to_ignore
     ]
 
 
 def may_change_initialization(difference: FactDifference) -> bool:
-    """Whether a differing fact may change the last bits of weights that are drawn at random."""
+    """Whether a differing fact may change the last bits of randomly initialized weights."""
     is_of_machine = difference.changes_bits and not difference.defines_experiment
     return is_of_machine and difference.fact not in FACTS_OF_PROCESSES
 
 
-def is_data_equal(before: PastRun, now: PastRun) -> bool:
-    """Whether two runs read the same data by their fingerprints, from whichever place."""
-    fingerprint = before.config.data.fingerprint
-    return fingerprint is not None and fingerprint == now.config.data.fingerprint
+def is_data_equal(past: PastRun, new: PastRun) -> bool:
+    """Whether two runs read the same data, wherever stored, by fingerprint."""
+    fingerprint = past.config.data.fingerprint
+    return fingerprint is not None and fingerprint == new.config.data.fingerprint

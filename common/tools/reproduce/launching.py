@@ -11,49 +11,50 @@ from common.run_directory.provenance import LIBRARY, NUMERIC_VARIABLES
 from common.run_directory.records import CONFIG, Environment
 from common.system.platforms import command_line
 from common.tools.launching.command import FSDP2_VARIABLES, options_for, run_command
-from common.tools.reproduce.code import PlacedCode
+from common.tools.reproduce.code import RestoredCode
 from common.tools.reproduce.past_run import PastRun
 
 
 def flags_of_reproduction(past: PastRun) -> list[str]:
     """Return the words of the flags that repeat a run.
 
-    What the run left open, such as a precision of `auto`, gets the value that it then chose. A
+    A flag that the run resolved itself, such as a precision of `auto`, gets the resolved value. A
     tracker and a target change no figure, and are left out.
     """
     environment = past.config.environment
-    words = ["--config", str(past.directory / CONFIG)]
-    words += ["--mixed-precision", environment.mixed_precision]
-    words += ["--no-auto-batch-size", "--target", "None", "--tracker", "none"]
+    flags = ["--config", str(past.directory / CONFIG)]
+    flags += ["--mixed-precision", environment.mixed_precision]
+    flags += ["--no-auto-batch-size", "--target", "None", "--tracker", "none"]
     if environment.device_type == "cpu" and environment.threads_per_process is not None:
-        words += ["--num-threads", str(environment.threads_per_process)]
+        flags += ["--num-threads", str(environment.threads_per_process)]
     if (past.directory / INITIAL).is_dir():
-        words += ["--init-from", str(past.directory / INITIAL)]
-    return words
+        flags += ["--init-from", str(past.directory / INITIAL)]
+    return flags
 
 
 def command_of(past: PastRun, recipe: Path, flags: Sequence[str], output: Path) -> list[str]:
-    """Return the command that trains a run again in `output`, or goes on there.
+    """Return the command that trains a run again in `output`, or resumes the training there.
 
     Args:
-        flags: words that replace flags of the run.
+        flags: command-line words that replace flags of the run.
     """
     launcher_options = options_for(past.config.environment.world_size)
-    words = [*flags_of_reproduction(past), *flags]
-    return run_command(launcher_options, str(recipe), words, output)
+    all_flags = [*flags_of_reproduction(past), *flags]
+    return run_command(launcher_options, str(recipe), all_flags, output)
 
 
-def environment_of(past: PastRun, code: PlacedCode) -> dict[str, str]:
-    """Return the variables of the new run.
+def environment_of(past: PastRun, code: RestoredCode) -> dict[str, str]:
+    """Return the environment variables of the new run.
 
-    The variables that choose kernels are those of the old run. `common` is imported from the code
-    that was placed.
+    The variables that choose kernels are those of the old run. The new run imports `common` from
+    the restored code.
     """
-    kept = {name: value for name, value in os.environ.items() if name not in NUMERIC_VARIABLES}
-    if not past.attempts:  # an older run did not record its variables
-        kept = dict(os.environ)
+    own_variables = dict(os.environ)
+    if past.attempts:  # an older run did not record its variables, so all stay
+        for name in NUMERIC_VARIABLES:
+            own_variables.pop(name, None)
     variables = {
-        **kept,
+        **own_variables,
         **past.attempt.variables,
         **variables_of_device(past.config.environment),
     }
@@ -73,11 +74,11 @@ def variables_of_device(environment: Environment) -> dict[str, str]:
 
 
 def with_library(library: Path, variables: Mapping[str, str]) -> str:
-    """Return a search path for modules that begins with the folder of the library."""
+    """Return a value of `PYTHONPATH` that begins with the folder of the library."""
     paths = [str(library), *filter(None, [variables.get("PYTHONPATH")])]
     return os.pathsep.join(paths)
 
 
 def shown_command(command: Sequence[str]) -> str:
-    """Return the command for a receipt, with `python` in the place of this interpreter."""
+    """Return the command for a receipt, in which `python` replaces this interpreter's path."""
     return command_line(["python", *command[1:]])

@@ -1,4 +1,4 @@
-"""Reads a run that is to be reproduced, or the one that reproduces it."""
+"""Reads the records of a run: of the run to reproduce, or of the new run."""
 
 from contextlib import suppress
 from dataclasses import dataclass
@@ -30,16 +30,16 @@ from common.run_directory.records import (
 from common.run_directory.standing import present_status
 from common.sentences import counted
 from common.system.printable import listed
-from common.tools.rows import Row, read_rows, step_of
+from common.tools.rows import MetricsRow, read_rows, step_of_row
 from common.track.names import STEP
 
-# Of fields of `Attempt`.
+# The text before the value of a changed field of `Attempt`.
 TEXTS_OF_CHANGES = {
     "world_size": "processes:",
     "threads_per_process": "threads per process:",
     "mixed_precision": "precision:",
 }
-NO_FOLDER = "removed when the run was published"  # in the place of a path of code
+NO_FOLDER = "removed when the run was published"  # replaces the path of a code folder
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class PastRun:
     directory: Path
     config: RunConfig
     is_edited: bool  # whether `config.json` was edited after the run wrote it
-    attempts: list[Attempt]
+    attempts: list[Attempt]  # every start of the run, in order
     status: Status
 
     @property
@@ -58,9 +58,9 @@ class PastRun:
         return self.attempts[-1] if self.attempts else Attempt(global_step=0)
 
     @cached_property
-    def rows(self) -> dict[int, Row]:
+    def rows(self) -> dict[int, MetricsRow]:
         """The rows of `metrics.jsonl` by update, in order. NaN is None."""
-        rows = {step_of(row): row for row in read_rows(self.directory)}
+        rows = {step_of_row(row): row for row in read_rows(self.directory)}
         return {step: rows[step] for step in sorted(rows)}
 
     @property
@@ -70,19 +70,19 @@ class PastRun:
 
     @cached_property
     def summary(self) -> dict[str, float]:
-        """The final figures; none if the run did not reach its end."""
+        """The final figures; empty if the run did not reach its end."""
         record = read_record_if_there(self.directory / SUMMARY, Summary)
         return {} if record is None or not self.is_complete else record.figures
 
     @property
     def is_complete(self) -> bool:
-        """Whether the run was trained to its end; a run that missed its target was, too."""
+        """Whether the run was trained to its end, even if it missed its target."""
         has_summary = (self.directory / SUMMARY).exists()
         return self.status.status in ("finished", "failed") and has_summary
 
     @cached_property
     def digests(self) -> dict[int, dict[str, str]]:
-        """The SHA-256 of each file of each checkpoint, by update and name."""
+        """The SHA-256 of each checkpoint's files: by update, then by file name."""
         digests = {}
         for line in read_lines(self.directory / CHECKPOINT_DIGESTS, STEP):
             record = parse_record(line, CheckpointDigests, CHECKPOINT_DIGESTS)
@@ -107,7 +107,7 @@ class PastRun:
         return digest_in(self.directory / INITIAL)
 
     def gaps(self) -> list[str]:
-        """Return in sentences what the run lacks for an exact reproduction."""
+        """Return sentences on what the run did not record for an exact reproduction."""
         sentences = []
         if not self.attempts:
             sentences.append(
@@ -124,18 +124,18 @@ class PastRun:
         for tree in self.attempt.trees:
             sentences += [f"its patch lacks {item}" for item in tree.not_saved]
             if tree.commit is None:
-                place = "its code" if tree.folder == NO_FOLDER else tree.folder
+                code = "its code" if tree.folder == NO_FOLDER else tree.folder
                 sentences.append(
-                    f"{place} was in no git repository: the run saved only the files there that "
+                    f"{code} was not in a git repository: the run saved only the files there that "
                     "it had imported"
                 )
         if self.attempts and self.attempts[0].global_step > 0:
             updates = counted(self.attempts[0].global_step, "update")
             sentences.append(f"the code and machine of its first {updates} were not recorded")
-        for before, after in pairwise(self.attempts):
+        for previous, attempt in pairwise(self.attempts):
             sentences.append(
-                f"it went on with {changes_in_words(before, after)} at update "
-                f"{after.global_step}; what it used last is used from the start here"
+                f"it resumed with {changes_in_words(previous, attempt)} at update "
+                f"{attempt.global_step}; the reproduction uses the last values from its start"
             )
         for change in self.config.source.changes:
             sentences.append(f"its recipe was changed at update {change.global_step}")
@@ -144,25 +144,25 @@ class PastRun:
         return sentences
 
 
-def changes_in_words(before: Attempt, after: Attempt) -> str:
-    """Return how an attempt differs from the one before, which it went on from."""
-    words = []
+def changes_in_words(previous: Attempt, attempt: Attempt) -> str:
+    """Return how an attempt differs from the previous one."""
+    changes = []
     for name, text in TEXTS_OF_CHANGES.items():
-        first = getattr(before, name)
-        second = getattr(after, name)
-        if None not in (first, second) and first != second:
-            words.append(f"{text} {second} instead of {first}")
-    words += [f"another {spelled(name)}" for name in after.changed_flags]
-    return listed(words) if words else "other code, packages or hardware"
+        previous_value = getattr(previous, name)
+        value = getattr(attempt, name)
+        if None not in (previous_value, value) and previous_value != value:
+            changes.append(f"{text} {value} instead of {previous_value}")
+    changes += [f"a different {spelled(name)}" for name in attempt.changed_flags]
+    return listed(changes) if changes else "other code, packages or hardware"
 
 
 def digest_in(folder: Path) -> str | None:
-    """Return the digest of weights that `model.json` in a folder states."""
+    """Return the SHA-256 of the weights in a folder, by its `model.json`; None without weights."""
     return stated_digest(folder) if (folder / WEIGHTS).exists() else None
 
 
 def stated_digest(folder: Path) -> str | None:
-    """Return the digest in a `model.json`, whose weights may be elsewhere."""
+    """Return the digest in a folder's `model.json`, even if the weights are not in the folder."""
     record = read_record_if_there(folder / MODEL_JSON, WeightsDigest)
     return None if record is None else record.weights_sha256
 
@@ -171,7 +171,7 @@ def read_past_run(directory: Path) -> PastRun:
     """Read the run in a directory.
 
     Raises:
-        UserError: there is no run that began to train, or a file of it is damaged.
+        UserError: the directory does not hold a run that began to train, or a file is damaged.
     """
     if not (directory / CONFIG).is_file():
         raise UserError(
@@ -192,7 +192,7 @@ def read_original(directory: Path) -> PastRun:
     """Read a run that is to be reproduced.
 
     Raises:
-        UserError: there is nothing that could be trained again and compared.
+        UserError: the run is still training, or has nothing to compare.
     """
     past = read_past_run(directory)
     if past.config.config.get("evaluate_only"):

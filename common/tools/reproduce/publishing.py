@@ -27,22 +27,22 @@ from common.run_directory.records import (
 from common.sentences import writing
 from common.tools.reproduce.past_run import NO_FOLDER, PastRun, read_original
 
-COPIED_FILES = (SUMMARY, METRICS_FILE, CHECKPOINT_DIGESTS)  # they have figures and digests alone
+COPIED_FILES = (SUMMARY, METRICS_FILE, CHECKPOINT_DIGESTS)  # they have only figures and digests
 REWRITTEN_FILES = (STATUS, ATTEMPTS, f"model/{MODEL_JSON}")
-# An absolute path of POSIX or of Windows in a text. A slash within a word, as in the name of a
-# repository on the Hub, begins none, and neither do those of an address.
+# An absolute path of POSIX or of Windows in a text. A slash within a word does not begin a path, as
+# in the name of a repository on the Hub, and neither do the slashes of a web address.
 ABSOLUTE_PATH = re.compile(r"""(?<![^\s"'=(:,])(?:/[\w.]|[A-Za-z]:[\\/])[^\s"',;)]*""")
 
 
 def publish_run(directory: Path, folder: Path) -> None:
     """Copy the records of a run that a reproduction needs to a folder.
 
-    `config.json` is signed anew, because its paths are replaced: that of the data by the name of
-    the data set, and other paths by their last part. Patches of the code stay as they are.
+    `config.json` gets a new digest, because its paths are replaced: the path of the data by the
+    name of the data set, and other paths by their last part. Patches of the code are not changed.
 
     Args:
-        directory: of the run.
-        folder: new, or one that holds an earlier published run.
+        directory: the directory of the run.
+        folder: a new folder, or one that contains an earlier published run.
 
     Raises:
         UserError: the run can't be reproduced, its `config.json` was edited, or the folder can't
@@ -90,7 +90,8 @@ def refuse_to_publish(run: PastRun, folder: Path) -> None:
         )
     if folder.resolve() == run.directory.resolve() or (folder / "checkpoints").exists():
         raise UserError(
-            f"--publish {folder} would overwrite a run in that folder", advice="name another folder"
+            f"--publish {folder} would overwrite a run in that folder",
+            advice="pass another folder",
         )
     for patch in patches_of(run):
         if not patch.is_file():
@@ -107,7 +108,7 @@ def patches_of(run: PastRun) -> list[Path]:
 
 
 def names_of_paths(run: PastRun) -> dict[str, str]:
-    """Return what replaces the paths of this machine that a run's records have."""
+    """Return the replacements for this machine's paths in a run's records, by path."""
     names = {str(Path.home()): "~"}
     for attempt in run.attempts:
         names |= {tree.folder: NO_FOLDER for tree in attempt.trees}
@@ -118,10 +119,10 @@ def names_of_paths(run: PastRun) -> dict[str, str]:
 
 
 def without_paths(value: JsonValue, names: Mapping[str, str]) -> JsonValue:
-    """Return a JSON value with names in the place of absolute paths in its texts.
+    """Return a JSON value in whose texts names replace absolute paths.
 
     Args:
-        names: by path. Any other path is replaced by its last part.
+        names: the replacements, by path. Any other path is replaced by its last part.
     """
     if isinstance(value, dict):
         return {name: without_paths(entry, names) for name, entry in value.items()}
@@ -135,5 +136,5 @@ def without_paths(value: JsonValue, names: Mapping[str, str]) -> JsonValue:
 
 
 def name_of_path(path: str, names: Mapping[str, str]) -> str:
-    """Return the name of a path; the last part of a path that has none."""
+    """Return the replacement for a path, by default its last part."""
     return names.get(path) or re.split(r"[\\/]", path.rstrip("\\/"))[-1]

@@ -8,7 +8,7 @@ from pydantic import Field
 from common.json_files import write_json
 from common.run_directory.records import Record, read_record_if_there
 
-FORMAT = 1  # of the receipt; another number stands for another structure
+FORMAT = 1  # the version of the receipt's structure
 RECEIPT = "reproduction.json"  # in the new run's folder
 
 Result = Literal[
@@ -19,11 +19,11 @@ Result = Literal[
 class FactDifference(Record):
     """A fact in which the new run differs from the old one."""
 
-    fact: str
-    before: str
-    now: str
+    fact: str  # the label of the fact
+    before: str  # the value of the old run
+    now: str  # the value of the new run
     changes_bits: bool  # whether it makes equal bits unlikely
-    defines_experiment: bool = False  # whether a run with another value is another experiment
+    defines_experiment: bool = False  # whether a different value makes a different experiment
 
 
 class FigureDifference(Record):
@@ -38,31 +38,32 @@ class FigureDifference(Record):
 class RowsCompared(Record):
     """The rows of `metrics.jsonl`, without the figures that depend on the clock."""
 
-    rows: int  # that both runs have
-    missing: list[int] = Field(default_factory=list)  # updates whose row only the old run has
-    first: FigureDifference | None = None  # None: all figures are equal
-    previous_update: int | None = None  # of the last row that is equal
+    rows: int  # the number of rows that both runs have
+    missing: list[int] = Field(default_factory=list)  # the updates whose row only the old run has
+    first: FigureDifference | None = None  # the first difference; None: all figures are equal
+    previous_update: int | None = None  # the update of the last row before the first difference
     at_end: FigureDifference | None = None  # the same figure in the last row
 
 
 class WeightsCompared(Record):
     """The digests of checkpoints and of the exported weights."""
 
-    checkpoints: int  # of which both runs have digests
-    first_differing: int | None = None  # the update of a checkpoint
-    differing_files: list[str] = Field(default_factory=list)  # of that checkpoint
-    exported_is_equal: bool | None = None  # None: a run has none
-    exported_difference: str | None = None
+    checkpoints: int  # the number of checkpoints whose digests both runs have
+    first_differing: int | None = None  # the update of the first checkpoint that differs
+    differing_files: list[str] = Field(default_factory=list)  # the files that differ in it
+    exported_is_equal: bool | None = None  # None: a run has no exported weights
+    exported_difference: str | None = None  # a text on how the exported weights differ
 
 
 class FinalCompared(Record):
-    """The figures of the final evaluation; of a run that did not end, those of its last row."""
+    """The figures of the final evaluation, or those of the last row if the run did not end."""
 
-    figures: dict[str, list[float | None]] = Field(default_factory=dict)  # before and now
-    allowed: dict[str, float] = Field(default_factory=dict)  # absolute differences
-    largest: str | None = None  # the figure whose difference is the largest part of the allowed one
-    largest_difference: float | None = None  # absolute; None: a figure is missing or NaN
-    samples: int | None = None  # from which the allowed difference of `largest` follows
+    figures: dict[str, list[float | None]] = Field(default_factory=dict)  # old and new value
+    allowed: dict[str, float] = Field(default_factory=dict)  # the allowed absolute differences
+    # The figure with the largest difference, relative to the allowed one.
+    largest: str | None = None
+    largest_difference: float | None = None  # its absolute difference; None: missing or NaN
+    samples: int | None = None  # the number of samples behind the allowed difference of `largest`
     is_within_tolerance: bool = True
 
 
@@ -72,21 +73,21 @@ class Reproduction(Record):
     format: int = Field(ge=1)
     original: str  # the directory of the old run
     original_run_id: str | None
-    flags: list[str]  # words that replaced flags of the old run
+    flags: list[str]  # the command-line words that replaced flags of the old run
     result: Result
     exit_status: int = 0
-    command: str = ""  # that trained the new run
-    commit: str | None = None  # of the recipe's code
-    code: str = ""  # where the code came from
-    gaps: list[str] = Field(default_factory=list)  # what the old run lacks
+    command: str = ""  # the command that trained the new run
+    commit: str | None = None  # the commit of the recipe's code
+    code: str = ""  # the source of the code
+    gaps: list[str] = Field(default_factory=list)  # sentences on what the old run did not record
     differences: list[FactDifference] = Field(default_factory=list)
     rows: RowsCompared | None = None
     weights: WeightsCompared | None = None
     final: FinalCompared | None = None
-    tolerance: float | None  # relative, for all figures; None: see `allowed_difference`
+    tolerance: float | None  # the relative tolerance; None: see `allowed_difference`
     explanation: str = ""
     processor: str | None = None
-    began: str  # UTC, ISO 8601
+    began: str  # the time of the start, UTC, ISO 8601
     line: str = ""  # the result in one line
 
 

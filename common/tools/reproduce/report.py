@@ -1,4 +1,4 @@
-"""Shows how the present differs from a past run before the training, and the result after it."""
+"""Prints the differences from the old run before the training, and the result after it."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,7 +7,7 @@ from common.console import say
 from common.system.platforms import shown_path
 from common.tables import print_facts, print_table
 from common.tools.reproduce.conclusion import (
-    Comparison,
+    Conclusion,
     final_in_words,
     rows_in_words,
     weights_in_words,
@@ -22,7 +22,7 @@ COMMIT_DIGITS = 7
 def show_plan(
     past: PastRun, code: str, flags: Sequence[str], differences: Sequence[FactDifference]
 ) -> None:
-    """Print where the code comes from, what the run lacks, and what differs from then."""
+    """Print the source of the code, what the old run did not record, and what differs from it."""
     say(f"code: {code}")
     for sentence in past.gaps():
         say(f"not certain: {sentence}")
@@ -43,46 +43,48 @@ def show_differences(differences: Sequence[FactDifference]) -> None:
     print_table(rows, title="what differs from then")
 
 
-def show_result(comparison: Comparison, receipt: Reproduction, directory: Path) -> None:
-    """Print what was compared, and the result in one line.
+def show_result(conclusion: Conclusion, receipt: Reproduction, directory: Path) -> None:
+    """Print the comparison of both runs, and the result in one line.
 
     Args:
-        directory: of the receipt.
+        directory: the folder of the receipt.
     """
     rows = [
-        ["rows", rows_in_words(comparison.rows)],
-        ["weights", weights_in_words(comparison.weights)],
+        ["rows", rows_in_words(conclusion.rows)],
+        ["weights", weights_in_words(conclusion.weights)],
     ]
-    if comparison.result != "equal bits":
-        rows.append(["final figures", final_in_words(comparison.final)])
-        rows.append(["explanation", comparison.explanation])
+    if conclusion.result != "equal bits":
+        rows.append(["final figures", final_in_words(conclusion.final)])
+        rows.append(["explanation", conclusion.explanation])
     rows.append(["receipt", shown_path(directory / RECEIPT)])
     print_facts(rows, title="comparison")
     say(receipt.line)
 
 
-def line_of(comparison: Comparison, name: str, new: PastRun, commit: str | None, time: str) -> str:
+def result_line(
+    conclusion: Conclusion, name: str, new: PastRun, commit: str | None, time: str
+) -> str:
     """Return the result in one line, with the conditions under which it holds.
 
     Args:
-        comparison: of both runs.
-        name: of the old run's directory.
+        conclusion: the comparison of both runs.
+        name: the name of the old run's directory.
         new: the new run.
-        commit: of the recipe's code.
-        time: ISO 8601.
+        commit: the commit of the recipe's code.
+        time: the time of the start, ISO 8601.
     """
-    if comparison.result == "equal bits":
-        exported = " and the exported weights" if comparison.weights.exported_is_equal else ""
+    if conclusion.result == "equal bits":
+        exported = " and the exported weights" if conclusion.weights.exported_is_equal else ""
         text = (
-            f"equal bits in {comparison.rows.rows} rows, {comparison.weights.checkpoints} "
+            f"equal bits in {conclusion.rows.rows} rows, {conclusion.weights.checkpoints} "
             f"checkpoints{exported}"
         )
     else:
-        text = f"{comparison.result}: {rows_in_words(comparison.rows)}; {comparison.explanation}"
+        text = f"{conclusion.result}: {rows_in_words(conclusion.rows)}; {conclusion.explanation}"
     conditions = [f"`{new.config.recipe}`"]
     if commit is not None:
         conditions.append(f"commit {commit[:COMMIT_DIGITS]}")
     torch_version = new.config.environment.versions.get("torch")
     conditions += [f"torch {torch_version}", new.config.environment.device, time[:10]]
-    mark = MARKS[comparison.exit_status == 0]
+    mark = MARKS[conclusion.exit_status == 0]
     return f"{mark} `recipes reproduce {name}`: {text}; {', '.join(conditions)}"

@@ -19,10 +19,10 @@ from common.system.devices import device_name
 from common.system.platforms import shown_path
 from common.tools.launching.launched_run import LaunchedRun
 from common.tools.prove.receipt import present_time
-from common.tools.reproduce.code import PlacedCode, code_of
+from common.tools.reproduce.code import RestoredCode, restored_code
 from common.tools.reproduce.comparison import compare_final, compare_rows, compare_weights
 from common.tools.reproduce.conclusion import (
-    Comparison,
+    Conclusion,
     exit_status_of,
     explanation_of,
     in_words,
@@ -38,7 +38,7 @@ from common.tools.reproduce.receipt import (
     read_receipt,
     write_receipt,
 )
-from common.tools.reproduce.report import line_of, show_differences, show_plan, show_result
+from common.tools.reproduce.report import result_line, show_differences, show_plan, show_result
 
 STOPPED = 130  # exit status after Ctrl-C
 FIX_ADVICE = "fix the reported error"
@@ -50,17 +50,17 @@ PATHS_ADVICE = (
 
 
 @dataclass(frozen=True)
-class Request:
-    """What the command line asks for."""
+class ReproductionRequest:
+    """The command line of `recipes reproduce`."""
 
-    directory: Path  # of the run to reproduce, absolute
-    output: Path  # of the new run, absolute
-    flags: tuple[str, ...]  # words that replace flags of the run
-    tolerance: float | None  # relative, for all figures; None: the usual ones
-    uses_present_code: bool
+    directory: Path  # the directory of the run to reproduce, absolute
+    output: Path  # the directory of the new run, absolute
+    flags: tuple[str, ...]  # the command-line words that replace flags of the run
+    tolerance: float | None  # the relative tolerance; None: see `allowed_difference`
+    uses_present_code: bool  # whether to run the code in its present state
 
 
-def reproduce(request: Request) -> int:
+def reproduce(request: ReproductionRequest) -> int:
     """Train a run again, or finish an interrupted reproduction, and return the exit status.
 
     Raises:
@@ -69,20 +69,20 @@ def reproduce(request: Request) -> int:
     """
     past = read_original(request.directory)
     claim(request, past)
-    with interruptible(), code_of(past, request.uses_present_code) as code:
-        expected = run_expected(past, code)
-        shown = differences_of(past, expected)
-        show_plan(past, code.source, request.flags, shown)
+    with interruptible(), restored_code(past, request.uses_present_code) as code:
+        expected_run = run_before_start(past, code)
+        expected_differences = differences_of(past, expected_run)
+        show_plan(past, code.source, request.flags, expected_differences)
         command = command_of(past, code.recipe, request.flags, request.output)
-        check = FirstCheck(past, expected, shown)
+        check = FirstCheck(past, expected_run, expected_differences)
         new = train(request, past, command, environment_of(past, code), check)
     differences = differences_of(past, new)
     check.show_more(differences)
-    comparison = compare(past, new, differences, request.tolerance)
-    receipt = make_receipt(request, past, new, comparison, code, command)
+    conclusion = draw_conclusion(past, new, differences, request.tolerance)
+    receipt = make_receipt(request, past, new, conclusion, code, command)
     write_receipt(request.output, receipt)
-    show_result(comparison, receipt, request.output)
-    return comparison.exit_status
+    show_result(conclusion, receipt, request.output)
+    return conclusion.exit_status
 
 
 class FirstCheck:
@@ -93,54 +93,54 @@ class FirstCheck:
 
         Args:
             past: the old run.
-            expected: what was known of the new run before it started.
-            shown: the differences of both, which are on the screen.
+            expected: those records of the new run that are known before it starts.
+            shown: the differences that are on the screen already.
         """
         self.past = past
         self.expected = expected
         self.shown = [*shown]
         self.is_done = False
 
-    def compare(self, output: Path) -> None:
+    def compare_facts(self, output: Path) -> None:
         """Compare the new run in `output`, which has written its `config.json`; only once."""
         if self.is_done:
             return
         self.is_done = True
         # The new run may not have written its attempts yet.
         new = replace(read_past_run(output), attempts=self.expected.attempts)
-        more = self.show_more(differences_of(self.past, new))
-        choices = [in_words(difference) for difference in more if difference.defines_experiment]
-        if choices:
-            warn(f"this is another experiment than the run: {'; '.join(choices)} (Ctrl-C stops it)")
+        added = self.show_more(differences_of(self.past, new))
+        changes = [in_words(difference) for difference in added if difference.defines_experiment]
+        if changes:
+            warn(f"this is a different experiment: {'; '.join(changes)} (Ctrl-C stops it)")
 
     def show_more(self, differences: Sequence[FactDifference]) -> list[FactDifference]:
         """Show those differences that are not on the screen yet, and return them."""
-        more = [difference for difference in differences if difference not in self.shown]
-        if more:
+        added = [difference for difference in differences if difference not in self.shown]
+        if added:
             say("The new run recorded more differences:")
-            show_differences(more)
-            self.shown += more
-        return more
+            show_differences(added)
+            self.shown += added
+        return added
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
     """Let SIGTERM act like Ctrl-C in the `with` block, and say how to continue after either."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    previous_handler = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     except KeyboardInterrupt:
         say("stopped: continue with the same command")
         raise SystemExit(STOPPED) from None
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, previous_handler)
 
 
-def claim(request: Request, past: PastRun) -> None:
+def claim(request: ReproductionRequest, past: PastRun) -> None:
     """Mark the folder of the new run as a reproduction of this run with these flags.
 
     Raises:
-        UserError: the folder has another run, or a reproduction with other flags.
+        UserError: the folder contains a different run, or a reproduction with different flags.
     """
     output = request.output
     advice = "pass another --output-dir"
@@ -154,16 +154,16 @@ def claim(request: Request, past: PastRun) -> None:
             output.mkdir(parents=True, exist_ok=True)
         write_receipt(output, new_receipt(request, past))
         return
-    claimed = (receipt.original_run_id, receipt.flags)
-    if claimed != (past.config.run_id, [*request.flags]):
+    is_same_run = receipt.original_run_id == past.config.run_id
+    if not is_same_run or receipt.flags != [*request.flags]:
         raise UserError(
-            f"{output} contains another reproduction, of {receipt.original} with "
+            f"{output} contains a different reproduction, of {receipt.original} with "
             f"{' '.join(receipt.flags) or 'its own flags'}",
             advice=advice,
         )
 
 
-def new_receipt(request: Request, past: PastRun) -> Reproduction:
+def new_receipt(request: ReproductionRequest, past: PastRun) -> Reproduction:
     """Return the receipt of a reproduction that begins."""
     return Reproduction(
         format=FORMAT,
@@ -176,7 +176,7 @@ def new_receipt(request: Request, past: PastRun) -> Reproduction:
     )
 
 
-def run_expected(past: PastRun, code: PlacedCode) -> PastRun:
+def run_before_start(past: PastRun, code: RestoredCode) -> PastRun:
     """Return those records of the new run that are known before it starts."""
     environment = past.config.environment
     device = torch.device("cpu")
@@ -207,7 +207,7 @@ def run_expected(past: PastRun, code: PlacedCode) -> PastRun:
 
 
 def train(
-    request: Request,
+    request: ReproductionRequest,
     past: PastRun,
     command: list[str],
     environment: dict[str, str],
@@ -216,8 +216,8 @@ def train(
     """Train the new run as far as the old one came, and return its records.
 
     Args:
-        environment: all variables of the command.
-        check: is made when the new run has recorded its facts.
+        environment: all environment variables of the command.
+        check: compares the facts as soon as the new run has recorded them.
 
     Raises:
         UserError: the new run failed, unless the old one failed as well.
@@ -231,10 +231,10 @@ def train(
         closing(LaunchedRun(command, output, environment)) as run,
     ):
         for record in run.follow():
-            check.compare(output)
+            check.compare_facts(output)
             progress.update(f"{output.name}  {record.last_step} of {past.last_step} updates")
             if not past.is_complete and record.last_step >= past.last_step:
-                break  # the old run came no further; this run saves itself and ends
+                break  # the old run ended here, so the new run saves itself and ends, too
     if not (output / CONFIG).is_file():
         raise UserError(
             f"the new run did not begin to train: {run.reason()}",
@@ -255,27 +255,27 @@ def train(
 
 
 def is_far_enough(output: Path, past: PastRun) -> bool:
-    """Whether the new run needs no more training: it ended, or came as far as the old run."""
+    """Whether the new run has trained enough: it ended, or reached the old run's last update."""
     if not (output / CONFIG).is_file():
         return False
     new = read_past_run(output)
     return new.is_complete or (not past.is_complete and new.last_step >= past.last_step)
 
 
-def compare(
+def draw_conclusion(
     past: PastRun, new: PastRun, differences: Sequence[FactDifference], tolerance: float | None
-) -> Comparison:
-    """Compare both runs, and draw the conclusion.
+) -> Conclusion:
+    """Compare both runs, and return the result with its explanation.
 
     Args:
-        differences: the facts in which they differ.
-        tolerance: of the final figures; see `compare_final`.
+        differences: the facts in which the runs differ.
+        tolerance: the relative tolerance for the final figures; see `compare_final`.
     """
     rows = compare_rows(past, new)
     weights = compare_weights(past, new)
     final = compare_final(past, new, tolerance)
     result = result_of(rows, weights, final, differences)
-    return Comparison(
+    return Conclusion(
         rows=rows,
         weights=weights,
         final=final,
@@ -287,38 +287,38 @@ def compare(
 
 
 def make_receipt(
-    request: Request,
+    request: ReproductionRequest,
     past: PastRun,
     new: PastRun,
-    comparison: Comparison,
-    code: PlacedCode,
+    conclusion: Conclusion,
+    code: RestoredCode,
     command: Sequence[str],
 ) -> Reproduction:
-    """Return the receipt of a reproduction that is over.
+    """Return the receipt of a finished reproduction.
 
     Args:
-        command: that trained the new run.
+        command: the command that trained the new run.
     """
     commit = code.trees[0].commit
-    now = present_time()
+    time = present_time()
     return Reproduction(
         format=FORMAT,
         original=str(request.directory),
         original_run_id=past.config.run_id,
         flags=[*request.flags],
-        result=comparison.result,
-        exit_status=comparison.exit_status,
+        result=conclusion.result,
+        exit_status=conclusion.exit_status,
         command=shown_command(command),
         commit=commit,
         code=code.source,
         gaps=past.gaps(),
-        differences=comparison.differences,
-        rows=comparison.rows,
-        weights=comparison.weights,
-        final=comparison.final,
+        differences=conclusion.differences,
+        rows=conclusion.rows,
+        weights=conclusion.weights,
+        final=conclusion.final,
         tolerance=request.tolerance,
-        explanation=comparison.explanation,
+        explanation=conclusion.explanation,
         processor=new.attempt.processor,
-        began=now,
-        line=line_of(comparison, request.directory.name, new, commit, now),
+        began=time,
+        line=result_line(conclusion, request.directory.name, new, commit, time),
     )

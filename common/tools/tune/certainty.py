@@ -1,4 +1,4 @@
-"""What a search says about its best settings: whether chance alone may have put them first.
+"""Says whether chance alone may explain the lead of a search's best settings.
 
 The best of many equal trials is further ahead of the others than chance explains in a single
 comparison. So every limit here has Bonferroni's correction for the number of the best trial's
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from statistics import NormalDist
 
 from common.objective import Objective
-from common.tools.compare.comparison import standard_error
+from common.tools.compare.figures import standard_error
 from common.tools.compare.readers import RunRecord
 from common.tools.compare.sentences import decimals_for, percent, scale_of
 from common.tools.recipe import Recipe
@@ -26,25 +26,25 @@ from common.track.names import describe
 
 
 def certainty_lines(
-    trials: Sequence[RunRecord], recipe: Recipe, space: Space, chosen_from: int = 0
+    trials: Sequence[RunRecord], recipe: Recipe, space: Space, tried_settings: int = 0
 ) -> list[str]:
     """Return sentences on the lead of the best settings over the second, and over the defaults.
 
-    Settings with several seeds are compared by the chance in the seeds. Others show only the chance
-    in the samples of the validation data, from which alone a verdict would be too confident.
+    Settings with several seeds are compared by how much the seeds differ. Other settings show only
+    the chance in the samples of the validation data, which makes a verdict too confident.
 
     Args:
         trials: the runs of finished trials. A run whose summary was lost is left out.
-        recipe: has the default values of the flags.
+        recipe: the recipe, which has the default values of the flags.
         space: the flags that were searched.
-        chosen_from: how many settings the search tried, also in trials that it stopped early. It is
-            at least the number of settings of `trials`.
+        tried_settings: the number of settings that the search tried, also in trials that it stopped
+            early. If it is less than the number of settings of `trials`, the latter counts.
     """
     groups = group_trials(trials, recipe.objective, space)
     if not groups:
         return []
     best, *others = groups
-    candidates = max(chosen_from, len(groups))
+    candidates = max(tried_settings, len(groups))
     lines = []
     if others:
         text = pair_text(best, others[0], recipe.objective, candidates)
@@ -76,7 +76,7 @@ def has_default_values(run: RunRecord, recipe: Recipe, space: Space) -> bool:
     """Return whether a trial ran with the default of each searched flag, whatever its seed.
 
     A default that the recipe chooses at its start, such as a learning rate by data set, is unknown
-    here, so that no trial has it.
+    here, so no trial counts as having it.
     """
     defaults = {field.name: field.default for field in dataclasses.fields(recipe.config_class)}
     for flag in space:
@@ -92,7 +92,7 @@ def has_default_values(run: RunRecord, recipe: Recipe, space: Space) -> bool:
 
 
 def advice_on_seeds(groups: Sequence[TrialGroup], candidates: int) -> str:
-    """Return a sentence on what the search can't know about its best settings."""
+    """Return a sentence on why the best settings may be worse than they seem."""
     if groups[0].is_repeated:
         return (
             f"the best of {candidates} settings is partly the luckiest, so new seeds will probably "

@@ -24,7 +24,7 @@ from common.tools.tune.settings import SearchSettings
 def main(words: Sequence[str] | None = None) -> None:
     """Run the search that the command line describes, or the rest of a search that was stopped."""
     directory, settings = read_command_line([*(sys.argv[1:] if words is None else words)])
-    from common.tools.tune.search import run_search  # it loads Optuna, which --help need not
+    from common.tools.tune.search import run_search  # loads Optuna, which --help does not need
 
     run_search(directory, settings)
 
@@ -33,7 +33,7 @@ def read_command_line(words: list[str]) -> tuple[Path, SearchSettings]:
     """Return the search's directory, absolute, and its settings.
 
     Raises:
-        UserError: the command line can't work, or it contradicts the search that it continues.
+        UserError: an argument is wrong, or contradicts the search that is to be continued.
     """
     usage = "%(prog)s RECIPE [--FLAG VALUE | low:high[:log] | a,b,c ...] [options]"
     parser = tool_parser("tune", __doc__, usage, outlives_terminal=True)
@@ -58,7 +58,7 @@ def read_command_line(words: list[str]) -> tuple[Path, SearchSettings]:
         )
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     directory = arguments.study or Path(f"runs/tune-{Path(settings.recipe).stem}-{stamp}")
-    # A search that continues may get another number of trials, and may stop pruning.
+    # A search that continues may get a different number of trials, and may stop pruning.
     settings = replace(
         settings,
         trials=arguments.trials or settings.trials,
@@ -73,11 +73,11 @@ def saved_settings(
     """Return the settings of the search in `--study`; None if there is no search to continue.
 
     Raises:
-        UserError: the command line names another recipe, flags or config file than the search has.
+        UserError: the command line names a different recipe, flags or config file.
     """
     if arguments.study is None:
         return None
-    from common.tools.tune.records import read_settings  # it loads pydantic, which --help need not
+    from common.tools.tune.records import read_settings  # --help does not need pydantic
 
     settings = read_settings(arguments.study)
     if settings is None:
@@ -94,7 +94,7 @@ def saved_settings(
             "leave the recipe and its flags out to continue that search, or pass another --study"
         )
         raise UserError(
-            f"--study {arguments.study} contains another search, of {searched}", advice=advice
+            f"--study {arguments.study} contains a different search, of {searched}", advice=advice
         )
     return settings
 
@@ -105,7 +105,7 @@ def new_settings(
     """Return the settings of a new search.
 
     Raises:
-        UserError: no recipe is named, or the directory has other content.
+        UserError: the recipe is missing, or the directory contains other files.
     """
     study = arguments.study
     if recipe is None:

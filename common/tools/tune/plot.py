@@ -24,7 +24,7 @@ DOTS_PER_INCH = 100
 def plot_search(study: Study, metric: str, file: Path) -> None:
     """Write one picture with Optuna's plots of a study below each other.
 
-    Optuna draws each plot into a figure of its own, so the picture is put together from pixels.
+    Optuna draws each plot into a figure of its own, so their pixels are stacked into one picture.
 
     Args:
         study: a study with at least one finished trial.
@@ -63,7 +63,7 @@ def figure_of(plot: Axes | np.ndarray) -> Figure:
     """Return the figure that Optuna drew a plot in.
 
     Args:
-        plot: what Optuna returned: the plot's axes, or an array of axes if it has several.
+        plot: the plot's axes, or an array of axes if it has several.
     """
     axes: Axes = plot.flat[0] if isinstance(plot, np.ndarray) else plot
     figure = axes.figure

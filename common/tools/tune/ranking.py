@@ -1,4 +1,4 @@
-"""Trials with the same settings form one group, whatever their seeds. Groups rank by their mean."""
+"""Ranks settings by their mean over seeds. Trials with the same settings form one group."""
 
 import json
 import math
@@ -20,7 +20,7 @@ SEED = "seed"  # the flag, as a search space names it
 
 @dataclass(frozen=True)
 class TrialGroup:
-    """Trials with the same values of the searched flags, the seed apart."""
+    """Trials with the same values of the searched flags, except for the seed."""
 
     runs: tuple[RunRecord, ...]  # the best run first
     sample: Sample  # the best values on validation data, one for each seed
@@ -55,7 +55,7 @@ def group_trials(
         for run in runs:
             value = run.summary[objective.best_key]
             values_of_seeds.setdefault(seed_of(run), []).append(value)
-        # Runs with the same settings and seed are no further evidence, so their mean counts once.
+        # Runs with the same settings and seed only repeat each other, so their mean counts once.
         values = [fmean(values_of_seed) for values_of_seed in values_of_seeds.values()]
         groups.append(TrialGroup(tuple(runs), Sample.of(values), fmean(values)))
     return sorted(groups, key=lambda group: sign * group.mean, reverse=True)
@@ -67,19 +67,19 @@ def sign_of(objective: Objective) -> int:
 
 
 def settings_of_run(run: RunRecord, space: Space) -> str:
-    """Return a text that is the same for runs with the same searched values, the seed apart."""
+    """Return a text that is equal for runs with the same searched values except for the seed."""
     names = sorted(flag.replace("-", "_") for flag in space if flag != SEED)
     return json.dumps([run.flags.get(name) for name in names], default=str)
 
 
 def settings_of_trial(trial: FrozenTrial) -> str:
-    """Return a text that is the same for trials of a study with the same values, the seed apart."""
+    """Return a text that is equal for trials with the same values except for the seed."""
     values = {flag: value for flag, value in trial.params.items() if flag != SEED}
     return json.dumps(values, sort_keys=True, default=str)
 
 
 def ranked_by_settings(trials: Sequence[FrozenTrial], sign: int) -> list[FrozenTrial]:
-    """Return finished trials by the mean of their settings, the best first; seeds by their value.
+    """Return finished trials, those with the best mean first; trials of one mean by their value.
 
     Settings that ran with several seeds rank by the mean over the seeds, and not by the luckiest
     seed.
@@ -101,17 +101,17 @@ def ranked_by_settings(trials: Sequence[FrozenTrial], sign: int) -> list[FrozenT
 
 
 def count_of_settings(trials: Sequence[FrozenTrial]) -> int:
-    """Return how many different settings trials have, the seed apart."""
+    """Return how many different settings trials have, not counting the seed."""
     return len({settings_of_trial(trial) for trial in trials})
 
 
-def mean_of_settings(trials: Sequence[FrozenTrial], chosen: FrozenTrial) -> tuple[float, int]:
-    """Return the mean value of the trials with the settings of `chosen`, and their number."""
-    settings = settings_of_trial(chosen)
-    values = [value_of(trial) for trial in trials if settings_of_trial(trial) == settings]
+def mean_of_settings(trials: Sequence[FrozenTrial], trial: FrozenTrial) -> tuple[float, int]:
+    """Return the mean value of all trials with the settings of `trial`, and their number."""
+    settings = settings_of_trial(trial)
+    values = [value_of(other) for other in trials if settings_of_trial(other) == settings]
     return fmean(values), len(values)
 
 
 def value_of(trial: FrozenTrial) -> float:
-    """Return the value of a finished trial, which has one; only its type allows None."""
+    """Return the value of a finished trial. Its type allows None, but a finished trial has one."""
     return float(trial.value or 0)

@@ -1,4 +1,7 @@
-"""Keep a study in agreement with the trials' directories, which decide what each trial tried."""
+"""Compares a study with the trials' directories, and rebuilds the study from them.
+
+If they disagree, the directories count.
+"""
 
 import itertools
 from collections.abc import Sequence
@@ -46,20 +49,19 @@ class TrialsOnDisk:
         """
         runs = {}
         for path in sorted(directory.glob(f"{TRIAL}*/config.json")):
-            with suppress(ValueError):  # for another folder whose name begins like a trial's
+            with suppress(ValueError):  # the name of a different folder may begin like a trial's
                 runs[int(path.parent.name.removeprefix(TRIAL))] = read_directory(path.parent)
         values = {number: values_tried(space, run) for number, run in runs.items()}
         if runs:
-            # The values of any trial will do here: only the flags that all trials share are
-            # checked.
+            # Any trial's values will do, because only the flags that all trials share are checked.
             sample = next(iter(values.values()))
-            expected = parsed(recipe, [*command_words(space, sample), *shared])
+            expected = parsed_flags(recipe, [*command_words(space, sample), *shared])
             for run in runs.values():
                 insist_on_shared_flags(run, recipe, space, expected)
         return cls(runs, values)
 
     def disagreement(self, study: Study, space: Space, best_key: str) -> str | None:
-        """Return the first difference between a study and the trials' directories, or None.
+        """Return the first difference between a study and the trials' directories; None if none.
 
         A study whose file can be read may still have lost trials or values. Without this check, the
         search would go on from wrong results.
@@ -85,8 +87,8 @@ class TrialsOnDisk:
             if command_words(space, trial.params) != command_words(space, values):
                 return f"{name} has tried other values"
             if trial.state == TrialState.COMPLETE:
-                reached = self.runs[number].summary.get(best_key)
-                if reached != trial.value:
+                result = self.runs[number].summary.get(best_key)
+                if result != trial.value:
                     return f"{name} has reached another value"
         return None
 
@@ -108,15 +110,15 @@ class TrialsOnDisk:
                 trials.append(create_trial(state=TrialState.FAIL))
                 continue
             run = self.runs[number]
-            reached = run.summary.get(best_key) if run.status == "finished" else None
+            result = run.summary.get(best_key) if run.status == "finished" else None
             state = TrialState.RUNNING
-            if reached is not None:
+            if result is not None:
                 state = TrialState.COMPLETE
             elif run.status in ("finished", "failed"):
                 state = TrialState.FAIL
             trial = create_trial(
                 state=state,
-                value=reached,
+                value=result,
                 params=self.values[number],
                 distributions=dict(space),
                 intermediate_values=intermediate_values(run, metric),
@@ -137,7 +139,7 @@ def intermediate_values(run: RunRecord, metric: str) -> dict[int, float]:
     }
 
 
-def given_flags(run: RunRecord) -> Facts:
+def stated_flags(run: RunRecord) -> Facts:
     """Return a run's flags before the run resolved ``auto`` and the like.
 
     A flag that `config.json` has only in its resolved form keeps that form.
@@ -151,13 +153,13 @@ def values_tried(space: Space, run: RunRecord) -> dict[str, object]:
     Raises:
         UserError: the search does not try one of the values.
     """
-    typed = given_flags(run)
+    stated = stated_flags(run)
     values = {}
     for flag, distribution in space.items():
-        value = typed.get(flag.replace("-", "_"))
+        value = stated.get(flag.replace("-", "_"))
         if isinstance(distribution, CategoricalDistribution):
-            # A study keeps the text of a choice, and `config.json` keeps the value that it means.
-            choices = [choice for choice in distribution.choices if means(str(choice), value)]
+            # A study keeps the text of a choice, and `config.json` keeps its value.
+            choices = [choice for choice in distribution.choices if denotes(str(choice), value)]
             is_tried = bool(choices)
             value = choices[0] if choices else value
         else:
@@ -171,11 +173,11 @@ def values_tried(space: Space, run: RunRecord) -> dict[str, object]:
     return values
 
 
-def means(choice: str, value: object) -> bool:
-    """Return whether a choice, as typed, means a flag's value, as read from JSON."""
+def denotes(choice: str, value: object) -> bool:
+    """Return whether a choice, as typed, stands for a flag's value, as read from JSON."""
     if isinstance(value, list | tuple):
         words = split_words(choice)
-        return len(words) == len(value) and all(map(means, words, value))
+        return len(words) == len(value) and all(map(denotes, words, value))
     if isinstance(value, bool):
         return choice == str(value).lower()
     if isinstance(value, int | float):
@@ -184,7 +186,7 @@ def means(choice: str, value: object) -> bool:
     return choice == str(value)
 
 
-def parsed(recipe: Recipe, words: Sequence[str]) -> Facts:
+def parsed_flags(recipe: Recipe, words: Sequence[str]) -> Facts:
     """Return the flags that a recipe reads from a command line."""
     with command_line(recipe, words):
         return vars(parse_config(recipe.config_class))
@@ -200,17 +202,17 @@ def insist_on_shared_flags(run: RunRecord, recipe: Recipe, space: Space, expecte
         expected: all flags of a trial, as the recipe reads them from the command line.
 
     Raises:
-        UserError: the run has other ones, so it is no trial of this search.
+        UserError: the run has a different recipe or flag, so it is not a trial of this search.
     """
     if run.saved_config.recipe != recipe.path.stem:
         refuse(run, f"the recipe {run.saved_config.recipe} instead of {recipe.path.stem}")
-    typed = given_flags(run)
+    stated = stated_flags(run)
     may_differ = {flag.replace("-", "_") for flag in space}
     if expected.get("effective_batch_size") is not None:
         may_differ.add("gradient_accumulation_steps")  # depends on the number of processes
-    for name in expected.keys() & typed.keys() - may_differ:
+    for name in expected.keys() & stated.keys() - may_differ:
         expected_value = expected[name]
-        run_value = typed[name]
+        run_value = stated[name]
         # An `auto` of the search agrees with every value: the run chose a value, and states its
         # choice once it has been resumed. JSON has a list in place of a tuple.
         accepted = ("auto", tuple(run_value) if isinstance(run_value, list) else run_value)
@@ -219,16 +221,16 @@ def insist_on_shared_flags(run: RunRecord, recipe: Recipe, space: Space, expecte
 
 
 def refuse(run: RunRecord, difference: str) -> None:
-    """Raise a `UserError`: this search did not start a run that is in a trial's directory.
+    """Raise a `UserError`, because this search did not start the run in a trial's directory.
 
     Args:
         run: the run.
         difference: a flag or recipe of the run that the search would not have used.
     """
-    place = Path(run.source)
+    directory = Path(run.source)
     raise UserError(
-        f"{place} is not a trial of this search, because it was run with {difference}",
-        advice=f"move the folder {place.name} out of {place.parent}",
+        f"{directory} is not a trial of this search, because it was run with {difference}",
+        advice=f"move the folder {directory.name} out of {directory.parent}",
     )
 
 
@@ -238,25 +240,27 @@ def put_aside(file: Path) -> Path:
     The new name is unused, and marks the file as superseded.
     """
     for number in itertools.count(1):
-        aside = file.with_name(f"{file.name}{SUPERSEDED}-{number}")
-        if not aside.exists():
-            rename_path(file, aside)
-            return aside
+        renamed_path = file.with_name(f"{file.name}{SUPERSEDED}-{number}")
+        if not renamed_path.exists():
+            rename_path(file, renamed_path)
+            return renamed_path
     raise AssertionError("a number is always free")
 
 
-def settled_words(recipe: Recipe, run: RunRecord) -> list[str]:
+def resolved_words(recipe: Recipe, run: RunRecord) -> list[str]:
     """Return the flags that state what a run chose for ``auto``, such as data set and precision.
 
     With these flags, a repetition makes the same choices wherever it runs.
     """
-    typed = given_flags(run)
-    settled = {**run.flags, "mixed_precision": run.saved_config.environment.mixed_precision}
+    stated = stated_flags(run)
+    resolved = {**run.flags, "mixed_precision": run.saved_config.environment.mixed_precision}
     words: list[str] = []
     for name in vars(recipe.config_class)["__dataclass_fields__"]:
         # The run chose the value of `auto`, and of a --dataset-config that nobody stated.
-        run_chose = typed.get(name) == "auto" or (name == "dataset_config" and not typed.get(name))
-        value = settled.get(name)
+        run_chose = stated.get(name) == "auto" or (
+            name == "dataset_config" and not stated.get(name)
+        )
+        value = resolved.get(name)
         if run_chose and isinstance(value, str) and value != "auto":
             words += [spelled(name), value]
     return words

@@ -1,4 +1,7 @@
-"""Run a search: ask Optuna for values, run one trial after another, survive being killed."""
+"""Runs a search: asks Optuna for values, runs one trial after another, and reports on them.
+
+A search that was killed continues with its unfinished trial.
+"""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -30,16 +33,16 @@ from common.tools.tune.recovery import (
     STEPS_PER_EPOCH,
     TRIAL,
     intermediate_values,
-    settled_words,
+    resolved_words,
 )
 from common.tools.tune.settings import SearchSettings
 from common.tools.tune.space import Space, command_words, parse_space
 from common.tools.tune.study import (
     STUDY,
+    consistent_study,
     finished_trials,
     open_study,
-    reconciled,
-    usable,
+    study_errors_for_users,
     with_defaults,
 )
 from common.track.names import describe, duration
@@ -50,6 +53,8 @@ TRIALS_SHOWN = 5  # trials in the table at the end
 
 
 class TrialResult(NamedTuple):
+    """The outcome of one trial."""
+
     state: TrialState
     value: float | None  # best value of the objective; None unless the trial is complete
     message: str  # the text of the search's line about the trial
@@ -61,10 +66,10 @@ def run_search(directory: Path, settings: SearchSettings) -> None:
     space, shared = parse_space(settings.flags, recipe)
     with (
         working_in(directory, "--study", command_to_continue(directory)),
-        usable(directory / STUDY),
+        study_errors_for_users(directory / STUDY),
     ):
         study = open_study(directory, recipe.objective, settings.prune, space)
-        study = reconciled(directory, study, recipe, settings.prune, space, shared)
+        study = consistent_study(directory, study, recipe, settings.prune, space, shared)
         write_settings(directory, settings)
         search = Search(directory, settings, space, shared, recipe.objective, study)
         say(f"search: {len(study.trials)} of {settings.trials} trials begun in {directory}")
@@ -91,18 +96,19 @@ class Search:
         """Run the remaining trials. On Ctrl-C the current trial saves itself.
 
         Raises:
-            UserError: the first trials all failed, or a trial can't be judged.
+            UserError: the first trials all failed, or a trial has no result on validation data.
         """
         total = self.settings.trials
         for trial in self.trials():
             directory = self.directory_of(trial)
             started = time.monotonic()
-            words = command_words(self.space, trial.params)
-            with closing(LaunchedRun(self.command(words, directory), directory)) as run:
+            trial_flags = command_words(self.space, trial.params)
+            with closing(LaunchedRun(self.command(trial_flags, directory), directory)) as run:
                 result = self.watch(trial, run)
             self.study.tell(trial, result.value, result.state)
             seconds = duration(time.monotonic() - started)
-            say(f"{directory.name} of {total}  {command_line(words)}  {result.message}  {seconds}")
+            flags = command_line(trial_flags)
+            say(f"{directory.name} of {total}  {flags}  {result.message}  {seconds}")
             # The lists are equal only if there are no trials besides the first ones.
             states = [trial.state for trial in self.study.get_trials(deepcopy=False)]
             if states == [TrialState.FAIL] * min(FIRST_TRIALS, total):
@@ -112,7 +118,7 @@ class Search:
                 )
 
     def trials(self) -> Iterator[Trial]:
-        """Yield the trials that a kill left unfinished, then new ones up to their number."""
+        """Yield the trials that a kill left unfinished, then new ones up to the limit."""
         for unfinished in self.study.get_trials(states=(TrialState.RUNNING,)):
             if unfinished.params.keys() == self.space.keys():
                 yield Trial(self.study, unfinished._trial_id)
@@ -124,11 +130,11 @@ class Search:
     def directory_of(self, trial: Trial | FrozenTrial) -> Path:
         return self.directory / f"{TRIAL}{trial.number:03d}"
 
-    def command(self, words: Sequence[str], directory: Path) -> list[str]:
+    def command(self, trial_flags: Sequence[str], directory: Path) -> list[str]:
         """Return the command that starts a trial in a directory, or resumes the trial there."""
         config_file = self.settings.config_file
         launcher_options = ["--config_file", config_file] if config_file is not None else []
-        flags = [*words, *with_defaults(self.shared)]
+        flags = [*trial_flags, *with_defaults(self.shared)]
         if "--keep-checkpoints" not in flags:  # many trials would fill the disk
             flags += ["--keep-checkpoints", "1"]
         return run_command(launcher_options, self.settings.recipe, flags, directory)
@@ -140,7 +146,7 @@ class Search:
         were at the same epoch.
 
         Raises:
-            UserError: the trial can't be judged, or it was stopped from outside.
+            UserError: the trial has no validation data, or a signal stopped it.
         """
         metric_name = f"val/{self.objective.metric}"
         metric = describe(metric_name)
@@ -180,7 +186,7 @@ class Search:
             record: the last record of the run; None if it never wrote one.
 
         Raises:
-            UserError: the run was stopped from outside, or never evaluated.
+            UserError: a signal stopped the run, or the run never evaluated.
         """
         status = read_status(run.directory).status
         if status == "preempted":
@@ -216,9 +222,9 @@ class Search:
         start = ["python"]
         if config_file is not None:
             start = ["accelerate", "launch", "--config_file", config_file]
-        words = [*command_words(self.space, best.params), *with_defaults(self.shared)]
-        words += settled_words(recipe, read_directory(self.directory_of(best)))
-        return command_line([*start, self.settings.recipe, *words])
+        flags = [*command_words(self.space, best.params), *with_defaults(self.shared)]
+        flags += resolved_words(recipe, read_directory(self.directory_of(best)))
+        return command_line([*start, self.settings.recipe, *flags])
 
 
 def report(search: Search, recipe: Recipe) -> None:
@@ -243,9 +249,9 @@ def report(search: Search, recipe: Recipe) -> None:
     picture = search.directory / "search.png"
     plot_search(search.study, metric.heading, picture)
     say(f"picture: {shown_path(picture)}")
-    judged = search.study.get_trials(states=(TrialState.COMPLETE, TrialState.PRUNED))
+    tried = search.study.get_trials(states=(TrialState.COMPLETE, TrialState.PRUNED))
     records = readable_records(search, ranked)
-    for line in certainty_lines(records, recipe, search.space, count_of_settings(judged)):
+    for line in certainty_lines(records, recipe, search.space, count_of_settings(tried)):
         say(line)
     best = ranked[0]
     mean, count = mean_of_settings(ranked, best)

@@ -25,13 +25,13 @@ def parse_space(words: Sequence[str], recipe: Recipe, least: int = 1) -> tuple[S
     Args:
         words: flags of the recipe, with ranges and choices for the flags to search.
         recipe: the recipe, whose own parser checks the ends of each range and every choice.
-        least: how many flags must have several values.
+        least: the number of flags that must have several values.
 
     Returns:
         The values to search, and the words that all runs share.
 
     Raises:
-        UserError: a flag is for one run alone, is given twice, or too few flags are searched.
+        UserError: a flag is for a single run, occurs twice, or too few flags have several values.
     """
     hints = typing.get_type_hints(recipe.config_class)
     space: Space = {}
@@ -45,7 +45,7 @@ def parse_space(words: Sequence[str], recipe: Recipe, least: int = 1) -> tuple[S
             )
         flag = spelled(name)
         distribution = None
-        # In the value of a flag that names a file or a data set, a comma or a colon is a letter.
+        # In the name of a file or a data set, commas and colons have no special meaning.
         may_be_searched = name in hints and role_of(recipe.config_class, name).searched
         if may_be_searched and len(values) == 1:
             distribution = parse_values(flag, values[0], number_type(hints[name]))
@@ -76,12 +76,12 @@ def number_type(hint: object) -> type[int] | type[float] | None:
 
 
 def check_with_recipe(space: Space, shared: Sequence[str], recipe: Recipe) -> None:
-    """Check before the first run that the recipe takes all values that will be tried.
+    """Check before the first run that the recipe accepts all values that will be tried.
 
     The recipe's own parser reads command lines in which each end of a range, and each choice,
-    occurs at least once. The parser ends the process at a value that it does not take.
+    occurs at least once. The parser ends the process at a value that it does not accept.
     """
-    values_to_check = {name: extremes(distribution) for name, distribution in space.items()}
+    values_to_check = {name: values_at_ends(distribution) for name, distribution in space.items()}
     line_count = max(map(len, values_to_check.values()), default=1)
     # A flag with fewer values than others repeats its last value.
     for index in range(line_count):
@@ -94,16 +94,16 @@ def check_with_recipe(space: Space, shared: Sequence[str], recipe: Recipe) -> No
 
 @contextmanager
 def command_line(recipe: Recipe, words: Sequence[str]) -> Iterator[None]:
-    """Set `sys.argv`, which `parse_config` reads, to a command line of the recipe for a while."""
-    before = sys.argv
+    """Set `sys.argv`, which `parse_config` reads, to a command line in the `with` block."""
+    own_arguments = sys.argv
     sys.argv = [str(recipe.path), *words]
     try:
         yield
     finally:
-        sys.argv = before
+        sys.argv = own_arguments
 
 
-def extremes(distribution: Distribution) -> Sequence[object]:
+def values_at_ends(distribution: Distribution) -> Sequence[object]:
     """Return the values to check: all choices, or the ends of a range."""
     if isinstance(distribution, CategoricalDistribution):
         return distribution.choices
@@ -114,35 +114,35 @@ def words_by_flag(words: Sequence[str]) -> dict[str, list[str]]:
     """Return the values of each flag, in the order of the command line.
 
     Raises:
-        UserError: a value has no flag, or a flag is given twice, also as ``--no-…``.
+        UserError: a value has no flag, or a flag occurs twice, also as ``--no-…``.
     """
-    values_of: dict[str, list[str]] = {}
+    values_by_flag: dict[str, list[str]] = {}
     for word in words:
         if not word.startswith("--"):
-            if not values_of:
+            if not values_by_flag:
                 raise UserError(
                     f"{word} is a value without a flag", advice="write the flag before it"
                 )
-            last_flag = next(reversed(values_of))
-            values_of[last_flag].append(word)
+            last_flag = next(reversed(values_by_flag))
+            values_by_flag[last_flag].append(word)
             continue
         flag, equals, value = word.partition("=")  # without "=", the values are the next words
         flag = flag.replace("_", "-")
         is_negative = flag.startswith("--no-")
         opposite = f"--{flag.removeprefix('--no-')}" if is_negative else f"--no-{flag[2:]}"
-        if flag in values_of or opposite in values_of:  # only the last value would count
+        if flag in values_by_flag or opposite in values_by_flag:  # only the last value would count
             problem = f"{flag} is given twice"
-            if opposite in values_of:
+            if opposite in values_by_flag:
                 problem = f"{flag} contradicts {opposite}"
             raise UserError(problem, advice="leave one of the two out")
-        values_of[flag] = [value] if equals else []
-    return values_of
+        values_by_flag[flag] = [value] if equals else []
+    return values_by_flag
 
 
 def parse_values(
     flag: str, value: str, number: type[int] | type[float] | None
 ) -> Distribution | None:
-    """Return the range or the choices that a flag's value asks to search; None for one value.
+    """Return the range or the choices in a flag's value; None for a single value.
 
     Args:
         flag: the flag's spelling, for messages.
@@ -188,7 +188,7 @@ def command_words(space: Space, values: Mapping[str, object]) -> list[str]:
     for name, distribution in space.items():
         value = values[name]
         if isinstance(distribution, FloatDistribution):
-            # Four digits are what a person would repeat. Rounding must not leave the range.
+            # Four digits are easy to repeat by hand. Rounding must not leave the range.
             value = min(max(float(f"{value:.4g}"), distribution.low), distribution.high)
         if value == "true":  # a switch has no value on the command line
             words.append(f"--{name}")

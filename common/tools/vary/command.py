@@ -1,4 +1,4 @@
-"""Train variants of a recipe, each value of some flags with each of the others, and compare them.
+"""Train variants of a recipe, all combinations of the values of some flags, and compare them.
 
   recipes vary recipes/resnet.py --mixed-precision no,bf16 --batch-size 64,128 --seeds 3
 
@@ -19,7 +19,7 @@ from common.tools.parser import tool_parser
 def main(words: Sequence[str] | None = None) -> None:
     """Run and compare the variants that the command line describes."""
     arguments, flags = read_command_line([*(sys.argv[1:] if words is None else words)])
-    from common.tools.vary.variants import run_variants  # it loads Optuna, which --help need not
+    from common.tools.vary.variants import run_variants  # loads Optuna, which --help does not need
 
     run_variants(
         arguments.recipe,

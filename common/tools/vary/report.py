@@ -16,11 +16,11 @@ from common.tools.compare.facts import DIGITS_OF_DIGEST
 from common.tools.compare.group_table import group_cells, has_repetitions
 from common.tools.compare.groups import SEED
 from common.tools.compare.readers import RunRecord, read_runs
+from common.tools.compare.setting_text import value_text
 from common.tools.compare.table import LabelledWarning, arranged, labelled_warnings, warnings
-from common.tools.compare.verdicts import Verdict, correction_note, judge, verdict_lines
-from common.tools.compare.words import value_text
+from common.tools.compare.verdicts import Verdict, correction_note, verdict_lines, verdicts_of
 
-# The heading of the part of a model card that `add_to_cards` writes.
+# The heading of the section of a model card that `add_to_cards` writes.
 CARD_HEADING = "\n## The same with other seeds\n"
 
 
@@ -50,12 +50,12 @@ def report(directory: Path, finished: Mapping[str, Sequence[str]], seeds: int) -
         say(f"{label}: {warning}")
     title = title_of(comparison.runs[0])
     rows = group_cells(comparison)
-    judged = judge(comparison, by_validation=has_validation_data(comparison))
-    remarks = conclusions(comparison, judged, finished, seeds)
+    verdicts = verdicts_of(comparison, by_validation=has_validation_data(comparison))
+    remarks = conclusions(comparison, verdicts, finished, seeds)
     print_table(arranged(rows), title=title)
-    for line in [*verdict_lines(judged, place_of_all="table.md"), *remarks]:
+    for line in [*verdict_lines(verdicts, source_of_all="table.md"), *remarks]:
         say(line)
-    all_lines = [*verdict_lines(judged, most_pairs=None), *remarks]
+    all_lines = [*verdict_lines(verdicts, most_pairs=None), *remarks]
     text = markdown_report(title, all_warnings, arranged(rows), all_lines)
     write_text(directory / "table.md", text)
     if has_repetitions(comparison):
@@ -75,12 +75,13 @@ def compare_variants(finished: Mapping[str, Sequence[str]]) -> Comparison:
 
 
 def one_run_each(comparison: Comparison) -> Comparison:
-    """Compare one run of each variant, under the variant's title.
+    """Return a comparison of one run of each variant, called by the variant's title.
 
-    Variants differ in the same settings with every seed, so this comparison has all warnings once.
+    Variants differ in the same settings with every seed, so this comparison has each warning once.
     """
     runs = [
-        replace(comparison.runs[group.places[0]], name=group.label) for group in comparison.groups
+        replace(comparison.runs[group.run_indices[0]], name=group.label)
+        for group in comparison.groups
     ]
     return compare(runs, labels=[run.name for run in runs])
 
@@ -100,7 +101,7 @@ def warnings_within_groups(comparison: Comparison) -> list[str]:
     """
     sentences = []
     for group in comparison.groups:
-        runs = [comparison.runs[place] for place in group.places]
+        runs = [comparison.runs[index] for index in group.run_indices]
         differences = compare(runs).differences
         differences.pop(SEED, None)
         if "commit" in differences:
@@ -108,7 +109,7 @@ def warnings_within_groups(comparison: Comparison) -> list[str]:
                 str(commit)[:DIGITS_OF_DIGEST] for commit in differences["commit"]
             ]
         texts = [f"{label} {values_text(values)}" for label, values in differences.items()]
-        known_codes = {code_of(run) for run in runs} - {()}
+        known_codes = {saved_code(run) for run in runs} - {()}
         if len(known_codes) > 1:
             texts.append("code of the recipe or of its library")
         if texts:
@@ -123,16 +124,17 @@ def values_text(values: Sequence[object]) -> str:
     return " and ".join(dict.fromkeys(value_text(value) for value in values))
 
 
-def code_of(run: RunRecord) -> tuple[tuple[str | None, str | None], ...]:
-    """Return the commit of each folder of code that a run used last, with its changes' digest.
+def saved_code(run: RunRecord) -> tuple[tuple[str | None, str | None], ...]:
+    """Return the commit of each code folder of a run's last attempt, and the patch's SHA-256.
 
     The result is empty if the run did not save its code.
     """
     path = Path(run.source, ATTEMPTS)
     with suppress(UserError):
-        saved = read_record_if_there(path, Provenance)
-        if saved is not None and saved.attempts:
-            return tuple((tree.commit, tree.patch_sha256) for tree in saved.attempts[-1].trees)
+        provenance = read_record_if_there(path, Provenance)
+        if provenance is not None and provenance.attempts:
+            last_attempt = provenance.attempts[-1]
+            return tuple((tree.commit, tree.patch_sha256) for tree in last_attempt.trees)
     return ()
 
 
@@ -143,13 +145,13 @@ def has_validation_data(comparison: Comparison) -> bool:
 
 def conclusions(
     comparison: Comparison,
-    judged: Sequence[Verdict],
+    verdicts: Sequence[Verdict],
     finished: Mapping[str, Sequence[str]],
     seeds: int,
 ) -> list[str]:
-    """Return sentences on the basis of the verdicts, and on what the figures can't say."""
+    """Return sentences on the limits of the verdicts, and advice on how to overcome them."""
     lines: list[str] = []
-    correction = correction_note(judged)
+    correction = correction_note(verdicts)
     if correction is not None:
         lines.append(correction)
     if len(comparison.groups) > 1 and not has_validation_data(comparison):
@@ -182,7 +184,7 @@ def markdown_report(
 
 
 def add_to_cards(runs: Sequence[str], table: str) -> None:
-    """Write into the model cards of one variant's runs how much the figures vary with the seed.
+    """Write a table into the model cards of one variant's runs: how figures vary with the seed.
 
     The table replaces that of an earlier report.
     """

@@ -77,7 +77,7 @@ def run_variants(
         output_dir: where the runs go; None stands for a name made from the command.
 
     Raises:
-        UserError: the command can't work (nothing has run then), or some runs failed.
+        UserError: the command line is wrong, in which case nothing has run; or some runs failed.
     """
     # No flag needs to vary, because several seeds of a single variant are useful, too.
     space, shared = parse_space(flags, load_recipe(Path(recipe)), least=0)
@@ -92,15 +92,17 @@ def run_variants(
     finished: defaultdict[str, list[str]] = defaultdict(list)
     with working_in(directory, "--output-dir", "the same command"):
         claim(directory, command)
-        each = counted(seeds, "seed")
-        say(f"variants: {len(variants)}, with {each} each, in {shown_path(directory)}")
+        seed_count = counted(seeds, "seed")
+        say(f"variants: {len(variants)}, with {seed_count} each, in {shown_path(directory)}")
         for seed, variant in itertools.product(range(seeds), variants):
             run_directory = variant.directory(directory, seed)
-            if run_one(variant.command(recipe, shared, seed, run_directory), run_directory):
+            if train_to_end(variant.command(recipe, shared, seed, run_directory), run_directory):
                 finished[variant.title].append(str(run_directory))
-    # Keep the order of the variants, also if the first run of a variant has failed.
-    in_order = {variant.title: finished[variant.title] for variant in variants}
-    report(directory, {title: runs for title, runs in in_order.items() if runs}, seeds)
+    # The order is that of the variants, even if the first run of a variant failed.
+    finished_in_order = {
+        variant.title: finished[variant.title] for variant in variants if finished[variant.title]
+    }
+    report(directory, finished_in_order, seeds)
     failed_count = len(variants) * seeds - sum(map(len, finished.values()))
     if failed_count:
         raise UserError(
@@ -134,7 +136,7 @@ def refuse_ranges(space: Space) -> None:
 
 
 def refuse_seeds(seeds: int, *, sets_seed: bool) -> None:
-    """Raise a UserError if there can't be `seeds` seeds.
+    """Raise a UserError if `--seeds` is out of range or contradicts `--seed`.
 
     Args:
         sets_seed: whether the recipe's flags have a --seed of their own.
@@ -148,7 +150,7 @@ def refuse_seeds(seeds: int, *, sets_seed: bool) -> None:
 
 
 def read_process_counts(num_processes: str) -> list[str]:
-    """Return each number of `--num-processes` once; raise a UserError if a word is no number."""
+    """Return each number of `--num-processes` once; raise a UserError if one is not a number."""
     process_counts = list(dict.fromkeys(num_processes.split(",")))
     if not all(re.fullmatch("[1-9][0-9]{0,3}", count) for count in process_counts):
         raise UserError(
@@ -169,8 +171,8 @@ def list_variants(space: Space, process_counts: Sequence[str]) -> list[Variant]:
         assert isinstance(distribution, CategoricalDistribution)  # the caller refused ranges
         choices.append([str(choice) for choice in distribution.choices])
     variants = {}
-    for count, *chosen in itertools.product(process_counts, *choices):
-        values = dict(zip(space, chosen, strict=True))
+    for count, *chosen_values in itertools.product(process_counts, *choices):
+        values = dict(zip(space, chosen_values, strict=True))
         processes = count if len(process_counts) > 1 else ""
         name = name_of(processes, values)
         words = command_words(space, values)
@@ -188,8 +190,8 @@ def list_variants(space: Space, process_counts: Sequence[str]) -> list[Variant]:
 def name_of(processes: str, values: dict[str, str]) -> str:
     """Return a variant's name: its values, with the flag where the value alone says nothing.
 
-    The name is also that of a folder, so other characters than letters, digits and a few signs
-    become dashes.
+    The name is also that of a folder, so all characters become dashes except letters, digits and a
+    few signs.
 
     Args:
         processes: the number of processes; empty if all variants have the same number.
@@ -240,8 +242,8 @@ def claim(directory: Path, command: list[str]) -> None:
     write_command(directory, command)
 
 
-def run_one(command: list[str], directory: Path) -> bool:
-    """Run a variant with one seed to its end, and return whether it finished."""
+def train_to_end(command: list[str], directory: Path) -> bool:
+    """Train a variant with one seed, or finish its training, and return whether it finished."""
     with (
         CONSOLE.status(directory.name) as progress,
         closing(LaunchedRun(command, directory)) as run,

@@ -75,7 +75,7 @@ def test_help_loads_no_large_library() -> None:
     ],
 )
 def test_unknown_command_gives_one_sentence(word: str, advice: str) -> None:
-    """It suggests the nearest command, or lists all of them."""
+    """The sentence suggests the most similar command, or lists all commands."""
     with pytest.raises(UserError, match=f"there is no command recipes {word}: {advice}"):
         main([word])
 

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from common.errors import UserError
 from common.run_directory.records import METRICS_FILE
 from common.tools.rows import (
-    Row,
+    MetricsRow,
     first_differing_figure,
     first_differing_row,
     number_or_none,
     read_rows,
-    step_of,
+    step_of_row,
 )
 from common.track.names import STEP
 
@@ -30,13 +30,15 @@ ROWS = st.lists(FIGURES, min_size=1, max_size=4)
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(figures=ROWS, share=st.floats(0, 1, exclude_max=True))
-def test_torn_last_line_is_left_out(figures: list[Row], share: float, tmp_path: Path) -> None:
-    rows: list[Row] = [{STEP: number, **row} for number, row in enumerate(figures)]
+def test_torn_last_line_is_left_out(
+    figures: list[MetricsRow], share: float, tmp_path: Path
+) -> None:
+    rows: list[MetricsRow] = [{STEP: number, **row} for number, row in enumerate(figures)]
     lines = [json.dumps(row) for row in rows]
     torn = lines[-1][: int(share * len(lines[-1]))]
     path = tmp_path / METRICS_FILE
     path.write_text("".join(f"{line}\n" for line in lines[:-1]) + torn)
-    assert [*map(step_of, read_rows(tmp_path))] == [*range(len(rows) - 1)]
+    assert [*map(step_of_row, read_rows(tmp_path))] == [*range(len(rows) - 1)]
     path.write_text("".join(f"{line}\n" for line in lines))
     assert first_differing_row(read_rows(tmp_path), read_rows(tmp_path)) is None
 
@@ -52,7 +54,7 @@ def test_damaged_line_is_told(tmp_path: Path) -> None:
 
 
 @given(FIGURES, FIGURES)
-def test_a_figure_that_one_row_lacks_differs(first: Row, second: Row) -> None:
+def test_a_figure_that_one_row_lacks_differs(first: MetricsRow, second: MetricsRow) -> None:
     """Null is a figure that was NaN, so it differs from none."""
     compared = {*first, *second} - {"perf/samples_per_second"}
     differing = {

@@ -193,7 +193,7 @@ def test_recipe_must_come_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 def test_repeated_number_of_processes_is_one_variant(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """It does not count as a second seed."""
+    """A number of processes that is repeated does not count as a second run."""
     monkeypatch.chdir(tmp_path)
     main([str(STUB), "--num-processes", "1,1", "--epochs", "1", "--output-dir", "v"])
     assert begun(tmp_path / "v") == ["alone"]
@@ -209,7 +209,7 @@ def test_recipe_must_accept_every_choice(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_names_of_variants_state_what_varies() -> None:
-    """They consist of values, and of flags where a value alone says nothing."""
+    """Names consist of values, and of flags where a value alone says nothing."""
     assert name_of("", {"mixed-precision": "no", "batch-size": "64"}) == "fp32_64"
     assert name_of("2", {"compile": "true"}) == "compile_2-processes"
     assert name_of("", {"compile": "false", "padding-free": "no"}) == "no-compile_padding-free-no"

@@ -23,7 +23,7 @@ def panels(view: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def test_view_is_printed_without_an_account(capsys: pytest.CaptureFixture[str]) -> None:
-    """It has panels for throughput, memory, loss and accuracy over the global step."""
+    """The view has panels for throughput, memory, loss and accuracy over the global step."""
     main(["me/project", "--name", "Mine", "--dry-run"])
     view = json.loads(capsys.readouterr().out)
     assert (view["entity"], view["project"], view["displayName"]) == ("me", "project", "Mine")
@@ -68,7 +68,7 @@ def test_report_has_the_panels_of_the_view(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_missing_key_gives_one_sentence() -> None:
-    """It names the flag that needs no account."""
+    """The sentence names the flag that needs no account."""
     with pytest.raises(UserError, match=r"no API key.*--dry-run"):
         main(["me/project"])
 
@@ -83,7 +83,7 @@ def test_project_without_its_entity_is_refused(project: str) -> None:
 def test_view_is_sent_to_wandb(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its address is printed. A refusal gives one sentence."""
+    """The page's address is printed. A refusal gives one sentence."""
     sent: list[Any] = []
 
     def upsert(view: Any) -> dict[str, Any]:

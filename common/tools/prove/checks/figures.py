@@ -18,7 +18,7 @@ from common.tools.prove.outcomes import Reading, judge, readings_of
 from common.tools.prove.results import Results
 from common.tools.prove.steady import steady_run
 from common.tools.prove.training_metrics import wrong_metrics
-from common.tools.rows import Row, number_or_none, step_of
+from common.tools.rows import MetricsRow, number_or_none, step_of_row
 from common.track.names import THROUGHPUT
 
 ROWS = 1e-5  # relative tolerance of rows; the run adds up in another order
@@ -69,7 +69,7 @@ def verdict_of(causes: Sequence[Cause], counts: Counts) -> Verdict:
 def wrong_rows(run: ObservedRun, counts: Counts) -> Iterator[Cause]:
     """Yield a cause for the first row that is not the mean of what the loop recorded."""
     rows = [row for row in Results(run.directory).rows if "train/loss" in row]
-    steps = [0, *map(step_of, rows)]
+    steps = [0, *map(step_of_row, rows)]
     for (before, step), row in zip(pairwise(steps), rows, strict=True):
         expected = means_between(run, before, step)
         expected["progress/samples"] = float(step * run.started.samples_per_update)
@@ -294,12 +294,12 @@ def logged_figures(run: ObservedRun, evaluated: Evaluated) -> dict[str, float]:
         return evaluated.figures if run.world_size == 1 else {}
     prefix = PREFIXES[evaluated.split]
     results = Results(run.directory)
-    logged: Row = {}
+    logged: MetricsRow = {}
     if evaluated.phase == "final":
         logged = results.final_figures
     else:
         for row in results.rows:
-            if step_of(row) == evaluated.step:
+            if step_of_row(row) == evaluated.step:
                 logged |= row
     figures = {}
     for name, value in evaluated.figures.items():
@@ -322,7 +322,7 @@ def readings_of_evaluation(run: ObservedRun, evaluated: Evaluated) -> list[Readi
 
 def wrong_speeds(run: ObservedRun, counts: Counts) -> Iterator[Cause]:
     """Yield a cause if the logged speed is not that of the bench's own clock."""
-    rows = {step_of(row): row for row in Results(run.directory).rows}
+    rows = {step_of_row(row): row for row in Results(run.directory).rows}
     per_update = run.started.samples_per_update
     ratios = []
     for interval in run.launches[0].of(Interval):

@@ -57,7 +57,7 @@ def test_table_shows_figures_and_ratios(tmp_path: Path) -> None:
 
 
 def test_default_target_is_reached_by_all_runs(tmp_path: Path) -> None:
-    """It is the lowest of the runs' best accuracies."""
+    """The default target is the lowest of the runs' best accuracies."""
     first = write_run(tmp_path / "first", logged=rows([0.5, 0.7, 0.85, 0.9]))
     second = write_run(tmp_path / "second", logged=rows([0.6, 0.86, 0.8], seconds=3.0))
     assert table(first, second)["time to accuracy 0.8600"] == ["8.0 s (step 40)", "6.0 s (step 20)"]
@@ -81,9 +81,9 @@ def test_minimised_objective_is_compared(tmp_path: Path) -> None:
     with_target = table(first, second, target=0.6)
     assert with_target["time to RMSE 0.6000"] == ["4.0 s (step 20)", "6.0 s (step 30)"]
     figures = compare(read_runs([first, second])).figures
-    assert [run["final"]["rmse"] for run in figures] == [0.0, -0.5]
-    assert [run["best"] for run in figures] == [0.0, -1.0]
-    assert [run["objective"] for run in figures] == ["rmse:min"] * 2
+    assert [run.final["rmse"] for run in figures] == [0.0, -0.5]
+    assert [run.best for run in figures] == [0.0, -1.0]
+    assert [run.objective for run in figures] == ["rmse:min"] * 2
 
 
 def test_different_objectives_are_unfair_but_shown(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ UNFAIR = {
 
 @pytest.mark.parametrize(("path", "value"), UNFAIR.items(), ids=list(UNFAIR))
 def test_unfair_pair_is_named(path: str, value: Any, tmp_path: Path) -> None:
-    """The warning has both runs and both values of what differs."""
+    """The warning names both runs and both values of the fact that differs."""
     sources = [
         write_run(tmp_path / "mine"),
         write_run(tmp_path / "theirs", {path: value}),
@@ -262,7 +262,7 @@ def test_unfinished_run_is_shown_with_its_status(status: str, shown: str, tmp_pa
 
 
 def test_run_without_evaluation_sets_no_target(tmp_path: Path) -> None:
-    """It has no accuracy."""
+    """A run without evaluation has no accuracy that could be the target."""
     bare = rows([0.5, 0.6])
     for row in bare:
         for name in [name for name in row if name.startswith("val/")]:
@@ -275,7 +275,7 @@ def test_run_without_evaluation_sets_no_target(tmp_path: Path) -> None:
 
 
 def test_run_without_metrics_is_shown(tmp_path: Path) -> None:
-    """It was killed before it logged anything."""
+    """A run that was killed before it logged anything has empty cells."""
     first = write_run(tmp_path / "first")
     second = write_run(tmp_path / "second", logged=[], status="running")
     (tmp_path / "second" / "metrics.jsonl").unlink()
@@ -410,7 +410,7 @@ def test_wandb_project_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_comparison_is_printed_in_three_formats(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is printed for a terminal, as Markdown and as JSON."""
+    """The comparison is printed for a terminal, as Markdown and as JSON."""
     sources = [
         write_run(tmp_path / "mine"),
         write_run(tmp_path / "theirs", {"environment.effective_batch_size": 256}),
@@ -475,7 +475,7 @@ AS_ROOT = hasattr(os, "geteuid") and os.geteuid() == 0  # root may write everywh
     ],
 )
 def test_picture_that_cannot_be_written_gives_one_sentence(name: str, tmp_path: Path) -> None:
-    """The format may be unknown, or the path no place for a file."""
+    """The format may be unknown, or the path may be impossible."""
     (tmp_path / "file").write_text("")
     (tmp_path / "folder.png").mkdir()
     (tmp_path / "sealed").mkdir(mode=0o500)
@@ -487,7 +487,7 @@ def test_picture_that_cannot_be_written_gives_one_sentence(name: str, tmp_path: 
     "source", [LONG, f"a/{LONG}", "~nobody-of-this-name/run", "run/status.json/x"]
 )
 def test_impossible_path_of_a_run_is_named(source: str, tmp_path: Path) -> None:
-    """The system may even refuse to look there."""
+    """The system may even refuse to look up the path."""
     write_run(tmp_path / "run")
     with pytest.raises(UserError) as refused:
         read_runs([str(tmp_path / source) if source.startswith("run") else source])
@@ -528,7 +528,7 @@ def test_compare_imports_no_large_library(tmp_path: Path) -> None:
     ],
 )
 def test_wandb_states_become_statuses(state: str, summary: dict[str, float], status: str) -> None:
-    """The words are those of `status.json`."""
+    """W&B's state becomes a status of `status.json`."""
     run = record_of("run", "there", flat(RunConfig(**FACTS)), rows([0.5]), summary, state)
     assert run.status == status
     assert bool(run.summary) == ("time/total_seconds" in summary)
@@ -563,11 +563,11 @@ def test_compare_honours_the_roles_of_a_copys_flags(tmp_path: Path) -> None:
 
 
 def test_killed_run_is_shown_as_stopped(tmp_path: Path) -> None:
-    """Its `status.json` still says running, but nobody holds its lock."""
+    """The `status.json` of a killed run says "running", but no process holds the run's lock."""
     write_run(tmp_path / "run", status="running", global_step=0)
     (tmp_path / "run" / ".lock").touch()
     comparison = compare(read_runs([str(tmp_path / "run")]))
-    assert comparison.figures[0]["status"] == "stopped at step 40 of 40"
+    assert comparison.figures[0].status == "stopped at step 40 of 40"
     assert "its process ended before it could record a reason" in notes(comparison)[0]
 
 
@@ -603,7 +603,7 @@ def test_invalid_wandb_variable_gives_one_sentence(
 def test_control_characters_are_escaped_in_tables(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """They may stand in names of runs, reasons and values of flags."""
+    """Such characters may occur in names of runs, reasons and values of flags."""
     names = ["\x1b[31mred", "two\x9b"]
     sources = [
         write_run(
@@ -635,6 +635,4 @@ def test_facts_decide_whether_a_pair_is_fair(tmp_path: Path) -> None:
         "text of the recipe": ["0" * 8, "1" * 8, "0" * 8],
         "recipe changed": [None, None, "at update 7"],
     }
-    assert [(pair["run"], pair["what"]) for pair in comparison.unfair] == [
-        ("third", "recipe changed")
-    ]
+    assert [(pair.run, pair.label) for pair in comparison.unfair] == [("third", "recipe changed")]

@@ -16,7 +16,7 @@ from common.tools.compare.group_table import group_cells
 from common.tools.compare.plot import EVALUATION, draw_group
 from common.tools.compare.readers import read_runs
 from common.tools.compare.table import as_markdown, load_warnings, notes, table_cells
-from common.tools.compare.verdicts import Verdict, judge, verdict_lines
+from common.tools.compare.verdicts import Verdict, verdict_lines, verdicts_of
 from tests.unit.tools.compare.run_folders import rows, write_run
 
 LOW = (0.970, 0.972, 0.974)
@@ -62,7 +62,7 @@ def compared(*groups: Sequence[str]) -> Comparison:
 
 def verdict_of(comparison: Comparison, figure: str) -> Verdict:
     """Return the only verdict on a figure."""
-    (verdict,) = [verdict for verdict in judge(comparison) if verdict.figure == figure]
+    (verdict,) = [verdict for verdict in verdicts_of(comparison) if verdict.figure == figure]
     return verdict
 
 
@@ -81,12 +81,12 @@ def verdict_of(comparison: Comparison, figure: str) -> Verdict:
     ],
 )
 def test_what_never_matters_keeps_runs_together(changes: dict[str, Any], tmp_path: Path) -> None:
-    """The seed may matter, but it is no setting of a group."""
+    """The seed may matter, but it is not a setting of a group."""
     roles = {"compared": {"own_note": False}}
     first = write_run(tmp_path / "first", {**roles, "config.own_note": "", "config.target": None})
     second = write_run(tmp_path / "second", {**roles, **changes})
     (group,) = compare(read_runs([first, second])).groups
-    assert group.places == (0, 1)
+    assert group.run_indices == (0, 1)
 
 
 @pytest.mark.parametrize(
@@ -113,12 +113,12 @@ def test_what_may_matter_makes_another_group(changes: dict[str, Any], tmp_path: 
 
 
 def test_groups_are_called_by_what_differs(tmp_path: Path) -> None:
-    """The flag and its value, and not the run's folder."""
+    """A group's label is the flag and its value, and not the run's folder."""
     first = write_seeds(tmp_path / "a", LOW)
     second = write_seeds(tmp_path / "b", HIGH, {"config.dropout": 0.1})
     comparison = compared([first[0], second[0]], first[1:], second[1:])
     assert [group.label for group in comparison.groups] == ["dropout=0", "dropout=0.1"]
-    assert [group.places for group in comparison.groups] == [(0, 2, 3), (1, 4, 5)]
+    assert [group.run_indices for group in comparison.groups] == [(0, 2, 3), (1, 4, 5)]
 
 
 def test_groups_with_long_settings_are_called_by_their_runs(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_runs_that_differ_in_the_seed_alone_have_no_ratio(tmp_path: Path) -> Non
     """Their throughputs are one mean with its deviation."""
     comparison = compared(write_seeds(tmp_path, LOW[:2], speeds=(1000.0, 790.0)))
     assert "×" not in as_markdown(comparison)
-    assert judge(comparison) == []
+    assert verdicts_of(comparison) == []
     cells = {label: values for label, *values in group_cells(comparison)}
     assert cells["throughput, samples/s"] == ["895 ± 148"]
     assert cells["final accuracy, test"] == ["0.9710 ± 0.0014"]
@@ -148,7 +148,7 @@ def test_runs_that_differ_in_the_seed_alone_have_no_ratio(tmp_path: Path) -> Non
 
 
 def test_unfinished_runs_are_left_out_of_means(tmp_path: Path) -> None:
-    """They trained for less time."""
+    """Unfinished runs trained for less time."""
     sources = write_seeds(tmp_path, LOW)
     unfinished = write_run(
         tmp_path / "short",
@@ -176,7 +176,7 @@ def test_repeated_seed_counts_once_for_quality(tmp_path: Path) -> None:
 
 
 def test_run_that_is_named_twice_counts_once(tmp_path: Path) -> None:
-    """A copy of a figure is no second measurement."""
+    """A copy of a figure is not a second measurement."""
     sources = write_seeds(tmp_path, LOW[:2])
     cells = {label: values for label, *values in group_cells(compared(sources, sources))}
     assert cells["runs"] == ["2 (2 left out)"]
@@ -196,7 +196,7 @@ def test_clear_difference_has_its_interval(tmp_path: Path) -> None:
 
 
 def test_unclear_difference_says_how_many_seeds_would_tell(tmp_path: Path) -> None:
-    """There is no winner, neither in words nor in the table."""
+    """Neither the verdict nor the table names a winner."""
     first = write_seeds(tmp_path / "a", LOW)
     second = write_seeds(tmp_path / "b", CLOSE, {"config.dropout": 0.1})
     comparison = compared(first, second)
@@ -210,7 +210,7 @@ def test_unclear_difference_says_how_many_seeds_would_tell(tmp_path: Path) -> No
 
 
 def test_minimised_objective_is_better_if_it_is_lower(tmp_path: Path) -> None:
-    """It has no points."""
+    """Its differences have no unit, because points are for proportions."""
     changes = {"objective": "rmse:min"}
     first = write_seeds(tmp_path / "a", LOW, changes, metric="rmse")
     second = write_seeds(tmp_path / "b", HIGH, {**changes, "config.dropout": 0.1}, metric="rmse")
@@ -223,13 +223,13 @@ def test_equal_seeds_give_no_interval(tmp_path: Path) -> None:
     first = write_seeds(tmp_path / "a", (0.9, 0.9))
     other = write_seeds(tmp_path / "b", (0.91, 0.91), {"config.dropout": 0.1})
     same = write_seeds(tmp_path / "c", (0.9, 0.9), {"config.dropout": 0.2})
-    texts = [verdict.text for verdict in judge(compared(first, other, same))]
+    texts = [verdict.text for verdict in verdicts_of(compared(first, other, same))]
     assert texts[0].startswith("1 points better; there is no interval")
     assert texts[2] == "equal in all runs"
 
 
 def test_single_runs_get_no_verdict(tmp_path: Path) -> None:
-    """The standard error from the number of samples is there, and the advice to repeat."""
+    """The text has the standard error from the number of samples, and advice to repeat the runs."""
     (first,) = write_seeds(tmp_path / "a", LOW[:1])
     (second,) = write_seeds(tmp_path / "b", HIGH[:1], {"config.dropout": 0.1})
     comparison = compared([first], [second])
@@ -246,17 +246,17 @@ def test_single_runs_get_no_verdict(tmp_path: Path) -> None:
 
 
 def test_many_single_runs_share_one_sentence(tmp_path: Path) -> None:
-    """A line for each of them would say the same."""
+    """One sentence stands for all pairs of single runs, which have no verdicts."""
     sources = [
         write_seeds(tmp_path / str(number), LOW[:1], {"config.dropout": number / 10})
         for number in range(4)
     ]
     comparison = compared(*sources)
-    (line,) = verdict_lines(judge(comparison))
+    (line,) = verdict_lines(verdicts_of(comparison))
     assert line.startswith(f"3 differences from {comparison.runs[0].name} can't be judged")
     repeated = write_seeds(tmp_path / "repeated", HIGH, {"config.dropout": 0.5})
     others = write_seeds(tmp_path / "first", LOW)
-    lines = verdict_lines(judge(compared(others, repeated, *sources[1:])))
+    lines = verdict_lines(verdicts_of(compared(others, repeated, *sources[1:])))
     assert lines[0] == "dropout=0.5 against dropout=0:"
     assert lines[1].startswith("  final accuracy, test: 0.60 points better")
     assert lines[3].startswith("3 differences from dropout=0 can't be judged")
@@ -269,7 +269,7 @@ def test_other_splits_and_objectives_get_no_verdict(tmp_path: Path) -> None:
     sizes = {"train": 1000, "validation": 100}
     other_split = write_seeds(tmp_path / "b", HIGH, {"data.sizes": sizes})
     other_goal = write_seeds(tmp_path / "c", HIGH, {"objective": "rmse:min"}, metric="rmse")
-    figures = {verdict.figure for verdict in judge(compared(first, other_split, other_goal))}
+    figures = {verdict.figure for verdict in verdicts_of(compared(first, other_split, other_goal))}
     assert figures == {"throughput"}
 
 
@@ -284,7 +284,7 @@ def write_groups(folder: Path, *values: Sequence[float]) -> list[list[str]]:
 def test_each_pair_of_groups_is_compared(tmp_path: Path) -> None:
     """The second and the third group may differ where neither differs from the first."""
     comparison = compared(*write_groups(tmp_path, HIGH, LOW, HIGHEST))
-    judged = [verdict for verdict in judge(comparison) if verdict.figure != "throughput"]
+    judged = [verdict for verdict in verdicts_of(comparison) if verdict.figure != "throughput"]
     pairs = [(verdict.baseline, verdict.group) for verdict in judged]
     assert pairs == [
         ("dropout=0", "dropout=0.1"),
@@ -300,7 +300,7 @@ def test_each_pair_of_groups_is_compared(tmp_path: Path) -> None:
 def test_many_pairs_stay_readable(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The terminal shows ten pairs and counts the others, which JSON and the page have."""
     comparison = compared(*write_groups(tmp_path, *[LOW] * 5, HIGHEST))
-    lines = verdict_lines(judge(comparison))
+    lines = verdict_lines(verdicts_of(comparison))
     headings = [line for line in lines if " against " in line and not line.startswith(" ")]
     assert len(headings) == 10
     assert lines[-1] == (
@@ -318,20 +318,20 @@ def test_many_pairs_stay_readable(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_single_baseline_leaves_the_other_groups_comparable(tmp_path: Path) -> None:
     """A group that ran once can't be judged, but the others can."""
     single, *repeated = write_groups(tmp_path, LOW[:1], LOW, HIGH)
-    lines = verdict_lines(judge(compared(single, *repeated)))
+    lines = verdict_lines(verdicts_of(compared(single, *repeated)))
     assert lines[0] == "dropout=0.2 against dropout=0.1:"
     assert "0.60 points better (95 % interval 0.15 to 1.05)" in lines[1]
     assert lines[3].startswith("2 differences from dropout=0 can't be judged")
 
 
 def test_intervals_of_several_groups_are_wider(tmp_path: Path) -> None:
-    """A sentence says by how much, and why."""
+    """A sentence says how much wider the intervals are, and why."""
     groups = [
         write_seeds(tmp_path / str(number), values, {"config.dropout": number / 10})
         for number, values in enumerate((LOW, HIGH, CLOSE))
     ]
     comparison = compared(*groups)
-    assert "98.3 % interval" in judge(comparison)[0].text
+    assert "98.3 % interval" in verdicts_of(comparison)[0].text
     assert "3 pairs of groups are compared" in notes(comparison)[0]
     assert not [note for note in notes(compared(*groups[:2])) if "Bonferroni" in note]
 
@@ -434,7 +434,7 @@ def test_verdicts_fit_into_narrow_terminals(tmp_path: Path) -> None:
     """A verdict wraps at most once at 80 columns."""
     first = write_seeds(tmp_path / "a", LOW)
     second = write_seeds(tmp_path / "b", CLOSE, {"config.dropout": 0.1})
-    lines = verdict_lines(judge(compared(first, second)))
+    lines = verdict_lines(verdicts_of(compared(first, second)))
     assert max(map(len, lines)) <= 160
 
 

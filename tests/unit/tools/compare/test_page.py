@@ -124,7 +124,7 @@ def finite(value: float | None) -> float | None:
 
 @given(all_rows=st.lists(ROWS, min_size=1, max_size=4))
 def test_curves_are_those_of_the_rows(all_rows: list[list[dict[str, float]]]) -> None:
-    """Rows without a value, and values that are no numbers, have no point."""
+    """Rows without a value, and values that are not numbers, have no point."""
     runs = [record(str(number), logged, number) for number, logged in enumerate(all_rows)]
     data = page_data(compare(runs))
     json.dumps(data, allow_nan=False)
@@ -152,7 +152,7 @@ def test_curves_are_those_of_the_rows(all_rows: list[list[dict[str, float]]]) ->
 def test_means_cover_the_updates_that_all_seeds_logged(
     all_rows: list[list[dict[str, float]]],
 ) -> None:
-    """They are those of the picture: mean and standard deviation at each of these updates."""
+    """The page has the means and standard deviations of the picture, at each of these updates."""
     runs = [record(str(number), logged, number) for number, logged in enumerate(all_rows)]
     (group,) = page_data(compare(runs))["groups"]
     for name in ("train/loss", "val/accuracy"):
@@ -207,7 +207,7 @@ def long_rows(count: int, metrics: int) -> list[dict[str, float]]:
     ("run_count", "row_count", "metrics"), [(1, 100_000, 2), (3, 6000, 5), (30, 150, 20)]
 )
 def test_page_of_long_runs_is_small(run_count: int, row_count: int, metrics: int) -> None:
-    """It has the extremes of each curve nevertheless."""
+    """The page is small, but it has the extremes of each curve."""
     logged = long_rows(row_count, metrics)
     logged[row_count // 3]["train/metric_0"] = 77.0
     logged[row_count // 2]["train/metric_0"] = -77.0
@@ -223,7 +223,7 @@ def test_page_of_long_runs_is_small(run_count: int, row_count: int, metrics: int
 
 
 def test_page_of_runs_without_rows_is_written(tmp_path: Path) -> None:
-    """So is one of runs with a single row."""
+    """Runs without rows, or with a single row, have a page."""
     empty = write_run(tmp_path / "empty", logged=[], status="running")
     short = write_run(tmp_path / "short", {"config.seed": 1}, rows([0.5]))
     file = tmp_path / "page.html"
@@ -269,7 +269,7 @@ def elements_of(text: str) -> set[str]:
 
 
 def test_texts_of_runs_are_never_markup() -> None:
-    """The page has no other elements than that of harmless runs, and shows the texts."""
+    """The page has the same elements as that of harmless runs, and shows the texts."""
     text = page_of(attacked())
     assert elements_of(text) <= structure()
     reader = Reader(text)
@@ -302,7 +302,7 @@ def test_script_is_allowed_by_its_digest_alone() -> None:
 
 
 def test_page_loads_nothing() -> None:
-    """It has no address, no element that loads a file, and no script or style that does."""
+    """The page has no address, and no element, script or style that loads a file."""
     text = page_of(compare([record("run", rows([0.5, 0.6]))]))
     assert not re.search(r"https?:|//[a-z]+\.|\burl\(|@import|\bimport\b|fetch\(|XMLHttp", text)
     for tag, attributes in Reader(text).elements:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.tools.compare.thinning import kept_places, points_per_curve
+from common.tools.compare.thinning import kept_indices, points_per_curve
 
 VALUES = st.lists(st.floats(-1e99, 1e99), min_size=1, max_size=300)
 
@@ -14,24 +14,24 @@ VALUES = st.lists(st.floats(-1e99, 1e99), min_size=1, max_size=300)
 @given(values=VALUES, limit=st.integers(4, 100))
 def test_thinned_curve_keeps_its_ends_and_extremes(values: list[float], limit: int) -> None:
     """A short curve keeps all of its points."""
-    places = kept_places([values], limit)
-    assert len(places) <= limit
-    assert places == sorted(set(places))
-    assert {0, len(values) - 1} <= set(places)
-    kept = [values[place] for place in places]
+    indices = kept_indices([values], limit)
+    assert len(indices) <= limit
+    assert indices == sorted(set(indices))
+    assert {0, len(values) - 1} <= set(indices)
+    kept = [values[index] for index in indices]
     assert (min(kept), max(kept)) == (min(values), max(values))
     if len(values) <= limit:
-        assert places == [*range(len(values))]
+        assert indices == [*range(len(values))]
 
 
 @given(pairs=st.lists(st.tuples(st.floats(-1, 1), st.floats(-1, 1)), min_size=1, max_size=300))
 def test_thinned_band_keeps_the_extremes_of_both_edges(pairs: list[tuple[float, float]]) -> None:
-    """Its edges need not have them at the same places."""
+    """The edges may have their extremes at different points."""
     columns = [[pair[edge] for pair in pairs] for edge in (0, 1)]
-    places = kept_places(columns, 40)
-    assert len(places) <= 40
+    indices = kept_indices(columns, 40)
+    assert len(indices) <= 40
     for column in columns:
-        kept = [column[place] for place in places]
+        kept = [column[index] for index in indices]
         assert (min(kept), max(kept)) == (min(column), max(column))
 
 
@@ -40,9 +40,9 @@ def test_each_part_of_a_curve_keeps_its_spike() -> None:
     values = [0.0] * 100_000
     for spike in range(7, 100_000, 10_000):
         values[spike] = 1.0 + spike
-    places = kept_places([values], 2000)
-    assert len(places) <= 2000
-    assert {*range(7, 100_000, 10_000)} <= set(places)
+    indices = kept_indices([values], 2000)
+    assert len(indices) <= 2000
+    assert {*range(7, 100_000, 10_000)} <= set(indices)
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ def test_message_of_predict_names_a_working_call(tmp_path: Path) -> None:
 
 
 def test_module_beside_a_recipe_is_found(tmp_path: Path) -> None:
-    """It is found when the recipe is launched, so it is here as well."""
+    """The module is found as it is when the recipe is launched."""
     (tmp_path / "my_own_layers.py").write_text("from torch.nn import Linear as Own\n")
     text = "from common.config import TrainingConfig as Config\nfrom my_own_layers import Own\n"
     (tmp_path / "train.py").write_text(f"{text}OBJECTIVE = 'loss:min'\n")

@@ -140,7 +140,7 @@ def test_paths_are_read_from_standard_input(
 
 
 def test_all_images_of_a_folder_are_read(predicted: Callable[..., Any], tmp_path: Path) -> None:
-    """They are sorted, subfolders and links included, and each row has the image's path."""
+    """The images are sorted, with subfolders and links, and each row has the image's path."""
     folder = tmp_path / "photos"
     for place in ("", "b", "a/deep"):
         (folder / place).mkdir(parents=True, exist_ok=True)
@@ -199,7 +199,7 @@ def test_text_model_that_lacks_a_weight_is_refused(tmp_path: Path) -> None:
 
 
 def test_outputs_that_are_not_finite_are_refused(run: Path, recipe: Path) -> None:
-    """They have no order, and JSON has no NaN."""
+    """Outputs with NaN have no order, and JSON has no NaN."""
     predictor = Predictor(run, recipe=recipe)
     torch.nn.init.constant_(predictor.model.head.weight, 3e38)
     with pytest.raises(

@@ -42,7 +42,7 @@ from common.tools.prove.receipt import (
 )
 from common.tools.prove.report import badge, show_report, table
 from common.tools.prove.results import first_differing_tensor
-from common.tools.rows import Row, first_differing_row
+from common.tools.rows import MetricsRow, first_differing_row
 from tests.git_repository import commit_all
 from tests.launch import REPOSITORY
 from tests.unit.tools.prove.observed import (
@@ -216,10 +216,14 @@ def test_any_number_of_a_record_is_read_as_it_was_written(loss: float, figure: f
 
 
 def test_rows_are_compared_without_the_clock() -> None:
-    row: Row = {"progress/global_step": 3, "train/loss": 0.5, "perf/samples_per_second": 10.0}
-    same: Row = {**row, "perf/samples_per_second": 20.0}
+    row: MetricsRow = {
+        "progress/global_step": 3,
+        "train/loss": 0.5,
+        "perf/samples_per_second": 10.0,
+    }
+    same: MetricsRow = {**row, "perf/samples_per_second": 20.0}
     assert first_differing_row([row], [same]) is None
-    nan: Row = {**row, "train/loss": float("nan")}
+    nan: MetricsRow = {**row, "train/loss": float("nan")}
     assert first_differing_row([nan], [{**nan, "train/loss": float("nan")}]) is None
     difference = first_differing_row([row], [{**row, "train/loss": 0.25}])
     assert difference == "the row of update 3 has train/loss 0.5 and 0.25"

@@ -10,8 +10,8 @@ import pytest
 from common.errors import UserError
 from common.run_directory.provenance import present_attempt
 from common.run_directory.records import PROVENANCE
-from common.tools.reproduce import code as code_of_runs
-from common.tools.reproduce.code import code_of
+from common.tools.reproduce import code as code_module
+from common.tools.reproduce.code import restored_code
 from common.tools.reproduce.past_run import PastRun
 from tests.git_repository import commit_all, git
 from tests.unit.tools.reproduce.made_up_runs import write_past_run
@@ -42,7 +42,7 @@ def run_of(recipe: Path, folder: Path) -> PastRun:
 
 def test_unchanged_code_is_used_where_it_is(recipe: Path, tmp_path: Path) -> None:
     """Nothing is copied."""
-    with code_of(run_of(recipe, tmp_path / "run"), False) as code:
+    with restored_code(run_of(recipe, tmp_path / "run"), False) as code:
         assert code.recipe == recipe
 
 
@@ -55,14 +55,14 @@ def test_changed_code_is_restored_elsewhere(recipe: Path, tmp_path: Path, change
     if change == "commit":
         git(root, "commit", "--quiet", "--all", "--message", "later")
     state = (git(root, "rev-parse", "HEAD"), git(root, "diff"), recipe.read_text())
-    with code_of(past, False) as code:
+    with restored_code(past, False) as code:
         assert code.recipe.read_text() == "x = 2\n"
         assert code.trees[0].patch_sha256 == past.attempt.trees[0].patch_sha256
         restored = code.recipe
     assert not restored.exists()
     assert git(root, "worktree", "list").count("\n") == 0
     assert (git(root, "rev-parse", "HEAD"), git(root, "diff"), recipe.read_text()) == state
-    with code_of(past, True) as code:
+    with restored_code(past, True) as code:
         assert code.recipe == recipe
 
 
@@ -72,17 +72,17 @@ def test_recipe_without_a_repository_is_restored(tmp_path: Path) -> None:
     recipe.parent.mkdir()
     recipe.write_text("x = 1\n")
     past = run_of(recipe, tmp_path / "run")
-    with code_of(past, False) as code:
+    with restored_code(past, False) as code:
         assert code.recipe == recipe
     recipe.unlink()
     recipe.parent.rmdir()
-    with code_of(past, False) as code:
+    with restored_code(past, False) as code:
         assert code.recipe.read_text() == "x = 1\n"
     with (
         pytest.raises(
             UserError, match="does not exist: put the code there, or leave out --present-code"
         ),
-        code_of(past, True),
+        restored_code(past, True),
     ):
         pass
 
@@ -96,15 +96,18 @@ def test_missing_or_damaged_parts_are_named(recipe: Path, tmp_path: Path) -> Non
     patch = past.directory / PROVENANCE / tree.patch
     contents = patch.read_bytes()
     patch.write_bytes(contents + b"\n")
-    with pytest.raises(UserError, match="has changed since the run wrote it"), code_of(past, False):
+    with (
+        pytest.raises(UserError, match="has changed since the run wrote it"),
+        restored_code(past, False),
+    ):
         pass
     patch.unlink()
-    with pytest.raises(UserError, match="can't be read"), code_of(past, False):
+    with pytest.raises(UserError, match="can't be read"), restored_code(past, False):
         pass
     patch.write_bytes(contents)
     lost = tree.model_copy(update={"commit": "ab" * 20})
     with ExitStack() as stack, pytest.raises(UserError, match="git fetch"):
-        code_of_runs.place(lost, past, stack)
+        code_module.restore(lost, past, stack)
 
 
 def test_hooks_of_the_repository_do_not_run(recipe: Path, tmp_path: Path) -> None:
@@ -115,5 +118,5 @@ def test_hooks_of_the_repository_do_not_run(recipe: Path, tmp_path: Path) -> Non
     hook.parent.mkdir(exist_ok=True)
     hook.write_text(f"#!/bin/sh\ntouch {tmp_path / 'ran'}\n")
     hook.chmod(0o755)
-    with code_of(past, False):
+    with restored_code(past, False):
         assert not (tmp_path / "ran").exists()

@@ -52,7 +52,7 @@ def test_equal_runs_differ_in_the_clock_alone(first: PastRun, tmp_path: Path) ->
 
 @pytest.mark.parametrize("place", range(3))
 def test_first_differing_row_is_named(first: PastRun, tmp_path: Path, place: int) -> None:
-    """By its update, with the row before it, and with the difference at the end."""
+    """The text has the row's update, the update before it, and the difference at the end."""
     losses = [*LOSSES]
     for later in range(place, 3):
         losses[later] += 2**-50
@@ -72,7 +72,7 @@ def test_first_differing_row_is_named(first: PastRun, tmp_path: Path, place: int
 def test_nan_equals_nan_alone(
     tmp_path: Path, losses: tuple[float | None, ...], is_equal: bool
 ) -> None:
-    """It is null in a row. A row that is missing is a difference, too."""
+    """NaN is null in a row. A missing row is a difference, too."""
     first = write_past_run(tmp_path / "first", losses=(1.5, None, 1.0))
     second = write_past_run(tmp_path / "second", losses=losses)
     assert (conclusion(first, second)[0] == "equal bits") is is_equal
@@ -135,7 +135,7 @@ def test_another_experiment_is_no_reproduction(
     second = write_past_run(tmp_path / "second", losses=(1, 1, 1), accuracy=accuracy, **changes)
     result, status, explanation = conclusion(first, second, tolerance=0.5)
     assert (result, status) == ("another experiment", ANOTHER_EXPERIMENT)
-    assert explanation.startswith(f"this is another experiment than the run: {choice} was ")
+    assert explanation.startswith(f"this is a different experiment: {choice} was ")
     equal = write_past_run(tmp_path / "equal", **changes)
     assert conclusion(first, equal)[:2] == ("equal bits", 0)
 
@@ -148,7 +148,7 @@ def test_another_experiment_is_no_reproduction(
 def test_tolerance_of_an_accuracy_follows_from_its_samples(
     tmp_path: Path, count: int | None, accuracy: float, is_within: bool
 ) -> None:
-    """It is two standard errors of the difference of two proportions."""
+    """The tolerance is two standard errors of the difference of two proportions."""
     runs = []
     for name, value in (("first", 0.94), ("second", accuracy)):
         run = write_past_run(tmp_path / name, accuracy=value)
@@ -199,14 +199,14 @@ def test_differing_fact_explains_other_bits(
     ],
 )
 def test_other_facts_are_no_excuse(first: PastRun, tmp_path: Path, changes: dict[str, Any]) -> None:
-    """They are shown, and they change no bits."""
+    """Facts that change no bits are shown, but they do not explain a difference."""
     second = write_past_run(tmp_path / "second", losses=(1, 1, 1), **changes)
     assert not any(difference.changes_bits for difference in differences_of(first, second))
     assert conclusion(first, second)[1] == UNEXPLAINED
 
 
 def test_another_machine_may_draw_other_initial_weights(first: PastRun, tmp_path: Path) -> None:
-    """By their last bits, so this is no other experiment; another number of threads does not."""
+    """A device may change the last bits of the weights, but a number of machines may not."""
     other_weights: dict[str, Any] = {"losses": (1, 1, 1), "initial_weights": "01" * 32}
     device = {"device": "another abacus"}
     second = write_past_run(tmp_path / "second", environment=device, **other_weights)
@@ -234,7 +234,7 @@ def test_change_between_attempts_explains_other_bits(tmp_path: Path) -> None:
     resumed = read_past_run(first.directory)
     (gap,) = resumed.gaps()
     assert gap.startswith(
-        "it went on with processes: 1 instead of 2, threads per process: 2 instead of 1 at update 4"
+        "it resumed with processes: 1 instead of 2, threads per process: 2 instead of 1 at update 4"
     )
     second = write_past_run(tmp_path / "second", losses=(1, 1, 1), attempt=environment)
     result, status, explanation = conclusion(resumed, second)

@@ -10,7 +10,7 @@ import pytest
 from common.errors import UserError
 from common.run_directory.provenance import present_attempt
 from common.run_directory.records import PROVENANCE
-from common.tools.reproduce.code import code_of
+from common.tools.reproduce.code import restored_code
 from common.tools.reproduce.comparison import compare_weights
 from common.tools.reproduce.facts import differences_of
 from common.tools.reproduce.past_run import read_original, read_past_run
@@ -41,7 +41,7 @@ def test_paths_are_replaced_by_names(text: str, expected: str) -> None:
 
 
 def test_published_run_has_no_paths_and_is_signed(tmp_path: Path) -> None:
-    """It has what a reproduction compares, and no weights."""
+    """A published run has the records that a reproduction compares, but no weights."""
     run = write_past_run(
         tmp_path / "first",
         config={"dataset": "/data/My Digits", "model": "/data/minilm", "output_dir": "/runs/first"},
@@ -103,12 +103,15 @@ def test_code_of_a_published_run_is_found_around_it(tmp_path: Path) -> None:
     recipe.write_text("x = 1\n")
     clone = recipe.parent.rename(tmp_path / "clone")
     published = read_past_run(clone / "results")
-    with code_of(published, False) as code:
+    with restored_code(published, False) as code:
         assert code.recipe.read_text() == "x = 2\n"
-    with code_of(published, True) as code:
+    with restored_code(published, True) as code:
         assert code.recipe == clone / "tiny.py"
     elsewhere = Path(shutil.copytree(clone / "results", tmp_path / "elsewhere"))
-    with pytest.raises(UserError, match="is not in"), code_of(read_past_run(elsewhere), False):
+    with (
+        pytest.raises(UserError, match="is not in"),
+        restored_code(read_past_run(elsewhere), False),
+    ):
         pass
 
 

@@ -27,11 +27,11 @@ def test_other_data_are_told_before_the_training(
     write_past_run(tmp_path / "new", data={**DATA, "fingerprint": "two"})
     (tmp_path / "new" / "provenance" / "attempts.json").unlink()  # written a little later
     check = FirstCheck(past, past, [])
-    check.compare(tmp_path / "new")
+    check.compare_facts(tmp_path / "new")
     printed = " ".join(capsys.readouterr().out.split())
-    assert "this is another experiment than the run: data's fingerprint was one and is" in printed
+    assert "this is a different experiment: data's fingerprint was one and is" in printed
     assert "Ctrl-C stops it" in printed
-    check.compare(tmp_path / "new")
+    check.compare_facts(tmp_path / "new")
     assert capsys.readouterr().out == ""
 
 
@@ -41,7 +41,7 @@ def test_what_is_on_the_screen_is_not_repeated(
     """The first check shows what is new, and so does the last one."""
     new = write_past_run(tmp_path / "new", data=DATA, environment={"world_size": 2})
     check = FirstCheck(past, past, differences_of(past, new))
-    check.compare(new.directory)
+    check.compare_facts(new.directory)
     assert capsys.readouterr().out == ""
     other = write_past_run(tmp_path / "other", data=DATA, environment={"threads_per_process": 3})
     check = FirstCheck(write_past_run(tmp_path / "first", data=DATA), past, [])

@@ -30,7 +30,7 @@ def test_equal_groups_are_called_different_in_five_percent(
 
 
 def test_intervals_cover_the_true_difference() -> None:
-    """They miss it in about five percent of the experiments, wherever it is."""
+    """The intervals miss the true difference in about five percent of the experiments."""
     _, missed = error_rates(np.random.default_rng(2), (5, 8, 2.0), REPETITIONS, 1.7)
     assert missed == pytest.approx(0.05, abs=TOLERANCE)
 

@@ -47,7 +47,7 @@ def test_interval_agrees_with_scipy(
 
 
 def test_values_that_are_no_numbers_are_left_out() -> None:
-    """They are missing, and not zero."""
+    """NaN and infinities count as missing, and not as zero."""
     assert Sample.of([1.0, math.nan, 3.0, math.inf, -math.inf]) == Sample(2, 2.0, math.sqrt(2.0))
     assert Sample.of([math.nan]) == Sample(0, None, None)
     assert Sample.of([0.5]) == Sample(1, 0.5, None)
@@ -65,7 +65,7 @@ def test_values_that_are_no_numbers_are_left_out() -> None:
     ],
 )
 def test_too_little_gives_no_interval(first: list[float], second: list[float]) -> None:
-    """Neither an interval nor a number of runs."""
+    """Too few values give neither an interval nor a number of runs."""
     samples = Sample.of(first), Sample.of(second)
     assert welch_interval(*samples) is None
     assert runs_needed(*samples) is None

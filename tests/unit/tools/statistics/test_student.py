@@ -16,7 +16,7 @@ DEGREES = st.one_of(st.floats(1.0, 50.0), st.floats(1.0, 0.999 * MANY_DEGREES))
 
 @given(probability=st.floats(1e-9, 1 - 1e-9), degrees=DEGREES)
 def test_quantile_agrees_with_scipy(probability: float, degrees: float) -> None:
-    """Also far in the tails, and for degrees of freedom that are no integer."""
+    """They agree far in the tails, and for degrees of freedom that are not an integer."""
     expected = float(special.stdtrit(degrees, probability))
     assert quantile(probability, degrees) == pytest.approx(expected, rel=1e-7, abs=1e-12)
 
@@ -30,13 +30,13 @@ def test_tail_agrees_with_scipy(t: float, degrees: float) -> None:
 
 @given(probability=st.floats(0.001, 0.999), degrees=DEGREES)
 def test_tail_of_a_quantile_is_its_probability(probability: float, degrees: float) -> None:
-    """Both directions agree with each other."""
+    """The tail probability is the inverse of the quantile."""
     assert 1 - tail(quantile(probability, degrees), degrees) == pytest.approx(probability, rel=1e-9)
 
 
 @pytest.mark.parametrize("degrees", [MANY_DEGREES, 1e9, math.inf])
 def test_many_degrees_are_the_normal_distribution(degrees: float) -> None:
-    """There is no step where it takes over."""
+    """The quantile has no step where the normal distribution stands in."""
     assert quantile(0.975, degrees) == pytest.approx(1.959963984540054, rel=1e-12)
     assert quantile(0.975, 0.999 * MANY_DEGREES) == pytest.approx(1.959963984540054, rel=3e-6)
     assert tail(1.959963984540054, degrees) == pytest.approx(0.025, rel=1e-12)

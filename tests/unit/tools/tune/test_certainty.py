@@ -138,7 +138,7 @@ def test_trials_that_differ_in_the_seed_are_one_group(tmp_path: Path) -> None:
 
 
 def test_clear_lead_over_seeds(tmp_path: Path) -> None:
-    """It is more than the choice of seeds explains."""
+    """A clear lead is more than the choice of seeds explains."""
     records = seeded_trials(
         tmp_path,
         *((0.950, 0.2, 0), (0.951, 0.2, 1), (0.952, 0.2, 2)),
@@ -189,13 +189,13 @@ def test_lead_must_exceed_that_of_the_luckiest_of_many(tmp_path: Path) -> None:
     _, default, advice = certainty_lines(trials(tmp_path / "all", *values), recipe(), SPACE)
     assert "so they can't be told apart (the recipe's default values)" in default
     assert "the best of 20 is partly the luckiest" in advice
-    stopped_early = certainty_lines(pair, recipe(), SPACE, chosen_from=20)
+    stopped_early = certainty_lines(pair, recipe(), SPACE, tried_settings=20)
     assert "so they can't be told apart (the second)" in stopped_early[0]
 
 
 @given(candidates=st.integers(2, 200), lead=st.floats(0, 5))
 def test_limit_agrees_with_scipy(candidates: int, lead: float) -> None:
-    """It is the quantile of the normal distribution, divided among the rivals."""
+    """The limit is the quantile of the normal distribution, with Bonferroni's correction."""
     limit = float(stats.norm.isf(0.025 / (candidates - 1)))
     if abs(lead - limit) > 1e-6:
         assert exceeds_chance(lead, 1.0, candidates) == (lead > limit)
@@ -246,5 +246,5 @@ def error_rate_by_seeds(candidates: int, seeds: int, repetitions: int) -> float:
 
 @pytest.mark.parametrize(("candidates", "seeds"), [(2, 3), (10, 3), (10, 5)])
 def test_best_of_equal_settings_is_rarely_called_better(candidates: int, seeds: int) -> None:
-    """The interval of the seeds is as wide as the number of settings asks for."""
+    """The interval is wide enough for the number of settings that were tried."""
     assert error_rate_by_seeds(candidates, seeds, 1500) < 0.05

@@ -17,9 +17,9 @@ from optuna.trial import TrialState
 from common.errors import UserError
 from common.tools.compare.readers import read_directory
 from common.tools.recipe import load_recipe
-from common.tools.tune.recovery import given_flags, means
+from common.tools.tune.recovery import denotes, stated_flags
 from common.tools.tune.space import command_words, parse_space
-from common.tools.tune.study import open_study, reconciled, with_defaults
+from common.tools.tune.study import consistent_study, open_study, with_defaults
 from tests.conftest import first
 from tests.unit.tools.tune.test_search import STUB
 
@@ -50,14 +50,14 @@ def searched(directory: Path, trials: int = 3) -> None:
 def reopened(directory: Path) -> Study:
     """Reopen the search as the command does."""
     study = open_study(directory, RECIPE.objective, True, SPACE)
-    return reconciled(directory, study, RECIPE, True, SPACE, SHARED)
+    return consistent_study(directory, study, RECIPE, True, SPACE, SHARED)
 
 
 def insist_on_credit(study: Study, directory: Path) -> None:
     """Check that each result of a study is that of the values in the trial's own directory."""
     for trial in study.get_trials(states=(TrialState.COMPLETE,)):
         run = read_directory(directory / f"trial-{trial.number:03d}")
-        flags = given_flags(run)
+        flags = stated_flags(run)
         arguments = command_words(SPACE, trial.params)
         assert (float(arguments[1]), int(arguments[3])) == (
             flags["learning_rate"],
@@ -163,7 +163,7 @@ def test_rebuilt_study_keeps_failures_and_unfinished_trials(tmp_path: Path) -> N
     shared = [*SHARED, "--fail-above", "0.01"]
     study = open_study(tmp_path, RECIPE.objective, True, SPACE)
     with pytest.raises(UserError, match=r"trial-000 .*--fail-above 1000000000\.0"):
-        reconciled(tmp_path, study, RECIPE, True, SPACE, shared)
+        consistent_study(tmp_path, study, RECIPE, True, SPACE, shared)
     shutil.rmtree(tmp_path / "trial-001")
     study = reopened(tmp_path)
     names = [trial.state.name for trial in study.get_trials()]
@@ -186,7 +186,7 @@ def test_rebuilt_study_keeps_failures_and_unfinished_trials(tmp_path: Path) -> N
 def test_foreign_run_is_refused(
     flags: dict[str, Any], message: str, number: int, tmp_path: Path
 ) -> None:
-    """It may lie in the place of an earlier trial or of a future one."""
+    """The other run may be in the folder of an earlier trial or of a future trial."""
     searched(tmp_path, trials=2)
     place = tmp_path / f"trial-{number:03d}"
     shutil.rmtree(place, ignore_errors=True)
@@ -205,14 +205,14 @@ def test_whole_study_is_not_rebuilt(tmp_path: Path) -> None:
 
 
 def test_choices_are_compared_as_values() -> None:
-    """They compare as the recipe's parser reads them."""
+    """Choices are compared as the recipe's parser reads them."""
     for choice, value in (("64", 64), ("1e-2", 0.01), ("8 16", [8, 16]), ("true", True)):
-        assert means(choice, value)
+        assert denotes(choice, value)
     for choice, value in (("64", 65), ("8 16", [8]), ("true", False), ("no", "yes"), ("x", 1)):
-        assert not means(choice, value)
+        assert not denotes(choice, value)
 
 
 def test_default_validation_share_is_part_of_the_command() -> None:
-    """A stated share replaces it."""
+    """A validation share on the command line replaces the default."""
     assert with_defaults(["--seed", "1"]) == ["--seed", "1", "--validation-share", "0.1"]
     assert with_defaults(["--validation-share", "0.2"]) == ["--validation-share", "0.2"]

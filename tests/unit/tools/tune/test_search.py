@@ -382,7 +382,7 @@ def test_trial_without_evaluation_is_refused(tmp_path: Path) -> None:
 
 
 def test_preempted_trial_is_left_for_later(tmp_path: Path) -> None:
-    """It ends the search, which can resume with this trial."""
+    """A preempted trial ends the search, which can resume with this trial."""
     script = tmp_path / "preempted.py"
     script.write_text(
         STUB.read_text().replace(

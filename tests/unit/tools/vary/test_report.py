@@ -103,7 +103,7 @@ def test_variants_that_never_matter_are_still_variants(tmp_path: Path) -> None:
 def test_seeds_of_other_code_or_versions_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An upgrade between the seeds of a variant is no spread of seeds. The file warns, too."""
+    """An upgrade between the seeds of a variant is a warning, also in the file."""
     first = write_variant(tmp_path, 0.0, [0.90, 0.91], [0.9, 0.9])
     second = write_variant(tmp_path, 0.1, [0.90, 0.91], [0.9, 0.9])
     config = Path(second[1], "config.json")

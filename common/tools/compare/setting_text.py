@@ -1,4 +1,4 @@
-"""How settings of runs look as text."""
+"""Formats the settings of runs as text."""
 
 from common.track.names import UNKNOWN
 

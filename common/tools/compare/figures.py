@@ -1,0 +1,199 @@
+"""The figures of one run, such as its throughput, its peak memory and its final accuracy."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import Literal
+
+from common.objective import PREFIXES, Split
+from common.tools.compare.readers import RunRecord
+from common.tools.statistics.samples import proportion_error
+from common.track.names import (
+    EFFICIENCY,
+    OTHER_CPU,
+    PEAK,
+    STEP,
+    THROUGHPUT,
+    is_proportion,
+    precision_name,
+)
+
+FIGURES = (
+    *(THROUGHPUT, "perf/tokens_per_second", "perf/mfu", "perf/goodput", PEAK),
+    *("perf/joules_per_sample", "time/train_seconds", "time/total_seconds", OTHER_CPU),
+)
+MemoryKind = Literal["device", "host"]
+MEMORY_METRICS: dict[MemoryKind, str] = {
+    "device": "memory/peak_allocated_mib",
+    "host": "memory/host_rss_mib",
+}
+
+
+@dataclass(frozen=True)
+class RunFigures:
+    """The figures of one run. A figure that is unknown is None."""
+
+    status: str  # how far an unfinished run came is part of it
+    processes: int
+    objective: str  # such as "accuracy:max"
+    metrics: dict[str, float | None]  # the metrics in `FIGURES`, by name
+    memory_kind: MemoryKind | None  # whose memory the peak is of
+    mfu_kind: str  # the peak that `perf/mfu` is a share of, such as "of the bf16 peak"
+    final: dict[str, float]  # the metrics of the final evaluation, without their split
+    final_split: Split  # the split of the final evaluation
+    final_samples: float | None  # the number of samples in the final evaluation
+    final_standard_error: float | None  # that of the final objective, from `final_samples`
+    best: float | None  # the best value of the objective in training's own evaluations
+    best_split: Split  # the split of training's own evaluations
+    best_standard_error: float | None  # that of `best`, from the number of samples
+    reached_target: bool | None  # None without a target, or before the first evaluation
+    steps_to_target: float | None  # the update at which the target was first reached
+    seconds_to_target: float | None  # the training time at which the target was first reached
+    # These three compare the run with the baseline; `with_ratios` computes them.
+    throughput_ratio: float | None = None
+    memory_ratio: float | None = None
+    scaling_efficiency: float | None = None
+
+    def to_json(self) -> dict[str, object]:
+        """Return the figures by the names that `--json` prints."""
+        return {
+            "status": self.status,
+            "processes": self.processes,
+            "objective": self.objective,
+            **self.metrics,
+            "memory_kind": self.memory_kind,
+            "mfu_kind": self.mfu_kind,
+            "final": self.final,
+            "final_split": self.final_split,
+            "final_samples": self.final_samples,
+            "final_standard_error": self.final_standard_error,
+            "best": self.best,
+            "best_split": self.best_split,
+            "best_standard_error": self.best_standard_error,
+            "reached_target": self.reached_target,
+            "steps_to_target": self.steps_to_target,
+            "seconds_to_target": self.seconds_to_target,
+            "throughput_ratio": self.throughput_ratio,
+            "memory_ratio": self.memory_ratio,
+            EFFICIENCY: self.scaling_efficiency,
+        }
+
+
+def figures_of(run: RunRecord, target: float | None) -> RunFigures:
+    """Return a run's figures, without its ratios to a baseline.
+
+    Args:
+        run: the run, finished or not.
+        target: a value of the run's objective. None if there is no target, or if the target is a
+            value of a different objective.
+    """
+    best_split, final_split = run.splits
+    final = final_metrics(run)
+    # A run without a summary has not ended. Its best value is the best so far.
+    best = run.summary.get(run.objective.best_key, run.objective.best(run.values(run.goal)))
+    memory_kind, peak = peak_memory(run)
+    metrics = {name: figure_of_run(run, name) for name in FIGURES}
+    metrics[PEAK] = peak  # runs log no metric of this name
+    can_reach_target = target is not None and bool(run.values(run.goal))
+    row_at_target = first_row_at_target(run, target)
+    return RunFigures(
+        status=status_text(run),
+        processes=run.saved_config.environment.world_size,
+        objective=str(run.objective),
+        metrics=metrics,
+        memory_kind=memory_kind,
+        mfu_kind=mfu_kind(run),
+        final=final,
+        final_split=final_split,
+        final_samples=evaluated_samples(run, final_split),
+        final_standard_error=standard_error(run, final.get(run.objective.metric), final_split),
+        best=best,
+        best_split=best_split,
+        best_standard_error=standard_error(run, best, best_split),
+        reached_target=bool(row_at_target) if can_reach_target else None,
+        steps_to_target=row_at_target.get(STEP),
+        seconds_to_target=row_at_target.get("time/train_seconds"),
+    )
+
+
+def status_text(run: RunRecord) -> str:
+    """Return a run's status, and how far an unfinished run came."""
+    if run.status == "finished":
+        return run.status
+    return f"{run.status} at step {run.last_step:,} of {run.saved_config.plan.total_steps}"
+
+
+def mfu_kind(run: RunRecord) -> str:
+    """Return the peak rate that a run's MFU is a share of: it depends on the precision."""
+    measured = "measured " if run.saved_config.peak.source == "measured" else ""
+    precision = precision_name(run.saved_config.environment.mixed_precision)
+    return f"of the {measured}{precision} peak"
+
+
+def standard_error(run: RunRecord, value: float | None, split: Split) -> float | None:
+    """Return the standard error of a value of the run's objective, from its number of samples.
+
+    The error comes from the chance in which samples a split happens to have. It is known for
+    proportions such as an accuracy, and None for other metrics.
+
+    Args:
+        value: a value of the objective; None if unknown.
+        split: the split that the value was measured on, "validation" or "test".
+    """
+    count = evaluated_samples(run, split)
+    if value is None or count is None or not is_proportion(run.objective.metric):
+        return None
+    return proportion_error(value, count)
+
+
+def evaluated_samples(run: RunRecord, split: Split) -> float | None:
+    """Return the number of samples of a run's last evaluation on a split; None if unknown."""
+    name = f"{PREFIXES[split]}/count"
+    counts = [row[name] for row in (*run.rows, run.summary) if name in row]
+    return counts[-1] if counts else None
+
+
+def peak_memory(run: RunRecord) -> tuple[MemoryKind | None, float | None]:
+    """Return whose memory was measured, and its peak in MiB; both are None if neither was logged.
+
+    The device's memory comes first. The host's memory stands in where the run logged no other.
+    """
+    for memory_kind, name in MEMORY_METRICS.items():
+        values = [row[name] for row in (*run.rows, run.summary) if name in row]
+        if values:
+            return memory_kind, max(values)
+    return None, None
+
+
+def final_metrics(run: RunRecord) -> dict[str, float]:
+    """Return the metrics of the final evaluation, without the prefix of their split."""
+    # The pattern leaves out best values, which belong to earlier evaluations, and names with a full
+    # stop, which W&B adds.
+    pattern = re.compile(rf"{PREFIXES[run.splits[1]]}/(?!best_)([^.]+)")
+    matches = {name: pattern.fullmatch(name) for name in run.summary}
+    return {match[1]: run.summary[name] for name, match in matches.items() if match}
+
+
+def first_row_at_target(run: RunRecord, target: float | None) -> Mapping[str, float]:
+    """Return the first row in which the objective reached a target; empty if no row did."""
+    if target is None:
+        return {}
+    for row in run.rows:
+        if run.goal in row and run.objective.reaches(row[run.goal], target):
+            return row
+    return {}
+
+
+def figure_of_run(run: RunRecord, metric: str) -> float | None:
+    """Return one figure for a whole run, such as its throughput; None if it is unknown.
+
+    The summary has the figure, but only after the end of the run. Until then the logged values give
+    an estimate: the median of the log intervals for speed and energy, whose values go up and down,
+    and the largest value for times, which only grow.
+    """
+    values = run.values(metric)
+    estimate = None
+    if values:
+        estimate = median(values) if metric.startswith("perf/") else max(values)
+    return run.summary.get(metric, estimate)
