@@ -1,4 +1,4 @@
-"""Optuna's study of a search: open it, keep it in agreement with the trials, rank its trials."""
+"""Opens Optuna's study of a search, keeps it consistent with the trials, and ranks its trials."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -26,14 +26,14 @@ def open_study(directory: Path, objective: Objective, prune: bool, space: Space)
     """Open the study of a directory, or begin one.
 
     Raises:
-        UserError: the study is damaged, or belongs to another search.
+        UserError: the study is damaged, or belongs to a different search.
     """
     path = directory / STUDY
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     pruner: optuna.pruners.BasePruner = optuna.pruners.NopPruner()
     if prune:  # a single epoch would be too little to judge by
         pruner = optuna.pruners.MedianPruner(n_warmup_steps=STEPS_PER_EPOCH + 1)
-    with usable(path, Exception):  # Optuna fails in many ways on a damaged file
+    with study_errors_for_users(path, Exception):  # Optuna fails in many ways on a damaged file
         study = optuna.create_study(
             storage=f"sqlite:///{path}",
             study_name="search",
@@ -71,7 +71,7 @@ def seed_sampler(study: Study, trial_count: int) -> None:
     study.sampler = optuna.samplers.TPESampler(seed=trial_count)
 
 
-def reconciled(
+def consistent_study(
     directory: Path, study: Study, recipe: Recipe, prune: bool, space: Space, shared: Sequence[str]
 ) -> Study:
     """Return the study, rebuilt from the trials' directories if it disagrees with them.
@@ -82,16 +82,16 @@ def reconciled(
     objective = recipe.objective
     on_disk = TrialsOnDisk.read(directory, recipe, space, with_defaults(shared))
     path = directory / STUDY
-    with usable(path, Exception):
+    with study_errors_for_users(path, Exception):
         difference = on_disk.disagreement(study, space, objective.best_key)
     if difference is None:
         return study
     trials = on_disk.as_trials(space, objective.best_key, f"val/{objective.metric}")
     with writing(str(path)):
-        aside = put_aside(path)
+        renamed_path = put_aside(path)
     say(
         f"{path.name} does not fit the trials ({difference}), so it was rebuilt; the old file is "
-        f"{aside.name}"
+        f"{renamed_path.name}"
     )
     study = open_study(directory, objective, prune, space)
     study.add_trials(trials)
@@ -99,19 +99,21 @@ def reconciled(
     return study
 
 
-def usable(path: Path, errors: type[Exception] = SQLAlchemyError) -> AbstractContextManager[None]:
+def study_errors_for_users(
+    path: Path, errors: type[Exception] = SQLAlchemyError
+) -> AbstractContextManager[None]:
     """Turn errors from a damaged study file, or from a full disk, into a `UserError`.
 
     Args:
         path: the study's file, for the message.
-        errors: the class of the errors to turn. `Exception` is right only around code that does
+        errors: the class of the errors to convert. Pass `Exception` only around code that does
             nothing but use the study.
     """
     advice = (
         "free some space if the disk is full; otherwise, move this file elsewhere, and repeat the "
         "command, which rebuilds the file from the trials"
     )
-    # SQLAlchemy's other lines are the query and an address.
+    # The other lines of SQLAlchemy's message are the query and an address.
     return as_user_error(errors, f"{path} can't be used", advice, first_line=True)
 
 

@@ -19,7 +19,7 @@ from common.tools.tune.command import main, read_command_line
 from common.tools.tune.search import Search
 from common.tools.tune.settings import SearchSettings
 from common.tools.tune.space import parse_space
-from common.tools.tune.study import open_study, usable
+from common.tools.tune.study import open_study, study_errors_for_users
 from tests.unit.damage import broken, wrong
 from tests.unit.tools.compare.run_folders import write_run
 from tests.unit.tools.tune.test_search import STUB
@@ -89,7 +89,7 @@ def test_damaged_trial_is_named_or_tolerated(
 
 
 def test_damaged_settings_are_named_or_tolerated(tmp_path: Path) -> None:
-    """This goes through damaged contents of `search.json`."""
+    """Damaged contents of `search.json` give one sentence, or do not matter."""
     path = tmp_path / "search.json"
     value = dataclasses.asdict(SearchSettings(str(STUB), FLAGS))
     whole = json.dumps(value).encode()
@@ -109,7 +109,7 @@ def test_damaged_settings_are_named_or_tolerated(tmp_path: Path) -> None:
 
 
 def test_damaged_study_is_named_or_tolerated(tmp_path: Path, thorough: bool) -> None:
-    """This goes through damaged contents of `study.db`."""
+    """Damaged contents of `study.db` give one sentence, or do not matter."""
     space, _ = parse_space(FLAGS, load_recipe(STUB))
     path = tmp_path / "study.db"
     study = open_study(tmp_path, GOAL, True, space)
@@ -118,7 +118,7 @@ def test_damaged_study_is_named_or_tolerated(tmp_path: Path, thorough: bool) -> 
     whole = path.read_bytes()
 
     def go_on() -> None:
-        with usable(path):
+        with study_errors_for_users(path):
             study = open_study(tmp_path, GOAL, True, space)
             study.tell(study.ask(dict(space)), 0.4)
 
