@@ -18,10 +18,10 @@ from common.tools.prove.instruments.updates import (
     FIRST_WEIGHTS,
     LATER_WEIGHTS,
 )
-from common.tools.prove.notes import Mixers, OptimizerStep
+from common.tools.prove.notes import OptimizerStep, SampleMixing
 from common.tools.prove.observation import (
-    Evaluated,
     MicroBatch,
+    ObservedEvaluation,
     ObservedRun,
     Recorded,
     differing,
@@ -50,7 +50,7 @@ TOLERANCES = (
 
 
 @dataclass(frozen=True)
-class Way:
+class UpdateLayout:
     """How an update is divided: micro-batch size, accumulation, processes."""
 
     batch_size: int
@@ -63,24 +63,24 @@ class Way:
 
 
 @dataclass(frozen=True)
-class Ways:
+class UpdateLayouts:
     """Three ways of making the same updates."""
 
-    whole: Way
-    divided: Way
-    distributed: Way
+    whole: UpdateLayout
+    divided: UpdateLayout
+    distributed: UpdateLayout
 
 
-def ways_of(bench: Bench) -> Ways:
+def update_layouts(bench: Bench) -> UpdateLayouts:
     """Return three ways of making updates of about as many samples as those of the proof."""
     half = max(1, bench.batch_size * bench.accumulation // 2)
-    return Ways(Way(2 * half, 1), Way(half, 2), Way(half, 1, processes=2))
+    return UpdateLayouts(UpdateLayout(2 * half, 1), UpdateLayout(half, 2), UpdateLayout(half, 1, processes=2))
 
 
-def run_of(
+def run_with_layout(
     bench: Bench,
     name: str,
-    way: Way,
+    way: UpdateLayout,
     *,
     interruptions: tuple[Interruption, ...] = (),
     resumed_processes: int | None = None,
@@ -264,7 +264,7 @@ def evaluations_of(run: ObservedRun) -> dict[tuple[int, str], dict[str, float]]:
     """Return the figures of each evaluation of rank 0, by update and phase."""
     return {
         (record.step, record.phase): record.figures
-        for launch, record in run.all(Evaluated)
+        for launch, record in run.all(ObservedEvaluation)
         if launch.rank == 0
     }
 
@@ -282,8 +282,8 @@ def drawn_generators(run: ObservedRun) -> list[str]:
     return sorted(names)
 
 
-def mixers_of(run: ObservedRun) -> Mixers:
+def sample_mixing_of(run: ObservedRun) -> SampleMixing:
     """Return what mixes the samples of a micro-batch in a run."""
-    for _, mixers in run.all(Mixers):
+    for _, mixers in run.all(SampleMixing):
         return mixers
-    return Mixers(step=0, layers=[], couples_samples=False)
+    return SampleMixing(step=0, layers=[], couples_samples=False)

@@ -11,7 +11,7 @@ from common.tools.prove.comparison import (
     TOLERANCES,
     WEIGHTS,
     UpdateDifference,
-    Way,
+    UpdateLayout,
     differing_figure,
     first_differing_update,
     updates_of,
@@ -24,30 +24,30 @@ RATIO = 0.02  # relative; by how much a ratio of gradients may differ from a who
 
 
 @dataclass(frozen=True)
-class Pair:
+class RunPair:
     """Two runs that should make the same updates, and how each makes them."""
 
     first: ObservedRun
     second: ObservedRun
-    first_way: Way
-    second_way: Way
+    baseline_layout: UpdateLayout
+    variant_layout: UpdateLayout
 
     def first_difference(self) -> UpdateDifference | None:
         """Return where the updates differ first beyond the tolerance; None if they agree."""
         return first_differing_update(updates_of(self.first), updates_of(self.second))
 
 
-def summary(pair: Pair) -> str:
+def summary(pair: RunPair) -> str:
     """Return what was compared, in words."""
     updates = len(updates_of(pair.first).keys() & updates_of(pair.second).keys())
-    return f"{updates} updates, {pair.second_way} against {pair.first_way} ({TOLERANCES})"
+    return f"{updates} updates, {pair.variant_layout} against {pair.baseline_layout} ({TOLERANCES})"
 
 
-def values_of(pair: Pair, difference: UpdateDifference) -> str:
+def values_in_words(pair: RunPair, difference: UpdateDifference) -> str:
     """Return both values of a difference, with the ways that gave them."""
     return (
-        f"{difference.second:.6g} with {pair.second_way} and {difference.first:.6g} with "
-        f"{pair.first_way}"
+        f"{difference.second:.6g} with {pair.variant_layout} and {difference.first:.6g} with "
+        f"{pair.baseline_layout}"
     )
 
 
@@ -56,25 +56,25 @@ def is_near(ratio: float, number: float) -> bool:
     return math.isclose(ratio, number, rel_tol=RATIO)
 
 
-def cause_of_optimizers(pair: Pair, difference: UpdateDifference) -> Cause:
+def cause_of_optimizers(pair: RunPair, difference: UpdateDifference) -> Cause:
     """Return why the numbers of optimizer steps in an update differ."""
     return Cause(
-        f"the optimizers' steps in update {difference.update} are {values_of(pair, difference)}: "
+        f"the optimizers' steps in update {difference.update} are {values_in_words(pair, difference)}: "
         "an optimizer is stepped for each micro-batch",
         "pass each optimizer to accelerator.prepare(...), which steps it once an update",
     )
 
 
-def cause_of_later_loss(pair: Pair, difference: UpdateDifference) -> Cause:
+def cause_of_later_loss(pair: RunPair, difference: UpdateDifference) -> Cause:
     """Return why losses differ first after some updates."""
     return Cause(
-        f"the loss of update {difference.update} is {values_of(pair, difference)}, after equal "
+        f"the loss of update {difference.update} is {values_in_words(pair, difference)}, after equal "
         "gradients before: an update depends on something besides the gradients",
         "look for a value that changes with each micro-batch and enters the loss or the update",
     )
 
 
-def cause_of_weights(pair: Pair) -> Cause | None:
+def cause_of_weights(pair: RunPair) -> Cause | None:
     """Return why the weights differ, after equal losses and gradients; None if they agree."""
     distance = weight_distance(pair.first, pair.second)
     if distance is None or distance.share <= WEIGHTS:
@@ -87,15 +87,15 @@ def cause_of_weights(pair: Pair) -> Cause | None:
     )
 
 
-def cause_of_figures(pair: Pair) -> Cause | None:
+def cause_of_figures(pair: RunPair) -> Cause | None:
     """Return which figure of an evaluation differs, for equal weights; None if all agree."""
     figure = differing_figure(pair.first, pair.second)
     if figure is None:
         return None
     name, first_value, second_value = figure
     return Cause(
-        f"{name} is {second_value:.6g} with {pair.second_way} and {first_value:.6g} with "
-        f"{pair.first_way}, for the same weights: it depends on how samples are divided into "
+        f"{name} is {second_value:.6g} with {pair.variant_layout} and {first_value:.6g} with "
+        f"{pair.baseline_layout}, for the same weights: it depends on how samples are divided into "
         "batches",
         "add up over samples, as Sums does, and not over batches",
     )

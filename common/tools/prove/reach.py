@@ -28,7 +28,7 @@ from torch import nn
 from common.config import TrainingConfig
 from common.data.batch import Data, Samples
 from common.system.installed_code import is_in_standard_library, is_installed
-from common.tools.prove.digests import PLAIN, digest_of_state
+from common.tools.prove.digests import PLAIN_TYPES, digest_of_state
 from common.tools.prove.observation import Description, ValueType
 
 MOST_VALUES = 20_000  # that a search visits
@@ -46,7 +46,7 @@ FUNCTIONS = (types.FunctionType, types.MethodType, partial)
 
 
 @dataclass
-class Reached:
+class ReachableValues:
     """What a search has found, by path."""
 
     digests: dict[str, str] = field(default_factory=dict)
@@ -82,9 +82,9 @@ class Reach:
         self.module_count = 0
         self.own: dict[str, types.ModuleType] = {}
 
-    def look(self, frame: types.FrameType) -> Reached:
+    def look(self, frame: types.FrameType) -> ReachableValues:
         """Search from the frame of the loop."""
-        search = Search(self, Reached())
+        search = Search(self, ReachableValues())
         for caller in callers(frame):
             if not is_own_frame(caller):
                 continue
@@ -169,7 +169,7 @@ class Search:
     """One search: what it has found, and which objects it has met."""
 
     reach: Reach
-    reached: Reached
+    reached: ReachableValues
     met: dict[int, object] = field(default_factory=dict)  # keeps them alive, so ids stay unique
 
     def visit(self, path: str, where: str, value: Any, depth: int) -> None:
@@ -329,7 +329,7 @@ class Search:
 
 def is_plain(value: object) -> bool:
     """Whether a value holds no other values."""
-    return isinstance(value, PLAIN)
+    return isinstance(value, PLAIN_TYPES)
 
 
 def is_foreign(value: object) -> bool:

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from common.tools.prove.bench import Cause
-from common.tools.prove.counts import Count
+from common.tools.prove.counts import FigureCount
 from common.tools.prove.notes import TrainingLoss
 from common.tools.prove.observation import ObservedLaunch, ObservedRun, Recorded
 
@@ -24,7 +24,7 @@ ADVICE = (
 )
 
 
-def wrong_metrics(run: ObservedRun, count: Count) -> Iterator[Cause]:
+def wrong_metrics(run: ObservedRun, count: FigureCount) -> Iterator[Cause]:
     """Yield a cause for each metric that the outputs of its micro-batch do not give."""
     told: set[str] = set()
     for launch in run.launches:

@@ -1,38 +1,44 @@
 """Checks that n micro-batches of b samples make the update that one of n × b makes."""
 
 from common.tools.prove.bench import Bench, Cause, Check, Verdict, failed, skipped
-from common.tools.prove.comparison import drawn_generators, mixers_of, run_of, updates_of, ways_of
+from common.tools.prove.comparison import (
+    drawn_generators,
+    run_with_layout,
+    sample_mixing_of,
+    update_layouts,
+    updates_of,
+)
 from common.tools.prove.pairs import (
-    Pair,
+    RunPair,
     cause_of_figures,
     cause_of_later_loss,
     cause_of_optimizers,
     cause_of_weights,
     is_near,
     summary,
-    values_of,
+    values_in_words,
 )
 
 
 def answer(bench: Bench) -> Verdict:
     """Compare a run of whole batches with one of micro-batches, which it launches."""
-    ways = ways_of(bench)
-    pair = Pair(
-        run_of(bench, "whole", ways.whole),
-        run_of(bench, "divided", ways.divided),
+    ways = update_layouts(bench)
+    pair = RunPair(
+        run_with_layout(bench, "whole", ways.whole),
+        run_with_layout(bench, "divided", ways.divided),
         ways.whole,
         ways.divided,
     )
     return verdict_of(pair)
 
 
-def verdict_of(pair: Pair) -> Verdict:
+def verdict_of(pair: RunPair) -> Verdict:
     """Compare a run of whole batches with one of micro-batches."""
     # These mistakes show even if the samples of a micro-batch are mixed.
     cause = cause_of_counts(pair) or cause_of_steps(pair)
     if cause is not None:
         return failed(summary(pair), [cause])
-    mixers = mixers_of(pair.second)
+    mixers = sample_mixing_of(pair.second)
     if mixers.layers:
         return skipped(f"{' and '.join(mixers.layers)} mixes the samples of a micro-batch")
     if mixers.couples_samples:
@@ -47,9 +53,9 @@ def verdict_of(pair: Pair) -> Verdict:
     return failed(summary(pair), [cause])
 
 
-def cause_of_counts(pair: Pair) -> Cause | None:
+def cause_of_counts(pair: RunPair) -> Cause | None:
     """Return what is wrong with the number of micro-batches of an update."""
-    way = pair.second_way
+    way = pair.variant_layout
     for number, update in updates_of(pair.second).items():
         if update.micro_batches != way.accumulation:
             return Cause(
@@ -62,13 +68,13 @@ def cause_of_counts(pair: Pair) -> Cause | None:
     return None
 
 
-def cause_of_steps(pair: Pair) -> Cause | None:
+def cause_of_steps(pair: RunPair) -> Cause | None:
     """Return what is wrong with the steps of a schedule or an optimizer."""
     difference = pair.first_difference()
     if difference is not None and difference.quantity == "optimizers":
         return cause_of_optimizers(pair, difference)
     if difference is not None and difference.quantity == "learning rate":
-        values = values_of(pair, difference)
+        values = values_in_words(pair, difference)
         return Cause(
             f"the learning rate of update {difference.update} is {values}: a schedule is stepped "
             "for each micro-batch",
@@ -78,15 +84,15 @@ def cause_of_steps(pair: Pair) -> Cause | None:
     return None
 
 
-def cause_of_difference(pair: Pair) -> Cause | None:
+def cause_of_difference(pair: RunPair) -> Cause | None:
     """Return why the losses or gradients differ."""
     difference = pair.first_difference()
     if difference is None:
         return None
-    values = values_of(pair, difference)
+    values = values_in_words(pair, difference)
     if difference.quantity == "gradients":
         sentence = f"the gradients of update {difference.update} have the norm {values}"
-        return cause_of_ratio(sentence, difference.ratio, pair.second_way.accumulation)
+        return cause_of_ratio(sentence, difference.ratio, pair.variant_layout.accumulation)
     if difference.update > 1:
         return cause_of_later_loss(pair, difference)
     return Cause(

@@ -10,11 +10,11 @@ from pydantic import JsonValue
 
 from common.objective import PREFIXES
 from common.tools.prove.bench import Bench, Cause, Check, Verdict, failed
-from common.tools.prove.comparison import run_of, ways_of
-from common.tools.prove.counts import Counts
-from common.tools.prove.notes import Interval, Outcome, TrainingLoss, TrainingMode
-from common.tools.prove.observation import Evaluated, ObservedRun, Recorded
-from common.tools.prove.outcomes import Reading, judge, readings_of
+from common.tools.prove.comparison import run_with_layout, update_layouts
+from common.tools.prove.counts import FigureCounts
+from common.tools.prove.notes import EvaluationLoss, LogInterval, TrainingLoss, TrainingMode
+from common.tools.prove.observation import ObservedEvaluation, ObservedRun, Recorded
+from common.tools.prove.outcomes import SplitPass, check_figure, split_passes_of
 from common.tools.prove.results import Results
 from common.tools.prove.steady import steady_run
 from common.tools.prove.training_metrics import wrong_metrics
@@ -39,11 +39,11 @@ ADVICE_OF_LOSS = (
 
 def answer(bench: Bench) -> Verdict:
     """Compute the figures of several runs again, and compare them with those that were logged."""
-    ways = ways_of(bench)
-    counts = Counts()
-    whole = run_of(bench, "whole", ways.whole)
-    divided = run_of(bench, "divided", ways.divided)
-    distributed = run_of(bench, "two-processes", ways.distributed)
+    ways = update_layouts(bench)
+    counts = FigureCounts()
+    whole = run_with_layout(bench, "whole", ways.whole)
+    divided = run_with_layout(bench, "divided", ways.divided)
+    distributed = run_with_layout(bench, "two-processes", ways.distributed)
     causes = [*wrong_rows(bench.reference, counts)]
     for run in (divided, distributed):
         causes += training_modes(run)
@@ -55,7 +55,7 @@ def answer(bench: Bench) -> Verdict:
     return verdict_of(causes, counts)
 
 
-def verdict_of(causes: Sequence[Cause], counts: Counts) -> Verdict:
+def verdict_of(causes: Sequence[Cause], counts: FigureCounts) -> Verdict:
     """Return the answer; None if no loss and no metric could be computed again."""
     compared = counts.in_words()
     if causes:
@@ -66,7 +66,7 @@ def verdict_of(causes: Sequence[Cause], counts: Counts) -> Verdict:
 # The rows of training
 
 
-def wrong_rows(run: ObservedRun, counts: Counts) -> Iterator[Cause]:
+def wrong_rows(run: ObservedRun, counts: FigureCounts) -> Iterator[Cause]:
     """Yield a cause for the first row that is not the mean of what the loop recorded."""
     rows = [row for row in Results(run.directory).rows if "train/loss" in row]
     steps = [0, *map(step_of, rows)]
@@ -120,7 +120,7 @@ def means_between(run: ObservedRun, before: int, step: int) -> dict[str, float]:
 # The losses that the loop records
 
 
-def wrong_losses(whole: ObservedRun, run: ObservedRun, counts: Counts) -> Iterator[Cause]:
+def wrong_losses(whole: ObservedRun, run: ObservedRun, counts: FigureCounts) -> Iterator[Cause]:
     """Yield a cause if recorded losses depend on how an update is divided.
 
     A recipe may record any multiple of the loss that a function of torch computes, such as half of
@@ -246,7 +246,7 @@ def training_modes(run: ObservedRun) -> Iterator[Cause]:
 
 
 def wrong_figures(
-    run: ObservedRun, counts: Counts, trusted: Collection[str] | None = None
+    run: ObservedRun, counts: FigureCounts, trusted: Collection[str] | None = None
 ) -> Iterator[Cause]:
     """Yield a cause for the first figure of an evaluation that its outcomes do not give.
 
@@ -254,19 +254,19 @@ def wrong_figures(
         trusted: names of figures that the outcomes give on one process. Others may be figures of
             another kind under a known name. None: all names.
     """
-    for record in run.launches[0].of(Evaluated):
-        readings = readings_of_evaluation(run, record)
+    for record in run.launches[0].of(ObservedEvaluation):
+        readings = split_passes_of_evaluation(run, record)
         for name, value in logged_figures(run, record).items():
-            judged = judge(name, value, readings)
-            if judged.is_right is None or (trusted is not None and name not in trusted):
+            figure_check = check_figure(name, value, readings)
+            if figure_check.is_correct is None or (trusted is not None and name not in trusted):
                 counts.evaluations.unknown += name != "count"
                 continue
             counts.evaluations.compared += 1
-            if not judged.is_right:
+            if not figure_check.is_correct:
                 ranks = f" on {run.world_size} processes" if run.world_size > 1 else ""
                 yield Cause(
                     f"{name} of the {record.phase} evaluation after update {record.step}{ranks} is "
-                    f"{value:.6g}, and {judged.expected:.6g} by its samples: {judged.explanation}",
+                    f"{value:.6g}, and {figure_check.expected:.6g} by its samples: {figure_check.explanation}",
                     ADVICE_OF_EVALUATION,
                 )
                 return
@@ -276,14 +276,14 @@ def right_figures(run: ObservedRun) -> set[str]:
     """Return the names of the figures that the outcomes of each evaluation give."""
     right: set[str] = set()
     wrong: set[str] = set()
-    for record in run.launches[0].of(Evaluated):
-        readings = readings_of_evaluation(run, record)
+    for record in run.launches[0].of(ObservedEvaluation):
+        readings = split_passes_of_evaluation(run, record)
         for name, value in logged_figures(run, record).items():
-            (right if judge(name, value, readings).is_right else wrong).add(name)
+            (right if check_figure(name, value, readings).is_correct else wrong).add(name)
     return right - wrong
 
 
-def logged_figures(run: ObservedRun, evaluated: Evaluated) -> dict[str, float]:
+def logged_figures(run: ObservedRun, evaluated: ObservedEvaluation) -> dict[str, float]:
     """Return the figures of an evaluation as they were logged, by their names without prefix.
 
     A recipe may return the figures of its process alone. The run then logs their mean over
@@ -307,25 +307,25 @@ def logged_figures(run: ObservedRun, evaluated: Evaluated) -> dict[str, float]:
     return figures
 
 
-def readings_of_evaluation(run: ObservedRun, evaluated: Evaluated) -> list[Reading]:
+def split_passes_of_evaluation(run: ObservedRun, evaluated: ObservedEvaluation) -> list[SplitPass]:
     """Return all passes over the split of one evaluation."""
     place = (evaluated.step, evaluated.phase, evaluated.split)
-    ranks: list[list[Outcome]] = []
+    ranks: list[list[EvaluationLoss]] = []
     for launch in run.of_launch(0):
-        outcomes = launch.of(Outcome)
+        outcomes = launch.of(EvaluationLoss)
         ranks.append([each for each in outcomes if (each.step, each.phase, each.split) == place])
-    return readings_of(ranks)
+    return split_passes_of(ranks)
 
 
 # Speed
 
 
-def wrong_speeds(run: ObservedRun, counts: Counts) -> Iterator[Cause]:
+def wrong_speeds(run: ObservedRun, counts: FigureCounts) -> Iterator[Cause]:
     """Yield a cause if the logged speed is not that of the bench's own clock."""
     rows = {step_of(row): row for row in Results(run.directory).rows}
     per_update = run.started.samples_per_update
     ratios = []
-    for interval in run.launches[0].of(Interval):
+    for interval in run.launches[0].of(LogInterval):
         # The record was written at the log line itself, when the update had been counted.
         row = rows.get(interval.step, {})
         speed = number_or_none(row.get(THROUGHPUT))

@@ -3,10 +3,15 @@
 from dataclasses import dataclass
 
 from common.tools.prove.bench import Bench, Check, RunSpec, Verdict
-from common.tools.prove.checks.figures import readings_of_evaluation
+from common.tools.prove.checks.figures import split_passes_of_evaluation
 from common.tools.prove.flags import EPOCHS, number
-from common.tools.prove.margins import ERRORS, LATER_ERRORS, Evaluation, improvement
-from common.tools.prove.observation import Evaluated, ObservedRun
+from common.tools.prove.margins import (
+    LONGER_STANDARD_ERRORS,
+    STANDARD_ERRORS,
+    Evaluation,
+    improvement,
+)
+from common.tools.prove.observation import ObservedEvaluation, ObservedRun
 
 LONGER = 4  # times the updates of the first run
 EVALUATION_SAMPLES = 513  # of each split, at most; more than in other runs, for a smaller margin
@@ -36,8 +41,8 @@ def learning_of(run: ObservedRun, metric: str) -> Learning:
     split = run.started.validation_split
     samples = run.started.split_sizes[split]
     before = None
-    last: Evaluated | None = None
-    for record in run.launches[0].of(Evaluated):
+    last: ObservedEvaluation | None = None
+    for record in run.launches[0].of(ObservedEvaluation):
         if metric not in record.figures or record.split != split:
             continue
         if record.phase == "rehearsal":
@@ -49,8 +54,8 @@ def learning_of(run: ObservedRun, metric: str) -> Learning:
     return Learning(before, after, 0 if last is None else last.step)
 
 
-def evaluation_of(run: ObservedRun, record: Evaluated, metric: str, samples: int) -> Evaluation:
-    return Evaluation(record.figures[metric], samples, readings_of_evaluation(run, record))
+def evaluation_of(run: ObservedRun, record: ObservedEvaluation, metric: str, samples: int) -> Evaluation:
+    return Evaluation(record.figures[metric], samples, split_passes_of_evaluation(run, record))
 
 
 def answer(bench: Bench) -> Verdict:
@@ -61,11 +66,11 @@ def answer(bench: Bench) -> Verdict:
     """
     verdict = verdict_of(bench, bench.run(learning_spec("learning")))
     if verdict.passed is False:
-        return verdict_of(bench, longer_run(bench), LATER_ERRORS)
+        return verdict_of(bench, longer_run(bench), LONGER_STANDARD_ERRORS)
     return verdict
 
 
-def verdict_of(bench: Bench, run: ObservedRun, errors: float = ERRORS) -> Verdict:
+def verdict_of(bench: Bench, run: ObservedRun, errors: float = STANDARD_ERRORS) -> Verdict:
     """Judge one run.
 
     Args:

@@ -13,25 +13,25 @@ from common.tools.prove.bench import (
     skipped,
 )
 from common.tools.prove.comparison import (
-    Way,
-    Ways,
+    UpdateLayout,
+    UpdateLayouts,
     drawn_generators,
-    mixers_of,
-    run_of,
-    ways_of,
+    run_with_layout,
+    sample_mixing_of,
+    update_layouts,
 )
 from common.tools.prove.instruments.updates import COMPARED_UPDATE
-from common.tools.prove.notes import Mixers
+from common.tools.prove.notes import SampleMixing
 from common.tools.prove.observation import ObservedRun
 from common.tools.prove.pairs import (
-    Pair,
+    RunPair,
     cause_of_figures,
     cause_of_later_loss,
     cause_of_optimizers,
     cause_of_weights,
     is_near,
     summary,
-    values_of,
+    values_in_words,
 )
 
 STOPPED_AFTER = COMPARED_UPDATE - 1  # so that the resumed run makes the update that is compared
@@ -73,23 +73,23 @@ MOVES = (
 
 def answer(bench: Bench) -> Verdict:
     """Compare two processes with one, and then with the latter, runs that change the number."""
-    ways = ways_of(bench)
-    distributed = run_of(bench, "two-processes", ways.distributed)
-    single, way = run_on_one(bench, ways, mixers_of(distributed))
-    verdict = verdict_of(Pair(single, distributed, way, ways.distributed))
+    ways = update_layouts(bench)
+    distributed = run_with_layout(bench, "two-processes", ways.distributed)
+    single, way = run_on_one(bench, ways, sample_mixing_of(distributed))
+    verdict = verdict_of(RunPair(single, distributed, way, ways.distributed))
     if not verdict.passed:
         return verdict
     if way.accumulation == 1:
         return Verdict(True, f"{verdict.compared}; {NOT_RESUMED}")
     for move in MOVES:
-        moved = run_of(
+        moved = run_with_layout(
             bench,
             move.name,
             ways.distributed if move.processes > 1 else way,
             interruptions=(move.interruption,),
             resumed_processes=move.resumed_processes,
         )
-        resumed = verdict_of(Pair(single, moved, way, ways.distributed))
+        resumed = verdict_of(RunPair(single, moved, way, ways.distributed))
         if not resumed.passed:
             causes = tuple(f"{move.words}: {cause}" for cause in resumed.causes)
             return Verdict(
@@ -100,25 +100,25 @@ def answer(bench: Bench) -> Verdict:
 
 def answer_sharded(bench: Bench) -> Verdict:
     """Compare one process with two that divide the weights among them by FSDP2."""
-    ways = ways_of(bench)
-    sharded = run_of(bench, "sharded", ways.distributed, environment=tuple(FSDP2_VARIABLES.items()))
-    single, way = run_on_one(bench, ways, mixers_of(sharded))
-    return verdict_of(Pair(single, sharded, way, ways.distributed))
+    ways = update_layouts(bench)
+    sharded = run_with_layout(bench, "sharded", ways.distributed, environment=tuple(FSDP2_VARIABLES.items()))
+    single, way = run_on_one(bench, ways, sample_mixing_of(sharded))
+    return verdict_of(RunPair(single, sharded, way, ways.distributed))
 
 
-def run_on_one(bench: Bench, ways: Ways, mixers: Mixers) -> tuple[ObservedRun, Way]:
+def run_on_one(bench: Bench, ways: UpdateLayouts, mixers: SampleMixing) -> tuple[ObservedRun, UpdateLayout]:
     """Return the run on one process that two processes should equal, and its way.
 
     A loss that compares samples with each other needs a larger batch in the place of accumulation.
     """
     if mixers.couples_samples:
-        return run_of(bench, "whole", ways.whole), ways.whole
-    return run_of(bench, "divided", ways.divided), ways.divided
+        return run_with_layout(bench, "whole", ways.whole), ways.whole
+    return run_with_layout(bench, "divided", ways.divided), ways.divided
 
 
-def verdict_of(pair: Pair) -> Verdict:
+def verdict_of(pair: RunPair) -> Verdict:
     """Compare a run on one process with one on two."""
-    mixers = mixers_of(pair.second)
+    mixers = sample_mixing_of(pair.second)
     if "SyncBatchNorm" in mixers.layers:
         return skipped("SyncBatchNorm mixes the samples of all processes")
     cause = cause_of(pair)
@@ -139,12 +139,12 @@ def verdict_of(pair: Pair) -> Verdict:
     return failed(compared, [cause])
 
 
-def cause_of(pair: Pair) -> Cause | None:
+def cause_of(pair: RunPair) -> Cause | None:
     """Return why two processes make other updates than one, in words about processes."""
     difference = pair.first_difference()
     if difference is None:
         return cause_of_weights(pair)
-    values = values_of(pair, difference)
+    values = values_in_words(pair, difference)
     if difference.quantity == "optimizers":
         return cause_of_optimizers(pair, difference)
     if difference.quantity == "learning rate":
@@ -156,7 +156,7 @@ def cause_of(pair: Pair) -> Cause | None:
     if difference.quantity == "gradients":
         sentence = f"the gradients of update {difference.update} have the norm {values}"
         ratio = difference.ratio
-        if mixers_of(pair.second).couples_samples:
+        if sample_mixing_of(pair.second).couples_samples:
             return Cause(
                 f"{sentence}, {ratio:.2f} times as large: the loss of a process compares its own "
                 "samples alone, or counts those of others several times",

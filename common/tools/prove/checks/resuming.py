@@ -5,7 +5,7 @@ import random
 from common.tools.prove.bench import Bench, Check, Interruption, RunSpec, Verdict, failed
 from common.tools.prove.causes import causes_of_resume
 from common.tools.prove.differences import first_difference
-from common.tools.prove.observation import Evaluated, Interrupted, ObservedRun, Saved
+from common.tools.prove.observation import Interrupted, ObservedEvaluation, ObservedRun, Saved
 from common.tools.prove.observed import Manner
 from common.tools.prove.results import Results, differences_of_results
 
@@ -35,7 +35,7 @@ def answer(bench: Bench) -> Verdict:
 
 def interrupted_spec(bench: Bench) -> RunSpec:
     """Return the run that is interrupted in each manner; several checks look at it."""
-    interruptions = draw_interruptions(bench.draws("interruptions"), bench.reference)
+    interruptions = draw_interruptions(bench.random_generator("interruptions"), bench.reference)
     return RunSpec("interrupted", interruptions=interruptions)
 
 
@@ -50,7 +50,7 @@ def draw_interruptions(draws: random.Random, reference: ObservedRun) -> tuple[In
     rank_zero = reference.launches[0]
     last_steps = {
         "save": max((record.step for record in rank_zero.of(Saved)), default=total_steps),
-        "evaluation": max((record.step for record in rank_zero.of(Evaluated)), default=total_steps),
+        "evaluation": max((record.step for record in rank_zero.of(ObservedEvaluation)), default=total_steps),
     }
     manners = [*MANNERS]
     draws.shuffle(manners)

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from common.tools.prove.bench import Bench, Cause, Check, RunFailedError, Verdict, failed
 from common.tools.prove.checks.resuming import interrupted_spec
-from common.tools.prove.comparison import run_of, ways_of
-from common.tools.prove.notes import NotGiven, UnusedRows
+from common.tools.prove.comparison import run_with_layout, update_layouts
+from common.tools.prove.notes import MissingRows, UnusedRows
 from common.tools.prove.observation import (
-    Evaluated,
     EvaluationBatch,
     MicroBatch,
+    ObservedEvaluation,
     ObservedLaunch,
     ObservedRun,
     Recorded,
@@ -36,21 +36,21 @@ NO_WHOLE_EPOCH = Cause(
 
 def answer(bench: Bench) -> Verdict:
     """Check the reference run, one on two processes, and all runs that were interrupted."""
-    ways = ways_of(bench)
-    distributed = run_of(bench, "two-processes", ways.distributed)
+    ways = update_layouts(bench)
+    distributed = run_with_layout(bench, "two-processes", ways.distributed)
     runs = [
         bench.reference,
-        run_of(bench, "divided", ways.divided),
+        run_with_layout(bench, "divided", ways.divided),
         distributed,
         *interrupted_runs(bench),
     ]
     causes = [cause for run in runs for cause in causes_of(run)]
-    if not whole_epochs(distributed):
+    if not completed_epochs(distributed):
         causes.append(NO_WHOLE_EPOCH)
     evaluations = sum(len(complete_evaluations(run)) for run in runs)
     samples = bench.reference.started.split_sizes["train"]
     launches = sum(len(run.of_rank(0)) for run in runs)
-    epochs = ", ".join(f"{len(whole_epochs(run))} of {run.name}" for run in runs)
+    epochs = ", ".join(f"{len(completed_epochs(run))} of {run.name}" for run in runs)
     compared = (
         f"{samples} training samples and {evaluations} evaluations, in {len(runs)} runs with "
         f"{launches} starts; whole epochs: {epochs}"
@@ -128,7 +128,7 @@ def final_micro_batches(run: ObservedRun) -> list[MicroBatch]:
     ]
 
 
-def whole_epochs(run: ObservedRun) -> list[int]:
+def completed_epochs(run: ObservedRun) -> list[int]:
     """Return the epochs, from 0, of which a run has made all updates."""
     updates: defaultdict[int, set[int]] = defaultdict(set)
     for record in final_micro_batches(run):
@@ -148,7 +148,7 @@ def wrong_epochs(run: ObservedRun) -> Iterator[Cause]:
     uses: defaultdict[int, Counter[int]] = defaultdict(Counter)
     for record in final_micro_batches(run):
         uses[record.epoch].update(record.samples)
-    made = whole_epochs(run)
+    made = completed_epochs(run)
     for epoch, counts in sorted(uses.items()):
         repeated = [sample for sample, count in counts.items() if count > 1]
         if repeated:
@@ -169,7 +169,7 @@ def wrong_epochs(run: ObservedRun) -> Iterator[Cause]:
 
 def rows_not_given(run: ObservedRun) -> Iterator[Cause]:
     """Yield a cause if the model gets fewer samples than a batch has."""
-    for _, first in run.all(NotGiven):
+    for _, first in run.all(MissingRows):
         yield Cause(
             f"the model gets only {first.rows} of the {first.samples} samples of a batch, first in "
             f"update {first.step + 1}",
@@ -214,7 +214,7 @@ def complete_evaluations(run: ObservedRun) -> list[Evaluation]:
     evaluations = []
     for number in sorted({launch.launch for launch in run.launches}):
         ranks = run.of_launch(number)
-        for record in ranks[0].of(Evaluated):
+        for record in ranks[0].of(ObservedEvaluation):
             uses: defaultdict[str, Counter[int]] = defaultdict(Counter)
             for batch in batches_of(ranks, record):
                 uses[batch.split].update(batch.samples)
@@ -224,7 +224,7 @@ def complete_evaluations(run: ObservedRun) -> list[Evaluation]:
     return evaluations
 
 
-def batches_of(ranks: list[ObservedLaunch], evaluated: Evaluated) -> Iterator[EvaluationBatch]:
+def batches_of(ranks: list[ObservedLaunch], evaluated: ObservedEvaluation) -> Iterator[EvaluationBatch]:
     """Yield the batches of one evaluation of all ranks."""
     for launch in ranks:
         for record in launch.of(EvaluationBatch):

@@ -1,6 +1,6 @@
 """Measures the time between two log lines by a clock of its own, for comparison with the speed.
 
-It writes an `Interval` at the beginning of a log line, for the time since the end of the last one.
+It writes an `LogInterval` at the beginning of a log line, for the time since the end of the last one.
 If an evaluation or a save came between them, it writes nothing.
 """
 
@@ -12,7 +12,7 @@ from torch import nn
 
 from common.measure.meters import Meters
 from common.run import Run
-from common.tools.prove.notes import Interval
+from common.tools.prove.notes import LogInterval
 from common.tools.prove.session import Session
 
 
@@ -39,7 +39,7 @@ class Clock:
         now = time.perf_counter()
         step = self.session.step
         if self.began is not None and self.is_pure:
-            self.session.write(Interval(step=step, after=self.first_step, seconds=now - self.began))
+            self.session.write(LogInterval(step=step, after=self.first_step, seconds=now - self.began))
         figures = original(meters)
         self.is_pure = True
         self.first_step = step

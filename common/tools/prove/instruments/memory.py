@@ -23,17 +23,17 @@ from common.tools.prove.instruments.holders import holder_of
 from common.tools.prove.notes import GrowingTensors, MemoryInUse
 from common.tools.prove.session import Session
 
-EVERY = 5  # updates; a log line must come with each, because sums are folded there
+MEASURED_EVERY = 5  # updates; a log line must come with each, because sums are folded there
 FIRST = 10  # updates in which libraries fill their caches
 Kind = tuple[str, tuple[int, ...]]  # dtype and shape
 
 
 def install(session: Session) -> None:
-    meter = MemoryNotes(session)
+    meter = MemoryObserver(session)
     session.wrap(Run, "record", meter.recording)
 
 
-class MemoryNotes:
+class MemoryObserver:
     """Writes what is in use after some updates."""
 
     def __init__(self, session: Session) -> None:
@@ -50,7 +50,7 @@ class MemoryNotes:
         original(run, *positional, **named)
         del positional, named  # they hold tensors of this micro-batch
         now = run.progress.global_step
-        if now > step and now % EVERY == 0 and now >= FIRST:
+        if now > step and now % MEASURED_EVERY == 0 and now >= FIRST:
             self.measure(run, now)
 
     def measure(self, run: Run, step: int) -> None:
@@ -71,7 +71,7 @@ class MemoryNotes:
         if self.first_kinds is None:
             self.first_kinds = kinds
             self.first_step = step
-        elif step + EVERY > run.plan.total_steps:
+        elif step + MEASURED_EVERY > run.plan.total_steps:
             folder = Path(run.context.recipe_file).resolve().parent
             self.note_growing(kinds, tensors, step, folder)
 

@@ -3,7 +3,7 @@
 The functions of torch that compute losses see what a model gave for which samples. From these
 outcomes, a check computes the figures of an evaluation again.
 
-It writes an `Outcome` for each call of a loss function in an evaluation, a `TrainingLoss` for each
+It writes an `EvaluationLoss` for each call of a loss function in an evaluation, a `TrainingLoss` for each
 call in training, and `TrainingMode` for a layer that is in the wrong mode.
 """
 
@@ -24,7 +24,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from common.data.batch import Batch, Work
 from common.data.loader import Loader
 from common.data.workers import MicroBatches
-from common.tools.prove.notes import Outcome, RowOutcomes, TrainingLoss, TrainingMode
+from common.tools.prove.notes import EvaluationLoss, SampleOutcomes, TrainingLoss, TrainingMode
 from common.tools.prove.session import Session
 
 CLASS_LOSSES = ("cross_entropy", "nll_loss")
@@ -34,7 +34,7 @@ IGNORED = -100  # the default label of elements that a loss of classes leaves ou
 
 
 def install(session: Session) -> None:
-    outcomes = Outcomes(session)
+    outcomes = LossObserver(session)
     session.wrap(Loader, "make_batches", outcomes.make_batches)
     for name in (*CLASS_LOSSES, *BINARY_LOSSES, *DISTANCES):
         session.wrap(functional, name, outcomes.computing_loss)
@@ -50,7 +50,7 @@ class CurrentBatch:
     samples: list[int]
 
 
-class Outcomes:
+class LossObserver:
     """Writes the notes of one launch."""
 
     def __init__(self, session: Session) -> None:
@@ -117,12 +117,12 @@ class Outcomes:
                 self.write_training_loss(function, value, input, target)
             return result
         losses = None
-        of_rows = RowOutcomes()
+        of_samples = SampleOutcomes()
         if target.ndim and len(target) == len(self.batch.samples):
-            losses = self.losses_of_rows(original, input, target, rest, named)
-            of_rows = outcomes_of_rows(function, input.detach(), target.detach())
+            losses = self.losses_of_samples(original, input, target, rest, named)
+            of_samples = outcomes_of_samples(function, input.detach(), target.detach())
         self.session.write(
-            Outcome(
+            EvaluationLoss(
                 step=self.session.step,
                 phase=self.session.evaluation_phase,
                 split=self.batch.split,
@@ -131,7 +131,7 @@ class Outcomes:
                 function=function,
                 value=value,
                 losses=losses,
-                of_rows=of_rows,
+                of_samples=of_samples,
             )
         )
         return result
@@ -157,7 +157,7 @@ class Outcomes:
             )
         )
 
-    def losses_of_rows(
+    def losses_of_samples(
         self,
         original: Callable[..., torch.Tensor],
         input: torch.Tensor,
@@ -174,7 +174,7 @@ class Outcomes:
         exact_target = target.double() if target.is_floating_point() else target
         options = {**named, "reduction": "none"}
         elements = original(input.detach().double(), exact_target.detach(), **options)
-        return means_of_rows(elements, len(target))
+        return means_of_samples(elements, len(target))
 
 
 def acts_differently(module: nn.Module) -> bool:
@@ -184,7 +184,7 @@ def acts_differently(module: nn.Module) -> bool:
     return isinstance(module, _BatchNorm)
 
 
-def outcomes_of_rows(function: str, input: torch.Tensor, target: torch.Tensor) -> RowOutcomes:
+def outcomes_of_samples(function: str, input: torch.Tensor, target: torch.Tensor) -> SampleOutcomes:
     """Return what a model's outputs say of each sample; nothing for targets of another kind.
 
     Args:
@@ -195,48 +195,48 @@ def outcomes_of_rows(function: str, input: torch.Tensor, target: torch.Tensor) -
     rows = len(target)
     if function in CLASS_LOSSES and not target.is_floating_point() and input.ndim > 1:
         if bool((target == IGNORED).any()):
-            return RowOutcomes()
+            return SampleOutcomes()
         predicted = input.argmax(1)
-        hits = means_of_rows((predicted == target).double(), rows)
+        hits = means_of_samples((predicted == target).double(), rows)
         if target.ndim != 1:
-            return RowOutcomes(hits=hits)
-        return RowOutcomes(
+            return SampleOutcomes(hits=hits)
+        return SampleOutcomes(
             hits=hits,
             predicted=predicted.tolist(),
             labels=target.tolist(),
             classes=input.shape[1],
         )
     if input.shape != target.shape:
-        return RowOutcomes()
+        return SampleOutcomes()
     if function in BINARY_LOSSES:
         threshold = 0.0 if function == "binary_cross_entropy_with_logits" else 0.5
         is_hit = (input > threshold) == (target > 0.5)
-        return RowOutcomes(hits=means_of_rows(is_hit.double(), rows))
+        return SampleOutcomes(hits=means_of_samples(is_hit.double(), rows))
     if function in DISTANCES:
         errors = input.double() - target.double()
-        return RowOutcomes(
-            squares=means_of_rows(errors.square(), rows),
-            distances=means_of_rows(errors.abs(), rows),
+        return SampleOutcomes(
+            squares=means_of_samples(errors.square(), rows),
+            distances=means_of_samples(errors.abs(), rows),
         )
-    return RowOutcomes()
+    return SampleOutcomes()
 
 
 def means_of_outputs(function: str, input: torch.Tensor, target: torch.Tensor) -> dict[str, float]:
     """Return what the outputs of a micro-batch say, as means by name; see `TrainingLoss`."""
     if not target.ndim or not len(target):
         return {}
-    of_rows = outcomes_of_rows(function, input, target)
+    of_samples = outcomes_of_samples(function, input, target)
     means = {}
-    if of_rows.hits is not None:
-        means["accuracy"] = fmean(of_rows.hits)
+    if of_samples.hits is not None:
+        means["accuracy"] = fmean(of_samples.hits)
         means["error"] = 1 - means["accuracy"]
-    if of_rows.squares is not None and of_rows.distances is not None:
-        means["mse"] = fmean(of_rows.squares)
-        means["mae"] = fmean(of_rows.distances)
+    if of_samples.squares is not None and of_samples.distances is not None:
+        means["mse"] = fmean(of_samples.squares)
+        means["mae"] = fmean(of_samples.distances)
     return means
 
 
-def means_of_rows(elements: torch.Tensor, rows: int) -> list[float]:
+def means_of_samples(elements: torch.Tensor, rows: int) -> list[float]:
     """Return the mean of each row; a value that is not finite becomes the largest float."""
     means = elements.reshape(rows, -1).mean(1).tolist()
     return [value if math.isfinite(value) else math.copysign(1e308, value) for value in means]

@@ -3,7 +3,7 @@
 A sample that the loss depends on has a gradient in the model's output. A single one may be zero by
 chance, because a loss can be flat there. A position of the batch that never has any is left out.
 
-It writes `UnusedRows` for each micro-batch that is recorded, and `NotGiven` if the model gets fewer
+It writes `UnusedRows` for each micro-batch that is recorded, and `MissingRows` if the model gets fewer
 samples than the batch has.
 """
 
@@ -16,18 +16,18 @@ from torch.utils import _pytree as tree
 from common.data.batch import Batch, Work
 from common.data.loader import Loader
 from common.run import Run
-from common.tools.prove.notes import NotGiven, UnusedRows
+from common.tools.prove.notes import MissingRows, UnusedRows
 from common.tools.prove.session import Session
 
 
 def install(session: Session) -> None:
-    rows = Rows(session)
+    rows = RowObserver(session)
     session.wrap(Loader, "epoch", rows.epoch)
     session.wrap(Run, "start", rows.started)
     session.wrap(Run, "record", rows.recording)
 
 
-class Rows:
+class RowObserver:
     """Watches the rows of the model's inputs and outputs."""
 
     def __init__(self, session: Session) -> None:
@@ -36,7 +36,7 @@ class Rows:
         self.count = 0  # its samples
         self.has_gradient: torch.Tensor | None = None  # bool [count], on the host
 
-    def __deepcopy__(self, memo: object) -> "Rows":
+    def __deepcopy__(self, memo: object) -> "RowObserver":
         """Return the same object: a recipe may copy its model, whose hooks are methods of it."""
         return self
 
@@ -81,7 +81,7 @@ class Rows:
                 continue
             rows = len(tensor)
             if 0 < rows < self.count and self.is_part_of_batch(tensor):
-                self.session.write(NotGiven(step=self.session.step, rows=rows, samples=self.count))
+                self.session.write(MissingRows(step=self.session.step, rows=rows, samples=self.count))
                 return
 
     def is_part_of_batch(self, tensor: torch.Tensor) -> bool:

@@ -1,6 +1,6 @@
 """Notes what each update was made of, and saves the weights before the first and after a later one.
 
-It writes `Mixers` once, and an `OptimizerStep` before each update of an optimizer.
+It writes `SampleMixing` once, and an `OptimizerStep` before each update of an optimizer.
 """
 
 import math
@@ -15,7 +15,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from common.checkpoints.shards import is_sharded
 from common.run import Run
-from common.tools.prove.notes import Mixers, OptimizerStep
+from common.tools.prove.notes import OptimizerStep, SampleMixing
 from common.tools.prove.session import Session
 from common.training.drift import networks_of
 
@@ -27,14 +27,14 @@ COMPARED_UPDATE = 3
 
 
 def install(session: Session) -> None:
-    updates = Updates(session)
+    updates = UpdateObserver(session)
     session.wrap(Run, "start", updates.started)
     session.wrap(Run, "clip_grad_norm_", updates.clipping)
     session.wrap(Run, "end_update", updates.ended)
     register_optimizer_step_pre_hook(updates.note_update)
 
 
-class Updates:
+class UpdateObserver:
     """Writes notes about the updates of one launch."""
 
     def __init__(self, session: Session) -> None:
@@ -51,7 +51,7 @@ class Updates:
         original(run, *positional, **named)
         networks = networks_of(run.context.parts.shared)
         self.session.write(
-            Mixers(
+            SampleMixing(
                 step=self.session.step,
                 layers=mixing_layers(networks.values()),
                 couples_samples=bool(named.get("couples_samples", False)),

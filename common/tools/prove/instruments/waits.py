@@ -78,15 +78,15 @@ OWN = f"{Path(str(common.__file__)).parent}{os.sep}"
 
 
 def install(session: Session) -> None:
-    watch = Watch(session)
-    session.wrap(Run, "batches", watch.batches)
-    session.wrap(Run, "log", watch.logging)
-    session.wrap(Evaluations, "evaluating", watch.evaluating)
+    observer = WaitObserver(session)
+    session.wrap(Run, "batches", observer.batches)
+    session.wrap(Run, "log", observer.logging)
+    session.wrap(Evaluations, "evaluating", observer.evaluating)
     for name in MADE_UNSEEN:
-        session.wrap(torch, name, watch.making)
+        session.wrap(torch, name, observer.making)
 
 
-class Watch:
+class WaitObserver:
     """Sees what the loop's body does, and writes where it waits."""
 
     def __init__(self, session: Session) -> None:
@@ -182,7 +182,7 @@ class Watch:
         return storage is not None and storage._cdata in self.on_host
 
     def put_on_host(self, results: object) -> None:
-        """Count the memory of these tensors as the host's."""
+        """FigureCount the memory of these tensors as the host's."""
         for tensor in tensors_in(results):
             storage = storage_of(tensor)
             if storage is not None:
@@ -190,7 +190,7 @@ class Watch:
                 self.on_host[storage._cdata] = StorageWeakRef(storage)
 
     def take_from_host(self, results: object) -> None:
-        """Count memory as the device's again, because values of the device were written to it."""
+        """FigureCount memory as the device's again, because values of the device were written to it."""
         for tensor in tensors_in(results):
             storage = storage_of(tensor)
             if storage is not None:
@@ -200,25 +200,25 @@ class Watch:
 class Operations(TorchDispatchMode):
     """Sees the operations that reach the dispatcher."""
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, observer: WaitObserver) -> None:
         super().__init__()
-        self.watch = watch
+        self.observer = observer
 
     def __torch_dispatch__(
         self, operation: Any, types: Any, arguments: Any = (), named: Any = None
     ) -> Any:
         named = named or {}
         inputs = [*tensors_in((arguments, named))]
-        are_on_host = all(self.watch.is_host(tensor) for tensor in inputs)
+        are_on_host = all(self.observer.is_host(tensor) for tensor in inputs)
         if inputs and not are_on_host:
             wait = self.wait_of(operation, arguments, named)
             if wait is not None:
-                self.watch.tell(wait)
+                self.observer.tell(wait)
         result = operation(*arguments, **named)
-        if are_on_host and (inputs or not self.watch.is_on_device):
-            self.watch.put_on_host(result)
+        if are_on_host and (inputs or not self.observer.is_on_device):
+            self.observer.put_on_host(result)
         elif not are_on_host:
-            self.watch.take_from_host(result)
+            self.observer.take_from_host(result)
         return result
 
     def wait_of(self, operation: Any, arguments: Any, named: dict[str, Any]) -> str | None:
@@ -251,45 +251,45 @@ class Operations(TorchDispatchMode):
 class Functions(TorchFunctionMode):
     """Sees the functions of torch that Python code calls."""
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, observer: WaitObserver) -> None:
         super().__init__()
-        self.watch = watch
+        self.observer = observer
 
     def __torch_function__(
         self, function: Any, types: Any, arguments: Any = (), named: Any = None
     ) -> Any:
         named = named or {}
-        watch = self.watch
+        observer = self.observer
         name = getattr(function, "__name__", "")
-        before = watch.function, watch.is_on_device
+        before = observer.function, observer.is_on_device
         inputs = [*tensors_in((arguments, named))]
-        has_device_tensors = not all(watch.is_host(tensor) for tensor in inputs)
-        watch.function = name
-        watch.is_on_device = has_device_tensors or named.get("device") is not None
+        has_device_tensors = not all(observer.is_host(tensor) for tensor in inputs)
+        observer.function = name
+        observer.is_on_device = has_device_tensors or named.get("device") is not None
         try:
             if has_device_tensors:
                 call = self.wait_of(name, arguments, named)
                 if call is not None:
-                    watch.tell(call)
+                    observer.tell(call)
             result = function(*arguments, **named)
-            if name in MADE_ON_HOST and not inputs and not watch.is_on_device:
-                watch.put_on_host(result)
+            if name in MADE_ON_HOST and not inputs and not observer.is_on_device:
+                observer.put_on_host(result)
             return result
         finally:
-            watch.function, watch.is_on_device = before
+            observer.function, observer.is_on_device = before
 
     def wait_of(self, name: str, arguments: Any, named: dict[str, Any]) -> str | None:
         """Return what makes a function wait for the device, or None."""
         if name in CALLS:
             return CALLS[name]
         # On a device, the dispatcher sees the copies below.
-        if self.watch.run.device.type != "cpu":
+        if self.observer.run.device.type != "cpu":
             return None
         if name == "cpu":
             return ".cpu()"
         if name == "to" and not named.get("non_blocking", False):
             targets = [*arguments[1:2], named.get("device")]
-            own_device = self.watch.run.accelerator.device
+            own_device = self.observer.run.accelerator.device
             for target in targets:
                 is_device = isinstance(target, torch.device) and target is not own_device
                 if target == "cpu" or (is_device and target.type == "cpu"):

@@ -8,8 +8,8 @@ from pathlib import Path
 from common.tools.prove.observation import (
     AnyObserved,
     Description,
-    Evaluated,
     MicroBatch,
+    ObservedEvaluation,
     ObservedLaunch,
     ObservedRun,
     Recorded,
@@ -71,8 +71,8 @@ def recorded(step: int) -> Recorded:
     )
 
 
-def evaluated(step: int, accuracy: float, phase: str = "validation") -> Evaluated:
-    return Evaluated.model_validate(
+def evaluated(step: int, accuracy: float, phase: str = "validation") -> ObservedEvaluation:
+    return ObservedEvaluation.model_validate(
         {"step": step, "phase": phase, "split": "validation", "figures": {"accuracy": accuracy}}
     )
 

@@ -95,11 +95,11 @@ def test_a_value_that_the_loop_sets_anew_is_no_cause() -> None:
     [
         (
             {"parts": {"model": "model-3", "optimizer": "other"}},
-            "the part optimizer was restored with another state",
+            "the part optimizer had a different state after it was restored",
         ),
         (
             {"generators": {"torch": "torch-3", "numpy": "drawn"}},
-            "the random generator numpy had another state before update 4",
+            "after a resume, the random generator numpy had a different state before update 4",
         ),
     ],
 )

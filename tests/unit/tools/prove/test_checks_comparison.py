@@ -12,12 +12,12 @@ import torch
 from safetensors.torch import save_file
 
 from common.tools.prove.checks import accumulation, processes
-from common.tools.prove.comparison import Way, updates_of
+from common.tools.prove.comparison import UpdateLayout, updates_of
 from common.tools.prove.instruments.updates import FIRST_WEIGHTS, LATER_WEIGHTS
-from common.tools.prove.notes import Mixers
+from common.tools.prove.notes import SampleMixing
 from common.tools.prove.observation import ObservedRun
 from common.tools.prove.observed import Observed
-from common.tools.prove.pairs import Pair
+from common.tools.prove.pairs import RunPair
 from tests.unit.tools.prove.made_up import (
     evaluated,
     micro_batch,
@@ -29,13 +29,13 @@ from tests.unit.tools.prove.made_up import (
 )
 
 COUPLED = mixers(couples_samples=True)
-WHOLE = Way(8, 1)
-DIVIDED = Way(4, 2)
-DISTRIBUTED = Way(4, 1, processes=2)
+WHOLE = UpdateLayout(8, 1)
+DIVIDED = UpdateLayout(4, 2)
+DISTRIBUTED = UpdateLayout(4, 1, processes=2)
 
 
-def run_of(
-    way: Way,
+def run_with_layout(
+    way: UpdateLayout,
     folder: Path,
     *,
     losses: Sequence[float] = (3.0, 2.0, 1.0),
@@ -43,7 +43,7 @@ def run_of(
     rates: Sequence[float] = (0.1, 0.2, 0.1),
     weights: float = 2.0,
     accuracy: float = 0.5,
-    mixing: Mixers | None = None,
+    mixing: SampleMixing | None = None,
     draws: bool = False,
 ) -> ObservedRun:
     """Return a run of three updates that moved its weights from 1 to `weights`."""
@@ -66,11 +66,11 @@ def run_of(
     return run_with(*ranks, directory=directory)
 
 
-def pair_of(second_way: Way, folder: Path, **changes: object) -> Pair:
+def pair_of(variant_layout: UpdateLayout, folder: Path, **changes: object) -> RunPair:
     """Return a right run and one with changes."""
-    first_way = WHOLE if second_way == DIVIDED else DIVIDED
-    first = run_of(first_way, folder)
-    return Pair(first, run_of(second_way, folder, **changes), first_way, second_way)  # type: ignore[arg-type]
+    baseline_layout = WHOLE if variant_layout == DIVIDED else DIVIDED
+    first = run_with_layout(baseline_layout, folder)
+    return RunPair(first, run_with_layout(variant_layout, folder, **changes), baseline_layout, variant_layout)  # type: ignore[arg-type]
 
 
 JUDGES = {DIVIDED: accumulation.verdict_of, DISTRIBUTED: processes.verdict_of}
@@ -78,7 +78,7 @@ EACH_WAY = pytest.mark.parametrize("way", JUDGES, ids=str)
 
 
 @EACH_WAY
-def test_equal_updates_pass(way: Way, tmp_path: Path) -> None:
+def test_equal_updates_pass(way: UpdateLayout, tmp_path: Path) -> None:
     verdict = JUDGES[way](pair_of(way, tmp_path))
     assert verdict.passed is True
     assert "3 updates" in verdict.compared
@@ -86,7 +86,7 @@ def test_equal_updates_pass(way: Way, tmp_path: Path) -> None:
 
 
 @EACH_WAY
-def test_rounding_passes(way: Way, tmp_path: Path) -> None:
+def test_rounding_passes(way: UpdateLayout, tmp_path: Path) -> None:
     """Differences within the tolerances."""
     pair = pair_of(
         way,
@@ -115,7 +115,7 @@ def test_rounding_passes(way: Way, tmp_path: Path) -> None:
     ],
 )
 def test_first_difference_is_named(
-    way: Way, changes: dict[str, object], words: str, tmp_path: Path
+    way: UpdateLayout, changes: dict[str, object], words: str, tmp_path: Path
 ) -> None:
     verdict = JUDGES[way](pair_of(way, tmp_path, **changes))
     assert verdict.passed is False
@@ -145,9 +145,9 @@ def test_ratio_of_processes_is_explained(
 
 def test_update_of_each_micro_batch_is_named(tmp_path: Path) -> None:
     """Each micro-batch makes an update, so an update has one."""
-    first = run_of(WHOLE, tmp_path)
-    second = run_of(Way(4, 1), tmp_path)
-    verdict = accumulation.verdict_of(Pair(first, second, WHOLE, DIVIDED))
+    first = run_with_layout(WHOLE, tmp_path)
+    second = run_with_layout(UpdateLayout(4, 1), tmp_path)
+    verdict = accumulation.verdict_of(RunPair(first, second, WHOLE, DIVIDED))
     assert "update 1 used 1 micro-batch(es) of 4" in verdict.causes[0]
 
 
@@ -155,7 +155,7 @@ def test_two_steps_of_an_optimizer_in_an_update_are_named(tmp_path: Path) -> Non
     pair = pair_of(DIVIDED, tmp_path)
     launch = pair.second.launches[0]
     run = run_with([*launch.records, optimizer_step(1)], directory=pair.second.directory)
-    verdict = accumulation.verdict_of(Pair(pair.first, run, WHOLE, DIVIDED))
+    verdict = accumulation.verdict_of(RunPair(pair.first, run, WHOLE, DIVIDED))
     assert (
         "the optimizers' steps in update 2 are 2 with 2 × 4 and 1 with 1 × 8" in verdict.causes[0]
     )
@@ -183,14 +183,14 @@ def test_runs_that_change_the_number_of_processes_are_compared(
     """From one to two and from two to one; a difference names the direction."""
     resumed_processes: dict[str, object] = {}
 
-    def run_for(bench: object, name: str, way: Way, **options: object) -> ObservedRun:
+    def run_for(bench: object, name: str, way: UpdateLayout, **options: object) -> ObservedRun:
         resumed_processes[name] = options.get("resumed_processes")
         folder = tmp_path / name
         folder.mkdir()
         losses = (3.0, 2.0, 1.5 if name == wrong else 1.0)
-        return run_of(way, folder, losses=losses)
+        return run_with_layout(way, folder, losses=losses)
 
-    monkeypatch.setattr(processes, "run_of", run_for)
+    monkeypatch.setattr(processes, "run_with_layout", run_for)
     bench: Any = SimpleNamespace(batch_size=4, accumulation=2)
     verdict = processes.answer(bench)
     assert verdict.passed is (wrong is None)
@@ -207,8 +207,8 @@ def test_a_resume_that_is_not_compared_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One process makes an update of a coupled loss as a single batch."""
-    runs = {way: run_of(way, tmp_path, mixing=COUPLED) for way in (WHOLE, DIVIDED, DISTRIBUTED)}
-    monkeypatch.setattr(processes, "run_of", lambda bench, name, way, **options: runs[way])
+    runs = {way: run_with_layout(way, tmp_path, mixing=COUPLED) for way in (WHOLE, DIVIDED, DISTRIBUTED)}
+    monkeypatch.setattr(processes, "run_with_layout", lambda bench, name, way, **options: runs[way])
     bench: Any = SimpleNamespace(batch_size=4, accumulation=2)
     verdict = processes.answer(bench)
     assert verdict.passed is True
@@ -228,7 +228,7 @@ def test_coupled_samples_are_said(tmp_path: Path) -> None:
 
 
 @EACH_WAY
-def test_draws_for_each_micro_batch_are_said(way: Way, tmp_path: Path) -> None:
+def test_draws_for_each_micro_batch_are_said(way: UpdateLayout, tmp_path: Path) -> None:
     """Noise that a loop draws differs between micro-batches; equal updates pass all the same."""
     verdict = JUDGES[way](pair_of(way, tmp_path, draws=True, losses=(9.0, 9.0, 9.0)))
     assert verdict.passed is None

@@ -12,15 +12,20 @@ import pytest
 from common.objective import Objective
 from common.tools.prove.bench import RunSpec
 from common.tools.prove.checks.learning import answer, learning_spec
-from common.tools.prove.margins import ERRORS, LATER_ERRORS, Evaluation, improvement
+from common.tools.prove.margins import (
+    LONGER_STANDARD_ERRORS,
+    STANDARD_ERRORS,
+    Evaluation,
+    improvement,
+)
 from common.tools.prove.observation import AnyObserved, ObservedLaunch, ObservedRun
-from common.tools.prove.outcomes import Reading, Row
+from common.tools.prove.outcomes import SampleOutcome, SplitPass
 from tests.unit.tools.prove.observed import evaluated, run, started
 
 ACCURACY = Objective("accuracy", "max")
 SAMPLES = 400
 EXPERIMENTS = 400
-LOOKS = (ERRORS, LATER_ERRORS)  # in the first run and in the longer one
+LOOKS = (STANDARD_ERRORS, LONGER_STANDARD_ERRORS)  # in the first run and in the longer one
 MOST_PASSES = 0.05  # share of the models that guess
 
 
@@ -92,13 +97,13 @@ def test_final_evaluation_may_be_of_the_best_model() -> None:
     assert answer(bench).passed is False
 
 
-def reading_of(hits: Sequence[bool], losses: Sequence[float] = ()) -> Reading:
+def reading_of(hits: Sequence[bool], losses: Sequence[float] = ()) -> SplitPass:
     """Return a pass over samples, all in one batch."""
     rows = [
-        Row(number, hit=float(hit), loss=losses[number] if losses else None)
+        SampleOutcome(number, hit=float(hit), loss=losses[number] if losses else None)
         for number, hit in enumerate(hits)
     ]
-    return Reading("validation", [[rows]], calls=1)
+    return SplitPass("validation", [[rows]], calls=1)
 
 
 def evaluation(hits: Sequence[bool], *, is_paired: bool) -> Evaluation:

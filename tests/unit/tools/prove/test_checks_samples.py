@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from common.tools.prove.checks.samples import causes_of, whole_epochs
-from common.tools.prove.notes import NotGiven, UnusedRows
+from common.tools.prove.checks.samples import causes_of, completed_epochs
+from common.tools.prove.notes import MissingRows, UnusedRows
 from common.tools.prove.observation import ObservedRun
 from common.tools.prove.observed import Observed
 from tests.unit.tools.prove.made_up import (
@@ -72,13 +72,13 @@ def test_samples_of_a_whole_epoch_are_counted_over_ranks() -> None:
     second = [(0, 0, (2, 3)), (1, 0, (6, 7))]
     right = run_with(first, rank_of_two(second))
     assert sentences(right) == []
-    assert whole_epochs(right) == [0]
+    assert completed_epochs(right) == [0]
     fewer = run_with(first, rank_of_two([second[0], (1, 0, (6,))]))
     assert "epoch 1 used 7 of 10 training samples" in sentences(fewer)[0]
     again = run_with(first, rank_of_two([second[0], (1, 0, (2, 3))]))
     assert sentences(again) == ["epoch 1 used 2 training samples more than once (2, 3)"]
     short = run_with(rank_of_two([(0, 0, (0, 1))]), rank_of_two(second[:1]))
-    assert whole_epochs(short) == [], "the second update of the epoch is missing"
+    assert completed_epochs(short) == [], "the second update of the epoch is missing"
 
 
 def test_epoch_that_was_interrupted_may_be_incomplete() -> None:
@@ -146,7 +146,7 @@ def test_evaluation_that_was_interrupted_is_left_out() -> None:
 
 
 def test_rows_that_the_model_does_not_get_are_named() -> None:
-    run = run_with([*training(), NotGiven(step=0, rows=3, samples=4)])
+    run = run_with([*training(), MissingRows(step=0, rows=3, samples=4)])
     assert (
         "the model gets only 3 of the 4 samples of a batch, first in update 1" in sentences(run)[0]
     )

@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional as F
 
 from common.tools.prove.checks.waits import verdict_of
-from common.tools.prove.instruments.waits import Watch
+from common.tools.prove.instruments.waits import WaitObserver
 from common.tools.prove.notes import Wait
 from tests.unit.tools.prove.made_up import run_with
 
@@ -87,12 +87,12 @@ def operations_of(body: Callable[[torch.Tensor], object]) -> list[str]:
 def notes_of(body: Callable[[torch.Tensor], object]) -> Notes:
     """Return what is noted of a loop's body, which gets a tensor of the device."""
     session = Notes()
-    watch = Watch(session)  # type: ignore[arg-type]
+    observer = WaitObserver(session)  # type: ignore[arg-type]
 
     def batches(run: object, loader: object) -> Iterator[torch.Tensor]:
         yield torch.arange(4.0)
 
-    for values in watch.batches(batches, session.run, None):  # type: ignore[arg-type]
+    for values in observer.batches(batches, session.run, None):  # type: ignore[arg-type]
         body(values)
     return session
 

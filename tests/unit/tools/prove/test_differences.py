@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.tools.prove.differences import COMPARED, first_difference
+from common.tools.prove.differences import COMPARED_FIELDS, first_difference
 from common.tools.prove.observation import AnyObserved, ObservedLaunch
 from tests.unit.tools.prove.observed import UPDATES, changed, evaluated, launch, run, saved
 
@@ -44,10 +44,10 @@ def test_any_change_is_found_where_it_is(data: st.DataObject) -> None:
     first = data.draw(st.integers(0, UPDATES - 1))
     resumed = launch(1, first)
     positions = [
-        position for position, record in enumerate(resumed.records) if type(record) in COMPARED
+        position for position, record in enumerate(resumed.records) if type(record) in COMPARED_FIELDS
     ]
     position = data.draw(st.sampled_from(positions))
-    subject = data.draw(st.sampled_from(COMPARED[type(resumed.records[position])]))
+    subject = data.draw(st.sampled_from(COMPARED_FIELDS[type(resumed.records[position])]))
     other, record = changed(resumed, position, **{subject: OTHERS[subject]})
     difference = first_difference(REFERENCE, run(launch(0, 0, first), other))
     assert difference is not None
@@ -96,4 +96,4 @@ def test_the_earlier_of_two_differences_counts() -> None:
     difference = first_difference(REFERENCE, run(both))
     assert difference is not None
     assert difference.subject == "loss"
-    assert difference.place == "in update 1"
+    assert difference.moment == "in update 1"

@@ -19,18 +19,18 @@ from common.run_directory.code_tree import collect_tree
 from common.run_directory.records import ATTEMPTS, PROVENANCE, Attempt, Provenance
 from common.tools.prove.checks.resuming import MANNERS, draw_interruptions
 from common.tools.prove.command import main, read_command_line
-from common.tools.prove.few_samples import FewEvaluationSamples, FewTrainingSamples, few_of
+from common.tools.prove.few_samples import FewEvaluationSamples, FewTrainingSamples, limited_order
 from common.tools.prove.flags import (
     ACCUMULATION,
     BATCH_SIZE,
     built_in_dataset,
-    flags_of,
+    flag_words,
     merged,
+    parse_flags,
     proof_flags,
-    words_of,
 )
 from common.tools.prove.observation import RECORD, line_of, read_launches
-from common.tools.prove.proof import code_of, has_passed
+from common.tools.prove.proof import has_passed, proven_code
 from common.tools.prove.receipt import (
     FORMAT,
     CheckResult,
@@ -57,19 +57,19 @@ from tests.unit.tools.prove.observed import (
 
 
 def test_flags_of_the_user_have_precedence() -> None:
-    given_flags = flags_of(["--batch-size=8", "--hidden-sizes", "4", "5", "--no-compile"])
+    given_flags = parse_flags(["--batch-size=8", "--hidden-sizes", "4", "5", "--no-compile"])
     flags = proof_flags(given_flags, TrainingConfig, "digits", 32)
     assert flags.flags["--batch-size"] == ["8"]
     assert flags.flags["--hidden-sizes"] == ["4", "5"]
     assert flags.flags["--dataset"] == ["digits"]
     assert flags.batch_size == 8
     assert flags.accumulation == ACCUMULATION
-    words = words_of(flags.flags)
-    assert flags_of(words) == flags.flags
+    words = flag_words(flags.flags)
+    assert parse_flags(words) == flags.flags
 
 
 def test_an_effective_batch_becomes_accumulation() -> None:
-    flags = proof_flags(flags_of(["--effective-batch-size", "64"]), TrainingConfig, None, 32)
+    flags = proof_flags(parse_flags(["--effective-batch-size", "64"]), TrainingConfig, None, 32)
     assert (flags.batch_size, flags.accumulation) == (BATCH_SIZE, 64 // BATCH_SIZE)
     assert "--effective-batch-size" not in flags.flags
     assert "--dataset" not in flags.flags
@@ -78,7 +78,7 @@ def test_an_effective_batch_becomes_accumulation() -> None:
 @pytest.mark.parametrize("flag", ["--output-dir", "--resume", "--evaluate-only", "--config"])
 def test_flags_that_a_proof_sets_are_refused(flag: str) -> None:
     with pytest.raises(UserError, match=f"{flag} can't be part of a proof"):
-        proof_flags(flags_of([flag, "x"]), TrainingConfig, None, 32)
+        proof_flags(parse_flags([flag, "x"]), TrainingConfig, None, 32)
 
 
 def test_a_switch_replaces_its_opposite() -> None:
@@ -126,14 +126,14 @@ def test_few_samples_are_used_as_all_would_be(
     training = set()
     evaluation: list[int] = []
     for rank in range(world_size):
-        order = few_of(
+        order = limited_order(
             TrainingOrder(total, 2, 2, world_size, rank, 0, lengths), FewTrainingSamples, most
         )
         assert order.num_samples == most
         batches = order.micro_batches(1, 0)
         assert len(batches) == most // (4 * world_size) * 2
         training |= set(batches.flatten().tolist())
-        other = few_of(
+        other = limited_order(
             EvaluationOrder(total, 4, world_size, rank, lengths), FewEvaluationSamples, most
         )
         evaluation += [index for batch in other.micro_batches() for index in batch.tolist()]
@@ -162,7 +162,7 @@ def test_few_samples_of_blocks_are_used_as_all_would_be(
     training: list[int] = []
     evaluation: list[int] = []
     for rank in range(world_size):
-        order = few_of(
+        order = limited_order(
             TrainingOrder(total, 2, 2, world_size, rank, 0, None, blocks), FewTrainingSamples, most
         )
         assert order.num_samples == order.blocks.sizes.sum() == most
@@ -170,7 +170,7 @@ def test_few_samples_of_blocks_are_used_as_all_would_be(
         assert len(batches) == most // (4 * world_size) * 2
         assert [batch.tolist() for batch in order.micro_batches(1, 1)] == batches[2:]
         training += [index for batch in batches for index in batch]
-        other = few_of(
+        other = limited_order(
             EvaluationOrder(total, 4, world_size, rank, None, blocks), FewEvaluationSamples, most
         )
         evaluation += [index for batch in other.micro_batches() for index in batch.tolist()]
@@ -335,7 +335,7 @@ def test_the_code_beside_a_recipe_changes_the_receipt(tmp_path: Path) -> None:
         (directory / PROVENANCE).mkdir(parents=True)
         attempt = Attempt(global_step=0, trees=[tree])
         write_json(directory / ATTEMPTS, Provenance(attempts=[attempt]).to_json())
-        codes += code_of([tmp_path / "nowhere", directory])
+        codes += proven_code([tmp_path / "nowhere", directory])
     assert {code.commit for code in codes} == {commit}
     assert codes[0].patch_sha256 is None
     assert len({code.patch_sha256 for code in codes}) == 3

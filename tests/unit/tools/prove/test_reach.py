@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from common.data.batch import Data, DatasetSamples, TensorSamples
-from common.tools.prove.reach import Reach, Reached
+from common.tools.prove.reach import Reach, ReachableValues
 
 
 class Average:
@@ -96,7 +96,7 @@ def look(
     kept: dict[str, object] | None = None,
     reach_class: type[Reach] = ReachOfExample,
     **variables: Any,
-) -> Reached:
+) -> ReachableValues:
     """Search from a function of a user's module that has some local variables."""
     module = ModuleType("example")
     module.__file__ = "example.py"
