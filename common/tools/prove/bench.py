@@ -59,15 +59,16 @@ class RunFailedError(Exception):
 
 @dataclass
 class Bench:
-    """Runs a recipe as its user would, but with few samples, and caches the observed runs.
-    """
+    """Runs a recipe as its user would, but with few samples, and caches the observed runs."""
 
     recipe: Recipe
     folder: Path  # the absolute path of the folder for all runs
     flags: ProofFlags  # the flags of the reference run
     seed: int  # the seed of all random choices of the proof
     finished: dict[RunSpec, ObservedRun] = field(default_factory=dict)
-    failed: dict[RunSpec, str] = field(default_factory=dict)  # the messages of failed runs, to raise them again
+    failed: dict[RunSpec, str] = field(
+        default_factory=dict
+    )  # the messages of failed runs, to raise them again
     # Forks for launches of one process; None until the first of them.
     warm: WarmProcess | None = None
 
@@ -129,7 +130,9 @@ class Bench:
             spec.name, directory, read_launches(folder), seconds, command_line(command)
         )
 
-    def launch_one(self, spec: RunSpec, words: list[str], processes: int, plan: ProbePlan) -> LaunchResult:
+    def launch_one(
+        self, spec: RunSpec, words: list[str], processes: int, plan: ProbePlan
+    ) -> LaunchResult:
         """Run one launch of a run to its end, and return how it ended."""
         log = plan.path / f"launch-{plan.launch}.log"
         may_be_forked = processes == 1 and not spec.environment and not spec.is_fresh
@@ -237,7 +240,7 @@ def skipped(reason: str) -> Verdict:
 
 @dataclass(frozen=True)
 class Check:
-    """A guarantee that a proof checks."""
+    """A check of one guarantee."""
 
     name: str  # the name for `--checks`
     question: str  # the guarantee, in one sentence

@@ -246,7 +246,9 @@ def early_differences(
 def cause_of_difference(difference: Difference) -> Cause:
     """Return the cause that follows from the first difference alone."""
     rank = f" on rank {difference.rank}" if difference.rank else ""
-    sentence = f"the first difference is {difference_in_words(difference)} {difference.moment}{rank}"
+    sentence = (
+        f"the first difference is {difference_in_words(difference)} {difference.moment}{rank}"
+    )
     if difference.subject in EQUAL_BEFORE:
         sentence += f", {EQUAL_BEFORE[difference.subject]}"
     return Cause(sentence, ADVICE_FOR_DIFFERENCE[difference.subject])

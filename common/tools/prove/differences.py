@@ -29,7 +29,7 @@ COMPARED_FIELDS: dict[type, tuple[Subject, ...]] = {
     Saved: ("parts", "generators"),
     Finished: ("parts",),
 }
-Key = tuple[object, ...]  # says which record of another run to difference_of_records with
+Key = tuple[object, ...]  # identifies the records of two runs that are compared
 
 
 @dataclass(frozen=True)

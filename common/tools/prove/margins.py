@@ -60,7 +60,10 @@ class Improvement:
 
 
 def improvement(
-    objective: Objective, before: ObjectiveValue, after: ObjectiveValue, errors: float = STANDARD_ERRORS
+    objective: Objective,
+    before: ObjectiveValue,
+    after: ObjectiveValue,
+    errors: float = STANDARD_ERRORS,
 ) -> Improvement:
     """Compare two evaluations of the same samples.
 
@@ -75,7 +78,9 @@ def improvement(
     gain = sign * (after.value - before.value)
     if metric in SHARES:
         return improvement_of_shares(gain, before, after, errors)
-    basis = f"{RELATIVE_MARGIN:.0%} of the value before training, because its standard error is unknown"
+    basis = (
+        f"{RELATIVE_MARGIN:.0%} of the value before training, because its standard error is unknown"
+    )
     return Improvement(gain, RELATIVE_MARGIN * abs(before.value), basis)
 
 
@@ -93,7 +98,9 @@ def improvement_of_pairs(
     return Improvement(gain, margin, f"{errors:g} standard errors, paired by {count} samples")
 
 
-def improvement_of_shares(gain: float, before: ObjectiveValue, after: ObjectiveValue, errors: float) -> Improvement:
+def improvement_of_shares(
+    gain: float, before: ObjectiveValue, after: ObjectiveValue, errors: float
+) -> Improvement:
     """Compare two shares of samples as if they came from different samples."""
     variance = 0.0
     for evaluation in (before, after):
@@ -104,7 +111,9 @@ def improvement_of_shares(gain: float, before: ObjectiveValue, after: ObjectiveV
     return Improvement(gain, margin, basis)
 
 
-def paired_values(metric: str, before: ObjectiveValue, after: ObjectiveValue) -> list[tuple[float, float]]:
+def paired_values(
+    metric: str, before: ObjectiveValue, after: ObjectiveValue
+) -> list[tuple[float, float]]:
     """Return each sample's values before and after; empty if the figure is not their mean."""
     for split_pass, later_split_pass in zip(before.split_passes, after.split_passes, strict=False):
         first_check = check_figure(metric, before.value, [split_pass])

@@ -266,7 +266,9 @@ def read_launches(folder: Path) -> tuple[ObservedLaunch, ...]:
 def read_records(path: Path) -> Iterator[AnyObserved]:
     """Yield the records of one file; see `read_launches`."""
     lines = path.read_bytes().split(b"\n")
-    for number, line in enumerate(lines[:-1], start=1):  # the text after the last line feed is incomplete
+    for number, line in enumerate(
+        lines[:-1], start=1
+    ):  # the text after the last line feed is incomplete
         try:
             yield RECORD.validate_json(line)
         except ValidationError as problem:

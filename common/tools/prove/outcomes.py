@@ -113,7 +113,9 @@ def perplexity(outcomes: Sequence[SampleOutcome]) -> float | None:
 def f1_of_classes(outcomes: Sequence[SampleOutcome]) -> list[float] | None:
     """Return the F1 of each class, 0 where undefined; None if samples lack a single class."""
     classes = max((outcome.classes for outcome in outcomes), default=0)
-    if not classes or any(outcome.predicted is None or outcome.label is None for outcome in outcomes):
+    if not classes or any(
+        outcome.predicted is None or outcome.label is None for outcome in outcomes
+    ):
         return None
     values = []
     for number in range(classes):
@@ -188,9 +190,7 @@ def mistaken_means_of_processes(
     yield Mistake(
         "it is a mean over the batches of each process, not over samples", mean_of(batch_means)
     )
-    yield Mistake(
-        "it counts only the samples of the first process", function(outcomes_by_rank[0])
-    )
+    yield Mistake("it counts only the samples of the first process", function(outcomes_by_rank[0]))
 
 
 def mistaken_factors_of_processes(correct: float | None, processes: int) -> Iterator[Mistake]:

@@ -13,7 +13,9 @@ from common.tools.prove.observation import ObservedRun, Recorded
 
 MOST_UPDATES = 60
 LEAST_UPDATES = 40
-MOST_SECONDS = 60.0  # the duration of the steady run, if its updates take as long as the reference run's
+MOST_SECONDS = (
+    60.0  # the duration of the steady run, if its updates take as long as the reference run's
+)
 SAVE_EVERY = 4  # updates, in the eventful run
 NEVER = "100000"  # updates, more than a run of a proof makes
 
@@ -39,7 +41,14 @@ def eventful_run(bench: Bench) -> ObservedRun:
     spec = RunSpec(
         "eventful",
         (
-            *("--max-steps", str(LEAST_UPDATES), "--epochs", "1000", "--log-every", str(MEASURED_EVERY)),
+            *(
+                "--max-steps",
+                str(LEAST_UPDATES),
+                "--epochs",
+                "1000",
+                "--log-every",
+                str(MEASURED_EVERY),
+            ),
             *("--eval-every", "1", "--checkpoint-every", str(SAVE_EVERY)),
             *("--gradient-accumulation-steps", "1"),
         ),

@@ -98,7 +98,7 @@ def optimizer_step(step: int, norm: float = 2.0, rate: float = 0.1) -> Optimizer
     return OptimizerStep(step=step, optimizer=0, gradient_norm=norm, learning_rates=[rate])
 
 
-def mixers(*layers: str, couples_samples: bool = False) -> SampleMixing:
+def sample_mixing(*layers: str, couples_samples: bool = False) -> SampleMixing:
     return SampleMixing(step=0, layers=[*layers], couples_samples=couples_samples)
 
 

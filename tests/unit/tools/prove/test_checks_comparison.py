@@ -21,14 +21,14 @@ from common.tools.prove.pairs import RunPair
 from tests.unit.tools.prove.made_up import (
     evaluated,
     micro_batch,
-    mixers,
     optimizer_step,
     recorded,
     run_with,
+    sample_mixing,
     started,
 )
 
-COUPLED = mixers(couples_samples=True)
+COUPLED = sample_mixing(couples_samples=True)
 WHOLE = UpdateLayout(8, 1)
 DIVIDED = UpdateLayout(4, 2)
 DISTRIBUTED = UpdateLayout(4, 1, processes=2)
@@ -53,7 +53,10 @@ def run_with_layout(
     save_file({"model.weight": torch.full((2,), weights)}, directory / LATER_WEIGHTS)
     ranks = []
     for _ in range(way.processes):
-        records: list[Observed] = [started(accumulation=way.accumulation), mixing or mixers()]
+        records: list[Observed] = [
+            started(accumulation=way.accumulation),
+            mixing or sample_mixing(),
+        ]
         for step, loss in enumerate(losses):
             for number in range(way.accumulation):
                 after = {"torch": "drawn"} if draws else {"torch": "t"}
@@ -70,7 +73,9 @@ def pair_of(variant_layout: UpdateLayout, folder: Path, **changes: object) -> Ru
     """Return a right run and one with changes."""
     baseline_layout = WHOLE if variant_layout == DIVIDED else DIVIDED
     first = run_with_layout(baseline_layout, folder)
-    return RunPair(first, run_with_layout(variant_layout, folder, **changes), baseline_layout, variant_layout)  # type: ignore[arg-type]
+    return RunPair(
+        first, run_with_layout(variant_layout, folder, **changes), baseline_layout, variant_layout
+    )  # type: ignore[arg-type]
 
 
 JUDGES = {DIVIDED: accumulation.verdict_of, DISTRIBUTED: processes.verdict_of}
@@ -153,9 +158,9 @@ def test_update_of_each_micro_batch_is_named(tmp_path: Path) -> None:
 
 def test_two_steps_of_an_optimizer_in_an_update_are_named(tmp_path: Path) -> None:
     pair = pair_of(DIVIDED, tmp_path)
-    launch = pair.second.launches[0]
-    run = run_with([*launch.records, optimizer_step(1)], directory=pair.second.directory)
-    verdict = accumulation.verdict_of(RunPair(pair.first, run, WHOLE, DIVIDED))
+    launch = pair.variant.launches[0]
+    run = run_with([*launch.records, optimizer_step(1)], directory=pair.variant.directory)
+    verdict = accumulation.verdict_of(RunPair(pair.baseline, run, WHOLE, DIVIDED))
     assert (
         "the optimizers' steps in update 2 are 2 with 2 × 4 and 1 with 1 × 8" in verdict.causes[0]
     )
@@ -163,14 +168,14 @@ def test_two_steps_of_an_optimizer_in_an_update_are_named(tmp_path: Path) -> Non
 
 def test_batch_norm_is_said(tmp_path: Path) -> None:
     """Batch norm depends on how samples are divided into micro-batches, but not on processes."""
-    pair = pair_of(DIVIDED, tmp_path, mixing=mixers("BatchNorm2d"), losses=(9.0, 9.0, 9.0))
+    pair = pair_of(DIVIDED, tmp_path, mixing=sample_mixing("BatchNorm2d"), losses=(9.0, 9.0, 9.0))
     verdict = accumulation.verdict_of(pair)
     assert verdict.passed is None
     assert "BatchNorm2d mixes the samples of a micro-batch" in verdict.compared
 
 
 def test_batch_norm_on_processes_leaves_out_evaluations(tmp_path: Path) -> None:
-    changes = {"mixing": mixers("BatchNorm2d"), "accuracy": 0.9}
+    changes = {"mixing": sample_mixing("BatchNorm2d"), "accuracy": 0.9}
     verdict = processes.verdict_of(pair_of(DISTRIBUTED, tmp_path, **changes))
     assert verdict.passed is True
     assert "BatchNorm2d averages its statistics over processes" in verdict.compared
@@ -192,7 +197,7 @@ def test_runs_that_change_the_number_of_processes_are_compared(
 
     monkeypatch.setattr(processes, "run_with_layout", run_for)
     bench: Any = SimpleNamespace(batch_size=4, accumulation=2)
-    verdict = processes.answer(bench)
+    verdict = processes.check_processes(bench)
     assert verdict.passed is (wrong is None)
     if wrong is None:
         assert resumed_processes["from-one-to-two"] == 2
@@ -207,21 +212,23 @@ def test_a_resume_that_is_not_compared_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One process makes an update of a coupled loss as a single batch."""
-    runs = {way: run_with_layout(way, tmp_path, mixing=COUPLED) for way in (WHOLE, DIVIDED, DISTRIBUTED)}
+    runs = {
+        way: run_with_layout(way, tmp_path, mixing=COUPLED) for way in (WHOLE, DIVIDED, DISTRIBUTED)
+    }
     monkeypatch.setattr(processes, "run_with_layout", lambda bench, name, way, **options: runs[way])
     bench: Any = SimpleNamespace(batch_size=4, accumulation=2)
-    verdict = processes.answer(bench)
+    verdict = processes.check_processes(bench)
     assert verdict.passed is True
     assert "no resume on another number of processes was compared" in verdict.compared
 
 
 def test_batch_norm_does_not_excuse_a_wrong_schedule(tmp_path: Path) -> None:
-    pair = pair_of(DIVIDED, tmp_path, mixing=mixers("BatchNorm2d"), rates=(0.2, 0.2, 0.1))
+    pair = pair_of(DIVIDED, tmp_path, mixing=sample_mixing("BatchNorm2d"), rates=(0.2, 0.2, 0.1))
     assert accumulation.verdict_of(pair).passed is False
 
 
 def test_coupled_samples_are_said(tmp_path: Path) -> None:
-    pair = pair_of(DIVIDED, tmp_path, mixing=mixers(couples_samples=True), losses=(9, 9, 9))
+    pair = pair_of(DIVIDED, tmp_path, mixing=sample_mixing(couples_samples=True), losses=(9, 9, 9))
     verdict = accumulation.verdict_of(pair)
     assert verdict.passed is None
     assert "couples_samples=True" in verdict.compared

@@ -113,7 +113,9 @@ def test_f1_is_that_of_scikit_learn(seed: int, ranks: int, batches: int, classes
                 label = draws.randrange(classes)
                 hit = float(predicted == label)
                 batch.append(
-                    SampleOutcome(sample, hit=hit, predicted=predicted, label=label, classes=classes)
+                    SampleOutcome(
+                        sample, hit=hit, predicted=predicted, label=label, classes=classes
+                    )
                 )
                 sample += 1
             of_batches.append(batch)

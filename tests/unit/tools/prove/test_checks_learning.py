@@ -11,11 +11,11 @@ import pytest
 
 from common.objective import Objective
 from common.tools.prove.bench import RunSpec
-from common.tools.prove.checks.learning import answer, learning_spec
+from common.tools.prove.checks.learning import check_learning, learning_spec
 from common.tools.prove.margins import (
     LONGER_STANDARD_ERRORS,
     STANDARD_ERRORS,
-    Evaluation,
+    ObjectiveValue,
     improvement,
 )
 from common.tools.prove.observation import AnyObserved, ObservedLaunch, ObservedRun
@@ -72,7 +72,7 @@ def test_only_a_longer_run_shows_that_a_recipe_does_not_learn(
     short: list[float], longer: list[float], passed: bool | None, compared: str
 ) -> None:
     bench: Any = MadeUpBench(short, longer, {"--epochs": ["3"]})
-    verdict = answer(bench)
+    verdict = check_learning(bench)
     assert verdict.passed is passed
     assert compared in verdict.compared
     expected = [learning_spec("learning")]
@@ -83,7 +83,7 @@ def test_only_a_longer_run_shows_that_a_recipe_does_not_learn(
 
 def test_a_run_limited_by_steps_gets_more_steps() -> None:
     bench: Any = MadeUpBench([0.3, 0.3], [0.3, 0.5], {"--max-steps": ["9"]})
-    assert answer(bench).passed
+    assert check_learning(bench).passed
     assert bench.specs[1] == learning_spec("longer", ("--max-steps", "36"))
 
 
@@ -94,10 +94,10 @@ def test_final_evaluation_may_be_of_the_best_model() -> None:
     records = (*first_launch.records, evaluated(2, 0.5, "final"))
     bench: Any = MadeUpBench([], [0.3, 0.3], {"--epochs": ["3"]})
     bench.runs["learning"] = run(ObservedLaunch(0, 0, records))
-    assert answer(bench).passed is False
+    assert check_learning(bench).passed is False
 
 
-def reading_of(hits: Sequence[bool], losses: Sequence[float] = ()) -> SplitPass:
+def split_pass_of(hits: Sequence[bool], losses: Sequence[float] = ()) -> SplitPass:
     """Return a pass over samples, all in one batch."""
     rows = [
         SampleOutcome(number, hit=float(hit), loss=losses[number] if losses else None)
@@ -106,9 +106,9 @@ def reading_of(hits: Sequence[bool], losses: Sequence[float] = ()) -> SplitPass:
     return SplitPass("validation", [[rows]], calls=1)
 
 
-def evaluation(hits: Sequence[bool], *, is_paired: bool) -> Evaluation:
+def objective_value(hits: Sequence[bool], *, is_paired: bool) -> ObjectiveValue:
     value = sum(hits) / len(hits)
-    return Evaluation(value, len(hits), [reading_of(hits)] if is_paired else [])
+    return ObjectiveValue(value, len(hits), [split_pass_of(hits)] if is_paired else [])
 
 
 @pytest.mark.parametrize(
@@ -141,8 +141,8 @@ def test_a_guesser_rarely_passes(
             answers.append(
                 improvement(
                     ACCURACY,
-                    evaluation(before, is_paired=is_paired),
-                    evaluation(after, is_paired=is_paired),
+                    objective_value(before, is_paired=is_paired),
+                    objective_value(after, is_paired=is_paired),
                     errors,
                 ).is_enough
             )
@@ -157,9 +157,9 @@ def test_a_loss_that_changes_at_random_rarely_passes(samples: int) -> None:
     passes = 0
     for _ in range(EXPERIMENTS):
         before, *looks = ([draws.expovariate(1.0) for _ in range(samples)] for _ in range(3))
-        first = evaluation_of_losses(before)
+        first = value_of_losses(before)
         answers = [
-            improvement(objective, first, evaluation_of_losses(after), errors)
+            improvement(objective, first, value_of_losses(after), errors)
             for after, errors in zip(looks, LOOKS, strict=True)
         ]
         assert "paired by" in answers[0].basis
@@ -167,9 +167,9 @@ def test_a_loss_that_changes_at_random_rarely_passes(samples: int) -> None:
     assert passes / EXPERIMENTS <= MOST_PASSES
 
 
-def evaluation_of_losses(losses: Sequence[float]) -> Evaluation:
+def value_of_losses(losses: Sequence[float]) -> ObjectiveValue:
     hits = [False] * len(losses)
-    return Evaluation(sum(losses) / len(losses), len(losses), [reading_of(hits, losses)])
+    return ObjectiveValue(sum(losses) / len(losses), len(losses), [split_pass_of(hits, losses)])
 
 
 def test_pairs_show_smaller_improvements() -> None:
@@ -177,16 +177,16 @@ def test_pairs_show_smaller_improvements() -> None:
     before = [number < 30 for number in range(73)]
     after = [number < 38 for number in range(73)]
     for is_paired in (True, False):
-        first, second = (evaluation(hits, is_paired=is_paired) for hits in (before, after))
+        first, second = (objective_value(hits, is_paired=is_paired) for hits in (before, after))
         assert improvement(ACCURACY, first, second).is_enough is is_paired
         assert not improvement(ACCURACY, second, first).is_enough
 
 
 def test_objective_of_another_kind_needs_a_relative_margin() -> None:
     objective = Objective("frechet", "min")
-    before = Evaluation(60.0, SAMPLES)
-    assert not improvement(objective, before, Evaluation(55.0, SAMPLES)).is_enough
-    better = improvement(objective, before, Evaluation(50.0, SAMPLES))
+    before = ObjectiveValue(60.0, SAMPLES)
+    assert not improvement(objective, before, ObjectiveValue(55.0, SAMPLES)).is_enough
+    better = improvement(objective, before, ObjectiveValue(50.0, SAMPLES))
     assert better.is_enough
     assert "10% of the value before training" in better.basis
 
@@ -194,5 +194,5 @@ def test_objective_of_another_kind_needs_a_relative_margin() -> None:
 def test_outcomes_of_other_figures_are_not_paired() -> None:
     """An accuracy of the recipe's own kind is not the mean of these hits."""
     hits = [True, False, False, False]
-    own = Evaluation(0.9, 4, [reading_of(hits)])
+    own = ObjectiveValue(0.9, 4, [split_pass_of(hits)])
     assert "standard errors of a share" in improvement(ACCURACY, own, own).basis

@@ -14,7 +14,7 @@ import torch
 from common.tools.prove.checks import memory
 from common.tools.prove.checks.memory import MEBIBYTE, MOST, verdict_of
 from common.tools.prove.instruments.holders import holder_of
-from common.tools.prove.instruments.memory import bytes_in_use, bytes_of, live_tensors
+from common.tools.prove.instruments.memory import bytes_in_use, live_tensors, storage_bytes
 from common.tools.prove.notes import GrowingTensors, MemoryInUse
 from tests.unit.tools.prove.made_up import run_with
 
@@ -72,7 +72,7 @@ def test_noise_passes() -> None:
     assert verdict_of(run_with(resident)).passed is True  # the allocator's figure is exact
 
 
-def test_resident_memory_counts_where_the_allocator_does_not_tell() -> None:
+def test_resident_memory_counts_if_the_allocator_reports_nothing() -> None:
     measured_notes = []
     for measured in notes({"resident": lambda step: 2 * MOST["resident"] * MEBIBYTE * step}):
         measured_notes.append(measured.model_copy(update={"in_use": None}))
@@ -87,8 +87,8 @@ def test_growing_tensors_are_named_first() -> None:
     measured_notes = [*notes({"tensors": lambda step: step}), growing]
     verdict = verdict_of(run_with(measured_notes))
     assert verdict.causes[0] == (
-        "tensors of float32 [16 × 10] became more by 50, to 60, held by the list `history` of main "
-        "in train.py"
+        "the number of float32 [16 × 10] tensors grew by 50 to 60; they are held by the list "
+        "`history` of main in train.py"
     )
 
 
@@ -100,7 +100,7 @@ def test_growth_with_evaluations_fails(monkeypatch: pytest.MonkeyPatch) -> None:
         eventful = run_with(measured_notes)
         monkeypatch.setattr(memory, "steady_run", lambda bench: run_with(notes({})))
         monkeypatch.setattr(memory, "eventful_run", lambda bench, run=eventful: run)
-        verdict = memory.answer(bench)
+        verdict = memory.check_memory(bench)
         assert verdict.passed is passed
         assert "with an evaluation after each update: " in verdict.compared
         assert all("MiB an evaluation" in cause for cause in verdict.causes)
@@ -112,7 +112,7 @@ def test_short_run_has_no_answer() -> None:
 
 
 def test_growth_is_seen_across_a_drop() -> None:
-    """Some tensors are freed at the end of an epoch, while others become more."""
+    """Some tensors are freed at the end of an epoch, while the number of others grows."""
     measured_notes = notes({"tensor_bytes": lambda step: 640 * step - 10**5 * (step > 45)})
     assert verdict_of(run_with(measured_notes)).passed is False
 
@@ -143,7 +143,7 @@ def test_live_tensors_are_counted() -> None:
     views = [kept[0][:10], kept[0][10:]]
     after = live_tensors()
     assert len(after) == len(before) + 5
-    assert bytes_of(after) - bytes_of(before) == 3 * 1024
+    assert storage_bytes(after) - storage_bytes(before) == 3 * 1024
     assert len(views) == 2
 
 

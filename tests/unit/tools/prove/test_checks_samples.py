@@ -94,8 +94,8 @@ def test_update_made_again_counts_once() -> None:
 def test_update_made_again_of_other_samples_is_named() -> None:
     again = [(1, 0, (4, 5, 6, 8)), *EPOCHS[2:]]
     run = run_with(training(EPOCHS[:2]), later=[training(again)])
-    assert "update 2 was made of the samples 4, 5, 6, 7" in sentences(run)[0]
-    assert "after the resume of 4, 5, 6, 8" in sentences(run)[0]
+    assert "update 2 used the samples 4, 5, 6, 7" in sentences(run)[0]
+    assert "after the resume 4, 5, 6, 8" in sentences(run)[0]
 
 
 def test_batch_that_is_not_recorded_is_named() -> None:
@@ -120,7 +120,7 @@ def test_ranks_share_an_evaluation() -> None:
 
 @pytest.mark.parametrize("count", [6.0, None])
 def test_padding_that_counts_is_named(count: float | None) -> None:
-    """A sample that only fills up a batch counts; without a count, nobody knows."""
+    """A sample that only fills up a batch counts; without a count, this is unknown."""
     figures = {} if count is None else {"count": count}
     batches = [evaluation_batch([0, 1, 2]), evaluation_batch([3, 4, 4])]
     (sentence,) = sentences(run_with([*training(), *batches, evaluated(figures)]))

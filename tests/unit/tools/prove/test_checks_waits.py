@@ -92,7 +92,7 @@ def notes_of(body: Callable[[torch.Tensor], object]) -> Notes:
     def batches(run: object, loader: object) -> Iterator[torch.Tensor]:
         yield torch.arange(4.0)
 
-    for values in observer.batches(batches, session.run, None):  # type: ignore[arg-type]
+    for values in observer.around_batches(batches, session.run, None):  # type: ignore[arg-type]
         body(values)
     return session
 

@@ -44,7 +44,9 @@ def test_any_change_is_found_where_it_is(data: st.DataObject) -> None:
     first = data.draw(st.integers(0, UPDATES - 1))
     resumed = launch(1, first)
     positions = [
-        position for position, record in enumerate(resumed.records) if type(record) in COMPARED_FIELDS
+        position
+        for position, record in enumerate(resumed.records)
+        if type(record) in COMPARED_FIELDS
     ]
     position = data.draw(st.sampled_from(positions))
     subject = data.draw(st.sampled_from(COMPARED_FIELDS[type(resumed.records[position])]))

@@ -20,7 +20,7 @@ def test_a_watched_model_can_be_copied(tmp_path: Path) -> None:
         session = Session(folder=tmp_path, launch=0, rank=0, file=file)  # type: ignore[arg-type]
         model = nn.Linear(2, 1)
         run: Any = SimpleNamespace(kept=SimpleNamespace(bare_model=model))
-        RowObserver(session).started(lambda run: None, run)
+        RowObserver(session).around_start(lambda run: None, run)
         duplicate = copy.deepcopy(model)
         rows = torch.ones(3, 2)
         assert torch.equal(duplicate(rows), model(rows))
