@@ -107,7 +107,7 @@ def is_in_first_micro_batch(run: ObservedRun, difference: Difference) -> bool:
 
 
 def lost_values(reference: ObservedRun, other: ObservedRun) -> dict[str, Description]:
-    """Return the descriptions of values that changed during training and were not restored, by path.
+    """Return the values that changed during training and were not restored, by path.
 
     A launch has lost a value if the value had changed in the reference run by the update at which
     the launch began, and differs in the launch. Variables that the loop sets again in each pass

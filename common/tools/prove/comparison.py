@@ -38,16 +38,14 @@ GRADIENT_TOLERANCE = 1e-2
 RATE_TOLERANCE = 1e-6
 FIGURE_TOLERANCE = 1e-2  # figures of an evaluation, which may also differ by FLIPPED samples
 FLIPPED = 2
-WEIGHT_TOLERANCE = (
-    2e-2  # of the distance that the weights have moved up to the update `COMPARED_UPDATE`
-)
+WEIGHT_TOLERANCE = 2e-2  # a share of the distance that the weights moved up to COMPARED_UPDATE
 # Absolute differences that are always allowed.
 SMALL_LOSS = 1e-5
 SMALL_NORM = 1e-6
 SMALL_RATE = 1e-12
 TOLERANCES = (
-    f"tolerance: losses {LOSS_TOLERANCE:.1%}, gradients {GRADIENT_TOLERANCE:.0%}, weights {WEIGHT_TOLERANCE:.0%} of the "
-    f"distance that they moved up to update {COMPARED_UPDATE}"
+    f"tolerance: losses {LOSS_TOLERANCE:.1%}, gradients {GRADIENT_TOLERANCE:.0%}, "
+    f"weights {WEIGHT_TOLERANCE:.0%} of the distance that they moved up to update {COMPARED_UPDATE}"
 )
 
 

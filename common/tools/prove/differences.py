@@ -73,8 +73,8 @@ def micro_batch_in_words(micro_batch: int) -> str:
 def first_difference(reference: ObservedRun, other: ObservedRun) -> Difference | None:
     """Return the first difference of a run from the reference run; None if there is none.
 
-    The order is by launch, then by rank. Records that the reference run lacks are not compared, such
-    as the rehearsal of a resumed run.
+    The order is by launch, then by rank. Records that the reference run lacks, such as those of the
+    rehearsal of a resumed run, are not compared.
     """
     expected_by_rank = {
         launch.rank: dict(keyed_records(launch)) for launch in reference.of_launch(0)
@@ -138,8 +138,8 @@ def keyed_records(launch: ObservedLaunch) -> Iterator[tuple[Key, AnyObserved]]:
             if record.phase == "validation":
                 evaluated_step = record.step
         elif isinstance(record, Saved):
-            # After one update, a run may save both before and after its evaluation, which changes the
-            # state of the best evaluation.
+            # After an update, a run may save both before and after its evaluation. The evaluation
+            # changes the state of the best evaluation.
             is_evaluated = record.step == evaluated_step
             yield ("saved", record.step, is_evaluated), record
         elif isinstance(record, Finished):

@@ -76,7 +76,7 @@ class Interrupter:
         contents: store.Contents,
         facts: RunFacts,
     ) -> None:
-        """Count the operations of a save in advance, and choose the one at which to kill the run."""
+        """Count the operations of a save in advance, and choose the one that kills the run."""
         step = int(unfinished.name.removeprefix("step-").removesuffix(UNFINISHED))
         if self.is_due("save", step):
             assert self.planned is not None
@@ -134,7 +134,7 @@ class Interrupter:
         raise SystemExit(1)  # on a system without SIGKILL
 
     def process_ids(self) -> list[int]:
-        """Return the process ids of all ranks of this launch, which they wrote when they started."""
+        """Return the process ids of all ranks, which they wrote when they started."""
         names = f"launch-{self.session.launch}-rank-*.pid"
         return [int(path.read_text(encoding="utf-8")) for path in self.session.folder.glob(names)]
 

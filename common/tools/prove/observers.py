@@ -1,8 +1,8 @@
 """The observers of a run, which write records of its batches, random states, losses and weights.
 
 They wrap the methods of the run that a recipe calls, and the loaders. They draw no random numbers
-and change nothing, so an observed run has the same bits as any other. But they read every tensor, so
-they wait for the device.
+and change nothing, so an observed run has the same bits as any other. But they read every tensor,
+so they wait for the device.
 """
 
 import sys
@@ -81,8 +81,8 @@ class Observers:
         wrap(Run, "load_best", self.around_load_best)
         wrap(Run, "finish", self.around_finish)
         wrap(Loader, "make_batches", self.around_make_batches)
-        # The rehearsal reads all samples, so that its figures are those before training. But the run
-        # tells totals from means by the batches that it has chosen, so this test has to be off.
+        # The rehearsal reads all samples, so that its figures are those before training. The run
+        # recognises totals by the few batches that it chose, so its check for them has to be off.
         wrap(loader_module, "rehearsal_batches", lambda original, batches, *options: [*batches])
         wrap(Log, "refuse_means", lambda original, log, figures: None)
 
@@ -145,7 +145,7 @@ class Observers:
         session.micro_batch = 0
         for batch in original(run, loader):
             if self.is_observed:
-                # The function with the loop has asked for the next batch, so it is the calling frame.
+                # The function with the loop asks for the next batch, so its frame is the caller's.
                 self.write_micro_batch(run, batch, sys._getframe(1))
             yield batch
 

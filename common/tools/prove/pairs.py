@@ -58,18 +58,20 @@ def is_near(ratio: float, number: float) -> bool:
 
 def cause_of_optimizers(pair: RunPair, difference: UpdateDifference) -> Cause:
     """Return the cause that an update has too many optimizer steps."""
+    values = values_in_words(pair, difference)
     return Cause(
-        f"the optimizers' steps in update {difference.update} are {values_in_words(pair, difference)}: "
-        "an optimizer is stepped for each micro-batch",
+        f"the optimizers' steps in update {difference.update} are {values}: an "
+        "optimizer is stepped for each micro-batch",
         "pass each optimizer to accelerator.prepare(...), which steps it once an update",
     )
 
 
 def cause_of_later_loss(pair: RunPair, difference: UpdateDifference) -> Cause:
     """Return the cause that the losses agree at first and differ later."""
+    values = values_in_words(pair, difference)
     return Cause(
-        f"the loss of update {difference.update} is {values_in_words(pair, difference)}, after equal "
-        "gradients before: an update depends on more than the gradients",
+        f"the loss of update {difference.update} is {values}, after equal gradients "
+        "before: an update depends on more than the gradients",
         "look for a value that changes with each micro-batch and enters the loss or the update",
     )
 

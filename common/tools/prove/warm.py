@@ -119,7 +119,7 @@ def imported_modules(recipe: Path) -> list[str]:
 
 
 def serve(recipe: Path) -> LaunchRequest:
-    """Fork for each request, and report the exit status of each fork. In a fork, return its request.
+    """Fork for each request, and report each fork's exit status. In a fork, return its request.
 
     The process ends when the bench ends.
     """

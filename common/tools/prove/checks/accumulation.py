@@ -59,9 +59,9 @@ def cause_of_counts(pair: RunPair) -> Cause | None:
     for number, update in updates_of(pair.variant).items():
         if update.micro_batches != layout.accumulation:
             return Cause(
-                f"update {number} used {update.micro_batches} micro-batch(es) of {layout.batch_size} "
-                f"with --gradient-accumulation-steps {layout.accumulation}: each micro-batch makes an "
-                "update of its own",
+                f"update {number} used {update.micro_batches} micro-batch(es) of "
+                f"{layout.batch_size} with --gradient-accumulation-steps {layout.accumulation}: "
+                "each micro-batch makes an update of its own",
                 "put the forward pass, the backward pass and the steps of optimizer and scheduler "
                 "under `with accelerator.accumulate(model):`",
             )

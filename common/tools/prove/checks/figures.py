@@ -94,7 +94,7 @@ def number_or_nan(value: JsonValue) -> float:
 
 
 def is_mean(logged: float, expected: float) -> bool:
-    """Whether a logged figure equals a mean within the tolerance. NaN also stands for infinities."""
+    """Whether a logged figure equals a mean within the tolerance. NaN stands for infinities too."""
     if math.isnan(logged):
         return not math.isfinite(expected)
     return math.isclose(logged, expected, rel_tol=ROW_TOLERANCE, abs_tol=SMALLEST_VALUE)
@@ -266,7 +266,8 @@ def wrong_figures(
                 ranks = f" on {run.world_size} processes" if run.world_size > 1 else ""
                 yield Cause(
                     f"{name} of the {record.phase} evaluation after update {record.step}{ranks} is "
-                    f"{value:.6g}, and {figure_check.expected:.6g} by its samples: {figure_check.explanation}",
+                    f"{value:.6g}, and {figure_check.expected:.6g} by its samples: "
+                    f"{figure_check.explanation}",
                     ADVICE_OF_EVALUATION,
                 )
                 return

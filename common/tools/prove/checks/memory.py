@@ -12,9 +12,9 @@ from common.tools.prove.steady import eventful_run, steady_run
 
 MEBIBYTE = 2**20
 # The most that each type of memory may grow, in MiB for each update or evaluation. The figures of
-# live tensors and of a device's allocator are exact. The process's allocator also counts small Python
-# objects. Resident memory counts only if the allocator does not report what is in use. It grows and
-# shrinks by whole pages.
+# live tensors and of a device's allocator are exact. The process's allocator also counts small
+# objects of Python. Resident memory, which grows and shrinks by whole pages, is used only if the
+# allocator does not report the memory in use.
 MOST = {
     "tensors": 0.0002,
     "device": 0.01,
@@ -128,8 +128,8 @@ def growth_in_words(tensors: GrowingTensors) -> str:
     """Return a sentence about tensors whose number grows, and the variable that holds them."""
     size = " × ".join(str(length) for length in tensors.shape) or "a single value"
     return (
-        f"the number of {tensors.dtype} [{size}] tensors grew by {tensors.more} to {tensors.count}; "
-        f"they are held by {tensors.holder}"
+        f"the number of {tensors.dtype} [{size}] tensors grew by {tensors.more} to "
+        f"{tensors.count}; they are held by {tensors.holder}"
     )
 
 

@@ -69,7 +69,7 @@ def draw_interruptions(
 
 
 def interruptions_in_words(run: ObservedRun) -> str:
-    """Return the interruptions of a run in words, such as "killed after update 4, before batch 2 of …"."""
+    """Return the interruptions of a run in words, such as "killed after update 4"."""
     kills: list[str] = []
     stops: list[str] = []
     for _, record in run.all(Interrupted):

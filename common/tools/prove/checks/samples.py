@@ -29,8 +29,8 @@ ADVICE_EVALUATION = (
 )
 
 NO_COMPLETED_EPOCH = Cause(
-    "the run on two processes completed no epoch, so the check can't tell whether an epoch uses all "
-    "samples",
+    "the run on two processes completed no epoch, so the check can't tell whether an epoch uses "
+    "all samples",
     "pass fewer --updates or more --epochs, so that an epoch is shorter",
 )
 
@@ -93,7 +93,8 @@ def unrecorded_batches(run: ObservedRun) -> Iterator[Cause]:
             if pending is not None:
                 yield Cause(
                     f"the loop took a batch for update {pending.step + 1} and did not record it: "
-                    f"{len(pending.samples)} samples were skipped ({first_samples(pending.samples)})",
+                    f"{len(pending.samples)} samples were skipped "
+                    f"({first_samples(pending.samples)})",
                     ADVICE_TRAINING,
                 )
                 return
@@ -110,9 +111,9 @@ def repeated_updates(run: ObservedRun) -> Iterator[Cause]:
         earlier_samples = samples.setdefault(key, record.samples)
         if earlier_samples != record.samples:
             yield Cause(
-                f"update {record.step + 1} used the samples {first_samples(earlier_samples)}, and after the "
-                f"resume {first_samples(record.samples)}",
-                "let the run's loader order the samples: its order depends only on the seed and the epoch",
+                f"update {record.step + 1} used the samples {first_samples(earlier_samples)}, and "
+                f"after the resume {first_samples(record.samples)}",
+                "let the run's loader order the samples: its order depends only on seed and epoch",
             )
             return
 
@@ -172,8 +173,8 @@ def missing_rows(run: ObservedRun) -> Iterator[Cause]:
     """Yield a cause if the model gets fewer samples than a batch has."""
     for _, record in run.all(MissingRows):
         yield Cause(
-            f"the model gets only {record.rows} of the {record.samples} samples of a batch, first in "
-            f"update {record.step + 1}",
+            f"the model gets only {record.rows} of the {record.samples} samples of a batch, first "
+            f"in update {record.step + 1}",
             ADVICE_TRAINING,
         )
         return

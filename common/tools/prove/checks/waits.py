@@ -13,8 +13,8 @@ UPDATES = 12
 LOG_EVERY = 4
 FIRST_CHECKED = 2  # in earlier updates, code may do work that is needed only once
 ADVICE = (
-    "pass tensors to run.record(loss, {...}), which reads them only at log lines; on the device, use "
-    "torch.where instead of `if`, and multiply by a mask instead of selecting rows"
+    "pass tensors to run.record(loss, {...}), which reads them only at log lines; on the device, "
+    "use torch.where instead of `if`, and multiply by a mask instead of selecting rows"
 )
 
 
@@ -80,8 +80,8 @@ def in_words(waiting_line: WaitingLine, updates: str) -> str:
     """Return a sentence about a line that waits, in which updates, and the line that called it."""
     text = linecache.getline(waiting_line.file, waiting_line.line).strip()
     sentence = (
-        f"{Path(waiting_line.file).name}, line {waiting_line.line}, waits for the device by {waiting_line.operation}, "
-        f"{updates}: {text}"
+        f"{Path(waiting_line.file).name}, line {waiting_line.line}, waits for the device by "
+        f"{waiting_line.operation}, {updates}: {text}"
     )
     if (waiting_line.caller_file, waiting_line.caller_line) == (
         waiting_line.file,

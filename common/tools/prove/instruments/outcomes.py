@@ -3,8 +3,9 @@
 The loss functions of torch get the model's outputs and the targets. From the outcomes of the
 samples, a check computes the figures of an evaluation again.
 
-It writes an `EvaluationLoss` for each call of a loss function in an evaluation, a `TrainingLoss` for
-each call in training, and a `TrainingMode` for a layer that is in training mode in an evaluation.
+It writes an `EvaluationLoss` for each call of a loss function in an evaluation, and a
+`TrainingLoss` for each call in training. It writes a `TrainingMode` for a layer that is in training
+mode in an evaluation.
 """
 
 import itertools

@@ -40,8 +40,8 @@ class UpdateObserver:
     def __init__(self, session: Session) -> None:
         self.session = session
         self.has_started = False
-        self.numbers: dict[int, int] = {}  # of the optimizers, by their id, in order of first use
-        # By the id of an optimizer: the norm before around_clip_grad_norm, until its update.
+        self.numbers: dict[int, int] = {}  # optimizers in order of first use, by id
+        # Norms of gradients before clipping, by the id of the optimizer, until its next step.
         self.unclipped: dict[int, float] = {}
 
     def around_start(

@@ -192,7 +192,7 @@ class WaitObserver:
                 self.on_host[storage._cdata] = StorageWeakRef(storage)
 
     def take_from_host(self, results: object) -> None:
-        """Count storages as the device's again, because values of the device were written to them."""
+        """Count storages as the device's again, after values of the device were written to them."""
         for tensor in tensors_in(results):
             storage = storage_of(tensor)
             if storage is not None:
@@ -355,8 +355,8 @@ def is_own(path: str) -> bool:
 
 def is_library(path: str) -> bool:
     """Whether a file belongs to torch, Accelerate, NumPy or Python's standard library."""
-    # Unlike in `common.tools.prove.reach`, other installed packages do not count as libraries. Their
-    # waits are theirs, not those of the recipe's line that calls them.
+    # Unlike in `common.tools.prove.reach`, other installed packages do not count as libraries: a
+    # wait in a package belongs to its own line, not to the recipe's line that calls it.
     return path.startswith((*LIBRARIES, "<")) or is_in_standard_library(path)
 
 

@@ -132,9 +132,9 @@ def run_with(
 
     Args:
         ranks: the records of each rank in the first launch.
-        later: those of each rank in the second launch.
-        rows: of `metrics.jsonl`, which is written into `directory`.
-        summary: of `summary.json`.
+        later: the records of each rank in the second launch.
+        rows: the rows of `metrics.jsonl`, which is written into `directory`.
+        summary: the contents of `summary.json`, which is written into `directory`.
     """
     launches = []
     for number, records_of_ranks in enumerate((ranks, later)):

@@ -70,7 +70,7 @@ def run_with_layout(
 
 
 def pair_of(variant_layout: UpdateLayout, folder: Path, **changes: object) -> RunPair:
-    """Return a right run and one with changes."""
+    """Return a pair of a correct run and one with changes."""
     baseline_layout = WHOLE if variant_layout == DIVIDED else DIVIDED
     first = run_with_layout(baseline_layout, folder)
     return RunPair(
@@ -78,13 +78,13 @@ def pair_of(variant_layout: UpdateLayout, folder: Path, **changes: object) -> Ru
     )  # type: ignore[arg-type]
 
 
-JUDGES = {DIVIDED: accumulation.verdict_of, DISTRIBUTED: processes.verdict_of}
-EACH_WAY = pytest.mark.parametrize("way", JUDGES, ids=str)
+VERDICTS = {DIVIDED: accumulation.verdict_of, DISTRIBUTED: processes.verdict_of}
+EACH_WAY = pytest.mark.parametrize("way", VERDICTS, ids=str)
 
 
 @EACH_WAY
 def test_equal_updates_pass(way: UpdateLayout, tmp_path: Path) -> None:
-    verdict = JUDGES[way](pair_of(way, tmp_path))
+    verdict = VERDICTS[way](pair_of(way, tmp_path))
     assert verdict.passed is True
     assert "3 updates" in verdict.compared
     assert str(way) in verdict.compared
@@ -92,7 +92,7 @@ def test_equal_updates_pass(way: UpdateLayout, tmp_path: Path) -> None:
 
 @EACH_WAY
 def test_rounding_passes(way: UpdateLayout, tmp_path: Path) -> None:
-    """Differences within the tolerances."""
+    """Differences within the tolerances do not count."""
     pair = pair_of(
         way,
         tmp_path,
@@ -101,7 +101,7 @@ def test_rounding_passes(way: UpdateLayout, tmp_path: Path) -> None:
         weights=2.001,
         accuracy=0.51,
     )
-    assert JUDGES[way](pair).passed is True
+    assert VERDICTS[way](pair).passed is True
 
 
 @EACH_WAY
@@ -122,7 +122,7 @@ def test_rounding_passes(way: UpdateLayout, tmp_path: Path) -> None:
 def test_first_difference_is_named(
     way: UpdateLayout, changes: dict[str, object], words: str, tmp_path: Path
 ) -> None:
-    verdict = JUDGES[way](pair_of(way, tmp_path, **changes))
+    verdict = VERDICTS[way](pair_of(way, tmp_path, **changes))
     assert verdict.passed is False
     (cause,) = verdict.causes
     assert words in cause
@@ -149,7 +149,7 @@ def test_ratio_of_processes_is_explained(
 
 
 def test_update_of_each_micro_batch_is_named(tmp_path: Path) -> None:
-    """Each micro-batch makes an update, so an update has one."""
+    """Each micro-batch makes an update of its own, so an update has only one."""
     first = run_with_layout(WHOLE, tmp_path)
     second = run_with_layout(UpdateLayout(4, 1), tmp_path)
     verdict = accumulation.verdict_of(RunPair(first, second, WHOLE, DIVIDED))
@@ -166,7 +166,7 @@ def test_two_steps_of_an_optimizer_in_an_update_are_named(tmp_path: Path) -> Non
     )
 
 
-def test_batch_norm_is_said(tmp_path: Path) -> None:
+def test_batch_norm_is_reported(tmp_path: Path) -> None:
     """Batch norm depends on how samples are divided into micro-batches, but not on processes."""
     pair = pair_of(DIVIDED, tmp_path, mixing=sample_mixing("BatchNorm2d"), losses=(9.0, 9.0, 9.0))
     verdict = accumulation.verdict_of(pair)
@@ -185,7 +185,7 @@ def test_batch_norm_on_processes_leaves_out_evaluations(tmp_path: Path) -> None:
 def test_runs_that_change_the_number_of_processes_are_compared(
     wrong: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From one to two and from two to one; a difference names the direction."""
+    """Runs change from one to two and from two to one. A difference names the direction."""
     resumed_processes: dict[str, object] = {}
 
     def run_for(bench: object, name: str, way: UpdateLayout, **options: object) -> ObservedRun:
@@ -208,7 +208,7 @@ def test_runs_that_change_the_number_of_processes_are_compared(
         assert words in verdict.causes[0]
 
 
-def test_a_resume_that_is_not_compared_is_said(
+def test_a_resume_that_is_not_compared_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One process makes an update of a coupled loss as a single batch."""
@@ -227,7 +227,7 @@ def test_batch_norm_does_not_excuse_a_wrong_schedule(tmp_path: Path) -> None:
     assert accumulation.verdict_of(pair).passed is False
 
 
-def test_coupled_samples_are_said(tmp_path: Path) -> None:
+def test_coupled_samples_are_reported(tmp_path: Path) -> None:
     pair = pair_of(DIVIDED, tmp_path, mixing=sample_mixing(couples_samples=True), losses=(9, 9, 9))
     verdict = accumulation.verdict_of(pair)
     assert verdict.passed is None
@@ -235,16 +235,16 @@ def test_coupled_samples_are_said(tmp_path: Path) -> None:
 
 
 @EACH_WAY
-def test_draws_for_each_micro_batch_are_said(way: UpdateLayout, tmp_path: Path) -> None:
-    """Noise that a loop draws differs between micro-batches; equal updates pass all the same."""
-    verdict = JUDGES[way](pair_of(way, tmp_path, draws=True, losses=(9.0, 9.0, 9.0)))
+def test_draws_for_each_micro_batch_are_reported(way: UpdateLayout, tmp_path: Path) -> None:
+    """A loop that draws noise for each micro-batch makes different updates, so they don't count."""
+    verdict = VERDICTS[way](pair_of(way, tmp_path, draws=True, losses=(9.0, 9.0, 9.0)))
     assert verdict.passed is None
     assert "draws random numbers" in verdict.compared
     assert "generator torch" in verdict.compared
 
 
 def test_updates_made_again_count_once(tmp_path: Path) -> None:
-    """Of an update that a resumed run makes again, the last one counts."""
+    """If a resumed run repeats an update, the last execution counts."""
     first = [started(), recorded(0, loss=1.0), optimizer_step(0), recorded(1, loss=5.0)]
     later = [recorded(1, loss=7.0), optimizer_step(1, norm=3.0), recorded(2, loss=8.0)]
     updates = updates_of(run_with(first, later=[later], directory=tmp_path))

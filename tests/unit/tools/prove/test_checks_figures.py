@@ -41,49 +41,49 @@ from common.track.names import THROUGHPUT
 from tests.unit.tools.prove.made_up import evaluated, recorded, run_with, started
 
 
-def rows_with(
+def outcomes_with(
     losses: Sequence[float], hits: Sequence[float] = (), first_sample: int = 0
 ) -> list[SampleOutcome]:
     """Return the outcomes of samples with consecutive numbers."""
-    rows = []
+    outcomes = []
     for number, value in enumerate(losses):
         hit = hits[number] if hits else None
-        rows.append(SampleOutcome(first_sample + number, loss=value, hit=hit))
-    return rows
+        outcomes.append(SampleOutcome(first_sample + number, loss=value, hit=hit))
+    return outcomes
 
 
 # One process: two batches of 3 samples and one of 1. The mean over samples is 2, over batches 3.
-UNEVEN = SplitPass("validation", [[rows_with([1, 2, 3]), rows_with([1, 0, 1], (), 3),
-                                 rows_with([6], (), 6)]], calls=1)  # fmt: skip
+UNEVEN = SplitPass("validation", [[outcomes_with([1, 2, 3]), outcomes_with([1, 0, 1], (), 3),
+                                 outcomes_with([6], (), 6)]], calls=1)  # fmt: skip
 # Two processes with 2 samples and 1 sample.
-RANKS = SplitPass("validation", [[rows_with([1, 2])], [rows_with([6], (), 2)]], calls=1)
+RANKS = SplitPass("validation", [[outcomes_with([1, 2])], [outcomes_with([6], (), 2)]], calls=1)
 
 
-def test_right_figure_is_right() -> None:
+def test_a_correct_figure_is_recognised() -> None:
     assert check_figure("loss", 2.0, [UNEVEN]).is_correct is True
     assert check_figure("loss", 3.0, [RANKS]).is_correct is True
 
 
 @pytest.mark.parametrize(
-    ("reading", "value", "words"),
+    ("split_pass", "value", "words"),
     [
         (UNEVEN, fmean([2, 2 / 3, 6]), "mean over batches, not over samples"),
-        (UNEVEN, 6.0, "the last batch alone"),
+        (UNEVEN, 6.0, "counts only the last batch"),
         (UNEVEN, 2 + 2 / 3 + 6, "added up over batches"),
         (RANKS, (1.5 + 6) / 2, "mean over"),
-        (RANKS, 1.5, "of the first process alone"),
+        (RANKS, 1.5, "only the samples of the first process"),
     ],
 )
-def test_wrong_means_are_explained(reading: SplitPass, value: float, words: str) -> None:
-    figure_check = check_figure("loss", value, [reading])
+def test_wrong_means_are_explained(split_pass: SplitPass, value: float, words: str) -> None:
+    figure_check = check_figure("loss", value, [split_pass])
     assert figure_check.is_correct is False
     assert words in figure_check.explanation
 
 
 def test_loss_with_more_terms_is_unknown() -> None:
-    """A loss may have a penalty that no function of torch computes. An accuracy has not."""
+    """A loss may have a penalty that no function of torch computes; an accuracy has none."""
     assert check_figure("loss", 2.5, [UNEVEN]).is_correct is None
-    hits = SplitPass("validation", [[rows_with([1, 2], [1, 0])]], calls=1)
+    hits = SplitPass("validation", [[outcomes_with([1, 2], [1, 0])]], calls=1)
     figure_check = check_figure("accuracy", 0.75, [hits])
     assert figure_check.is_correct is False
     assert figure_check.expected == 0.5
@@ -91,16 +91,18 @@ def test_loss_with_more_terms_is_unknown() -> None:
 
 
 def test_sample_that_fills_up_a_batch_counts_once() -> None:
-    reading = SplitPass("validation", [[[*rows_with([1, 2]), *rows_with([2], (), 1)]]], calls=1)
-    assert check_figure("loss", 1.5, [reading]).is_correct is True
-    figure_check = check_figure("loss", 5 / 3, [reading])
+    split_pass = SplitPass(
+        "validation", [[[*outcomes_with([1, 2]), *outcomes_with([2], (), 1)]]], calls=1
+    )
+    assert check_figure("loss", 1.5, [split_pass]).is_correct is True
+    figure_check = check_figure("loss", 5 / 3, [split_pass])
     assert "counts samples twice that only fill up a batch" in figure_check.explanation
 
 
 @settings(max_examples=50, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 3), st.integers(1, 5), st.integers(2, 4))
 def test_f1_is_that_of_scikit_learn(seed: int, ranks: int, batches: int, classes: int) -> None:
-    """Known figures of generated outcomes, over any division into batches and ranks."""
+    """F1 and accuracy of generated outcomes, for any division into batches and ranks."""
     draws = random.Random(seed)
     sample = 0
     of_ranks = []
@@ -120,21 +122,25 @@ def test_f1_is_that_of_scikit_learn(seed: int, ranks: int, batches: int, classes
                 sample += 1
             of_batches.append(batch)
         of_ranks.append(of_batches)
-    rows = SplitPass("validation", of_ranks, calls=1).rows
-    labels = [row.label for row in rows]
-    predicted_classes = [row.predicted for row in rows]
+    outcomes = SplitPass("validation", of_ranks, calls=1).outcomes
+    labels = [outcome.label for outcome in outcomes]
+    predicted_classes = [outcome.predicted for outcome in outcomes]
     names = [*range(classes)]
     expected = f1_score(labels, predicted_classes, labels=names, average="macro", zero_division=0)
-    assert macro_f1(rows) == pytest.approx(expected)
-    assert FIGURE_FUNCTIONS["accuracy"](rows) == fmean(float(row.hit or 0) for row in rows)
+    assert macro_f1(outcomes) == pytest.approx(expected)
+    assert FIGURE_FUNCTIONS["accuracy"](outcomes) == fmean(
+        float(outcome.hit or 0) for outcome in outcomes
+    )
 
 
-def outcome(samples: Sequence[int], losses: Sequence[float], reading: int = 0) -> EvaluationLoss:
+def evaluation_loss(
+    samples: Sequence[int], losses: Sequence[float], pass_number: int = 0
+) -> EvaluationLoss:
     return EvaluationLoss(
         step=2,
         phase="validation",
         split="validation",
-        reading=reading,
+        pass_number=pass_number,
         samples=[*samples],
         function="mse_loss",
         value=fmean(losses),
@@ -142,21 +148,26 @@ def outcome(samples: Sequence[int], losses: Sequence[float], reading: int = 0) -
     )
 
 
-def test_notes_become_readings() -> None:
+def test_losses_become_passes() -> None:
     """Passes over the split, and several losses of a batch, are told apart."""
-    notes = [outcome([0, 1], [1, 1], 5), outcome([0, 1], [4, 4], 5), outcome([2], [7], 5),
-             outcome([2], [8], 5), outcome([0, 1], [3, 3], 6)]  # fmt: skip
-    first, second, third = split_passes_of([notes])
-    assert [row.loss for row in first.rows] == [1, 1, 7]
-    assert [row.loss for row in second.rows] == [4, 4, 8]
-    assert [row.loss for row in third.rows] == [3, 3]
+    losses = [
+        evaluation_loss([0, 1], [1, 1], 5),
+        evaluation_loss([0, 1], [4, 4], 5),
+        evaluation_loss([2], [7], 5),
+        evaluation_loss([2], [8], 5),
+        evaluation_loss([0, 1], [3, 3], 6),
+    ]
+    first, second, third = split_passes_of([losses])
+    assert [outcome.loss for outcome in first.outcomes] == [1, 1, 7]
+    assert [outcome.loss for outcome in second.outcomes] == [4, 4, 8]
+    assert [outcome.loss for outcome in third.outcomes] == [3, 3]
     assert (first.calls, third.calls) == (2, 1)
 
 
-def test_figures_that_were_logged_are_judged(tmp_path: Path) -> None:
+def test_logged_figures_are_checked(tmp_path: Path) -> None:
     """Each process returns its own mean, and the run averages these means."""
-    first = [started(world_size=2), outcome([0, 2], [1, 2]), evaluated({"loss": 1.5})]
-    second = [outcome([1], [6]), evaluated({"loss": 6.0})]
+    first = [started(world_size=2), evaluation_loss([0, 2], [1, 2]), evaluated({"loss": 1.5})]
+    second = [evaluation_loss([1], [6]), evaluated({"loss": 6.0})]
     row = {"progress/global_step": 2, "val/loss": 3.75}
     run = run_with(first, second, directory=tmp_path, rows=[row])
     (cause,) = wrong_figures(run, FigureCounts())
@@ -164,7 +175,7 @@ def test_figures_that_were_logged_are_judged(tmp_path: Path) -> None:
         "loss of the validation evaluation after update 2 on 2 processes is 3.75" in cause.sentence
     )
     assert "3 by its samples" in cause.sentence
-    # On one process, the loss may be no mean of these outcomes. Then nothing is said.
+    # If the loss is not a mean of these outcomes on one process either, the check does not judge it.
     assert [*wrong_figures(run, FigureCounts(), trusted=())] == []
     right = run_with(first, second, directory=tmp_path, rows=[row | {"val/loss": 3.0}])
     assert [*wrong_figures(right, FigureCounts())] == []
@@ -196,7 +207,7 @@ def run_that_records(*factors: float, world_size: int = 1, accumulation: int = 1
         ([1.0], [2.0], "2 times those that were computed, which is the number of processes"),
         ([1.0], [0.5], "0.5 times those that were computed, which is 1 / the number of processes"),
         ([0.5], [1.0], "2 times those that were computed, which is the number of processes"),
-        ([1.0], [1.7], None),  # nothing is known of such a factor
+        ([1.0], [1.7], None),  # an unknown factor
         ([1.0, 1.0], [1.0, 1.0], None),  # a sum of two losses
         ([0.3, 0.7], [0.3, 0.7], None),  # which has no constant multiple
         ([1.0, 1.0], [2.0, 2.0], "2 times those that were computed"),
@@ -205,7 +216,7 @@ def run_that_records(*factors: float, world_size: int = 1, accumulation: int = 1
 def test_multiples_of_losses_are_explained(
     whole: list[float], distributed: list[float], words: str | None
 ) -> None:
-    """A loss may be a multiple of a computed one, if it is the same on all numbers of processes."""
+    """A loss may be a multiple of a computed one, if the multiple does not depend on processes."""
     first = run_that_records(*whole)
     second = run_that_records(*distributed, world_size=2)
     counts = FigureCounts()
@@ -222,7 +233,7 @@ def test_loss_that_is_divided_by_the_accumulation_is_explained() -> None:
 
 
 def test_rows_are_means_of_what_was_recorded(tmp_path: Path) -> None:
-    """The rows of two updates each, with a metric of different numbers of elements."""
+    """Each row covers two updates, and the metric has different numbers of elements."""
     records: list[Observed] = [started()]
     for step, loss in enumerate([1.0, 3.0, 5.0, 7.0]):
         records.append(recorded(step, loss=loss, metrics={"hits": (step, step + 1)}))
@@ -247,7 +258,7 @@ def test_rows_and_summaries_may_have_null_and_a_torn_end(
     data: st.DataObject, tmp_path: Path
 ) -> None:
     """A run stores NaN and infinities as null. Null for a figure that is finite is wrong."""
-    records: list[Observed] = [started(), outcome([0, 1], [1, 2])]
+    records: list[Observed] = [started(), evaluation_loss([0, 1], [1, 2])]
     rows: list[dict[str, float | None]] = []
     has_wrong_null = []  # by row
     for step in (2, 4):
@@ -286,7 +297,7 @@ def test_rows_and_summaries_may_have_null_and_a_torn_end(
 
 
 def test_losses_that_no_function_of_torch_computes_are_not_counted_as_compared() -> None:
-    """Nothing is computed again then, so the check does not claim to have passed."""
+    """The check can compute nothing again, so it does not claim to have passed."""
     losses = [recorded(step, loss=3.0 - step) for step in range(3)]
     runs = [run_with([started(), *losses]), run_with([started(world_size=2), *losses])]
     counts = FigureCounts()

@@ -25,12 +25,12 @@ from tests.unit.tools.prove.observed import evaluated, run, started
 ACCURACY = Objective("accuracy", "max")
 SAMPLES = 400
 EXPERIMENTS = 400
-LOOKS = (STANDARD_ERRORS, LONGER_STANDARD_ERRORS)  # in the first run and in the longer one
-MOST_PASSES = 0.05  # share of the models that guess
+MARGINS = (STANDARD_ERRORS, LONGER_STANDARD_ERRORS)  # in the first run and in the longer run
+MOST_PASSES = 0.05  # the share of models that guess and may pass
 
 
 class MadeUpBench:
-    """Has a first run and a longer run with made-up accuracies."""
+    """A bench with made-up accuracies of a first run and a longer run."""
 
     def __init__(self, short: Sequence[float], longer: Sequence[float], flags: dict[str, Any]):
         self.recipe = SimpleNamespace(objective=ACCURACY)
@@ -88,7 +88,7 @@ def test_a_run_limited_by_steps_gets_more_steps() -> None:
 
 
 def test_final_evaluation_may_be_of_the_best_model() -> None:
-    """It is on the validation split if there is no other. The last model was evaluated before."""
+    """Without a test split, it is on the validation split. The last model was evaluated before."""
     last = observed_run([0.3, 0.5, 0.3])
     (first_launch,) = last.launches
     records = (*first_launch.records, evaluated(2, 0.5, "final"))
@@ -125,20 +125,20 @@ def objective_value(hits: Sequence[bool], *, is_paired: bool) -> ObjectiveValue:
 def test_a_guesser_rarely_passes(
     samples: int, share: float, changed: float, is_paired: bool
 ) -> None:
-    """Neither in the first run nor in the longer one, if training changes its guesses at random.
+    """If training changes guesses at random, the model rarely passes in either run.
 
     Args:
-        share: of the guesses that are right.
-        changed: the share of samples for which training draws another guess.
+        share: the share of correct guesses.
+        changed: the share of samples for which training draws a new guess.
     """
     draws = random.Random(0)
     passes = 0
     for _ in range(EXPERIMENTS):
         before = [draws.random() < share for _ in range(samples)]
-        answers = []
-        for errors in LOOKS:
+        results = []
+        for errors in MARGINS:
             after = [draws.random() < share if draws.random() < changed else hit for hit in before]
-            answers.append(
+            results.append(
                 improvement(
                     ACCURACY,
                     objective_value(before, is_paired=is_paired),
@@ -146,7 +146,7 @@ def test_a_guesser_rarely_passes(
                     errors,
                 ).is_enough
             )
-        passes += any(answers)
+        passes += any(results)
     assert passes / EXPERIMENTS <= MOST_PASSES
 
 
@@ -156,14 +156,14 @@ def test_a_loss_that_changes_at_random_rarely_passes(samples: int) -> None:
     objective = Objective("loss", "min")
     passes = 0
     for _ in range(EXPERIMENTS):
-        before, *looks = ([draws.expovariate(1.0) for _ in range(samples)] for _ in range(3))
+        before, *later_losses = ([draws.expovariate(1.0) for _ in range(samples)] for _ in range(3))
         first = value_of_losses(before)
-        answers = [
+        improvements = [
             improvement(objective, first, value_of_losses(after), errors)
-            for after, errors in zip(looks, LOOKS, strict=True)
+            for after, errors in zip(later_losses, MARGINS, strict=True)
         ]
-        assert "paired by" in answers[0].basis
-        passes += any(each.is_enough for each in answers)
+        assert "paired by" in improvements[0].basis
+        passes += any(each.is_enough for each in improvements)
     assert passes / EXPERIMENTS <= MOST_PASSES
 
 
@@ -173,7 +173,7 @@ def value_of_losses(losses: Sequence[float]) -> ObjectiveValue:
 
 
 def test_pairs_show_smaller_improvements() -> None:
-    """Of 73 samples, 8 more are right and none is wrong that was right before."""
+    """8 more of 73 samples are correct after training, and none is newly wrong."""
     before = [number < 30 for number in range(73)]
     after = [number < 38 for number in range(73)]
     for is_paired in (True, False):
@@ -191,8 +191,8 @@ def test_objective_of_another_kind_needs_a_relative_margin() -> None:
     assert "10% of the value before training" in better.basis
 
 
-def test_outcomes_of_other_figures_are_not_paired() -> None:
-    """An accuracy of the recipe's own kind is not the mean of these hits."""
+def test_outcomes_that_do_not_give_the_figure_are_not_paired() -> None:
+    """A recipe's own accuracy may not be the mean of these hits."""
     hits = [True, False, False, False]
     own = ObjectiveValue(0.9, 4, [split_pass_of(hits)])
     assert "standard errors of a share" in improvement(ACCURACY, own, own).basis

@@ -1,4 +1,4 @@
-"""The check of memory: slopes on made-up notes, and what its instrument sees."""
+"""The check of memory: slopes of made-up measurements, and its instrument."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def notes(growth: dict[str, Callable[[int], float]], count: int = 12) -> list[Me
     """Return measurements at every fifth update.
 
     Args:
-        growth: functions of the update, in bytes, besides a constant size.
+        growth: functions that return the growth in bytes at an update, by the type of memory.
     """
     measured_notes = []
     for number in range(count):
@@ -60,7 +60,7 @@ def test_growth_fails(name: str, per_update: float) -> None:
 
 
 def test_noise_passes() -> None:
-    """Memory that goes up and down, a single jump, and growth while warming up."""
+    """Memory may go up and down, jump once, and grow during the warm-up."""
     draws = random.Random(0)
     noise = {step: draws.gauss(0, 0.05 * MEBIBYTE) for step in range(100)}
     assert verdict_of(run_with(notes({"in_use": lambda step: noise[step]}))).passed is True
@@ -93,7 +93,7 @@ def test_growing_tensors_are_named_first() -> None:
 
 
 def test_growth_with_evaluations_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The run of updates alone does not grow. The other one keeps 5 batches an evaluation."""
+    """The steady run does not grow. The eventful run keeps 5 batches of each evaluation."""
     kept = notes({"tensor_bytes": lambda step: 5 * 640 * step, "tensors": lambda step: 5 * step})
     bench: Any = None
     for measured_notes, passed in ((notes({}), True), (kept, False)):
@@ -107,7 +107,7 @@ def test_growth_with_evaluations_fails(monkeypatch: pytest.MonkeyPatch) -> None:
         assert bool(verdict.causes) is not passed
 
 
-def test_short_run_has_no_answer() -> None:
+def test_short_run_has_no_verdict() -> None:
     assert verdict_of(run_with(notes({}, count=5))).passed is None
 
 
@@ -119,7 +119,7 @@ def test_growth_is_seen_across_a_drop() -> None:
 
 @pytest.mark.slow
 def test_holder_is_a_variable_of_the_recipe() -> None:
-    """Lists of a function, of an object and of a module, also nested ones."""
+    """A list of a function, a list in a dict, and a list of a module are named."""
     folder = Path(__file__).resolve().parent
     history = [torch.ones(3) for _ in range(9)]
     assert holder_of([*history], sys._getframe(), folder) == (

@@ -41,7 +41,7 @@ def sentences(run: ObservedRun) -> list[str]:
 
 
 def test_right_run_has_no_causes() -> None:
-    """Each sample once an epoch, and an evaluation of all, on one process."""
+    """One process uses each sample once an epoch, and evaluates all samples."""
     evaluation = [evaluation_batch([0, 1, 2]), evaluation_batch([3, 4]), evaluated({"count": 5})]
     assert sentences(run_with([*training(), *evaluation])) == []
 
@@ -53,7 +53,7 @@ def test_sample_that_comes_twice_is_named() -> None:
 
 
 def test_missing_samples_are_counted() -> None:
-    """An epoch may only leave out an incomplete batch."""
+    """An epoch may leave out only an incomplete batch."""
     updates = [*EPOCHS[:3], (3, 1, (5, 4, 3))]
     (sentence,) = sentences(run_with(training(updates)))
     assert "epoch 2 used 7 of 10 training samples, and only 2 may be left out" in sentence
@@ -85,13 +85,13 @@ def test_epoch_that_was_interrupted_may_be_incomplete() -> None:
     assert sentences(run_with(training(EPOCHS[:3]))) == []
 
 
-def test_update_made_again_counts_once() -> None:
-    """After a kill, a run makes some updates again; only the last ones count."""
+def test_repeated_update_counts_once() -> None:
+    """After a kill, a run repeats some updates. Only the last executions count."""
     run = run_with(training(EPOCHS[:2]), later=[training(EPOCHS[1:])])
     assert sentences(run) == []
 
 
-def test_update_made_again_of_other_samples_is_named() -> None:
+def test_update_repeated_with_other_samples_is_named() -> None:
     again = [(1, 0, (4, 5, 6, 8)), *EPOCHS[2:]]
     run = run_with(training(EPOCHS[:2]), later=[training(again)])
     assert "update 2 used the samples 4, 5, 6, 7" in sentences(run)[0]
@@ -110,7 +110,7 @@ def test_batch_in_which_a_run_was_killed_need_not_be_recorded() -> None:
 
 
 def test_ranks_share_an_evaluation() -> None:
-    """Each sample once over all ranks."""
+    """All ranks together read each sample once."""
     first = [*training(), evaluation_batch([0, 2, 4]), evaluated({"count": 5})]
     second = [evaluation_batch([1, 3]), evaluated({"count": 5})]
     assert sentences(run_with(first, second)) == []

@@ -30,8 +30,8 @@ def test_equal_runs_have_no_difference() -> None:
 
 
 @given(st.lists(st.integers(0, UPDATES - 1), max_size=3).map(sorted))
-def test_repeated_updates_are_no_difference(starts: list[int]) -> None:
-    """Each launch goes on from a checkpoint before the update at which the last one was killed."""
+def test_repeated_updates_are_not_a_difference(starts: list[int]) -> None:
+    """Each launch resumes from a checkpoint before the update at which the last one was killed."""
     launches = [launch(0, 0, UPDATES if not starts else max(1, starts[0] + 1))]
     for number, first in enumerate(starts, start=1):
         launches.append(launch(number, first))
@@ -39,8 +39,8 @@ def test_repeated_updates_are_no_difference(starts: list[int]) -> None:
 
 
 @given(data=st.data())
-def test_any_change_is_found_where_it_is(data: st.DataObject) -> None:
-    """The difference names the launch, the record and the subject, with the parts that differ."""
+def test_any_change_is_found_at_its_record(data: st.DataObject) -> None:
+    """The difference has the launch, the record, the subject, and the names of what differs."""
     first = data.draw(st.integers(0, UPDATES - 1))
     resumed = launch(1, first)
     positions = [

@@ -95,12 +95,12 @@ def test_a_switch_replaces_its_opposite() -> None:
         (["recipe.py", "--updates", "3"], "--updates 3 is out of range: pass --updates 8 or more"),
     ],
 )
-def test_mistakes_on_the_command_line_are_told(words: list[str], mistake: str) -> None:
+def test_mistakes_on_the_command_line_are_reported(words: list[str], mistake: str) -> None:
     with pytest.raises(UserError, match=mistake):
         read_command_line(words)
 
 
-def test_an_unknown_check_is_told() -> None:
+def test_an_unknown_check_is_reported() -> None:
     with pytest.raises(UserError, match="there is no check learnt: choose from learns, "):
         main([str(REPOSITORY / "recipes" / "mnist_mlp.py"), "--checks", "learnt"])
 
@@ -121,7 +121,7 @@ def test_built_in_data_of_the_recipes() -> None:
 def test_few_samples_are_used_as_all_would_be(
     total: int, most: int, world_size: int, has_lengths: bool
 ) -> None:
-    """Each of the chosen samples comes at most once in training, and once in an evaluation."""
+    """Training uses each chosen sample at most once, and an evaluation uses each once."""
     lengths = np.arange(total) % 7 if has_lengths else None
     training = set()
     evaluation: list[int] = []
@@ -152,9 +152,9 @@ def test_few_samples_are_used_as_all_would_be(
 def test_few_samples_of_blocks_are_used_as_all_would_be(
     sizes: list[int], most: int, world_size: int
 ) -> None:
-    """With `--streaming`, samples lie in blocks; a proof reads few of them, and all over the split.
+    """With `--streaming`, samples are in blocks. A proof reads a few blocks from all over the split.
 
-    A resumed run goes on with the same samples.
+    A resumed run uses the same samples.
     """
     total = sum(sizes)
     assume(total > most)
@@ -195,7 +195,7 @@ def test_interruptions_are_of_each_manner_and_can_happen(seed: int) -> None:
 
 
 def test_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
-    """A kill may come in the middle of a line. Any other damage is told."""
+    """A kill may come in the middle of a line. Any other damage is an error."""
     records = [started(), saved(3), evaluated(3, 0.5)]
     lines = b"".join(map(line_of, records))
     path = tmp_path / "launch-0-rank-0.jsonl"
@@ -209,7 +209,7 @@ def test_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
 
 @given(st.floats(), st.floats())
 def test_any_number_of_a_record_is_read_as_it_was_written(loss: float, figure: float) -> None:
-    """A loss that has become NaN is a result of a run, and no damage."""
+    """A loss of NaN is a result of a run, not damage."""
     written = [recorded(0).model_copy(update={"loss": loss}), evaluated(1, figure)]
     for record in written:
         assert repr(RECORD.validate_json(line_of(record))) == repr(record)
@@ -300,7 +300,7 @@ def test_a_damaged_receipt_is_refused(tmp_path: Path, edit: tuple[str, str]) -> 
 def test_the_commit_is_of_the_repository_that_the_recipe_is_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A hook of git has variables that point git to the hook's own repository."""
+    """Variables of git that name another repository, as in a git hook, do not matter."""
     own = tmp_path / "own"
     other = tmp_path / "other"
     commits = []
@@ -322,7 +322,7 @@ def test_the_commit_is_of_the_repository_that_the_recipe_is_in(
 
 
 def test_the_code_beside_a_recipe_changes_the_receipt(tmp_path: Path) -> None:
-    """The file of the recipe stays the same, and a module that it imports is edited."""
+    """The recipe's file stays the same, while a module that it imports is edited."""
     (tmp_path / "train.py").write_text("import helper\n")
     helper = tmp_path / "helper.py"
     helper.write_text("SCALE = 1\n")
@@ -343,8 +343,10 @@ def test_the_code_beside_a_recipe_changes_the_receipt(tmp_path: Path) -> None:
     assert f"code with the patch {str(codes[1].patch_sha256)[:7]}" in badge(edited)
 
 
-def test_a_proof_without_an_answer_claims_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    """It does not pass, so that the command exits with status 1, and it says why."""
+def test_a_proof_in_which_no_check_applies_claims_nothing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The proof does not pass, so the command exits with status 1, and the report says why."""
     empty = receipt(None, None)
     assert not has_passed(empty.checks)
     assert has_passed(receipt(None, True).checks)
