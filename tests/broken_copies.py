@@ -49,7 +49,7 @@ class Broken:
         """Write the copy into a folder, and return its file.
 
         Raises:
-            AssertionError: the recipe does not have exactly one of a text that the mistake replaces.
+            AssertionError: a text that the mistake replaces is not exactly once in the recipe.
         """
         source = (REPOSITORY / f"{self.recipe}.py").read_text()
         for old, new in self.edits:

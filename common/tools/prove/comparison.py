@@ -288,7 +288,7 @@ def drawn_generators(run: ObservedRun) -> list[str]:
 
 
 def sample_mixing_of(run: ObservedRun) -> SampleMixing:
-    """Return the record of what mixes the samples of a micro-batch; an empty one without it."""
+    """Return the record of layers that mix samples; an empty record if the run wrote none."""
     for _, sample_mixing in run.all(SampleMixing):
         return sample_mixing
     return SampleMixing(step=0, layers=[], couples_samples=False)

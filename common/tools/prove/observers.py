@@ -1,4 +1,4 @@
-"""The observers of a run, which write records of its batches, random states, losses and weights.
+"""The observers of a run, which record its batches, random states, losses and weights.
 
 They wrap the methods of the run that a recipe calls, and the loaders. They draw no random numbers
 and change nothing, so an observed run has the same bits as any other. But they read every tensor,

@@ -187,7 +187,7 @@ def make_receipt(
     processor, cores = receipts.hardware()
     environment = None if reference is None else Results(reference.directory).config.environment
     if environment is not None and environment.processor is not None:
-        processor = environment.processor  # more exact than the name alone
+        processor = environment.processor  # more exact than the processor's name alone
     words = ["recipes", "prove", str(request.recipe), *request.flags]
     return receipts.ProofReceipt(
         format=receipts.FORMAT,

@@ -55,7 +55,7 @@ class ReachableValues:
     described: dict[str, Description] = field(default_factory=dict)
 
     def add(self, path: str, value_type: ValueType, text: str, value: object) -> None:
-        """Note a value under a path, unless the path is taken.
+        """Add a value under a path, unless the path is taken.
 
         Args:
             text: the text of the `Description`.

@@ -89,15 +89,17 @@ def check_processes(bench: Bench) -> Verdict:
             interruptions=(change.interruption,),
             resumed_processes=change.resumed_processes,
         )
-        resumed = verdict_of(RunPair(single, changed_run, layout, layouts.distributed))
-        if not resumed.passed:
-            causes = tuple(f"{change.words}: {cause}" for cause in resumed.causes)
+        resumed_verdict = verdict_of(RunPair(single, changed_run, layout, layouts.distributed))
+        if not resumed_verdict.passed:
+            causes = tuple(f"{change.words}: {cause}" for cause in resumed_verdict.causes)
             return Verdict(
-                resumed.passed, f"{change.words}: {resumed.compared}", causes, resumed.advice
+                resumed_verdict.passed,
+                f"{change.words}: {resumed_verdict.compared}",
+                causes,
+                resumed.advice,
             )
-    return Verdict(
-        True, "; ".join([verdict.compared, *(change.words for change in PROCESS_COUNT_CHANGES)])
-    )
+    changes = [change.words for change in PROCESS_COUNT_CHANGES]
+    return Verdict(True, "; ".join([verdict.compared, *changes]))
 
 
 def check_sharded_processes(bench: Bench) -> Verdict:

@@ -72,10 +72,9 @@ def run_with_layout(
 def pair_of(variant_layout: UpdateLayout, folder: Path, **changes: object) -> RunPair:
     """Return a pair of a correct run and one with changes."""
     baseline_layout = WHOLE if variant_layout == DIVIDED else DIVIDED
-    first = run_with_layout(baseline_layout, folder)
-    return RunPair(
-        first, run_with_layout(variant_layout, folder, **changes), baseline_layout, variant_layout
-    )  # type: ignore[arg-type]
+    baseline = run_with_layout(baseline_layout, folder)
+    variant = run_with_layout(variant_layout, folder, **changes)  # type: ignore[arg-type]
+    return RunPair(baseline, variant, baseline_layout, variant_layout)
 
 
 VERDICTS = {DIVIDED: accumulation.verdict_of, DISTRIBUTED: processes.verdict_of}

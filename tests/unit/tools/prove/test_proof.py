@@ -140,7 +140,7 @@ def test_few_samples_are_used_as_all_would_be(
     assert len(training) == most // (4 * world_size) * 4 * world_size
     assert len(evaluation) == len(set(evaluation)) == most
     assert training <= set(evaluation) <= set(range(total))
-    assert max(evaluation) - min(evaluation) >= total // 2  # from all over the split
+    assert max(evaluation) - min(evaluation) >= total // 2  # spread over the split
 
 
 @settings(deadline=None)
@@ -152,7 +152,7 @@ def test_few_samples_are_used_as_all_would_be(
 def test_few_samples_of_blocks_are_used_as_all_would_be(
     sizes: list[int], most: int, world_size: int
 ) -> None:
-    """With `--streaming`, samples are in blocks. A proof reads a few blocks from all over the split.
+    """With `--streaming`, samples are in blocks. A proof reads a few blocks, spread over the split.
 
     A resumed run uses the same samples.
     """
