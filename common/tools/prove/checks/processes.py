@@ -96,7 +96,7 @@ def check_processes(bench: Bench) -> Verdict:
                 resumed_verdict.passed,
                 f"{change.words}: {resumed_verdict.compared}",
                 causes,
-                resumed.advice,
+                resumed_verdict.advice,
             )
     changes = [change.words for change in PROCESS_COUNT_CHANGES]
     return Verdict(True, "; ".join([verdict.compared, *changes]))
