@@ -23,7 +23,7 @@ from common.tools.prove.instruments.holders import holder_of
 from common.tools.prove.notes import GrowingTensors, MemoryInUse
 from common.tools.prove.session import Session
 
-MEASURED_EVERY = 5  # updates; each measured update has a log line, which frees the stored losses
+MEASURED_EVERY = 5  # updates; each measured update has a log line, where the run adds up its values
 FIRST_MEASURED = 10  # the first measured update; libraries fill their caches before it
 TensorType = tuple[str, tuple[int, ...]]  # the dtype and the shape
 
