@@ -182,9 +182,8 @@ def missing_rows(run: ObservedRun) -> Iterator[Cause]:
 
 def rows_without_gradient(run: ObservedRun) -> Iterator[Cause]:
     """Yield a cause if the loss never depends on some positions of a batch."""
-    unused_by_size: defaultdict[int, list[set[int]]] = defaultdict(
-        list
-    )  # for each batch, its unused positions
+    # The unused positions of each batch, by the size of the batch.
+    unused_by_size: defaultdict[int, list[set[int]]] = defaultdict(list)
     for _, record in run.all(UnusedRows):
         unused_by_size[record.samples].append({*record.unused})
     for size, unused_by_batch in unused_by_size.items():
