@@ -1,4 +1,4 @@
-"""Copies of recipes that are broken on purpose, and what `recipes prove` has to say of each."""
+"""Copies of recipes with a mistake each, and the cause that `recipes prove` has to name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STEP = "                optimizer.step()\n"
 EVALUATION = "        for batch in loader:\n"
 OBJECTIVE = "OBJECTIVE = "
 TORCH = "import torch\nfrom torch import nn\n"
-IMPORT_TIME = (TORCH, f"import time\n\n{TORCH}")  # an edit
+IMPORT_TIME = (TORCH, f"import time\n\n{TORCH}")  # an edit: a text and its replacement
 # The body of an evaluation, from its sums to its result.
 SUMS = """\
     sums = ClassificationSums(run.accelerator, run.data.class_names)
@@ -27,31 +27,29 @@ SUMS = """\
     return sums.result()
 """
 SMALL = ("--dataset", "digits", "--hidden-sizes", "32")
-SMALL_WITHOUT_WORKERS = ("--widths", "8", "--num-workers", "0")  # of OWN_DATASET
+SMALL_WITHOUT_WORKERS = ("--widths", "8", "--num-workers", "0")  # for OWN_DATASET
 DROPOUT = (*SMALL, "--dropout", "0.3")
 
 
 @dataclass(frozen=True)
 class Broken:
-    """A copy with a mistake."""
+    """A copy of a recipe with a mistake."""
 
-    name: str  # in words
-    recipe: str  # below the repository, without ".py"
-    edits: tuple[tuple[str, str], ...]  # texts and what takes their places
-    check: str  # that must fail
-    words: tuple[str, ...]  # that its causes must have
+    name: str  # the mistake, in words
+    recipe: str  # the path in the repository, without ".py"
+    edits: tuple[tuple[str, str], ...]  # texts of the recipe and their replacements
+    check: str  # the check that must fail
+    words: tuple[str, ...]  # phrases that the causes of the check must contain
     flags: tuple[str, ...] = SMALL
-    helpers: tuple[tuple[str, str], ...] = ()  # further files: paths beside it, and their texts
-    # A check that it does not concern, which must pass.
-    passes: str | None = None
-    updates: int = 12  # of the reference run
+    helpers: tuple[tuple[str, str], ...] = ()  # additional files: relative paths and texts
+    passes: str | None = None  # a check that must pass, because the mistake does not concern it
+    updates: int = 12  # the number of updates of the reference run
 
     def write(self, folder: Path) -> Path:
         """Write the copy into a folder, and return its file.
 
         Raises:
-            AssertionError: the recipe does not have a text that the mistake replaces, or has it
-                several times.
+            AssertionError: a text that the mistake replaces is not exactly once in the recipe.
         """
         source = (REPOSITORY / f"{self.recipe}.py").read_text()
         for old, new in self.edits:
@@ -465,4 +463,4 @@ OBJECTIVE = """,
         passes="repeatable",
     ),
 )
-BY_DEFAULT = 5  # of the copies, in CI
+BY_DEFAULT = 5  # the number of copies that CI tests by default

@@ -1,4 +1,4 @@
-"""`recipes prove` on a recipe as it is: each check passes, and the receipt says so."""
+"""`recipes prove` on an unchanged recipe: each check passes, and the receipt says so."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RECIPE = REPOSITORY / "recipes" / "mnist_mlp.py"
 
 @pytest.mark.slow
 def test_a_recipe_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It learns, repeats its bits, and resumes to them after each kind of interruption."""
+    """It learns, and its bits are the same when repeated and after each kind of interruption."""
     receipt_path = tmp_path / "proof.json"
     folder = tmp_path / "runs"
     words = [str(RECIPE), "--hidden-sizes", "32", "--dropout", "0.1"]

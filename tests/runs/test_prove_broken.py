@@ -1,4 +1,4 @@
-"""`recipes prove` finds what is wrong with a broken copy of a recipe, and names the cause.
+"""`recipes prove` finds the mistake in a broken copy of a recipe, and names the cause.
 
 Five copies run by default among the slow tests. All run with RECIPE_TESTS_BROKEN=all.
 """
@@ -38,7 +38,7 @@ def test_each_copy_has_its_mistake(tmp_path: Path) -> None:
 def test_broken_copy_fails_for_its_cause(
     broken: Broken, forking_python: Path, tmp_path: Path
 ) -> None:
-    """The check that a mistake concerns fails and names it; a check it does not concern passes."""
+    """The check for the mistake fails and names it. A check of something else passes."""
     recipe = broken.write(tmp_path)
     output = tmp_path / "proof.json"
     names = [name for name in (broken.check, broken.passes) if name is not None]

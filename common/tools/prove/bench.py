@@ -1,4 +1,4 @@
-"""The test bench: launches observed runs of a recipe, and keeps what they wrote for all checks."""
+"""The test bench: launches observed runs of a recipe, and keeps their records for all checks."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -7,8 +7,8 @@ from pathlib import Path
 
 from common.run_directory.directory import read_status
 from common.system.platforms import command_line
-from common.tools.prove.flags import ProofFlags, flags_of, merged, words_of
-from common.tools.prove.launching import Ended, launch, launch_warm, observed_command
+from common.tools.prove.flags import ProofFlags, flag_words, merged, parse_flags
+from common.tools.prove.launching import LaunchResult, launch, launch_warm, observed_command
 from common.tools.prove.observation import (
     Interrupted,
     ObservedLaunch,
@@ -23,79 +23,79 @@ from common.tools.recipe import Recipe
 
 @dataclass(frozen=True)
 class Interruption:
-    """Where a launch is interrupted: at the first chance from update `step` on."""
+    """The point at which a launch is interrupted: the first chance from update `step` on."""
 
     manner: Manner
     step: int
-    # Of an evaluation or a save: which share of its batches or files has passed, from 0 to 1.
+    # The share of an evaluation's batches, or of a save's files, that comes before, from 0 to 1.
     share: float = 0.5
 
 
 @dataclass(frozen=True)
 class RunSpec:
-    """An observed run that a check asks for. Equal specifications share one run."""
+    """The specification of an observed run. Checks with equal specifications share one run."""
 
-    name: str  # of its folder, such as "reference"
-    flags: tuple[str, ...] = ()  # words that take the place of the proof's own flags
+    name: str  # the name of the run's folder, such as "reference"
+    flags: tuple[str, ...] = ()  # flags that replace those of the proof, as words
     processes: int = 1
     # Modules with a function `install(session)`, which the probe calls before the recipe runs. See
     # `common.tools.prove.session.Session`.
     instruments: tuple[str, ...] = ()
-    # Whether the usual observers run. They read every tensor, so they wait for the device.
+    # Whether the observers of all runs are on. They read every tensor, so they wait for the device.
     is_observed: bool = True
     interruptions: tuple[Interruption, ...] = ()  # one for each launch before the last one
     # The number of processes of the launches after the first one; None: the same number.
     resumed_processes: int | None = None
     environment: tuple[tuple[str, str], ...] = ()
-    # Of each split other than the training split, at most; None: as many as in the reference run.
+    # The most samples of each split except the training split; None: as in the reference run.
     evaluation_samples: int | None = None
-    # Whether each launch is a fresh interpreter, with a seed of hashes of its own.
+    # Whether each launch is a fresh interpreter, which has its own seed of Python's hashes.
     is_fresh: bool = False
 
 
 class RunFailedError(Exception):
-    """A run of the proof did not end as it should. The check that asked for it fails."""
+    """A run of the proof has failed. The check that needs the run fails as well."""
 
 
 @dataclass
 class Bench:
-    """Runs a recipe as its user would, with few samples, and caches the observed runs.
-
-    Checks read its fields, and call `run`.
-    """
+    """Runs a recipe as its user would, but with few samples, and caches the observed runs."""
 
     recipe: Recipe
-    folder: Path  # of the whole proof, absolute
-    flags: ProofFlags  # of the reference run
-    seed: int  # of the draws
+    folder: Path  # the absolute path of the folder for all runs
+    flags: ProofFlags  # the flags of the reference run
+    seed: int  # the seed of all random choices of the proof
     finished: dict[RunSpec, ObservedRun] = field(default_factory=dict)
-    failed: dict[RunSpec, str] = field(default_factory=dict)  # the messages, to raise them again
-    warm: WarmProcess | None = None  # forks for launches of one process, once it is started
+    failed: dict[RunSpec, str] = field(
+        default_factory=dict
+    )  # the messages of failed runs, to raise them again
+    # Forks for launches of one process; None until the first of them.
+    warm: WarmProcess | None = None
 
     @property
     def batch_size(self) -> int:
-        """Samples of a micro-batch of one process, in the reference run."""
+        """The number of samples in a micro-batch of one process, in the reference run."""
         return self.flags.batch_size
 
     @property
     def accumulation(self) -> int:
-        """Micro-batches of an update, in the reference run."""
+        """The number of micro-batches in an update, in the reference run."""
         return self.flags.accumulation
 
     @property
     def reference(self) -> ObservedRun:
-        """The uninterrupted run on one process, with the flags of the proof."""
+        """The reference run: uninterrupted, on one process, with the flags of the proof."""
         return self.run(RunSpec("reference"))
 
-    def draws(self, name: str) -> random.Random:
-        """Return a random generator for a check, which depends on the proof's seed alone."""
+    def random_generator(self, name: str) -> random.Random:
+        """Return a random generator that depends only on the proof's seed and on a name."""
         return random.Random(f"{self.seed} {name}")
 
     def run(self, spec: RunSpec) -> ObservedRun:
-        """Return the observed run of a specification; launch it unless that was done before.
+        """Return the observed run of a specification. Launch it if that was not done before.
 
         Raises:
-            RunFailedError: a launch did not end as it should. The message has the last lines.
+            RunFailedError: a launch has failed. The message has the last lines of its output.
         """
         if spec in self.failed:
             raise RunFailedError(self.failed[spec])
@@ -111,17 +111,17 @@ class Bench:
         """Launch a run, and resume it after each interruption until it finishes."""
         folder = self.new_folder(spec.name)
         directory = folder / "run"
-        flags = merged(self.flags.flags, flags_of(spec.flags))
-        words = [*words_of(flags), "--output-dir", str(directory)]
+        flags = merged(self.flags.flags, parse_flags(spec.flags))
+        words = [*flag_words(flags), "--output-dir", str(directory)]
         command = observed_command(self.recipe.path, words, spec.processes)
         processes = spec.processes
         seconds = 0.0
         for number, interruption in enumerate([*spec.interruptions, None]):
             plan = self.plan(spec, folder, number, interruption)
-            ended = self.launch_one(spec, words, processes, plan)
-            seconds += ended.seconds
+            result = self.launch_one(spec, words, processes, plan)
+            seconds += result.seconds
             is_interrupted = was_interrupted(read_launches(folder), number)
-            insist_on_end(spec, number, ended, directory, is_interrupted)
+            require_expected_end(spec, number, result, directory, is_interrupted)
             if not is_interrupted:
                 break
             words = ["--resume", str(directory)]
@@ -130,7 +130,9 @@ class Bench:
             spec.name, directory, read_launches(folder), seconds, command_line(command)
         )
 
-    def launch_one(self, spec: RunSpec, words: list[str], processes: int, plan: ProbePlan) -> Ended:
+    def launch_one(
+        self, spec: RunSpec, words: list[str], processes: int, plan: ProbePlan
+    ) -> LaunchResult:
         """Run one launch of a run to its end, and return how it ended."""
         log = plan.path / f"launch-{plan.launch}.log"
         may_be_forked = processes == 1 and not spec.environment and not spec.is_fresh
@@ -160,7 +162,7 @@ class Bench:
     def plan(
         self, spec: RunSpec, folder: Path, number: int, interruption: Interruption | None
     ) -> ProbePlan:
-        """Return what the probe of a launch has to do."""
+        """Return the plan for the probe of one launch."""
         planned = None
         if interruption is not None:
             planned = PlannedInterruption(
@@ -178,41 +180,41 @@ class Bench:
 
 
 def was_interrupted(launches: tuple[ObservedLaunch, ...], number: int) -> bool:
-    """Whether the probe has interrupted a launch, by its number."""
+    """Whether the probe has interrupted the launch with this number."""
     return any(launch.launch == number and launch.of(Interrupted) for launch in launches)
 
 
-def insist_on_end(
-    spec: RunSpec, number: int, ended: Ended, directory: Path, is_interrupted: bool
+def require_expected_end(
+    spec: RunSpec, number: int, result: LaunchResult, directory: Path, is_interrupted: bool
 ) -> None:
-    """Raise a `RunFailedError` if a launch ended otherwise than the probe made it end."""
+    """Raise a `RunFailedError` if a launch has failed, even though the probe interrupted it."""
     if is_interrupted:
         status = read_status(directory)
         if status.status != "failed":
             return
         raise RunFailedError(
             f"launch {number + 1} of the run {spec.name} was interrupted and failed: "
-            f"{status.reason or ended.problem()}"
+            f"{status.reason or result.problem()}"
         )
-    if ended.status != 0:
+    if result.status != 0:
         raise RunFailedError(
-            f"launch {number + 1} of the run {spec.name} failed: {ended.problem()}"
+            f"launch {number + 1} of the run {spec.name} failed: {result.problem()}"
         )
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The answer of a check."""
+    """The result of a check."""
 
     passed: bool | None  # None: the check does not apply to this recipe
-    compared: str  # what was compared, with numbers, such as "40 updates, 14 rows, 6 tensors"
-    causes: tuple[str, ...] = ()  # what is wrong, and where; the likeliest cause first
-    advice: str = ""  # what to change in the recipe
+    compared: str  # a list of the compared items, such as "40 updates, 14 rows, 6 tensors"
+    causes: tuple[str, ...] = ()  # sentences about the mistakes, the likeliest cause first
+    advice: str = ""  # the change that the recipe needs
 
 
 @dataclass(frozen=True)
 class Cause:
-    """What is wrong, and what to change in the recipe."""
+    """A mistake in the recipe, and the change that it needs."""
 
     sentence: str
     advice: str
@@ -223,8 +225,8 @@ def failed(compared: str, causes: Sequence[Cause], differences: Sequence[str] = 
 
     Args:
         compared: see `Verdict`.
-        causes: the likeliest first; equal sentences are named once.
-        differences: of the results, in words, whose cause may be unknown.
+        causes: the likeliest cause first. Equal sentences appear once.
+        differences: phrases about results that differ; their cause may be unknown.
     """
     sentences = [*(cause.sentence for cause in causes), *differences]
     advice = causes[0].advice if causes else ""
@@ -232,16 +234,16 @@ def failed(compared: str, causes: Sequence[Cause], differences: Sequence[str] = 
 
 
 def skipped(reason: str) -> Verdict:
-    """Return the verdict of a check that can't compare the runs of this recipe."""
+    """Return the verdict for a recipe whose runs a check can't compare."""
     return Verdict(None, f"{reason}: not comparable, skipped")
 
 
 @dataclass(frozen=True)
 class Check:
-    """A question about a recipe."""
+    """A check of one guarantee."""
 
-    name: str  # for `--checks`
-    question: str  # one sentence that says what is compared with what
-    answer: Callable[[Bench], Verdict]
-    # Whether the check runs only if `--checks` names it, such as one that needs several GPUs.
+    name: str  # the name for `--checks`
+    question: str  # the guarantee, in one sentence
+    run: Callable[[Bench], Verdict]
+    # Whether the check runs only if `--checks` names it.
     is_optional: bool = False

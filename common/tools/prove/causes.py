@@ -1,4 +1,4 @@
-"""Names the cause of a difference between two observed runs, and what to change in the recipe."""
+"""Finds the causes of a difference between two observed runs, with advice for the recipe."""
 
 from collections.abc import Mapping
 
@@ -11,16 +11,16 @@ from common.tools.prove.observation import (
     ObservedLaunch,
     ObservedRun,
     ValueType,
-    differing,
+    differing_keys,
 )
 
-MOST_CAUSES = 4  # that a report names
+MOST_CAUSES = 4  # the most causes that a check names
 KEEP = "pass it to run.keep(..., {name}={path}), so that each checkpoint holds it"
 COMPUTE = (
     "compute it from run.progress.global_step or run.epoch, or hold it in an object with "
     "state_dict and load_state_dict that is passed to run.keep"
 )
-# The advice for a value that no checkpoint has.
+# The advice for a value that checkpoints lack, by its type.
 ADVICE_FOR_LOST: dict[ValueType, str] = {
     "generator": (
         "draw from the global generator of torch, numpy or random, whose states checkpoints hold, "
@@ -35,15 +35,15 @@ ADVICE_FOR_LOST: dict[ValueType, str] = {
     "text": COMPUTE,
     "other": COMPUTE,
 }
-# The types of values that are likelier causes than all others, the likeliest first.
+# Values of these types are the likeliest causes, the likeliest first.
 LIKELIEST: tuple[ValueType, ...] = ("generator", "buffer", "network", "stateful", "file")
-UNKNOWN = Description(type="other", text="value")
-# The advice for a first difference, by what differs.
+UNDESCRIBED = Description(type="other", text="value")
 DEPEND_ON = "let it depend on the weights, the batches and the update alone"
 LOOK_FOR = (
     "look there for a clock, a random generator of the recipe's own, a file, or a value that an "
     "earlier update left behind"
 )
+# The advice for a first difference, by the field that differs.
 ADVICE_FOR_DIFFERENCE: dict[Subject, str] = {
     "samples": "let run.batches(loader) and run.loaders(data) choose the samples",
     "generators": (
@@ -60,8 +60,8 @@ ADVICE_FOR_DIFFERENCE: dict[Subject, str] = {
     "learning_rates": DEPEND_ON,
     "figures": DEPEND_ON,
 }
-# What was compared before, and is equal.
 SAME_BEFORE = "although weights, batch and the states of all random generators were the same before"
+# A clause about the values that are compared earlier and are equal, by the field that differs.
 EQUAL_BEFORE: dict[Subject, str] = {
     "batch": "although its samples are the same",
     "loss": SAME_BEFORE,
@@ -75,10 +75,10 @@ EQUAL_BEFORE: dict[Subject, str] = {
 def causes_of_resume(
     reference: ObservedRun, other: ObservedRun, difference: Difference | None
 ) -> list[Cause]:
-    """Return why a run that was interrupted and resumed differs from one that was not.
+    """Return the causes for a resumed run that differs from the uninterrupted run.
 
     Args:
-        difference: the first one; None if only the results differ.
+        difference: the first difference; None if only the results differ.
     """
     lost = lost_values(reference, other)
     causes = [cause_of_lost(path, description) for path, description in lost.items()]
@@ -87,90 +87,92 @@ def causes_of_resume(
     if difference is None:
         return []
     record = difference.record
-    is_restored = isinstance(record, MicroBatch) and is_first(other, difference)
+    is_restored = isinstance(record, MicroBatch) and is_in_first_micro_batch(other, difference)
     if is_restored and difference.launch > 0 and difference.subject == "parts":
         return [cause_of_part(name) for name in difference.names]
     if is_restored and difference.launch > 0 and difference.subject == "generators":
-        return [cause_of_generator(name, difference.place) for name in difference.names]
+        return [cause_of_generator(name, difference.moment) for name in difference.names]
     return [cause_of_difference(difference)]
 
 
-def is_first(run: ObservedRun, difference: Difference) -> bool:
+def is_in_first_micro_batch(run: ObservedRun, difference: Difference) -> bool:
     """Whether a difference is in the first micro-batch of its launch."""
     record = difference.record
-    place = (record.step, getattr(record, "micro_batch", None))
+    position = (record.step, getattr(record, "micro_batch", None))
     for launch in run.of_rank(difference.rank):
         if launch.launch == difference.launch:
             first = launch.of(MicroBatch)[0]
-            return place == (first.step, first.micro_batch)
+            return position == (first.step, first.micro_batch)
     return False
 
 
 def lost_values(reference: ObservedRun, other: ObservedRun) -> dict[str, Description]:
-    """Return what changed during training and was not restored, by path, with descriptions.
+    """Return the values that changed during training and were not restored, by path.
 
-    A value was lost if it had changed in the reference run by the update at which a launch began,
-    and had another value there in this launch. Variables that the loop sets anew in each pass are
-    equal again after the first update of the launch, so those that stay different come first.
+    A launch has lost a value if the value had changed in the reference run by the update at which
+    the launch began, and differs in the launch. Variables that the loop sets again in each pass
+    agree after one update of the launch. They count only if no other value was lost.
     """
     lasting: dict[str, Description] = {}
-    passing: dict[str, Description] = {}
+    temporary: dict[str, Description] = {}
     for launch in other.launches:
-        whole = reference_of(reference, launch.rank)
-        if launch.launch == 0 or whole is None or not launch.micro_batches:
+        uninterrupted = reference_of(reference, launch.rank)
+        if launch.launch == 0 or uninterrupted is None or not launch.micro_batches:
             continue
         steps = [step for step, number in launch.micro_batches if number == 0]
-        lost = lost_at(whole, launch, steps[0])
-        differing_later = lost_at(whole, launch, steps[1]) if len(steps) > 1 else lost
+        lost = lost_at(uninterrupted, launch, steps[0])
+        differing_later = lost
+        if len(steps) > 1:
+            differing_later = lost_at(uninterrupted, launch, steps[1])
         for path in lost:
-            group = lasting if path in differing_later else passing
-            group.setdefault(path, whole.described.get(path, UNKNOWN))
-    return sorted_by_likelihood(without_inner(lasting or passing))
+            group = lasting if path in differing_later else temporary
+            group.setdefault(path, uninterrupted.described.get(path, UNDESCRIBED))
+    return sorted_by_likelihood(without_nested(lasting or temporary))
 
 
 def reference_of(reference: ObservedRun, rank: int) -> ObservedLaunch | None:
-    """Return the launch of the reference run on a rank; None if it had fewer ranks."""
+    """Return the reference run's launch on a rank; None if the reference run has fewer ranks."""
     launches = [launch for launch in reference.of_launch(0) if launch.rank == rank]
     return launches[0] if launches else None
 
 
-def lost_at(whole: ObservedLaunch, launch: ObservedLaunch, step: int) -> list[str]:
-    """Return the paths that had changed in the whole run by an update, and differ there."""
-    expected = whole.micro_batches.get((step, 0))
-    present = launch.micro_batches[step, 0]
+def lost_at(uninterrupted: ObservedLaunch, launch: ObservedLaunch, step: int) -> list[str]:
+    """Return the paths that had changed in the uninterrupted run by an update, and differ there."""
+    expected = uninterrupted.micro_batches.get((step, 0))
+    resumed = launch.micro_batches[step, 0]
     if expected is None:
         return []
-    at_first = whole.of(MicroBatch)[0].state
+    initial_state = uninterrupted.of(MicroBatch)[0].state
     paths = []
     for path, digest in expected.state.items():
-        has_changed = at_first.get(path) != digest
-        if has_changed and path in present.state and present.state[path] != digest:
+        has_changed = initial_state.get(path) != digest
+        if has_changed and path in resumed.state and resumed.state[path] != digest:
             paths.append(path)
     return paths
 
 
-def without_inner(described: Mapping[str, Description]) -> dict[str, Description]:
-    """Leave out the values inside of another one, such as `ema.decay` beside `ema`."""
+def without_nested(described: Mapping[str, Description]) -> dict[str, Description]:
+    """Leave out values that belong to another value, such as `ema.decay` if `ema` is there."""
     outer = {}
     for path, description in described.items():
-        containers = (f"{other}{sign}" for other in described for sign in ".[")
-        if not path.startswith(tuple(containers)):
+        prefixes = tuple(f"{other}{sign}" for other in described for sign in ".[")
+        if not path.startswith(prefixes):
             outer[path] = description
     return outer
 
 
 def sorted_by_likelihood(described: Mapping[str, Description]) -> dict[str, Description]:
-    """Sort values by how likely they are the cause: see `LIKELIEST`."""
+    """Sort values by how likely they are the cause; see `LIKELIEST`."""
 
-    def place(item: tuple[str, Description]) -> int:
+    def position(item: tuple[str, Description]) -> int:
         value_type = item[1].type
         return LIKELIEST.index(value_type) if value_type in LIKELIEST else len(LIKELIEST)
 
-    return dict(sorted(described.items(), key=place))
+    return dict(sorted(described.items(), key=position))
 
 
 def cause_of_lost(path: str, description: Description) -> Cause:
-    """Return the cause for a value that no checkpoint has."""
+    """Return the cause that a value is missing in checkpoints."""
     name = path.rpartition(".")[2]
     if not name.isidentifier():
         name = "name"
@@ -181,30 +183,30 @@ def cause_of_lost(path: str, description: Description) -> Cause:
 
 
 def cause_of_part(name: str) -> Cause:
-    """Return the cause for a kept part whose state differs right after a resume."""
+    """Return the cause that a kept part has a different state right after a resume."""
     return Cause(
-        f"the part {name} was restored with another state than it was saved with",
+        f"the part {name} had a different state after it was restored than when it was saved",
         f"have the state_dict of {name} return all that changes in training, and its "
         "load_state_dict restore it",
     )
 
 
-def cause_of_generator(name: str, place: str) -> Cause:
-    """Return the cause for a random generator whose state differs right after a resume."""
+def cause_of_generator(name: str, moment: str) -> Cause:
+    """Return the cause that a random generator has a different state right after a resume."""
     return Cause(
-        f"the random generator {name} had another state {place} after a resume than in the run "
-        "that was not interrupted",
+        f"after a resume, the random generator {name} had a different state {moment} than in the "
+        "uninterrupted run",
         "between run.start(...) and the loop, draw no random numbers and seed no generator",
     )
 
 
-# Causes of any difference
+# Causes without a resume
 
 
 def causes_of_repeat(
     reference: ObservedRun, other: ObservedRun, difference: Difference | None
 ) -> list[Cause]:
-    """Return why two runs of the same command differ."""
+    """Return the causes for a difference between two runs of the same command."""
     causes = []
     for path, description in early_differences(reference, other, difference).items():
         causes.append(
@@ -223,38 +225,40 @@ def causes_of_repeat(
 def early_differences(
     reference: ObservedRun, other: ObservedRun, difference: Difference | None
 ) -> dict[str, Description]:
-    """Return what differed within reach of the loop before the first difference of the training.
+    """Return the reachable values that differed by the first difference of the training.
 
-    Texts are left out, because the runs have different directories.
+    Strings are left out, because the runs have different directories.
     """
     described: dict[str, Description] = {}
     for launch, twin in zip(reference.launches, other.launches, strict=False):
-        for place, record in launch.micro_batches.items():
+        for position, record in launch.micro_batches.items():
             is_later = difference is not None and record.step > difference.step
-            if place[1] != 0 or place not in twin.micro_batches or is_later:
+            if position[1] != 0 or position not in twin.micro_batches or is_later:
                 continue
-            twin_state = twin.micro_batches[place].state
-            for path in differing(record.state, twin_state):
-                description = launch.described.get(path, UNKNOWN)
+            twin_state = twin.micro_batches[position].state
+            for path in differing_keys(record.state, twin_state):
+                description = launch.described.get(path, UNDESCRIBED)
                 if description.type != "text":
                     described.setdefault(path, description)
-    return sorted_by_likelihood(without_inner(described))
+    return sorted_by_likelihood(without_nested(described))
 
 
 def cause_of_difference(difference: Difference) -> Cause:
-    """Return the cause that a first difference itself shows."""
+    """Return the cause that follows from the first difference alone."""
     rank = f" on rank {difference.rank}" if difference.rank else ""
-    sentence = f"the first difference is {in_words(difference)} {difference.place}{rank}"
+    sentence = (
+        f"the first difference is {difference_in_words(difference)} {difference.moment}{rank}"
+    )
     if difference.subject in EQUAL_BEFORE:
         sentence += f", {EQUAL_BEFORE[difference.subject]}"
     return Cause(sentence, ADVICE_FOR_DIFFERENCE[difference.subject])
 
 
-def in_words(difference: Difference) -> str:
-    """Return what differs, such as "the metric accuracy"."""
+def difference_in_words(difference: Difference) -> str:
+    """Return a phrase for the values that differ, such as "the metric accuracy"."""
     names = ", ".join(difference.names)
     purpose = "evaluation" if isinstance(difference.record, EvaluationBatch) else "training"
-    words: dict[Subject, str] = {
+    phrases: dict[Subject, str] = {
         "samples": "which samples the batch has",
         "generators": f"the state of the random generator {names}",
         "parts": f"the state of {names}",
@@ -264,4 +268,4 @@ def in_words(difference: Difference) -> str:
         "learning_rates": "the learning rate",
         "figures": f"the figure {names}",
     }
-    return words[difference.subject]
+    return phrases[difference.subject]

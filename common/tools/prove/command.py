@@ -1,9 +1,9 @@
-"""Check that a recipe, or an edited copy of one, keeps what this library promises.
+"""Check that a recipe, or an edited copy of one, keeps the guarantees of this library.
 
   recipes prove train.py --dataset path/to/data
 
-It trains with few samples, several times, as you would launch it, and answers each check with what
-was compared, what is wrong, and what to change. The answers are also written into a receipt. The
+It launches the recipe several times, as you would, with few samples. For each check, it prints what
+was compared, what is wrong, and what to change. It also writes the results into a receipt. The
 command fails if a check fails. Flags of the recipe follow its file.
 """
 
@@ -19,11 +19,11 @@ UPDATES = 32
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Carry out the proof that the command line describes; exit with status 1 if a check fails."""
+    """Run the proof that the command line asks for. Exit with status 1 if a check fails."""
     arguments, flags = read_command_line([*(sys.argv[1:] if words is None else words)])
-    from common.tools.prove.proof import Request, prove  # loads torch: not for --help
+    from common.tools.prove.proof import ProofRequest, prove  # loads torch: not for --help
 
-    request = Request(
+    request = ProofRequest(
         recipe=Path(arguments.recipe),
         flags=flags,
         checks=arguments.checks,
@@ -37,15 +37,15 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 def read_command_line(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    """Return the tool's own arguments, and the words that belong to the recipe's flags.
+    """Return the tool's own arguments, and the words of the recipe's flags.
 
     Raises:
-        UserError: a flag of the recipe stands before the recipe, or a number can't work.
+        UserError: a flag of the recipe comes before the recipe, or a number is out of range.
     """
     usage = "%(prog)s RECIPE [--FLAG VALUE ...] [options]"
     parser = tool_parser("prove", __doc__, usage, outlives_terminal=True)
-    parser.add_argument("recipe", metavar="RECIPE", help="its file, before all flags")
-    parser.add_argument("--checks", metavar="A,B", help="names of checks (default: all)")
+    parser.add_argument("recipe", metavar="RECIPE", help="the recipe's file, before all flags")
+    parser.add_argument("--checks", metavar="A,B", help="the checks to run (default: all)")
     parser.add_argument(
         "--output", default="proof.json", metavar="FILE", help="the receipt (default: proof.json)"
     )
@@ -57,18 +57,18 @@ def read_command_line(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
         type=int,
         default=UPDATES,
         metavar="N",
-        help=f"updates of a training (default: {UPDATES})",
+        help=f"updates of each training (default: {UPDATES})",
     )
     parser.add_argument(
         "--draws",
         type=int,
         default=0,
         metavar="N",
-        help="seed of the updates at which runs are interrupted (default: 0)",
+        help="the seed of the random interruption points (default: 0)",
     )
     arguments, flags = parser.parse_known_args(words)
-    # The parser does not know the recipe's flags. It takes the first word without dashes for
-    # RECIPE, which is the value of a flag if that flag comes first.
+    # The parser does not know the recipe's flags. It takes the first word without dashes as RECIPE.
+    # If a flag comes first, that word is the flag's value.
     if flags and words.index(flags[0]) < words.index(arguments.recipe):
         raise UserError(
             f"{flags[0]} stands before the recipe",

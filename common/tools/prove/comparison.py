@@ -1,4 +1,4 @@
-"""Compares two runs that make the same updates in different ways, within a tolerance.
+"""Compares two runs that make the same updates in different layouts, within a tolerance.
 
 Sums in another order round differently. So the losses, the gradients and the weights of such runs
 agree within a tolerance, and learning rates exactly. Dropout is off in these runs.
@@ -18,43 +18,43 @@ from common.tools.prove.instruments.updates import (
     FIRST_WEIGHTS,
     LATER_WEIGHTS,
 )
-from common.tools.prove.notes import Mixers, OptimizerStep
+from common.tools.prove.notes import OptimizerStep, SampleMixing
 from common.tools.prove.observation import (
-    Evaluated,
     MicroBatch,
+    ObservedEvaluation,
     ObservedRun,
     Recorded,
-    differing,
+    differing_keys,
 )
 
 INSTRUMENTS = tuple(
     f"common.tools.prove.instruments.{name}"
     for name in ("without_dropout", "updates", "outcomes", "rows_used")
 )
-UPDATES = 6  # that are compared
+UPDATES = 6  # the number of compared updates
 # Tolerances. All but the last are relative.
-LOSS = 1e-3
-GRADIENTS = 1e-2
-RATES = 1e-6
-FIGURES = 1e-2  # of an evaluation; a figure may also differ by that of `FLIPPED` samples
+LOSS_TOLERANCE = 1e-3
+GRADIENT_TOLERANCE = 1e-2
+RATE_TOLERANCE = 1e-6
+FIGURE_TOLERANCE = 1e-2  # figures of an evaluation, which may also differ by FLIPPED samples
 FLIPPED = 2
-WEIGHTS = 2e-2  # of the distance that the weights have moved up to the update `COMPARED_UPDATE`
+WEIGHT_TOLERANCE = 2e-2  # a share of the distance that the weights moved up to COMPARED_UPDATE
 # Absolute differences that are always allowed.
 SMALL_LOSS = 1e-5
 SMALL_NORM = 1e-6
 SMALL_RATE = 1e-12
 TOLERANCES = (
-    f"tolerance: losses {LOSS:.1%}, gradients {GRADIENTS:.0%}, weights {WEIGHTS:.0%} of the "
-    f"distance that they moved up to update {COMPARED_UPDATE}"
+    f"tolerance: losses {LOSS_TOLERANCE:.1%}, gradients {GRADIENT_TOLERANCE:.0%}, "
+    f"weights {WEIGHT_TOLERANCE:.0%} of the distance that they moved up to update {COMPARED_UPDATE}"
 )
 
 
 @dataclass(frozen=True)
-class Way:
-    """How an update is divided: micro-batch size, accumulation, processes."""
+class UpdateLayout:
+    """The division of an update into micro-batches and processes, such as 2 × 16."""
 
-    batch_size: int
-    accumulation: int
+    batch_size: int  # samples in a micro-batch of one process
+    accumulation: int  # micro-batches of one process
     processes: int = 1
 
     def __str__(self) -> str:
@@ -63,45 +63,47 @@ class Way:
 
 
 @dataclass(frozen=True)
-class Ways:
-    """Three ways of making the same updates."""
+class UpdateLayouts:
+    """Three layouts of the same updates."""
 
-    whole: Way
-    divided: Way
-    distributed: Way
+    whole: UpdateLayout
+    divided: UpdateLayout
+    distributed: UpdateLayout
 
 
-def ways_of(bench: Bench) -> Ways:
-    """Return three ways of making updates of about as many samples as those of the proof."""
+def update_layouts(bench: Bench) -> UpdateLayouts:
+    """Return three layouts of updates with about as many samples as those of the proof."""
     half = max(1, bench.batch_size * bench.accumulation // 2)
-    return Ways(Way(2 * half, 1), Way(half, 2), Way(half, 1, processes=2))
+    return UpdateLayouts(
+        UpdateLayout(2 * half, 1), UpdateLayout(half, 2), UpdateLayout(half, 1, processes=2)
+    )
 
 
-def run_of(
+def run_with_layout(
     bench: Bench,
     name: str,
-    way: Way,
+    layout: UpdateLayout,
     *,
     interruptions: tuple[Interruption, ...] = (),
     resumed_processes: int | None = None,
     environment: tuple[tuple[str, str], ...] = (),
 ) -> ObservedRun:
-    """Return a run of an epoch that makes its updates in a way, in fp32 and without dropout.
+    """Return a run of a whole epoch with a layout of its updates, in fp32 and without dropout.
 
-    The epoch is whole, so that the check of samples sees all of it on several processes.
+    The check of samples needs a whole epoch on several processes.
     """
-    effective_batch = way.batch_size * way.accumulation * way.processes
+    effective_batch = layout.batch_size * layout.accumulation * layout.processes
     updates = max(UPDATES, bench.flags.training_samples // effective_batch)
     flags = (
-        *("--batch-size", str(way.batch_size)),
-        *("--gradient-accumulation-steps", str(way.accumulation)),
+        *("--batch-size", str(layout.batch_size)),
+        *("--gradient-accumulation-steps", str(layout.accumulation)),
         *("--max-steps", str(updates), "--log-every", "1"),
         *("--mixed-precision", "no"),
     )
     spec = RunSpec(
         name,
         flags,
-        processes=way.processes,
+        processes=layout.processes,
         instruments=INSTRUMENTS,
         interruptions=interruptions,
         resumed_processes=resumed_processes,
@@ -114,30 +116,30 @@ def run_of(
 class Update:
     """One update of a run, over all ranks."""
 
-    micro_batches: int  # of each rank
-    loss: float  # mean over micro-batches and ranks
-    gradient_norms: tuple[float, ...]  # of each optimizer that made an update, in order
-    learning_rates: tuple[float, ...]  # of all groups of these optimizers
+    micro_batches: int  # the number of micro-batches of each rank
+    loss: float  # the mean over micro-batches and ranks
+    gradient_norms: tuple[float, ...]  # one for each optimizer step, in order
+    learning_rates: tuple[float, ...]  # one for each group of these optimizers
 
 
 @dataclass(frozen=True)
 class UpdateDifference:
     """The first quantity in which the updates of two runs differ."""
 
-    update: int  # its number, from 1
+    update: int  # the number of the update, from 1
     # "optimizers" is the number of optimizer steps in an update.
     quantity: Literal["optimizers", "learning rate", "loss", "gradients"]
-    first: float
-    second: float
+    baseline: float
+    variant: float
 
     @property
     def ratio(self) -> float:
-        """The second value divided by the first."""
-        return self.second / self.first if self.first else math.inf
+        """The variant's value divided by the baseline's."""
+        return self.variant / self.baseline if self.baseline else math.inf
 
 
 def last_launches(run: ObservedRun) -> dict[int, int]:
-    """Return for each update, by the number of updates before it, the launch that made it last."""
+    """Return the last launch that made each update, by the number of updates before it."""
     launches: dict[int, int] = {}
     for launch, record in run.all(Recorded):
         if record.is_update:
@@ -148,10 +150,9 @@ def last_launches(run: ObservedRun) -> dict[int, int]:
 def updates_of(run: ObservedRun) -> dict[int, Update]:
     """Return the first `UPDATES` updates of a run by number, from 1.
 
-    Rounding moves the weights of later ones further apart.
-
-    If a resume repeated an update, its last execution counts. Gradients and learning rates are
-    those of rank 0.
+    Later updates are left out, because rounding moves the weights further and further apart. If a
+    resumed run repeats an update, the last execution counts. Gradients and learning rates are those
+    of rank 0.
     """
     last_launch = last_launches(run)
     losses: defaultdict[int, list[float]] = defaultdict(list)
@@ -180,83 +181,87 @@ def updates_of(run: ObservedRun) -> dict[int, Update]:
 
 
 def first_differing_update(
-    first: Mapping[int, Update], second: Mapping[int, Update]
+    baseline: Mapping[int, Update], variant: Mapping[int, Update]
 ) -> UpdateDifference | None:
     """Return the first quantity in which the updates of two runs differ beyond the tolerance."""
-    for number in sorted(first.keys() & second.keys()):
-        difference = differing_quantity(number, first[number], second[number])
+    for number in sorted(baseline.keys() & variant.keys()):
+        difference = differing_quantity(number, baseline[number], variant[number])
         if difference is not None:
             return difference
     return None
 
 
-def differing_quantity(number: int, first: Update, second: Update) -> UpdateDifference | None:
+def differing_quantity(number: int, baseline: Update, variant: Update) -> UpdateDifference | None:
     """Return the first quantity in which two updates differ beyond the tolerance.
 
     Args:
-        number: of the update, from 1.
+        number: the number of the update, from 1.
     """
-    steps = float(len(first.gradient_norms))
-    other_steps = float(len(second.gradient_norms))
-    if steps != other_steps:
-        return UpdateDifference(number, "optimizers", steps, other_steps)
-    for rate, other_rate in zip(first.learning_rates, second.learning_rates, strict=False):
-        if not math.isclose(rate, other_rate, rel_tol=RATES, abs_tol=SMALL_RATE):
-            return UpdateDifference(number, "learning rate", rate, other_rate)
-    if not math.isclose(first.loss, second.loss, rel_tol=LOSS, abs_tol=SMALL_LOSS):
-        return UpdateDifference(number, "loss", first.loss, second.loss)
-    for norm, other_norm in zip(first.gradient_norms, second.gradient_norms, strict=True):
-        if not math.isclose(norm, other_norm, rel_tol=GRADIENTS, abs_tol=SMALL_NORM):
-            return UpdateDifference(number, "gradients", norm, other_norm)
+    steps = float(len(baseline.gradient_norms))
+    variant_steps = float(len(variant.gradient_norms))
+    if steps != variant_steps:
+        return UpdateDifference(number, "optimizers", steps, variant_steps)
+    for rate, variant_rate in zip(baseline.learning_rates, variant.learning_rates, strict=False):
+        if not math.isclose(rate, variant_rate, rel_tol=RATE_TOLERANCE, abs_tol=SMALL_RATE):
+            return UpdateDifference(number, "learning rate", rate, variant_rate)
+    if not math.isclose(baseline.loss, variant.loss, rel_tol=LOSS_TOLERANCE, abs_tol=SMALL_LOSS):
+        return UpdateDifference(number, "loss", baseline.loss, variant.loss)
+    for norm, variant_norm in zip(baseline.gradient_norms, variant.gradient_norms, strict=True):
+        if not math.isclose(norm, variant_norm, rel_tol=GRADIENT_TOLERANCE, abs_tol=SMALL_NORM):
+            return UpdateDifference(number, "gradients", norm, variant_norm)
     return None
 
 
 @dataclass(frozen=True)
-class Distance:
-    """How far the weights of two runs are apart after the update `COMPARED_UPDATE`."""
+class WeightDistance:
+    """The distance between the weights of two runs after the update `COMPARED_UPDATE`."""
 
-    share: float  # of the distance that the weights have moved in the first run
+    share: float  # the ratio to the distance that the baseline's weights have moved
     name: str  # the parameter that differs most
 
 
-def weight_distance(first: ObservedRun, second: ObservedRun) -> Distance | None:
-    """Return how far the weights of two runs are apart; None if a run has not come that far."""
+def weight_distance(baseline: ObservedRun, variant: ObservedRun) -> WeightDistance | None:
+    """Return the distance between two runs' weights; None if a run has not saved its weights."""
     paths = [
-        first.directory / FIRST_WEIGHTS,
-        first.directory / LATER_WEIGHTS,
-        second.directory / LATER_WEIGHTS,
+        baseline.directory / FIRST_WEIGHTS,
+        baseline.directory / LATER_WEIGHTS,
+        variant.directory / LATER_WEIGHTS,
     ]
     if not all(path.exists() for path in paths):
         return None
-    start, end, other_end = [load_file(path) for path in paths]
-    moved = 0.0
-    apart = 0.0
+    start, end, variant_end = [load_file(path) for path in paths]
+    moved = 0.0  # the sum of squared movements
+    apart = 0.0  # the sum of squared differences
     largest = 0.0
     largest_name = ""
     for name, values in end.items():
         moved += float((values.double() - start[name].double()).square().sum())
-        difference = float((values.double() - other_end[name].double()).square().sum())
+        difference = float((values.double() - variant_end[name].double()).square().sum())
         apart += difference
         if difference > largest:
             largest = difference
             largest_name = name
     if not apart:
-        return Distance(0.0, "")
+        return WeightDistance(0.0, "")
     share = math.sqrt(apart / moved) if moved else math.inf
-    return Distance(share, largest_name)
+    return WeightDistance(share, largest_name)
 
 
-def differing_figure(first: ObservedRun, second: ObservedRun) -> tuple[str, float, float] | None:
-    """Return the name and values of an evaluation's figure that differs beyond the tolerance."""
-    evaluations = evaluations_of(first)
-    for key, figures in evaluations_of(second).items():
+def differing_figure(
+    baseline: ObservedRun, variant: ObservedRun
+) -> tuple[str, float, float] | None:
+    """Return the name and both values of a figure that differs beyond the tolerance."""
+    baseline_evaluations = evaluations_of(baseline)
+    for (step, phase), figures in evaluations_of(variant).items():
+        baseline_figures = baseline_evaluations.get((step, phase), {})
         for name, value in figures.items():
-            before = evaluations.get(key, {}).get(name)
-            if before is None:
+            expected = baseline_figures.get(name)
+            if expected is None:
                 continue
-            flipped = FLIPPED / max(1.0, figures.get("count", 1.0))
-            if abs(value - before) > FIGURES * max(abs(value), abs(before)) + flipped:
-                return f"{name} of the {key[1]} evaluation after update {key[0]}", before, value
+            flipped_share = FLIPPED / max(1.0, figures.get("count", 1.0))
+            tolerance = FIGURE_TOLERANCE * max(abs(value), abs(expected)) + flipped_share
+            if abs(value - expected) > tolerance:
+                return f"{name} of the {phase} evaluation after update {step}", expected, value
     return None
 
 
@@ -264,7 +269,7 @@ def evaluations_of(run: ObservedRun) -> dict[tuple[int, str], dict[str, float]]:
     """Return the figures of each evaluation of rank 0, by update and phase."""
     return {
         (record.step, record.phase): record.figures
-        for launch, record in run.all(Evaluated)
+        for launch, record in run.all(ObservedEvaluation)
         if launch.rank == 0
     }
 
@@ -273,17 +278,17 @@ def drawn_generators(run: ObservedRun) -> list[str]:
     """Return the random generators from which the loop draws between two batches."""
     names: set[str] = set()
     for launch in run.launches:
-        before: MicroBatch | None = None
+        micro_batch: MicroBatch | None = None
         for record in launch.records:
             if isinstance(record, MicroBatch):
-                before = record
-            elif isinstance(record, Recorded) and before is not None:
-                names |= {*differing(before.generators, record.generators)}
+                micro_batch = record
+            elif isinstance(record, Recorded) and micro_batch is not None:
+                names |= {*differing_keys(micro_batch.generators, record.generators)}
     return sorted(names)
 
 
-def mixers_of(run: ObservedRun) -> Mixers:
-    """Return what mixes the samples of a micro-batch in a run."""
-    for _, mixers in run.all(Mixers):
-        return mixers
-    return Mixers(step=0, layers=[], couples_samples=False)
+def sample_mixing_of(run: ObservedRun) -> SampleMixing:
+    """Return the record of layers that mix samples; an empty record if the run wrote none."""
+    for _, sample_mixing in run.all(SampleMixing):
+        return sample_mixing
+    return SampleMixing(step=0, layers=[], couples_samples=False)

@@ -1,26 +1,26 @@
-"""How many figures of each kind a proof has computed again, and how many it could not."""
+"""Counts the figures that a proof has computed again, and those that it could not compute."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 
 @dataclass
-class Count:
-    """Figures of one kind."""
+class FigureCount:
+    """The number of figures of one kind."""
 
-    compared: int = 0
-    unknown: int = 0  # that were logged, and can't be computed again
+    compared: int = 0  # figures that were computed again
+    unknown: int = 0  # figures that could not be computed again
 
 
 @dataclass
-class Counts:
-    """All figures of a proof, by kind."""
+class FigureCounts:
+    """The numbers of figures of a proof, by kind."""
 
-    rows: Count = field(default_factory=Count)  # means of what the loop recorded
-    losses: Count = field(default_factory=Count)  # that the loop recorded
-    metrics: Count = field(default_factory=Count)  # that the loop recorded
-    evaluations: Count = field(default_factory=Count)
-    speeds: Count = field(default_factory=Count)
+    rows: FigureCount = field(default_factory=FigureCount)  # means in the rows of metrics.jsonl
+    losses: FigureCount = field(default_factory=FigureCount)  # losses that the loop recorded
+    metrics: FigureCount = field(default_factory=FigureCount)  # metrics that the loop recorded
+    evaluations: FigureCount = field(default_factory=FigureCount)  # figures of evaluations
+    speeds: FigureCount = field(default_factory=FigureCount)  # logged speeds
 
     @property
     def has_outcomes(self) -> bool:
@@ -28,16 +28,16 @@ class Counts:
         return any(count.compared for count in (self.losses, self.metrics, self.evaluations))
 
     def in_words(self) -> str:
-        """Return what was computed again, and what could not be."""
-        compared = listing((words, count.compared) for words, count in self.by_words())
+        """Return the numbers of figures in words."""
+        compared = listing((name, count.compared) for name, count in self.named_counts())
         text = f"computed again: {compared or 'nothing'}"
-        unknown = listing((words, count.unknown) for words, count in self.by_words())
+        unknown = listing((name, count.unknown) for name, count in self.named_counts())
         if unknown:
             text += f"; not computed again, because their kind is unknown here: {unknown}"
         return text
 
-    def by_words(self) -> Iterator[tuple[str, Count]]:
-        """Yield the counts, each with what it counts in words."""
+    def named_counts(self) -> Iterator[tuple[str, FigureCount]]:
+        """Yield the name and the count of each kind."""
         yield "recorded losses", self.losses
         yield "recorded metrics", self.metrics
         yield "figures of evaluations", self.evaluations
@@ -46,5 +46,5 @@ class Counts:
 
 
 def listing(counts: Iterator[tuple[str, int]]) -> str:
-    """Return numbers with what they count, such as "12 recorded losses, 3 speeds"."""
-    return ", ".join(f"{number} {words}" for words, number in counts if number)
+    """Return the numbers above 0 with their names, such as "12 recorded losses, 3 speeds"."""
+    return ", ".join(f"{number} {name}" for name, number in counts if number)

@@ -1,12 +1,12 @@
 """Limits the samples of a recipe's splits, so that a few updates make an epoch.
 
-The samples are spread over the whole split, because a split may be sorted by class. Their order,
-the incomplete batch that is dropped, and the shares of the ranks follow from the same code as ever.
+The samples are spread over the whole split, because a split may be sorted by class. The same code
+as in any run orders them, drops the incomplete batch, and divides them among the ranks.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -14,26 +14,27 @@ import torch
 from common.data import loader
 from common.data.order import BlockBatches, Blocks, EvaluationOrder, TrainingOrder
 
-LEAST_BLOCKS = 8  # of which samples are taken, if there are so many; each is slow to read
+Order = TypeVar("Order", TrainingOrder, EvaluationOrder)
+LEAST_BLOCKS = 8  # blocks to take samples from, or all blocks if there are fewer
 
 
 @dataclass(frozen=True)
 class FewTrainingSamples(TrainingOrder):
-    """The order of some of the training samples."""
+    """The order of the chosen training samples."""
 
-    chosen: torch.Tensor | None = None  # int64 [num_samples], indices of the split
+    chosen: torch.Tensor | None = None  # int64 [num_samples], indices in the split
 
     def micro_batches(self, epoch: int, first_update: int = 0) -> torch.Tensor | BlockBatches:
         assert self.chosen is not None
         if self.blocks is not None:
             return ChosenBatches(self, self.blocks, epoch, first_update, self.chosen)
-        places = super().micro_batches(epoch, first_update)
-        assert isinstance(places, torch.Tensor)
-        return self.chosen[places]
+        positions = super().micro_batches(epoch, first_update)
+        assert isinstance(positions, torch.Tensor)
+        return self.chosen[positions]
 
 
 class ChosenBatches(BlockBatches):
-    """The micro-batches of one rank in an epoch, of some samples of some blocks."""
+    """The micro-batches of one rank in an epoch, with the chosen samples of some blocks."""
 
     def __init__(
         self,
@@ -46,8 +47,8 @@ class ChosenBatches(BlockBatches):
         """Prepare the micro-batches.
 
         Args:
-            blocks: with the number of chosen samples of each as its size.
-            chosen: int64 [num_samples], indices of the split.
+            blocks: the size of each block is its number of chosen samples.
+            chosen: int64 [num_samples], indices in the split.
         """
         super().__init__(order, blocks, epoch, first_update)
         self.chosen = chosen
@@ -58,62 +59,71 @@ class ChosenBatches(BlockBatches):
 
 @dataclass(frozen=True)
 class FewEvaluationSamples(EvaluationOrder):
-    """The order of some samples of an evaluation."""
+    """The order of the chosen samples of an evaluation."""
 
-    chosen: torch.Tensor | None = None  # int64 [num_samples], indices of the split
+    chosen: torch.Tensor | None = None  # int64 [num_samples], indices in the split
 
     def micro_batches(self) -> list[torch.Tensor]:
         assert self.chosen is not None
-        return [self.chosen[places] for places in super().micro_batches()]
+        return [self.chosen[positions] for positions in super().micro_batches()]
 
 
 def limit_samples(training: int, evaluation: int) -> None:
-    """Have all loaders of this process use at most so many samples of a split."""
+    """Limit the samples that all loaders of this process use of a split."""
     limit_order("training_order", FewTrainingSamples, training)
     limit_order("evaluation_order", FewEvaluationSamples, evaluation)
 
 
-def limit_order(function: str, few_class: type, most: int) -> None:
-    """Have a function of `common.data.loader` return an order of at most `most` samples."""
-    make_order: Callable[..., Any] = getattr(loader, function)
-    setattr(loader, function, lambda *arguments: few_of(make_order(*arguments), few_class, most))
+def limit_order(function: str, limited_class: type[Order], limit: int) -> None:
+    """Have a function of `common.data.loader` return orders of at most `limit` samples."""
+    make_order: Callable[..., Order] = getattr(loader, function)
+
+    def make_limited_order(*arguments: object) -> Order:
+        return limited_order(make_order(*arguments), limited_class, limit)
+
+    setattr(loader, function, make_limited_order)
 
 
-def few_of(order: Any, few_class: type, most: int) -> Any:
-    """Cut an order to `most` samples. A shorter order stays as it is."""
-    if order.num_samples <= most:
+def limited_order(order: Order, limited_class: type[Order], limit: int) -> Order:
+    """Return an order of at most `limit` samples. A shorter order stays as it is.
+
+    Args:
+        limited_class: the class of the new order, `FewTrainingSamples` or `FewEvaluationSamples`.
+    """
+    if order.num_samples <= limit:
         return order
-    # Neighbours are equally far apart, from the first sample on.
-    chosen = torch.arange(most) * order.num_samples // most
-    few_blocks = None
+    # The chosen samples are evenly spaced, from the first sample on.
+    chosen = torch.arange(limit) * order.num_samples // limit
+    chosen_blocks = None
     if order.blocks is not None:
-        chosen, few_blocks = few_of_blocks(order.blocks, most)
+        chosen, chosen_blocks = limited_blocks(order.blocks, limit)
     values = {field.name: getattr(order, field.name) for field in fields(order)}
-    values["num_samples"] = most
-    values["blocks"] = few_blocks
+    values["num_samples"] = limit
+    values["blocks"] = chosen_blocks
     if order.lengths is not None:
         values["lengths"] = order.lengths[chosen.numpy()]
-    return few_class(**values, chosen=chosen)
+    values["chosen"] = chosen
+    return limited_class(**values)
 
 
-def few_of_blocks(blocks: Blocks, most: int) -> tuple[torch.Tensor, Blocks]:
-    """Choose `most` samples of few blocks, which are spread over the split.
+def limited_blocks(blocks: Blocks, limit: int) -> tuple[torch.Tensor, Blocks]:
+    """Choose `limit` samples of a few blocks that are spread over the split.
 
     Returns:
-        int64 [most], indices of the split in rising order; and the blocks, with the number of
-        chosen samples as the size of each.
+        The indices in the split, int64 [limit], in ascending order; and the blocks, whose sizes are
+        their numbers of chosen samples.
     """
     sizes = np.asarray(blocks.sizes)
     starts = sizes.cumsum() - sizes
     count = min(LEAST_BLOCKS, len(sizes))
-    numbers = np.arange(count) * len(sizes) // count
-    while sizes[numbers].sum() < most:
+    block_numbers = np.arange(count) * len(sizes) // count
+    while sizes[block_numbers].sum() < limit:
         count = min(2 * count, len(sizes))
-        numbers = np.arange(count) * len(sizes) // count
-    shares = equal_shares(sizes[numbers], most)
+        block_numbers = np.arange(count) * len(sizes) // count
+    shares = equal_shares(sizes[block_numbers], limit)
     chosen = [
         torch.arange(start, start + share)
-        for start, share in zip(starts[numbers].tolist(), shares.tolist(), strict=True)
+        for start, share in zip(starts[block_numbers].tolist(), shares.tolist(), strict=True)
     ]
     return torch.cat(chosen), Blocks(shares[shares > 0], blocks.at_once)
 
@@ -122,9 +132,9 @@ def equal_shares(sizes: np.ndarray, total: int) -> np.ndarray:
     """Divide a total into shares as equal as possible, none larger than its size: int64 [sizes]."""
     shares = np.zeros(len(sizes), dtype=np.int64)
     remaining = total
-    # The smallest first, so that larger ones take what these can't.
-    for number, place in enumerate(np.argsort(sizes, kind="stable")):
-        share = min(int(sizes[place]), remaining // (len(sizes) - number))
-        shares[place] = share
+    # The smallest block comes first, so that larger blocks can make up for it.
+    for number, block in enumerate(np.argsort(sizes, kind="stable")):
+        share = min(int(sizes[block]), remaining // (len(sizes) - number))
+        shares[block] = share
         remaining -= share
     return shares

@@ -1,4 +1,4 @@
-"""The flags with which a proof runs a recipe: those of the user, and its own short ones."""
+"""The flags with which a proof runs a recipe: the user's flags, and flags for a short training."""
 
 import ast
 from collections.abc import Sequence
@@ -9,13 +9,13 @@ from common.config import TrainingConfig
 from common.errors import UserError
 from common.tools.recipe import loading
 
-Flags = dict[str, list[str]]  # by name, such as "--batch-size", its values
+FlagValues = dict[str, list[str]]  # the values of each flag by its name, such as "--batch-size"
 EPOCHS = 4
 BATCH_SIZE = 16
 ACCUMULATION = 2
-LOG_EVERY = 3  # updates; no divisor of an epoch, so that a row spans two epochs
+LOG_EVERY = 3  # updates; does not divide an epoch, so that some rows span two epochs
 CHECKPOINT_EVERY = 3
-# The proof sets these flags itself, or they make no sense in it.
+# Flags that the proof sets itself or can't use, each with the reason.
 REFUSED = {
     "--output-dir": "a proof writes into a folder of its own (name it with --folder)",
     "--resume": "a proof starts its own runs",
@@ -27,13 +27,13 @@ REFUSED = {
 }
 
 
-def flags_of(words: Sequence[str]) -> Flags:
-    """Return the values of each flag on a command line; the last of equal flags counts.
+def parse_flags(words: Sequence[str]) -> FlagValues:
+    """Return the values of each flag on a command line. If a flag is repeated, the last one counts.
 
     Raises:
         UserError: the first word is a value without a flag.
     """
-    flags: Flags = {}
+    flags: FlagValues = {}
     name = ""
     for word in words:
         if not word.startswith("--"):
@@ -49,36 +49,36 @@ def flags_of(words: Sequence[str]) -> Flags:
     return flags
 
 
-def words_of(flags: Flags) -> list[str]:
-    """Return flags as the words of a command line."""
+def flag_words(flags: FlagValues) -> list[str]:
+    """Return the words of a command line with these flags."""
     words: list[str] = []
     for name, values in flags.items():
         words += [name, *values]
     return words
 
 
-def merged(flags: Flags, others: Flags) -> Flags:
-    """Return flags, with those of `others` in the place of flags of the same name.
+def merged(flags: FlagValues, overrides: FlagValues) -> FlagValues:
+    """Return `flags` and `overrides`, in which `overrides` has precedence.
 
-    A switch replaces its opposite: `--no-compile` takes the place of `--compile`.
+    A switch also replaces its opposite: `--no-compile` replaces `--compile`.
     """
     kept = {
         name: values
         for name, values in flags.items()
-        if positive(name) not in map(positive, others)
+        if without_negation(name) not in map(without_negation, overrides)
     }
-    return {**kept, **others}
+    return {**kept, **overrides}
 
 
-def positive(name: str) -> str:
-    """Return the name of a switch without its ``no-``."""
+def without_negation(name: str) -> str:
+    """Return the name of a flag without the ``no-`` of a switch."""
     return f"--{name.removeprefix('--no-')}" if name.startswith("--no-") else name
 
 
-def refuse_unfit(flags: Flags) -> None:
+def refuse_unfit_flags(flags: FlagValues) -> None:
     """Raise a `UserError` for a flag that can't be part of a proof."""
     for name in flags:
-        reason = REFUSED.get(positive(name))
+        reason = REFUSED.get(without_negation(name))
         if reason is not None:
             raise UserError(
                 f"{name} can't be part of a proof, because {reason}", advice=f"leave {name} out"
@@ -89,51 +89,53 @@ def refuse_unfit(flags: Flags) -> None:
 class ProofFlags:
     """The flags of the reference run, and the sizes that follow from them."""
 
-    flags: Flags
+    flags: FlagValues
     batch_size: int
     accumulation: int
-    training_samples: int  # of the training split, at most
-    evaluation_samples: int  # of each other split, at most
+    training_samples: int  # the most samples of the training split
+    evaluation_samples: int  # the most samples of each other split
 
 
 def proof_flags(
-    given: Flags, config_class: type[TrainingConfig], built_in: str | None, updates: int
+    user_flags: FlagValues, config_class: type[TrainingConfig], built_in: str | None, updates: int
 ) -> ProofFlags:
-    """Return the flags for a short training, in which those of the user have precedence.
+    """Return the flags for a short training. The user's flags have precedence.
 
     Args:
-        given: of the user.
-        config_class: of the recipe.
+        user_flags: the flags that the user has passed.
+        config_class: the class of the recipe's config.
         built_in: the recipe's built-in data set, which replaces ``auto``; None if it has none.
-        updates: how many the training should have.
+        updates: the number of updates of the training.
 
     Raises:
-        UserError: a flag of the user can't be part of a proof, or is no whole number.
+        UserError: a flag of the user can't be part of a proof, or is not a whole number.
     """
-    refuse_unfit(given)
-    batch_size = number(given, "--batch-size", BATCH_SIZE)
-    accumulation = number(given, "--gradient-accumulation-steps", ACCUMULATION)
-    effective = number(given, "--effective-batch-size", batch_size * accumulation)
+    refuse_unfit_flags(user_flags)
+    batch_size = whole_number(user_flags, "--batch-size", BATCH_SIZE)
+    accumulation = whole_number(user_flags, "--gradient-accumulation-steps", ACCUMULATION)
+    effective = whole_number(user_flags, "--effective-batch-size", batch_size * accumulation)
     accumulation = max(1, effective // batch_size)
-    stated = {name: values for name, values in given.items() if name != "--effective-batch-size"}
-    flags: Flags = {
+    kept_flags = dict(user_flags)
+    kept_flags.pop("--effective-batch-size", None)
+    flags: FlagValues = {
         "--batch-size": [str(batch_size)],
         "--gradient-accumulation-steps": [str(accumulation)],
         "--log-every": [str(LOG_EVERY)],
         "--checkpoint-every": [str(CHECKPOINT_EVERY)],
         "--tracker": ["none"],
     }
-    epochs = number(given, "--epochs", EPOCHS)
-    steps = number(given, "--max-steps", updates)
-    if "--max-steps" not in given:
+    epochs = whole_number(user_flags, "--epochs", EPOCHS)
+    steps = whole_number(user_flags, "--max-steps", updates)
+    if "--max-steps" not in user_flags:
         flags["--epochs"] = [str(epochs)]
     if built_in is not None and config_class.dataset == "auto":
         flags["--dataset"] = [built_in]
     updates_per_epoch = max(2, steps // epochs)
-    # Half a batch more than the updates need, so that there is an incomplete one to drop. An odd
-    # number of samples to evaluate, so that the last batch and the shares of ranks are incomplete.
+    # The training split has half a batch more than the updates need, so that each epoch drops an
+    # incomplete batch. The evaluation has an odd number of samples, so that its last batch and the
+    # shares of the ranks are incomplete.
     return ProofFlags(
-        flags=merged(flags, stated),
+        flags=merged(flags, kept_flags),
         batch_size=batch_size,
         accumulation=accumulation,
         training_samples=updates_per_epoch * effective + max(1, effective // 2),
@@ -141,8 +143,8 @@ def proof_flags(
     )
 
 
-def number(flags: Flags, name: str, default: int) -> int:
-    """Return the value of a flag of whole numbers; raise a `UserError` for another value."""
+def whole_number(flags: FlagValues, name: str, default: int) -> int:
+    """Return the value of a flag, which has to be a whole number; else raise a `UserError`."""
     if name not in flags:
         return default
     text = " ".join(flags[name])
@@ -154,7 +156,7 @@ def number(flags: Flags, name: str, default: int) -> int:
 
 
 def built_in_dataset(recipe: Path) -> str | None:
-    """Return the data set that a recipe names as `built_in` to `choose_source`; None without it."""
+    """Return the data set that a recipe passes to `choose_source` as `built_in`, or None."""
     with loading(recipe):
         module = ast.parse(recipe.read_text(encoding="utf-8"))
     for node in ast.walk(module):

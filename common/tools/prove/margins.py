@@ -1,11 +1,12 @@
-"""How much an objective has to improve, so that chance alone explains it in few cases.
+"""How much an objective has to improve, so that chance alone rarely explains the improvement.
 
-A model that guesses is better than before in half of all evaluations. So an improvement counts only
-beyond a margin of two standard errors, and in a second, longer run, two and a half.
+A model that guesses improves in half of all evaluations. So an improvement counts only if it
+exceeds a margin of two standard errors, or of two and a half in a second, longer run.
 
-They come from the differences of single samples, if the outcomes of the samples are known (a paired
-comparison, which is the sharper one), and otherwise from the binomial distribution. Figures of
-other kinds have to change by a share of themselves.
+If the outcomes of the samples are known, the standard error comes from the differences of single
+samples. Such a paired comparison detects smaller improvements. Otherwise the standard error of a
+share of samples comes from the binomial distribution. Other figures have to change by a share of
+themselves.
 """
 
 import math
@@ -14,85 +15,93 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from common.objective import Objective
-from common.tools.prove.outcomes import Reading, Row, judge
+from common.tools.prove.outcomes import SampleOutcome, SplitPass, check_figure
 
-ERRORS = 2.0  # standard errors
-# In the second run. A model that guesses gets another chance there, so that both together would
-# pass in about 5 % of cases with two standard errors, and in 3 % with these.
-LATER_ERRORS = 2.5
-RELATIVE = 0.1  # of the figure before training, where no standard error is known
-SHARES = ("accuracy", "error", "error_rate", "f1", "macro_f1")  # of samples, from 0 to 1
-# The value of a sample whose mean is the figure, or rises with it.
-VALUES: dict[str, Callable[[Row], float | None]] = {
-    "accuracy": lambda row: row.hit,
-    "error": lambda row: None if row.hit is None else 1 - row.hit,
-    "error_rate": lambda row: None if row.hit is None else 1 - row.hit,
-    "loss": lambda row: row.loss,
-    "perplexity": lambda row: row.loss,
-    "mse": lambda row: row.square,
-    "rmse": lambda row: row.square,
-    "mae": lambda row: row.distance,
+STANDARD_ERRORS = 2.0  # in the first run
+# In the longer run, a model that guesses gets a second chance. With two standard errors in both
+# runs, it would pass in about 5 % of cases; with this number in the longer run, in about 3 %.
+LONGER_STANDARD_ERRORS = 2.5
+RELATIVE_MARGIN = 0.1  # share of the figure before training, if no standard error is known
+# Metrics that are shares of samples, from 0 to 1.
+SHARES = ("accuracy", "error", "error_rate", "f1", "macro_f1")
+# Values of a sample. Their mean is the metric, or rises with it.
+SAMPLE_VALUES: dict[str, Callable[[SampleOutcome], float | None]] = {
+    "accuracy": lambda outcome: outcome.hit,
+    "error": lambda outcome: None if outcome.hit is None else 1 - outcome.hit,
+    "error_rate": lambda outcome: None if outcome.hit is None else 1 - outcome.hit,
+    "loss": lambda outcome: outcome.loss,
+    "perplexity": lambda outcome: outcome.loss,
+    "mse": lambda outcome: outcome.squared_error,
+    "rmse": lambda outcome: outcome.squared_error,
+    "mae": lambda outcome: outcome.absolute_error,
 }
 
 
 @dataclass(frozen=True)
-class Evaluation:
-    """A figure of one evaluation, and the outcomes of its samples where they are known."""
+class ObjectiveValue:
+    """The objective's value in one evaluation, and the outcomes of its samples where known."""
 
     value: float
-    samples: int  # of the split
-    readings: Sequence[Reading] = ()
+    samples: int  # the number of samples in the split
+    split_passes: Sequence[SplitPass] = ()
 
 
 @dataclass(frozen=True)
 class Improvement:
-    """By how much an objective has become better, and how much is needed."""
+    """How much an objective has improved, and how much it has to improve."""
 
-    gain: float  # below 0: it has become worse
+    gain: float  # negative if the objective has become worse
     margin: float
-    basis: str  # of the margin, in words
+    basis: str  # how the margin is computed, in words
 
     @property
     def is_enough(self) -> bool:
-        return self.gain > self.margin  # NaN is not
+        return self.gain > self.margin  # False for NaN
 
 
 def improvement(
-    objective: Objective, before: Evaluation, after: Evaluation, errors: float = ERRORS
+    objective: Objective,
+    before: ObjectiveValue,
+    after: ObjectiveValue,
+    errors: float = STANDARD_ERRORS,
 ) -> Improvement:
     """Compare two evaluations of the same samples.
 
     Args:
-        errors: standard errors of the margin.
+        errors: the margin, as a number of standard errors.
     """
     sign = 1.0 if objective.mode == "max" else -1.0
     metric = objective.metric
     pairs = paired_values(metric, before, after)
     if len(pairs) > 1:
-        return of_pairs(pairs, sign, errors, is_share=metric in SHARES)
+        return improvement_of_pairs(pairs, sign, errors, is_share=metric in SHARES)
     gain = sign * (after.value - before.value)
     if metric in SHARES:
-        return of_shares(gain, before, after, errors)
-    basis = f"{RELATIVE:.0%} of the value before training, because its standard error is unknown"
-    return Improvement(gain, RELATIVE * abs(before.value), basis)
+        return improvement_of_shares(gain, before, after, errors)
+    basis = (
+        f"{RELATIVE_MARGIN:.0%} of the value before training, because its standard error is unknown"
+    )
+    return Improvement(gain, RELATIVE_MARGIN * abs(before.value), basis)
 
 
-def of_pairs(
+def improvement_of_pairs(
     pairs: Sequence[tuple[float, float]], sign: float, errors: float, *, is_share: bool
 ) -> Improvement:
-    """Compare the values of each sample before training and after it."""
+    """Compare the values of each sample before and after training."""
     differences = [sign * (after - before) for before, after in pairs]
     count = len(differences)
     gain = fmean(differences)
     squares = math.fsum((difference - gain) ** 2 for difference in differences)
     margin = errors * math.sqrt(squares / (count - 1) / count)
-    # The distribution of few changed samples is coarse, so one of them must not decide.
+    # If few samples change, the distribution is coarse. A single sample must not decide.
     margin += is_share / count
     return Improvement(gain, margin, f"{errors:g} standard errors, paired by {count} samples")
 
 
-def of_shares(gain: float, before: Evaluation, after: Evaluation, errors: float) -> Improvement:
-    """Compare two shares of samples, as if they were independent."""
+def improvement_of_shares(
+    gain: float, before: ObjectiveValue, after: ObjectiveValue, errors: float
+) -> Improvement:
+    """Compare two shares of samples as if they came from different samples."""
     variance = 0.0
     for evaluation in (before, after):
         share = min(1.0, max(0.0, evaluation.value))
@@ -102,28 +111,31 @@ def of_shares(gain: float, before: Evaluation, after: Evaluation, errors: float)
     return Improvement(gain, margin, basis)
 
 
-def paired_values(metric: str, before: Evaluation, after: Evaluation) -> list[tuple[float, float]]:
-    """Return each sample's values before and after; none if the figure is not their mean."""
-    for reading, later_reading in zip(before.readings, after.readings, strict=False):
-        is_right = judge(metric, before.value, [reading]).is_right
-        if not (is_right and judge(metric, after.value, [later_reading]).is_right):
+def paired_values(
+    metric: str, before: ObjectiveValue, after: ObjectiveValue
+) -> list[tuple[float, float]]:
+    """Return each sample's values before and after; empty if the figure is not their mean."""
+    for split_pass, later_split_pass in zip(before.split_passes, after.split_passes, strict=False):
+        first_check = check_figure(metric, before.value, [split_pass])
+        later_check = check_figure(metric, after.value, [later_split_pass])
+        if not (first_check.is_correct and later_check.is_correct):
             continue
-        values = values_by_sample(metric, reading)
-        later_values = values_by_sample(metric, later_reading)
+        values = values_by_sample(metric, split_pass)
+        later_values = values_by_sample(metric, later_split_pass)
         if values and values.keys() == later_values.keys():
             return [(value, later_values[sample]) for sample, value in values.items()]
     return []
 
 
-def values_by_sample(metric: str, reading: Reading) -> Mapping[int, float]:
-    """Return the value of each sample whose mean is a figure; empty if one is unknown."""
-    value_of = VALUES.get(metric)
+def values_by_sample(metric: str, split_pass: SplitPass) -> Mapping[int, float]:
+    """Return the values of the samples that a metric averages; empty if one is unknown."""
+    value_of = SAMPLE_VALUES.get(metric)
     if value_of is None:
         return {}
     values: dict[int, float] = {}
-    for row in reading.unique_rows:
-        value = value_of(row)
+    for outcome in split_pass.unique_outcomes:
+        value = value_of(outcome)
         if value is None:
             return {}
-        values[row.sample] = value
+        values[outcome.sample] = value
     return values

@@ -1,4 +1,4 @@
-"""The records that the instruments of single checks write, besides the usual ones."""
+"""The records that instruments write for single checks, in addition to those of all runs."""
 
 from typing import Literal
 
@@ -6,29 +6,29 @@ from common.tools.prove.observed import Observed, Phase
 
 
 class Note(Observed):
-    """What an instrument has seen."""
+    """A record that an instrument has written."""
 
-    step: int  # updates made before it
+    step: int  # the number of updates before it
 
 
 # Updates
 
 
-class Mixers(Note):
-    """What mixes the samples of a micro-batch."""
+class SampleMixing(Note):
+    """Layers that mix samples within a micro-batch, and whether the loss couples samples."""
 
-    kind: Literal["mixers"] = "mixers"
-    layers: list[str]  # their classes
-    couples_samples: bool  # whether the recipe says so of its loss
+    kind: Literal["sample_mixing"] = "sample_mixing"
+    layers: list[str]  # the class names of the layers
+    couples_samples: bool  # whether the recipe declares that its loss couples samples
 
 
 class OptimizerStep(Note):
     """An optimizer is about to make an update."""
 
     kind: Literal["optimizer_step"] = "optimizer_step"
-    optimizer: int  # its number, in the order of first use
-    gradient_norm: float  # before gradients are clipped
-    learning_rates: list[float]  # of all its groups
+    optimizer: int  # the number of the optimizer, in the order of first use
+    gradient_norm: float  # the L2 norm before gradients are clipped
+    learning_rates: list[float]  # one for each parameter group
 
 
 # Losses and evaluations
@@ -39,45 +39,45 @@ class TrainingLoss(Note):
 
     kind: Literal["training_loss"] = "training_loss"
     function: str
-    value: float  # mean over the elements
-    micro_batch: int  # number within the update
-    # What the outputs say, as means over the elements: accuracy and error, or mse and mae.
+    value: float  # the mean over the elements
+    micro_batch: int  # the number of the micro-batch within the update
+    # Metrics that follow from the outputs: accuracy and error, or mse and mae.
     means: dict[str, float] = {}
 
 
-class RowOutcomes(Observed):
-    """What a model's outputs say of each sample of a batch; None where they say nothing."""
+class SampleOutcomes(Observed):
+    """Values for each sample of a batch that follow from the model's outputs; None if unknown."""
 
     hits: list[float] | None = None  # shares of a sample's elements that are classified correctly
     squares: list[float] | None = None  # mean squared errors
     distances: list[float] | None = None  # mean absolute errors
-    # With one class for each sample:
+    # Known only if each sample has one class:
     predicted: list[int] | None = None
     labels: list[int] | None = None
     classes: int = 0
 
 
-class Outcome(Note):
+class EvaluationLoss(Note):
     """A function of torch has computed a loss for a batch of an evaluation."""
 
-    kind: Literal["outcome"] = "outcome"
+    kind: Literal["evaluation_loss"] = "evaluation_loss"
     phase: Phase
     split: str
-    reading: int  # an evaluation may read its split several times; they are numbered
+    pass_number: int  # an evaluation may make several passes over its split
     samples: list[int]
     function: str
-    value: float  # mean over the elements
-    losses: list[float] | None = None  # of each sample; None if they can't be told apart
-    of_rows: RowOutcomes = RowOutcomes()
+    value: float  # the mean over the elements
+    losses: list[float] | None = None  # one for each sample; None if they are unknown
+    of_samples: SampleOutcomes = SampleOutcomes()
 
 
 class TrainingMode(Note):
-    """A layer that acts differently in training was in that mode in an evaluation."""
+    """A layer that behaves differently in training was in training mode in an evaluation."""
 
     kind: Literal["training_mode"] = "training_mode"
     phase: Phase
     split: str
-    layer: str  # its class
+    layer: str  # the class name
 
 
 # Rows of a batch
@@ -87,26 +87,26 @@ class UnusedRows(Note):
     """The positions of a micro-batch on which its loss does not depend."""
 
     kind: Literal["unused_rows"] = "unused_rows"
-    samples: int  # of the micro-batch
-    unused: list[int]
+    samples: int  # the size of the micro-batch
+    unused: list[int]  # positions in the micro-batch
 
 
-class NotGiven(Note):
+class MissingRows(Note):
     """The model got fewer samples than the batch has."""
 
-    kind: Literal["not_given"] = "not_given"
-    rows: int  # that it got
-    samples: int  # of the batch
+    kind: Literal["missing_rows"] = "missing_rows"
+    rows: int  # the number of samples that the model got
+    samples: int  # the size of the batch
 
 
 # Time and memory
 
 
-class Interval(Note):
-    """The time between two log lines, in which there were only updates."""
+class LogInterval(Note):
+    """The time between two log lines with nothing but updates between them."""
 
     kind: Literal["interval"] = "interval"
-    after: int  # the update of the first line
+    after: int  # the update of the earlier log line
     seconds: float
 
 
@@ -115,21 +115,21 @@ class MemoryInUse(Note):
 
     kind: Literal["memory"] = "memory"
     resident: int
-    in_use: int | None  # by the C library's allocator
+    in_use: int | None  # bytes that the C library's allocator has given out
     device: int | None
     tensors: int  # the number of live tensors
     tensor_bytes: int
 
 
 class GrowingTensors(Note):
-    """A kind of tensor of which there are ever more."""
+    """Tensors of one dtype and shape whose number keeps growing."""
 
     kind: Literal["growing"] = "growing"
     dtype: str
     shape: list[int]
     count: int
-    more: int  # than at the first measurement
-    holder: str  # in words
+    more: int  # how many were added since the first measurement
+    holder: str  # the variable that holds them, in words
 
 
 class Wait(Note):
@@ -139,7 +139,8 @@ class Wait(Note):
     file: str
     line: int
     operation: str  # in words
-    caller_file: str  # where the user's code has called that line; its own place if it is there
+    # The line of the user's code that led to the wait. It may be the waiting line itself.
+    caller_file: str
     caller_line: int
     is_installed: bool  # whether the line is in an installed package
     is_logged: bool  # whether the update ends with a log line

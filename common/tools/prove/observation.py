@@ -1,10 +1,10 @@
-"""What an observed run writes: typed records, one JSON object a line, and their reader.
+"""The records of an observed run, and their reader. A record is a JSON object on its own line.
 
 Each rank of each launch writes its own file, `launch-0-rank-0.jsonl`. A run that is interrupted and
 resumed has several launches. Digests are short SHA-256 sums: equal digests mean equal bits.
 
-The records of a launch come in the order of time. So the first record in which two runs differ says
-where they parted.
+The records of a launch are in the order of time. So the first record in which two runs differ shows
+where they began to differ.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,13 +17,13 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from common.errors import UserError
 from common.tools.prove.notes import (
+    EvaluationLoss,
     GrowingTensors,
-    Interval,
+    LogInterval,
     MemoryInUse,
-    Mixers,
-    NotGiven,
+    MissingRows,
     OptimizerStep,
-    Outcome,
+    SampleMixing,
     TrainingLoss,
     TrainingMode,
     UnusedRows,
@@ -36,28 +36,28 @@ class Started(Observed):
     """`run.start` has returned: the run is ready for its loop, and a checkpoint is restored."""
 
     kind: Literal["started"] = "started"
-    step: int  # updates made, by the restored checkpoint
+    step: int  # the number of updates that the restored checkpoint has; 0 without one
     world_size: int
     total_steps: int
     updates_per_epoch: int
     samples_per_update: int  # over all ranks
-    batch_size: int  # of a micro-batch of one rank
+    batch_size: int  # samples in a micro-batch of one rank
     accumulation: int
     device: str
     precision: str
-    split_sizes: dict[str, int]  # samples by split, as far as the orders of this proof use them
+    split_sizes: dict[str, int]  # the number of samples that this proof uses, by split
     validation_split: str
     test_split: str
     parts: list[str]  # the names that the recipe passed to `run.keep`
     modules: dict[str, int]  # how many modules of each class the kept networks have
 
 
-# The types of values within a recipe's reach that a cause tells apart.
+# The types of reachable values that need different advice.
 ValueType = Literal["generator", "buffer", "network", "stateful", "file", "text", "other"]
 
 
 class Description(Observed):
-    """What a value within the recipe's reach is."""
+    """The description of a value that the recipe can reach."""
 
     type: ValueType
     text: str  # its class and the variable that it belongs to, in words
@@ -71,29 +71,29 @@ class MicroBatch(Observed):
     """
 
     kind: Literal["micro_batch"] = "micro_batch"
-    step: int  # updates made before this batch
-    micro_batch: int  # number within the update
+    step: int  # the number of updates before this batch
+    micro_batch: int  # the number of the micro-batch within the update
     epoch: int
-    samples: list[int]  # sample indices of this rank
-    batch: str  # digest of all tensors of the batch
+    samples: list[int]  # the sample indices of this rank
+    batch: str  # the digest of all tensors of the batch
     generators: dict[str, str]  # digests by generator: torch, numpy, python, the device
     parts: dict[str, str]  # digests of the parts that checkpoints hold, by name
-    state: dict[str, str]  # digests of everything else within the recipe's reach, by path
-    gone: list[str]  # paths of `state` that are out of reach now
-    described: dict[str, Description]  # what a path of `state` is, when it is first seen
+    state: dict[str, str]  # digests of all other values that the recipe can reach, by path
+    gone: list[str]  # paths of `state` that can no longer be reached
+    described: dict[str, Description]  # the descriptions of paths that are new in `state`
 
 
 class Recorded(Observed):
     """The loop has called `run.record` for a micro-batch."""
 
     kind: Literal["recorded"] = "recorded"
-    step: int  # updates made before this batch, as in its `MicroBatch`
+    step: int  # the number of updates before this batch, as in its `MicroBatch`
     micro_batch: int
     is_update: bool  # whether it was the last micro-batch of its update
-    loss: float  # mean over the elements
-    metrics: dict[str, tuple[float, int]]  # by name: sum and number of elements on this rank
+    loss: float  # the mean over the elements
+    metrics: dict[str, tuple[float, int]]  # the sum and number of this rank's elements, by name
     generators: dict[str, str]  # digests after the loop has used the batch
-    learning_rates: list[float]  # of all groups of all kept optimizers, after this batch
+    learning_rates: list[float]  # one for each group of each kept optimizer, after this batch
     clock: float  # seconds of `time.perf_counter`
     host_bytes: int  # resident memory of this process
 
@@ -103,21 +103,21 @@ class EvaluationBatch(Observed):
 
     kind: Literal["evaluation_batch"] = "evaluation_batch"
     step: int
-    phase: Phase  # of the evaluation; "final" is the one after the loop
+    phase: Phase  # "final" for the evaluation after the loop
     split: str
     samples: list[int]
     batch: str
     generators: dict[str, str]  # digests before the evaluation uses the batch
 
 
-class Evaluated(Observed):
+class ObservedEvaluation(Observed):
     """The figures of an evaluation, as the recipe passed them to `run.log` or `run.finish`.
 
     The proof lets the rehearsal before the first update read all samples, so its figures are those
     of the model before training.
     """
 
-    kind: Literal["evaluated"] = "evaluated"
+    kind: Literal["evaluation"] = "evaluation"
     step: int
     phase: Phase
     split: str
@@ -125,7 +125,7 @@ class Evaluated(Observed):
 
 
 class Saved(Observed):
-    """The recipe has called `run.save`. The digests are from just before."""
+    """The recipe has called `run.save`. The digests were taken just before."""
 
     kind: Literal["saved"] = "saved"
     step: int
@@ -155,18 +155,18 @@ AnyObserved = (
     | MicroBatch
     | Recorded
     | EvaluationBatch
-    | Evaluated
+    | ObservedEvaluation
     | Saved
     | Interrupted
     | Finished
-    | Mixers
+    | SampleMixing
     | OptimizerStep
     | TrainingLoss
-    | Outcome
+    | EvaluationLoss
     | TrainingMode
     | UnusedRows
-    | NotGiven
-    | Interval
+    | MissingRows
+    | LogInterval
     | MemoryInUse
     | GrowingTensors
     | Wait
@@ -177,7 +177,7 @@ RecordType = TypeVar("RecordType", bound=Observed)
 
 @dataclass(frozen=True)
 class ObservedLaunch:
-    """What one rank has seen in one launch, in the order of time."""
+    """The records of one rank in one launch, in the order of time."""
 
     launch: int
     rank: int
@@ -197,13 +197,13 @@ class ObservedLaunch:
             parts = parts | record.parts
             state = {path: digest for path, digest in state.items() if path not in record.gone}
             state = state | record.state
-            whole = record.model_copy(update={"state": state, "parts": parts})
-            completed[record.step, record.micro_batch] = whole
+            complete_record = record.model_copy(update={"state": state, "parts": parts})
+            completed[record.step, record.micro_batch] = complete_record
         return completed
 
     @cached_property
     def described(self) -> dict[str, Description]:
-        """What each path of `state` is."""
+        """The description of each path of `state`."""
         merged: dict[str, Description] = {}
         for record in self.of(MicroBatch):
             merged |= record.described
@@ -212,7 +212,7 @@ class ObservedLaunch:
 
 @dataclass(frozen=True)
 class ObservedRun:
-    """A finished run, with all that its launches have written.
+    """A finished run, with all records of its launches.
 
     `launches` are sorted by number and then by rank.
     """
@@ -220,8 +220,8 @@ class ObservedRun:
     name: str
     directory: Path  # the run directory: config.json, metrics.jsonl, model/
     launches: tuple[ObservedLaunch, ...]
-    seconds: float  # of all its launches together
-    command: str  # of the first launch, for messages
+    seconds: float  # the duration of all launches together
+    command: str  # the command of the first launch, for messages
 
     @property
     def world_size(self) -> int:
@@ -237,7 +237,7 @@ class ObservedRun:
         return [launch for launch in self.launches if launch.rank == rank]
 
     def all(self, record_class: type[RecordType]) -> Iterator[tuple[ObservedLaunch, RecordType]]:
-        """Yield the records of one class of all launches and ranks, with where each is from."""
+        """Yield all records of one class, each with its launch and rank."""
         for launch in self.launches:
             for record in launch.of(record_class):
                 yield launch, record
@@ -249,9 +249,9 @@ class ObservedRun:
 
 
 def read_launches(folder: Path) -> tuple[ObservedLaunch, ...]:
-    """Return what all ranks of all launches have written into a folder.
+    """Return the records that all ranks of all launches have written into a folder.
 
-    The last line of a launch that was killed may be incomplete, and is left out then.
+    If a launch was killed, its last line may be incomplete. It is left out then.
 
     Raises:
         UserError: another line is damaged.
@@ -266,14 +266,16 @@ def read_launches(folder: Path) -> tuple[ObservedLaunch, ...]:
 def read_records(path: Path) -> Iterator[AnyObserved]:
     """Yield the records of one file; see `read_launches`."""
     lines = path.read_bytes().split(b"\n")
-    for number, line in enumerate(lines[:-1], start=1):  # what follows the last line feed is torn
+    for number, line in enumerate(
+        lines[:-1], start=1
+    ):  # the text after the last line feed is incomplete
         try:
             yield RECORD.validate_json(line)
         except ValidationError as problem:
             raise UserError(
                 f"line {number} of {path} is not a record of an observed run "
                 f"({problem.errors()[0]})",
-                advice="repeat the proof, and if you pass --folder, with another folder",
+                advice="repeat the proof; if you pass --folder, name a different folder",
             ) from None
 
 
@@ -282,6 +284,6 @@ def line_of(record: Observed) -> bytes:
     return record.model_dump_json().encode() + b"\n"
 
 
-def differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
+def differing_keys(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
     """Return the keys of both mappings whose values differ, in the order of the first."""
     return [key for key in first if key in second and first[key] != second[key]]

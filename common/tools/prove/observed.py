@@ -1,4 +1,4 @@
-"""The base of all records that an observed run writes, and the words that several of them share."""
+"""The base class of all records that an observed run writes, and types that they share."""
 
 from typing import Literal
 
@@ -11,9 +11,9 @@ Manner = Literal["update", "save", "evaluation", "stop"]
 
 
 class Observed(BaseModel):
-    """A record of an observed run. Values must have the stated types."""
+    """A record of an observed run. Values must have the declared types."""
 
-    # NaN and infinities are written as such: a loss or a figure may be one.
+    # JSON has no NaN and no infinities, but a loss or a figure may be one. Write them as constants.
     model_config = ConfigDict(
         frozen=True, strict=True, extra="forbid", ser_json_inf_nan="constants"
     )

@@ -1,7 +1,7 @@
-"""The observers of a run: they write what its loop reads, draws, computes and saves.
+"""The observers of a run, which record its batches, random states, losses and weights.
 
 They wrap the methods of the run that a recipe calls, and the loaders. They draw no random numbers
-and change nothing, so an observed run has the bits of an unobserved one. They do read every tensor,
+and change nothing, so an observed run has the same bits as any other. But they read every tensor,
 so they wait for the device.
 """
 
@@ -29,10 +29,10 @@ from common.tools.prove.digests import digest_of_state, generator_digests
 from common.tools.prove.interrupting import Interrupter
 from common.tools.prove.observation import (
     Description,
-    Evaluated,
     EvaluationBatch,
     Finished,
     MicroBatch,
+    ObservedEvaluation,
     Recorded,
     Saved,
     Started,
@@ -48,13 +48,13 @@ NUMERIC = (int, float, torch.Tensor, np.ndarray, np.number, np.bool_)
 
 
 class Observers:
-    """The observers of one process."""
+    """The observers in one process."""
 
     def __init__(self, session: Session, interrupter: Interrupter, is_observed: bool) -> None:
         """Prepare to observe.
 
         Args:
-            is_observed: whether to write the records that need a look into tensors.
+            is_observed: whether to write the records that read tensors.
         """
         self.session = session
         self.interrupter = interrupter
@@ -62,12 +62,13 @@ class Observers:
         self.process = psutil.Process()
         self.kept: dict[str, Stateful] = {}  # the parts that the recipe passed to `run.keep`
         self.reach: Reach | None = None
-        self.state: dict[str, str] = {}  # what the last record of a micro-batch knew
+        # The digests at the last record of a micro-batch.
+        self.state: dict[str, str] = {}
         self.parts: dict[str, str] = {}
         self.has_loaded_best = False
 
     def install(self) -> None:
-        """Put the observers around the methods of a run, and around the loaders."""
+        """Wrap the methods of a run, and those of the loaders."""
         wrap = self.session.wrap
         wrap(Run, "__init__", self.around_init)
         wrap(Run, "keep", self.around_keep)
@@ -81,7 +82,7 @@ class Observers:
         wrap(Run, "finish", self.around_finish)
         wrap(Loader, "make_batches", self.around_make_batches)
         # The rehearsal reads all samples, so that its figures are those before training. The run
-        # then can't tell totals from means by its batches, which are others than it has chosen.
+        # recognises totals by the few batches that it chose, so its check for them has to be off.
         wrap(loader_module, "rehearsal_batches", lambda original, batches, *options: [*batches])
         wrap(Log, "refuse_means", lambda original, log, figures: None)
 
@@ -126,7 +127,7 @@ class Observers:
         )
 
     def count_modules(self) -> dict[str, int]:
-        """Return how many modules of each class the kept networks have."""
+        """Return the number of modules of each class in the kept networks."""
         counts: dict[str, int] = {}
         for part in self.kept.values():
             if isinstance(part, nn.Module):
@@ -144,7 +145,7 @@ class Observers:
         session.micro_batch = 0
         for batch in original(run, loader):
             if self.is_observed:
-                # The loop's function asked for the next batch, so its frame is the one above.
+                # The function with the loop asks for the next batch, so its frame is the caller's.
                 self.write_micro_batch(run, batch, sys._getframe(1))
             yield batch
 
@@ -153,7 +154,7 @@ class Observers:
         state = dict(self.state)
         described: dict[str, Description] = {}
         parts = dict(self.parts)
-        if session.micro_batch == 0:  # only whole updates have checkpoints
+        if session.micro_batch == 0:  # checkpoints are saved only between updates
             assert self.reach is not None
             reached = self.reach.look(frame)
             state = reached.digests
@@ -171,8 +172,8 @@ class Observers:
                 samples=session.samples,
                 batch=digest_of_batch(batch),
                 generators=generator_digests(run.device),
-                parts=changed(self.parts, parts),
-                state=changed(self.state, state),
+                parts=changed_entries(self.parts, parts),
+                state=changed_entries(self.state, state),
                 gone=[path for path in self.state if path not in state],
                 described=described,
             )
@@ -199,7 +200,7 @@ class Observers:
         session = self.session
         step = session.step
         is_update = bool(run.accelerator.sync_gradients)
-        original(run, loss, metrics)  # first, because it refuses unfit values in its own words
+        original(run, loss, metrics)  # first, because it reports values that it can't use
         if self.is_observed:
             self.write_recorded(run, step, is_update, loss, metrics or {})
         session.micro_batch = 0 if is_update else session.micro_batch + 1
@@ -225,7 +226,7 @@ class Observers:
         )
 
     def learning_rates(self) -> list[float]:
-        """Return the rates of all groups of all kept optimizers."""
+        """Return the learning rate of each group of each kept optimizer."""
         rates = []
         for part in self.kept.values():
             for group in getattr(part, "param_groups", ()):
@@ -259,7 +260,7 @@ class Observers:
         self.session.phase = None
 
     def phase_of(self, run: Run) -> Phase:
-        """Return which evaluation begins now."""
+        """Return the phase of the evaluation that is starting."""
         if run.evaluations.rehearsal.is_on:
             return "rehearsal"
         # After the last update, a validation may still be due. The final evaluation follows it.
@@ -270,16 +271,16 @@ class Observers:
         self, original: Callable[[Run, Facts], None], run: Run, evaluation: Facts
     ) -> None:
         phase: Phase = "rehearsal" if run.evaluations.rehearsal.is_on else "validation"
-        original(run, evaluation)  # first, so that `run.log` reports figures that it can't log
-        self.write_evaluated(phase, run.loaded.validation_split, evaluation)
+        original(run, evaluation)  # first, because it reports figures that it can't log
+        self.write_evaluation(phase, run.loaded.validation_split, evaluation)
 
-    def write_evaluated(self, phase: Phase, split: str, evaluation: Facts) -> None:
+    def write_evaluation(self, phase: Phase, split: str, evaluation: Facts) -> None:
         figures = {}
         for name, value in evaluation.items():
             if isinstance(value, NUMERIC):
                 figures[name] = float(value)
         self.session.write(
-            Evaluated(step=self.session.step, phase=phase, split=split, figures=figures)
+            ObservedEvaluation(step=self.session.step, phase=phase, split=split, figures=figures)
         )
 
     def around_make_batches(
@@ -290,24 +291,24 @@ class Observers:
         epoch: int | None,
         first: int = 0,
     ) -> Iterator[tuple[Batch, Work]]:
-        """Yield the batches of a loader, and note each batch before the loop gets it.
+        """Yield the batches of a loader, and record each batch before the recipe gets it.
 
-        In an evaluation, the run may also be interrupted there.
+        An evaluation may also be interrupted there.
         """
         session = self.session
         count = len(micro_batches) - first
-        for number, made_batch in enumerate(original(loader, micro_batches, epoch, first)):
+        for number, (batch, work) in enumerate(original(loader, micro_batches, epoch, first)):
             samples = micro_batches[first + number].tolist()
             if epoch is not None:  # it is None in an evaluation
                 session.samples = samples
             elif session.has_started:
-                self.before_evaluation_batch(loader, samples, made_batch[0], number, count)
-            yield made_batch
+                self.before_evaluation_batch(loader, samples, batch, number, count)
+            yield batch, work
 
     def before_evaluation_batch(
         self, loader: Loader, samples: list[int], batch: Batch, number: int, count: int
     ) -> None:
-        """Note a batch of an evaluation, or interrupt the run before it is used."""
+        """Record a batch of an evaluation, or interrupt the run before the batch is used."""
         session = self.session
         phase = session.evaluation_phase
         if phase != "rehearsal":
@@ -339,23 +340,23 @@ class Observers:
         self, original: Callable[[Run, Facts], None], run: Run, evaluation: Facts
     ) -> None:
         original(run, evaluation)
-        self.write_evaluated("final", run.loaded.test_split, evaluation)
+        self.write_evaluation("final", run.loaded.test_split, evaluation)
         parts = self.digests_of_parts(run) if self.is_observed else {}
         self.session.write(Finished(step=self.session.step, parts=parts))
 
 
-def changed(before: dict[str, str], now: dict[str, str]) -> dict[str, str]:
-    """Return the entries that are new, or have another value than before."""
-    return {name: value for name, value in now.items() if before.get(name) != value}
+def changed_entries(previous: dict[str, str], current: dict[str, str]) -> dict[str, str]:
+    """Return the entries that are new or have changed."""
+    return {name: value for name, value in current.items() if previous.get(name) != value}
 
 
 def digest_of_batch(batch: Batch) -> str:
-    """Return a digest of all tensors and plain values of a batch, a nest of any kind."""
+    """Return a digest of all tensors and plain values of a batch, however nested."""
     return digest_of_state(tree.tree_flatten(batch)[0])
 
 
 def sum_and_count(value: Measured) -> tuple[float, int]:
-    """Return the sum of a metric's elements and their number."""
+    """Return the sum and the number of a metric's elements."""
     if isinstance(value, torch.Tensor):
         return float(value.detach().cpu().double().sum()), value.numel()
     numbers = np.asarray(value, dtype=np.float64)

@@ -1,67 +1,75 @@
 """Computes the figures of an evaluation again, from the outcomes of its samples.
 
-A right figure is one of all samples, each counted once. A wrong one may be a mean over batches or
-over processes, which weighs the samples of a smaller batch more. These wrong ways are computed too,
-so that a check can say which of them a recipe uses.
+A correct figure covers every sample exactly once. A wrong one may be a mean over batches or over
+processes, which gives more weight to the samples of a smaller batch. The results of such mistakes
+are computed too, so that a check can say which mistake a recipe makes.
 """
 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
-from common.tools.prove.notes import Outcome
+from common.tools.prove.notes import EvaluationLoss
 
-RIGHT = 1e-4  # relative; the recipe computes in fp32
-EXPLAINED = 2e-5  # relative; a wrong way must give the figure more closely than a right one
-SMALL = 1e-6  # an absolute difference that is always allowed
+CORRECT_TOLERANCE = 1e-4  # relative; the recipe computes in fp32
+# Relative. A mistake explains a wrong figure only if it gives that figure closely.
+EXPLAINED_TOLERANCE = 2e-5
+ABSOLUTE_TOLERANCE = 1e-6  # this difference is always allowed
 
 
 @dataclass(frozen=True)
-class Row:
+class SampleOutcome:
     """The outcome of one sample."""
 
     sample: int
     loss: float | None = None
-    hit: float | None = None  # the share of its elements that are classified correctly
-    square: float | None = None  # its mean squared error
-    distance: float | None = None  # its mean absolute error
-    predicted: int | None = None
+    hit: float | None = None  # the share of the sample's elements that are classified correctly
+    squared_error: float | None = None  # the mean over the sample's elements
+    absolute_error: float | None = None  # the mean over the sample's elements
+    predicted: int | None = None  # the predicted class
     label: int | None = None
-    classes: int = 0
+    classes: int = 0  # the number of classes
 
 
-Batch = list[Row]
+BatchOutcomes = list[SampleOutcome]
 Value = TypeVar("Value", int, float)
-Figure = Callable[[Sequence[Row]], float | None]  # None: the rows lack what it needs
-WrongWay = tuple[str, float | None]  # in words, and the figure that it gives
+# Returns None if the outcomes lack the values that the figure needs.
+FigureFunction = Callable[[Sequence[SampleOutcome]], float | None]
+
+
+class Mistake(NamedTuple):
+    """A wrong way to compute a figure."""
+
+    explanation: str
+    figure: float | None  # the figure that the mistake gives; None if it can't be computed
 
 
 @dataclass(frozen=True)
-class Reading:
-    """One pass over a split in an evaluation: the batches of each rank."""
+class SplitPass:
+    """The outcomes of one pass over a split in an evaluation."""
 
     split: str
-    batches: list[list[Batch]]  # by rank
-    calls: int  # of loss functions for each batch
+    batches: list[list[BatchOutcomes]]  # a list of batches for each rank
+    calls: int  # the number of losses that the recipe computes for each batch
 
     @property
-    def rows(self) -> list[Row]:
-        """All rows, also those that repeat a sample."""
-        return [row for batches in self.batches for batch in batches for row in batch]
+    def outcomes(self) -> list[SampleOutcome]:
+        """All outcomes, including those that repeat a sample."""
+        return [outcome for batches in self.batches for batch in batches for outcome in batch]
 
     @property
-    def unique_rows(self) -> list[Row]:
-        """One row for each sample."""
-        return once_each(self.rows)
+    def unique_outcomes(self) -> list[SampleOutcome]:
+        """The first outcome of each sample."""
+        return first_of_each_sample(self.outcomes)
 
 
-def once_each(rows: Sequence[Row]) -> list[Row]:
-    """Return the first row of each sample."""
-    first: dict[int, Row] = {}
-    for row in rows:
-        first.setdefault(row.sample, row)
+def first_of_each_sample(outcomes: Sequence[SampleOutcome]) -> list[SampleOutcome]:
+    """Leave out all outcomes of a sample except its first."""
+    first: dict[int, SampleOutcome] = {}
+    for outcome in outcomes:
+        first.setdefault(outcome.sample, outcome)
     return [*first.values()]
 
 
@@ -71,63 +79,65 @@ def mean_of(values: Sequence[float | None]) -> float | None:
     return fmean(known) if known and len(known) == len(values) else None
 
 
-def loss(rows: Sequence[Row]) -> float | None:
-    return mean_of([row.loss for row in rows])
+def loss(outcomes: Sequence[SampleOutcome]) -> float | None:
+    return mean_of([outcome.loss for outcome in outcomes])
 
 
-def accuracy(rows: Sequence[Row]) -> float | None:
-    return mean_of([row.hit for row in rows])
+def accuracy(outcomes: Sequence[SampleOutcome]) -> float | None:
+    return mean_of([outcome.hit for outcome in outcomes])
 
 
-def error(rows: Sequence[Row]) -> float | None:
-    share = accuracy(rows)
+def error(outcomes: Sequence[SampleOutcome]) -> float | None:
+    share = accuracy(outcomes)
     return None if share is None else 1 - share
 
 
-def mean_squared_error(rows: Sequence[Row]) -> float | None:
-    return mean_of([row.square for row in rows])
+def mean_squared_error(outcomes: Sequence[SampleOutcome]) -> float | None:
+    return mean_of([outcome.squared_error for outcome in outcomes])
 
 
-def root_mean_squared_error(rows: Sequence[Row]) -> float | None:
-    square = mean_squared_error(rows)
-    return None if square is None else math.sqrt(square)
+def root_mean_squared_error(outcomes: Sequence[SampleOutcome]) -> float | None:
+    mean = mean_squared_error(outcomes)
+    return None if mean is None else math.sqrt(mean)
 
 
-def mean_absolute_error(rows: Sequence[Row]) -> float | None:
-    return mean_of([row.distance for row in rows])
+def mean_absolute_error(outcomes: Sequence[SampleOutcome]) -> float | None:
+    return mean_of([outcome.absolute_error for outcome in outcomes])
 
 
-def perplexity(rows: Sequence[Row]) -> float | None:
-    mean_loss = loss(rows)
+def perplexity(outcomes: Sequence[SampleOutcome]) -> float | None:
+    mean_loss = loss(outcomes)
     return None if mean_loss is None else math.exp(min(700.0, mean_loss))
 
 
-def f1_of_classes(rows: Sequence[Row]) -> list[float] | None:
-    """Return the F1 of each class, 0 where undefined; None if samples have no single class."""
-    classes = max((row.classes for row in rows), default=0)
-    if not classes or any(row.predicted is None or row.label is None for row in rows):
+def f1_of_classes(outcomes: Sequence[SampleOutcome]) -> list[float] | None:
+    """Return the F1 of each class, 0 where undefined; None if samples lack a single class."""
+    classes = max((outcome.classes for outcome in outcomes), default=0)
+    if not classes or any(
+        outcome.predicted is None or outcome.label is None for outcome in outcomes
+    ):
         return None
     values = []
     for number in range(classes):
-        hits = sum(row.predicted == row.label == number for row in rows)
-        predicted = sum(row.predicted == number for row in rows)
-        labelled = sum(row.label == number for row in rows)
+        hits = sum(outcome.predicted == outcome.label == number for outcome in outcomes)
+        predicted = sum(outcome.predicted == number for outcome in outcomes)
+        labelled = sum(outcome.label == number for outcome in outcomes)
         values.append(2 * hits / max(1, predicted + labelled))
     return values
 
 
-def f1(rows: Sequence[Row]) -> float | None:
-    """Return the F1 of the second of two classes."""
-    values = f1_of_classes(rows)
+def f1(outcomes: Sequence[SampleOutcome]) -> float | None:
+    """Return the F1 of the second class if there are two classes."""
+    values = f1_of_classes(outcomes)
     return values[1] if values is not None and len(values) == 2 else None
 
 
-def macro_f1(rows: Sequence[Row]) -> float | None:
-    values = f1_of_classes(rows)
+def macro_f1(outcomes: Sequence[SampleOutcome]) -> float | None:
+    values = f1_of_classes(outcomes)
     return None if values is None else fmean(values)
 
 
-KNOWN: dict[str, Figure] = {
+FIGURE_FUNCTIONS: dict[str, FigureFunction] = {
     "loss": loss,
     "accuracy": accuracy,
     "error": error,
@@ -141,105 +151,122 @@ KNOWN: dict[str, Figure] = {
 }
 
 
-def wrong_ways(figure: Figure, reading: Reading) -> Iterator[WrongWay]:
-    """Yield ways to compute a figure that do not count each sample once, the likeliest first."""
-    if len(reading.rows) > len(reading.unique_rows):
-        yield "it counts samples twice that only fill up a batch", figure(reading.rows)
-    all_batches = [batch for batches in reading.batches for batch in batches]
-    of_batches = [figure(batch) for batch in all_batches]
-    yield (
+def likely_mistakes(function: FigureFunction, split_pass: SplitPass) -> Iterator[Mistake]:
+    """Yield the mistakes that do not count each sample once, the likeliest first."""
+    if len(split_pass.outcomes) > len(split_pass.unique_outcomes):
+        yield Mistake(
+            "it counts samples twice that only fill up a batch", function(split_pass.outcomes)
+        )
+    all_batches = [batch for batches in split_pass.batches for batch in batches]
+    batch_figures = [function(batch) for batch in all_batches]
+    yield Mistake(
         "it is a mean over batches, not over samples, and the last batch is smaller",
-        mean_of(of_batches),
+        mean_of(batch_figures),
     )
-    if len(reading.batches) > 1:
-        yield from wrong_means_of_processes(figure, reading.batches)
-        yield from wrong_factors_of_processes(figure(reading.unique_rows), len(reading.batches))
-    yield "it counts the last batch alone", figure(reading.batches[0][-1])
-    known = [value for value in of_batches if value is not None]
-    yield "it is added up over batches, not averaged", sum(known) if known else None
+    if len(split_pass.batches) > 1:
+        correct = function(split_pass.unique_outcomes)
+        yield from mistaken_means_of_processes(function, split_pass.batches)
+        yield from mistaken_factors_of_processes(correct, len(split_pass.batches))
+    last_batch = split_pass.batches[0][-1]
+    yield Mistake("it counts only the last batch", function(last_batch))
+    known_figures = [figure for figure in batch_figures if figure is not None]
+    total = sum(known_figures) if known_figures else None
+    yield Mistake("it is added up over batches, not averaged", total)
 
 
-def wrong_means_of_processes(
-    figure: Figure, batches_of_ranks: Sequence[Sequence[Batch]]
-) -> Iterator[WrongWay]:
-    """Yield means over processes or their batches, which are no means over samples."""
-    rows_of_ranks = [[row for batch in batches for row in batch] for batches in batches_of_ranks]
-    yield (
+def mistaken_means_of_processes(
+    function: FigureFunction, batches_by_rank: Sequence[Sequence[BatchOutcomes]]
+) -> Iterator[Mistake]:
+    """Yield means over processes or over their batches, instead of over samples."""
+    outcomes_by_rank = []
+    for batches in batches_by_rank:
+        outcomes_by_rank.append([outcome for batch in batches for outcome in batch])
+    figures = [function(first_of_each_sample(outcomes)) for outcomes in outcomes_by_rank]
+    yield Mistake(
         "it is a mean over processes, not over samples, and they have different numbers of samples",
-        mean_of([figure(once_each(rows)) for rows in rows_of_ranks]),
+        mean_of(figures),
     )
-    means = [mean_of([figure(batch) for batch in batches]) for batches in batches_of_ranks]
-    yield "it is a mean over the batches of each process, not over samples", mean_of(means)
-    yield "it counts the samples of the first process alone", figure(rows_of_ranks[0])
+    batch_means = [mean_of([function(batch) for batch in batches]) for batches in batches_by_rank]
+    yield Mistake(
+        "it is a mean over the batches of each process, not over samples", mean_of(batch_means)
+    )
+    yield Mistake("it counts only the samples of the first process", function(outcomes_by_rank[0]))
 
 
-def wrong_factors_of_processes(right: float | None, processes: int) -> Iterator[WrongWay]:
-    """Yield a right figure, multiplied or divided by the number of processes by mistake."""
-    if right is not None:
-        yield "it is added up over processes, not averaged", right * processes
-        yield "it is divided by the number of processes once too often", right / processes
+def mistaken_factors_of_processes(correct: float | None, processes: int) -> Iterator[Mistake]:
+    """Yield the correct figure, wrongly multiplied or divided by the number of processes."""
+    if correct is not None:
+        yield Mistake("it is added up over processes, not averaged", correct * processes)
+        yield Mistake(
+            "it is divided by the number of processes once too often", correct / processes
+        )
 
 
-def readings_of(ranks: Sequence[Sequence[Outcome]]) -> list[Reading]:
-    """Return each pass of an evaluation, once for each loss that a batch computes.
+def split_passes_of(losses_by_rank: Sequence[Sequence[EvaluationLoss]]) -> list[SplitPass]:
+    """Return the passes of an evaluation, once for each loss that a batch computes.
 
     Args:
-        ranks: for each rank, the outcomes of one evaluation.
+        losses_by_rank: for each rank, the losses that one evaluation computed.
     """
-    by_key: dict[tuple[int, int], list[list[Batch]]] = {}
+    batches_by_key: dict[tuple[int, int], list[list[BatchOutcomes]]] = {}
     splits: dict[int, str] = {}
     calls: dict[int, int] = {}
-    for rank, outcomes in enumerate(ranks):
-        for reading, call, outcome in numbered(outcomes):
-            splits[reading] = outcome.split
-            calls[reading] = max(calls.get(reading, 0), call + 1)
-            batches = by_key.setdefault((reading, call), [[] for _ in ranks])
-            batches[rank].append(rows_of(outcome))
-    readings = []
-    for (reading, _), batches in by_key.items():
-        if all(batches) and all(batch for ranks_batches in batches for batch in ranks_batches):
-            readings.append(Reading(splits[reading], batches, calls[reading]))
-    return readings
+    for rank, losses in enumerate(losses_by_rank):
+        for pass_number, call, loss in with_pass_and_call(losses):
+            splits[pass_number] = loss.split
+            calls[pass_number] = max(calls.get(pass_number, 0), call + 1)
+            key = (pass_number, call)
+            batches_by_rank = batches_by_key.setdefault(key, [[] for _ in losses_by_rank])
+            batches_by_rank[rank].append(outcomes_of_batch(loss))
+    split_passes = []
+    for (pass_number, _), batches_by_rank in batches_by_key.items():
+        has_all_ranks = all(batches_by_rank)
+        if has_all_ranks and all(batch for batches in batches_by_rank for batch in batches):
+            split_pass = SplitPass(splits[pass_number], batches_by_rank, calls[pass_number])
+            split_passes.append(split_pass)
+    return split_passes
 
 
-def numbered(outcomes: Sequence[Outcome]) -> Iterator[tuple[int, int, Outcome]]:
-    """Yield each outcome with the number of its pass, from 0, and of the call in its batch."""
+def with_pass_and_call(
+    losses: Sequence[EvaluationLoss],
+) -> Iterator[tuple[int, int, EvaluationLoss]]:
+    """Yield each loss with the number of its pass and of its call within the batch, from 0."""
     passes: dict[int, int] = {}
     call = 0
-    before: tuple[int, list[int]] | None = None
-    for outcome in outcomes:
-        reading = passes.setdefault(outcome.reading, len(passes))
-        batch = (outcome.reading, outcome.samples)
-        call = call + 1 if batch == before else 0
-        before = batch
-        yield reading, call, outcome
+    previous_batch: tuple[int, list[int]] | None = None
+    for loss in losses:
+        pass_number = passes.setdefault(loss.pass_number, len(passes))
+        batch = (loss.pass_number, loss.samples)
+        call = call + 1 if batch == previous_batch else 0
+        previous_batch = batch
+        yield pass_number, call, loss
 
 
-def rows_of(outcome: Outcome) -> Batch:
-    """Return the rows of a batch; empty if its outcomes can't be told apart by sample."""
-    of_rows = outcome.of_rows
+def outcomes_of_batch(loss: EvaluationLoss) -> BatchOutcomes:
+    """Return the outcomes of a batch; empty if they are not known for each sample."""
+    of_samples = loss.of_samples
     columns = (
-        outcome.losses,
-        of_rows.hits,
-        of_rows.squares,
-        of_rows.distances,
-        of_rows.predicted,
-        of_rows.labels,
+        loss.losses,
+        of_samples.hits,
+        of_samples.squares,
+        of_samples.distances,
+        of_samples.predicted,
+        of_samples.labels,
     )
     if all(column is None for column in columns):
         return []
     return [
-        Row(
+        SampleOutcome(
             sample=sample,
-            loss=value_at(number, outcome.losses),
-            hit=value_at(number, of_rows.hits),
-            square=value_at(number, of_rows.squares),
-            distance=value_at(number, of_rows.distances),
-            predicted=value_at(number, of_rows.predicted),
-            label=value_at(number, of_rows.labels),
-            classes=of_rows.classes,
+            loss=value_at(number, loss.losses),
+            hit=value_at(number, of_samples.hits),
+            squared_error=value_at(number, of_samples.squares),
+            absolute_error=value_at(number, of_samples.distances),
+            predicted=value_at(number, of_samples.predicted),
+            label=value_at(number, of_samples.labels),
+            classes=of_samples.classes,
         )
-        for number, sample in enumerate(outcome.samples)
+        for number, sample in enumerate(loss.samples)
     ]
 
 
@@ -248,35 +275,40 @@ def value_at(number: int, column: Sequence[Value] | None) -> Value | None:
 
 
 @dataclass(frozen=True)
-class Judged:
-    """What the outcomes say of one figure."""
+class FigureCheck:
+    """Whether a logged figure agrees with the outcomes of its samples."""
 
-    is_right: bool | None  # None: it can't be computed again
+    is_correct: bool | None  # None: the figure can't be computed again
     expected: float | None = None
-    explanation: str = ""  # of a wrong one
+    explanation: str = ""  # how the recipe probably computed a wrong figure
 
 
-def judge(name: str, value: float, readings: Sequence[Reading]) -> Judged:
+def check_figure(name: str, logged: float, split_passes: Sequence[SplitPass]) -> FigureCheck:
     """Compare a figure that a recipe logged with the outcomes of its evaluation."""
-    figure = KNOWN.get(name)
-    if figure is None:
-        return Judged(None)
-    candidates = [(reading, figure(reading.unique_rows)) for reading in readings]
-    known = [(reading, expected) for reading, expected in candidates if expected is not None]
+    function = FIGURE_FUNCTIONS.get(name)
+    if function is None:
+        return FigureCheck(None)
+    known: list[tuple[SplitPass, float]] = []
+    for split_pass in split_passes:
+        expected = function(split_pass.unique_outcomes)
+        if expected is not None:
+            known.append((split_pass, expected))
     if not known:
-        return Judged(None)
-    if any(is_close(value, expected, RIGHT) for _, expected in known):
-        return Judged(True)
-    for reading, expected in known:
-        for words, wrong in wrong_ways(figure, reading):
-            if wrong is not None and is_close(value, wrong, EXPLAINED):
-                return Judged(False, expected, words)
+        return FigureCheck(None)
+    if any(is_close(logged, expected, CORRECT_TOLERANCE) for _, expected in known):
+        return FigureCheck(True)
+    for split_pass, expected in known:
+        for mistake in likely_mistakes(function, split_pass):
+            if mistake.figure is None:
+                continue
+            if is_close(logged, mistake.figure, EXPLAINED_TOLERANCE):
+                return FigureCheck(False, expected, mistake.explanation)
     # A loss may have more terms than one function of torch computes, or several of them.
-    is_ambiguous = name in ("loss", "perplexity") or any(reading.calls > 1 for reading in readings)
-    if is_ambiguous:
-        return Judged(None)
-    return Judged(False, known[-1][1], "it is not the figure of these outcomes")
+    has_several_losses = any(split_pass.calls > 1 for split_pass in split_passes)
+    if name in ("loss", "perplexity") or has_several_losses:
+        return FigureCheck(None)
+    return FigureCheck(False, known[-1][1], "it does not follow from these outcomes")
 
 
 def is_close(value: float, expected: float, tolerance: float) -> bool:
-    return math.isclose(value, expected, rel_tol=tolerance, abs_tol=SMALL)
+    return math.isclose(value, expected, rel_tol=tolerance, abs_tol=ABSOLUTE_TOLERANCE)

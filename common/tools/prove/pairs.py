@@ -1,6 +1,6 @@
-"""Pairs of runs that should make the same updates in different ways, and why a pair differs.
+"""Pairs of runs that should make the same updates, and causes for differences in a pair.
 
-The checks of accumulation and of processes compare such pairs. Here are the causes that both know.
+The checks of accumulation and of processes compare such pairs, and share these causes.
 """
 
 import math
@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from common.tools.prove.bench import Cause
 from common.tools.prove.comparison import (
     TOLERANCES,
-    WEIGHTS,
+    WEIGHT_TOLERANCE,
     UpdateDifference,
-    Way,
+    UpdateLayout,
     differing_figure,
     first_differing_update,
     updates_of,
@@ -20,82 +20,84 @@ from common.tools.prove.comparison import (
 from common.tools.prove.instruments.updates import COMPARED_UPDATE
 from common.tools.prove.observation import ObservedRun
 
-RATIO = 0.02  # relative; by how much a ratio of gradients may differ from a whole number
+RATIO_TOLERANCE = 0.02  # relative, between a ratio of gradients and a whole number
 
 
 @dataclass(frozen=True)
-class Pair:
-    """Two runs that should make the same updates, and how each makes them."""
+class RunPair:
+    """Two runs that should make the same updates, and the layout of each."""
 
-    first: ObservedRun
-    second: ObservedRun
-    first_way: Way
-    second_way: Way
+    baseline: ObservedRun
+    variant: ObservedRun
+    baseline_layout: UpdateLayout
+    variant_layout: UpdateLayout
 
     def first_difference(self) -> UpdateDifference | None:
-        """Return where the updates differ first beyond the tolerance; None if they agree."""
-        return first_differing_update(updates_of(self.first), updates_of(self.second))
+        """Return the first difference of the updates beyond the tolerance; None if they agree."""
+        return first_differing_update(updates_of(self.baseline), updates_of(self.variant))
 
 
-def summary(pair: Pair) -> str:
-    """Return what was compared, in words."""
-    updates = len(updates_of(pair.first).keys() & updates_of(pair.second).keys())
-    return f"{updates} updates, {pair.second_way} against {pair.first_way} ({TOLERANCES})"
+def comparison_in_words(pair: RunPair) -> str:
+    """Return a phrase about the compared updates."""
+    updates = len(updates_of(pair.baseline).keys() & updates_of(pair.variant).keys())
+    return f"{updates} updates, {pair.variant_layout} against {pair.baseline_layout} ({TOLERANCES})"
 
 
-def values_of(pair: Pair, difference: UpdateDifference) -> str:
-    """Return both values of a difference, with the ways that gave them."""
+def values_in_words(pair: RunPair, difference: UpdateDifference) -> str:
+    """Return both values of a difference, with the layouts that gave them."""
     return (
-        f"{difference.second:.6g} with {pair.second_way} and {difference.first:.6g} with "
-        f"{pair.first_way}"
+        f"{difference.variant:.6g} with {pair.variant_layout} and {difference.baseline:.6g} with "
+        f"{pair.baseline_layout}"
     )
 
 
 def is_near(ratio: float, number: float) -> bool:
-    """Whether a ratio is a number, within `RATIO`."""
-    return math.isclose(ratio, number, rel_tol=RATIO)
+    """Whether a ratio equals a number, within `RATIO_TOLERANCE`."""
+    return math.isclose(ratio, number, rel_tol=RATIO_TOLERANCE)
 
 
-def cause_of_optimizers(pair: Pair, difference: UpdateDifference) -> Cause:
-    """Return why the numbers of optimizer steps in an update differ."""
+def cause_of_optimizers(pair: RunPair, difference: UpdateDifference) -> Cause:
+    """Return the cause that an update has too many optimizer steps."""
+    values = values_in_words(pair, difference)
     return Cause(
-        f"the optimizers' steps in update {difference.update} are {values_of(pair, difference)}: "
-        "an optimizer is stepped for each micro-batch",
+        f"the optimizers' steps in update {difference.update} are {values}: an "
+        "optimizer is stepped for each micro-batch",
         "pass each optimizer to accelerator.prepare(...), which steps it once an update",
     )
 
 
-def cause_of_later_loss(pair: Pair, difference: UpdateDifference) -> Cause:
-    """Return why losses differ first after some updates."""
+def cause_of_later_loss(pair: RunPair, difference: UpdateDifference) -> Cause:
+    """Return the cause that losses differ only after some updates."""
+    values = values_in_words(pair, difference)
     return Cause(
-        f"the loss of update {difference.update} is {values_of(pair, difference)}, after equal "
-        "gradients before: an update depends on something besides the gradients",
+        f"the loss of update {difference.update} is {values}, after equal gradients "
+        "before: an update depends on more than the gradients",
         "look for a value that changes with each micro-batch and enters the loss or the update",
     )
 
 
-def cause_of_weights(pair: Pair) -> Cause | None:
-    """Return why the weights differ, after equal losses and gradients; None if they agree."""
-    distance = weight_distance(pair.first, pair.second)
-    if distance is None or distance.share <= WEIGHTS:
+def cause_of_weights(pair: RunPair) -> Cause | None:
+    """Return the cause that only the weights differ; None if they agree."""
+    distance = weight_distance(pair.baseline, pair.variant)
+    if distance is None or distance.share <= WEIGHT_TOLERANCE:
         return None
     return Cause(
         f"the weights after update {COMPARED_UPDATE} differ by {distance.share:.1%} of the "
         f"distance that they moved, most in {distance.name}",
-        "look for weights that something besides the optimizer changes, such as an average that "
+        "look for code outside the optimizer that changes weights, such as an average that "
         "is updated for each micro-batch: do that under `if accelerator.sync_gradients:`",
     )
 
 
-def cause_of_figures(pair: Pair) -> Cause | None:
-    """Return which figure of an evaluation differs, for equal weights; None if all agree."""
-    figure = differing_figure(pair.first, pair.second)
+def cause_of_figures(pair: RunPair) -> Cause | None:
+    """Return the cause that a figure differs for equal weights; None if all figures agree."""
+    figure = differing_figure(pair.baseline, pair.variant)
     if figure is None:
         return None
-    name, first_value, second_value = figure
+    name, baseline_value, variant_value = figure
     return Cause(
-        f"{name} is {second_value:.6g} with {pair.second_way} and {first_value:.6g} with "
-        f"{pair.first_way}, for the same weights: it depends on how samples are divided into "
+        f"{name} is {variant_value:.6g} with {pair.variant_layout} and {baseline_value:.6g} with "
+        f"{pair.baseline_layout}, for the same weights: it depends on how samples are divided into "
         "batches",
         "add up over samples, as Sums does, and not over batches",
     )

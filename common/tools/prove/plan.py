@@ -1,4 +1,4 @@
-"""What the bench tells the probe of a launch, through one environment variable."""
+"""The plan of a launch, which the bench passes to the probe in an environment variable."""
 
 import os
 from pathlib import Path
@@ -7,11 +7,11 @@ from pydantic import BaseModel, ConfigDict
 
 from common.tools.prove.observed import Manner
 
-VARIABLE = "ACCELERATE_RECIPES_PROBE"
+PLAN_VARIABLE = "ACCELERATE_RECIPES_PROBE"
 
 
 class PlannedInterruption(BaseModel):
-    """Where this launch is interrupted; see `Interruption` of the bench."""
+    """The point at which this launch is interrupted; see `Interruption` of the bench."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
@@ -21,21 +21,21 @@ class PlannedInterruption(BaseModel):
 
 
 class ProbePlan(BaseModel):
-    """How one launch is observed, as JSON in the variable `VARIABLE`."""
+    """The observation of one launch. The variable `PLAN_VARIABLE` has it as JSON."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
-    folder: str  # receives the records
+    folder: str  # the folder for the records
     launch: int
-    training_samples: int  # of the training split, at most
-    evaluation_samples: int  # of each other split, at most
-    is_observed: bool = True  # whether the usual observers run
+    training_samples: int  # the most samples of the training split
+    evaluation_samples: int  # the most samples of each other split
+    is_observed: bool = True  # whether the observers of all runs are on
     instruments: tuple[str, ...] = ()  # modules with a function `install(session)`
     interruption: PlannedInterruption | None = None
 
-    def variable(self) -> dict[str, str]:
-        """Return the environment variable that passes the plan on."""
-        return {VARIABLE: self.model_dump_json()}
+    def as_environment(self) -> dict[str, str]:
+        """Return the environment variable that has the plan."""
+        return {PLAN_VARIABLE: self.model_dump_json()}
 
     @property
     def path(self) -> Path:
@@ -43,5 +43,5 @@ class ProbePlan(BaseModel):
 
 
 def plan_of_this_process() -> ProbePlan:
-    """Return the plan that the bench has passed on."""
-    return ProbePlan.model_validate_json(os.environ[VARIABLE])
+    """Return the plan that the bench has passed to this process."""
+    return ProbePlan.model_validate_json(os.environ[PLAN_VARIABLE])

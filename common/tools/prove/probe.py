@@ -1,7 +1,7 @@
 """Runs a recipe under observation: `python common/tools/prove/probe.py RECIPE FLAGS...`.
 
-The recipe is not edited. In this process alone, observers are put around the methods of its run.
-The bench starts this module, and passes its plan in an environment variable.
+The recipe is not edited. Observers wrap the methods of its run, in this process only. The bench
+starts this script, and passes the plan in an environment variable.
 """
 
 import os
@@ -19,7 +19,7 @@ from common.tools.prove.session import Session
 
 
 def observe(plan: ProbePlan) -> None:
-    """Install all that the plan asks for."""
+    """Install the observers and instruments of a plan."""
     session = Session(plan.path, plan.launch, rank())
     process_file = plan.path / f"launch-{plan.launch}-rank-{session.rank}.pid"
     process_file.write_text(str(os.getpid()), encoding="utf-8")
@@ -30,17 +30,17 @@ def observe(plan: ProbePlan) -> None:
 
 
 def run_recipe(words: list[str]) -> None:
-    """Run a recipe as if it were the script that Python was started with.
+    """Run a recipe as if Python had been started with it.
 
     Args:
         words: the recipe's file and its flags.
     """
     recipe = Path(words[0])
     sys.argv = words
-    # The recipe may import modules from its own folder, as it can when it is launched, and none
-    # from the folder of this script.
-    own_folder = str(Path(__file__).resolve().parent)
-    sys.path[:] = [folder for folder in sys.path if folder != own_folder]
+    # As in a usual launch, the recipe can import modules from its own folder. It can't import
+    # modules from the folder of this script.
+    probe_folder = str(Path(__file__).resolve().parent)
+    sys.path[:] = [folder for folder in sys.path if folder != probe_folder]
     sys.path.insert(0, str(recipe.resolve().parent))
     runpy.run_path(str(recipe), run_name="__main__")
 

@@ -1,4 +1,4 @@
-"""Carries out a proof: runs the checks one after the other, and writes the receipt."""
+"""Runs a proof: runs its checks one after the other, and writes the receipt."""
 
 import shutil
 import time
@@ -18,38 +18,44 @@ from common.system.platforms import command_line, shown_path
 from common.tools.prove import receipt as receipts
 from common.tools.prove.bench import Bench, Check, RunFailedError, RunSpec, Verdict
 from common.tools.prove.checks import CHECKS
-from common.tools.prove.flags import Flags, built_in_dataset, flags_of, proof_flags, words_of
+from common.tools.prove.flags import (
+    FlagValues,
+    built_in_dataset,
+    flag_words,
+    parse_flags,
+    proof_flags,
+)
 from common.tools.prove.report import show_report, show_result
 from common.tools.prove.results import Results
 from common.tools.recipe import Recipe, load_recipe
 
 
 @dataclass(frozen=True)
-class Request:
-    """What the command line asks for."""
+class ProofRequest:
+    """The proof that the command line asks for."""
 
     recipe: Path
-    flags: Sequence[str]  # words of the recipe's flags
-    checks: str | None  # names with commas between; None: all that are not optional
-    output: Path  # of the receipt
-    folder: Path | None  # of the runs, which stay there; None: a temporary one
-    seed: int
-    updates: int
+    flags: Sequence[str]  # the recipe's flags, as words of a command line
+    checks: str | None  # the names with commas between; None: all checks that are not optional
+    output: Path  # the file of the receipt
+    folder: Path | None  # the folder that keeps the runs; None: a temporary folder
+    seed: int  # the seed of the random interruption points
+    updates: int  # the number of updates of a training
 
 
-def prove(request: Request) -> bool:
-    """Carry out a proof, show the answers, and return whether all checks passed that apply.
+def prove(request: ProofRequest) -> bool:
+    """Run a proof, show its results, and return whether all checks that apply have passed.
 
-    If no check applies, nothing is proven, and the result is False.
+    If no check applies, nothing is proven, and the proof has not passed.
 
     Raises:
-        UserError: the request can't work.
+        UserError: the recipe, a flag, a check or a folder of the request can't be used.
     """
     checks = chosen_checks(request.checks)
     recipe = load_recipe(request.recipe)
-    stated_flags = flags_of(request.flags)
+    user_flags = parse_flags(request.flags)
     flags = proof_flags(
-        with_determinism(stated_flags),
+        with_determinism(user_flags),
         recipe.config_class,
         built_in_dataset(recipe.path),
         request.updates,
@@ -58,7 +64,7 @@ def prove(request: Request) -> bool:
         request.output.resolve().parent.mkdir(parents=True, exist_ok=True)
     folder = new_folder(request.folder)
     bench = Bench(recipe, folder, flags, request.seed)
-    shown_flags = command_line(words_of(flags.flags))
+    shown_flags = command_line(flag_words(flags.flags))
     say(f"proof: {len(checks)} checks of {request.recipe} with {shown_flags}")
     began = receipts.present_time()
     start = time.monotonic()
@@ -76,13 +82,13 @@ def prove(request: Request) -> bool:
     return receipt.passed
 
 
-def with_determinism(flags: Flags) -> Flags:
-    """Return the flags of the user, with `--deterministic` on an accelerator.
+def with_determinism(flags: FlagValues) -> FlagValues:
+    """Return the user's flags, with `--deterministic` added on an accelerator.
 
-    Equal bits need it there. A CPU gives them without it.
+    Only with this flag does an accelerator give equal bits. A CPU gives them anyway.
     """
-    is_stated = {"--deterministic", "--no-deterministic"} & flags.keys()
-    if is_stated or not torch.accelerator.is_available():
+    is_chosen_by_user = {"--deterministic", "--no-deterministic"} & flags.keys()
+    if is_chosen_by_user or not torch.accelerator.is_available():
         return flags
     return {**flags, "--deterministic": []}
 
@@ -91,7 +97,7 @@ def chosen_checks(names: str | None) -> list[Check]:
     """Return the checks that `--checks` names, in their usual order.
 
     Raises:
-        UserError: there is no check of a name.
+        UserError: a name is not the name of a check.
     """
     if names is None:
         return [check for check in CHECKS if not check.is_optional]
@@ -110,7 +116,7 @@ def new_folder(path: Path | None) -> Path:
     """Create the folder for the runs of a proof.
 
     Raises:
-        UserError: the folder is there already and has files.
+        UserError: the folder already has files.
     """
     if path is None:
         return Path(mkdtemp(prefix="recipes-prove-"))
@@ -124,11 +130,11 @@ def new_folder(path: Path | None) -> Path:
 
 
 def run_check(check: Check, bench: Bench) -> receipts.CheckResult:
-    """Answer a check, show the answer, and return it. A run that fails is a check that fails."""
+    """Run a check, show its result, and return it. If a run of the check fails, the check fails."""
     start = time.monotonic()
     with CONSOLE.status(f"{check.name}: {check.question}"):
         try:
-            verdict = check.answer(bench)
+            verdict = check.run(bench)
         except RunFailedError as problem:
             verdict = Verdict(
                 False, "", (str(problem),), "fix the reported error, then repeat the command"
@@ -148,12 +154,12 @@ def run_check(check: Check, bench: Bench) -> receipts.CheckResult:
 
 def has_passed(results: Sequence[receipts.CheckResult]) -> bool:
     """Whether at least one check applies, and all that apply have passed."""
-    answers = {result.passed for result in results}
-    return True in answers and False not in answers
+    outcomes = {result.passed for result in results}
+    return True in outcomes and False not in outcomes
 
 
-def code_of(directories: Sequence[Path]) -> list[receipts.ProvenCode]:
-    """Return the code that the first run with a record of its code has used."""
+def proven_code(directories: Sequence[Path]) -> list[receipts.ProvenCode]:
+    """Return the code of the first run that has recorded its code; empty if none has."""
     for directory in directories:
         attempts = saved_attempts(directory)
         if attempts:
@@ -169,19 +175,19 @@ def code_of(directories: Sequence[Path]) -> list[receipts.ProvenCode]:
 
 
 def make_receipt(
-    request: Request,
+    request: ProofRequest,
     recipe: Recipe,
     bench: Bench,
     results: list[receipts.CheckResult],
     began: str,
     seconds: float,
 ) -> receipts.ProofReceipt:
-    """Return the receipt of a proof that is over."""
+    """Return the receipt of a finished proof."""
     reference = bench.finished.get(RunSpec("reference"))
     processor, cores = receipts.hardware()
     environment = None if reference is None else Results(reference.directory).config.environment
     if environment is not None and environment.processor is not None:
-        processor = environment.processor  # the name alone may stand for several kinds
+        processor = environment.processor  # more exact than the processor's name alone
     words = ["recipes", "prove", str(request.recipe), *request.flags]
     return receipts.ProofReceipt(
         format=receipts.FORMAT,
@@ -190,11 +196,11 @@ def make_receipt(
         recipe_sha256=sha256_of_file(recipe.path),
         recipe_commit=receipts.commit_of_file(recipe.path),
         recipe_is_edited=receipts.is_edited(recipe.path),
-        code=code_of([run.directory for run in bench.finished.values()]),
+        code=proven_code([run.directory for run in bench.finished.values()]),
         command=command_line(
             [*words, "--draws", str(request.seed), "--updates", str(request.updates)]
         ),
-        flags=words_of(bench.flags.flags),
+        flags=flag_words(bench.flags.flags),
         seed=request.seed,
         updates=0 if reference is None else reference.started.total_steps,
         processor=processor,

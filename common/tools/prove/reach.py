@@ -1,9 +1,9 @@
-"""Finds the values that a recipe's loop can reach, to see which of them change during training.
+"""Finds the values that a recipe's loop can reach, so that a check sees which of them change.
 
-The search begins with the local variables of the function that has the loop, of the functions that
-called it, and with the global variables of the recipe's own modules. It follows containers, objects
-of the recipe's own classes, defaults and closures of its functions, modules and data sets. Each
-value gets a path, such as ``ema.decay`` or ``train.COUNT``.
+The search begins with the local variables of the function with the loop and of its callers, and
+with the global variables of the recipe's own modules. It follows containers, objects of the
+recipe's own classes, defaults and closures of its functions, modules and data sets. Each value gets
+a path, such as ``ema.decay`` or ``train.COUNT``.
 """
 
 import io
@@ -28,36 +28,38 @@ from torch import nn
 from common.config import TrainingConfig
 from common.data.batch import Data, Samples
 from common.system.installed_code import is_in_standard_library, is_installed
-from common.tools.prove.digests import PLAIN, digest_of_state
+from common.tools.prove.digests import PLAIN_TYPES, digest_of_state
 from common.tools.prove.observation import Description, ValueType
 
-MOST_VALUES = 20_000  # that a search visits
-MOST_ITEMS = 2_000  # of a container that are visited one by one
-DEEPEST = 12  # steps from a variable
-MOST_BYTES = 2**24  # of an array; of a larger one, a sample of its elements counts
-SAMPLED = 2**16  # elements of a large array that count
-# Attributes of `nn.Module` that its state_dict or other records have, or that never matter.
-OF_TORCH = frozenset(vars(nn.Module())) | {"training"}
+MOST_VALUES = 20_000  # the most values that a search visits
+MOST_ITEMS = 2_000  # the items of the largest container whose items are visited
+DEEPEST = 12  # the most steps from a variable to a value
+MOST_BYTES = 2**24  # the largest array that is read whole; of a larger one, a sample is read
+SAMPLED_ELEMENTS = 2**16  # about the number of elements that are read of a larger array
+# Attributes of `nn.Module` that its state_dict or other records cover, or that never matter.
+TORCH_ATTRIBUTES = frozenset(vars(nn.Module())) | {"training"}
 
 ARRAYS = (torch.Tensor, np.ndarray)
 FILES = (io.IOBase, io.TextIOBase)
 CONTAINERS = (dict, list, tuple, set, frozenset, deque, types.MappingProxyType)
 FUNCTIONS = (types.FunctionType, types.MethodType, partial)
+# A method of `Search`: it gets the path, the variable's description, the value and its depth.
+Visitor = Callable[[str, str, Any, int], None]
 
 
 @dataclass
-class Reached:
-    """What a search has found, by path."""
+class ReachableValues:
+    """The values that a search has found, by path."""
 
     digests: dict[str, str] = field(default_factory=dict)
     described: dict[str, Description] = field(default_factory=dict)
 
     def add(self, path: str, value_type: ValueType, text: str, value: object) -> None:
-        """Note a value under a path, unless the path is taken.
+        """Add a value under a path, unless the path is taken.
 
         Args:
-            text: see `Description`.
-            value: what the digest is of.
+            text: the text of the `Description`.
+            value: the value, or the part of it that the digest covers.
         """
         if path not in self.digests:
             self.digests[path] = digest_of_state(value)
@@ -65,26 +67,26 @@ class Reached:
 
 
 class Reach:
-    """Searches the values within reach of one recipe, always in the same order."""
+    """Searches the values that one recipe can reach, always in the same order."""
 
     def __init__(self, kept: Mapping[str, object], run: object) -> None:
         """Prepare a search.
 
         Args:
             kept: the parts that the recipe passed to `run.keep`, by name.
-            run: the recipe's run. Nothing behind it belongs to the recipe, apart from its data.
+            run: the recipe's run. Its attributes do not belong to the recipe.
         """
         self.run = run
-        self.kept: dict[int, str] = {}  # names of kept objects and of what they wrap, by id
+        self.kept: dict[int, str] = {}  # names of kept objects and wrapped objects, by id
         for name, part in kept.items():
-            for wrapped in with_wrapped_parts(part):
+            for wrapped in part_and_wrapped(part):
                 self.kept[id(wrapped)] = name
         self.module_count = 0
         self.own: dict[str, types.ModuleType] = {}
 
-    def look(self, frame: types.FrameType) -> Reached:
+    def look(self, frame: types.FrameType) -> ReachableValues:
         """Search from the frame of the loop."""
-        search = Search(self, Reached())
+        search = Search(self, ReachableValues())
         for caller in callers(frame):
             if not is_own_frame(caller):
                 continue
@@ -100,7 +102,7 @@ class Reach:
         return search.reached
 
     def own_modules(self) -> dict[str, types.ModuleType]:
-        """Return the recipe's own modules by name; the recipe itself has the name of its file."""
+        """Return the recipe's own modules by name. The recipe itself has the name of its file."""
         if self.module_count != len(sys.modules):
             self.module_count = len(sys.modules)
             self.own = {}
@@ -112,7 +114,7 @@ class Reach:
 
 
 def callers(frame: types.FrameType) -> Iterator[types.FrameType]:
-    """Yield a frame and those that called it, the innermost first."""
+    """Yield a frame and its callers, the innermost first."""
     caller: types.FrameType | None = frame
     while caller is not None:
         yield caller
@@ -122,7 +124,7 @@ def callers(frame: types.FrameType) -> Iterator[types.FrameType]:
 def is_own_frame(frame: types.FrameType) -> bool:
     """Whether a frame runs a function of the user's code.
 
-    The frame of a module itself does not count: `Reach.look` visits global variables elsewhere.
+    The frame of a module does not count, because `Reach.look` visits global variables separately.
     """
     name = frame.f_globals.get("__name__", "")
     if frame.f_code.co_name == "<module>" or not is_own_module(name):
@@ -133,7 +135,7 @@ def is_own_frame(frame: types.FrameType) -> bool:
 
 
 def is_own_module(name: str) -> bool:
-    """Whether a module is the user's: the recipe, or one that is no installed library."""
+    """Whether a module is the user's: the recipe, or a module that is not an installed library."""
     if name == "__main__":
         return True
     return is_own_file(name, getattr(sys.modules.get(name), "__file__", None))
@@ -142,7 +144,8 @@ def is_own_module(name: str) -> bool:
 @cache
 def is_own_file(name: str, file: str | None) -> bool:
     """Whether the module `name` in a file is the user's."""
-    # Wider than `own_modules` of `common.flag_uses`: a module in any folder may hold state.
+    # Unlike in `own_modules` of `common.flag_uses`, the folder does not matter: a module in any
+    # folder may hold state.
     if name.partition(".")[0] in ("common", "__mp_main__"):
         return False
     if file is None or not file.endswith(".py"):
@@ -150,7 +153,7 @@ def is_own_file(name: str, file: str | None) -> bool:
     return not (is_in_standard_library(file) or is_installed(file))
 
 
-def with_wrapped_parts(part: object) -> Iterator[object]:
+def part_and_wrapped(part: object) -> Iterator[object]:
     """Yield a part of a run, and the model, optimizer or scheduler that it wraps."""
     yield part
     inner: object = None
@@ -161,23 +164,24 @@ def with_wrapped_parts(part: object) -> Iterator[object]:
     elif isinstance(part, AcceleratedScheduler):
         inner = part.scheduler
     if inner is not None:
-        yield from with_wrapped_parts(inner)
+        yield from part_and_wrapped(inner)
 
 
 @dataclass
 class Search:
-    """One search: what it has found, and which objects it has met."""
+    """One search: the values that it has found, and the objects that it has visited."""
 
     reach: Reach
-    reached: Reached
-    met: dict[int, object] = field(default_factory=dict)  # keeps them alive, so ids stay unique
+    reached: ReachableValues
+    # The visited objects by id. The search keeps them alive, so their ids stay unique.
+    visited: dict[int, object] = field(default_factory=dict)
 
     def visit(self, path: str, where: str, value: Any, depth: int) -> None:
-        """Note a value and what it holds.
+        """Add a value, and visit the values in it.
 
         Args:
-            where: which variable the path begins with.
-            depth: how many steps the value is from the variable.
+            where: a description of the variable at the beginning of the path.
+            depth: the number of steps from the variable to the value.
         """
         if is_plain(value):
             value_type: ValueType = "text" if isinstance(value, str) else "other"
@@ -185,33 +189,33 @@ class Search:
             return
         if self.is_left_out(value, depth):
             return
-        self.met[id(value)] = value
+        self.visited[id(value)] = value
         state = state_of_generator(value)
         if state is not None:
-            text = f"random generator {kind_of(value)}, {where}"
+            text = f"random generator {class_name(value)}, {where}"
             self.reached.add(path, "generator", text, state)
             return
         visit = self.visitor_of(value)
         visit(path, where, value, depth)
 
     def is_left_out(self, value: object, depth: int) -> bool:
-        """Whether a value is too far away, was met before, or has no state of the recipe's."""
-        if depth > DEEPEST or len(self.met) > MOST_VALUES or id(value) in self.met:
+        """Whether a value is too deep, was visited before, or can't hold state of the recipe."""
+        if depth > DEEPEST or len(self.visited) > MOST_VALUES or id(value) in self.visited:
             return True
-        return is_foreign(value) or value is self.reach.run
+        return can_hold_no_state(value) or value is self.reach.run
 
-    def visitor_of(self, value: object) -> Callable[[str, str, Any, int], None]:
-        """Return the method that visits values of this type; the first that fits counts."""
-        visitors: tuple[tuple[tuple[type, ...], Callable[[str, str, Any, int], None]], ...] = (
-            (ARRAYS, self.visit_array),
-            (FILES, self.visit_file),
-            (CONTAINERS, self.visit_container),
-            ((nn.Module,), self.visit_module),
-            (FUNCTIONS, self.visit_function),
-            ((types.GeneratorType,), self.visit_suspended),
-            ((type,), self.visit_class),
-        )
-        for classes, visitor in visitors:
+    def visitor_of(self, value: object) -> Visitor:
+        """Return the method that visits values of this type. The first match counts."""
+        visitors: dict[tuple[type, ...], Visitor] = {
+            ARRAYS: self.visit_array,
+            FILES: self.visit_file,
+            CONTAINERS: self.visit_container,
+            (nn.Module,): self.visit_module,
+            FUNCTIONS: self.visit_function,
+            (types.GeneratorType,): self.visit_generator,
+            (type,): self.visit_class,
+        }
+        for classes, visitor in visitors.items():
             if isinstance(value, classes):
                 return visitor
         if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
@@ -219,24 +223,24 @@ class Search:
         return self.visit_object
 
     def visit_array(self, path: str, where: str, value: Any, depth: int) -> None:
-        """Note the elements of a tensor or an array."""
-        self.reached.add(path, "other", f"{kind_of(value)}, {where}", sample_of(value))
+        """Add the elements of a tensor or an array."""
+        self.reached.add(path, "other", f"{class_name(value)}, {where}", sample_of(value))
 
     def visit_file(self, path: str, where: str, value: Any, depth: int) -> None:
-        """Note how far an open file has been read."""
+        """Add the position of an open file."""
         text = f"position of an open file, {where}"
         self.reached.add(path, "file", text, position_of(value))
 
-    def visit_suspended(
+    def visit_generator(
         self, path: str, where: str, value: "types.GeneratorType[Any, Any, Any]", depth: int
     ) -> None:
-        """Visit the local variables of a generator function of the recipe's."""
-        frame = value.gi_frame  # None after its end
+        """Visit the local variables of the recipe's generator functions."""
+        frame = value.gi_frame  # None after the end of the function
         if frame is not None and is_own_module(frame.f_globals["__name__"]):
             self.visit_all(path, where, frame.f_locals, depth)
 
     def visit_class(self, path: str, where: str, value: type, depth: int) -> None:
-        """Visit the attributes of a class of the recipe's."""
+        """Visit the attributes of the recipe's own classes."""
         if is_own_module(value.__module__):
             own_values = {name: item for name, item in vars(value).items() if name[:2] != "__"}
             self.visit_all(path, where, own_values, depth)
@@ -247,7 +251,7 @@ class Search:
             self.visit(f"{path}.{name}", where, value, depth + 1)
 
     def visit_container(self, path: str, where: str, value: Any, depth: int) -> None:
-        """Note a container of plain values as a whole, and visit the items of any other."""
+        """Add a container of plain values as a whole, and visit the items of other containers."""
         items = value.values() if isinstance(value, Mapping) else value
         description = f"{type(value).__name__}, {where}"
         if all(map(is_plain, items)):
@@ -262,13 +266,13 @@ class Search:
             self.visit(f"{path}[{key!r:.40}]", where, item, depth + 1)
 
     def visit_module(self, path: str, where: str, module: nn.Module, depth: int) -> None:
-        """Note the weights of a network that no checkpoint has, and what no state_dict has."""
+        """Add the weights of a network that is not kept, and values that state_dict lacks."""
         is_kept = id(module) in self.reach.kept
         if not is_kept:
-            description = f"network {kind_of(module)}, {where}"
+            description = f"network {class_name(module)}, {where}"
             self.reached.add(path, "network", description, module.state_dict())
         for name, submodule in module.named_modules():
-            self.met[id(submodule)] = submodule
+            self.visited[id(submodule)] = submodule
             inner_path = f"{path}.{name}" if name else path
             for buffer_name in sorted(submodule._non_persistent_buffers_set):
                 buffer = submodule._buffers.get(buffer_name)
@@ -280,21 +284,27 @@ class Search:
                         buffer,
                     )
             if is_own_module(type(submodule).__module__):
-                extra = {key: item for key, item in vars(submodule).items() if key not in OF_TORCH}
+                extra = {
+                    key: item
+                    for key, item in vars(submodule).items()
+                    if key not in TORCH_ATTRIBUTES
+                }
                 self.visit_all(inner_path, where, extra, depth)
         for tensor in [*module.parameters(), *module.buffers()]:
-            self.met.setdefault(id(tensor), tensor)  # noted above, or in checkpoints
+            self.visited.setdefault(
+                id(tensor), tensor
+            )  # they were added above, or checkpoints have them
 
     def visit_stateful(self, path: str, where: str, value: Any, depth: int) -> None:
-        """Note the state of an object that could be kept, and is not; visit its attributes."""
+        """Add the state of an object that could be kept but is not, and visit its attributes."""
         if id(value) not in self.reach.kept:
-            text = f"{kind_of(value)} with state_dict, {where}"
+            text = f"{class_name(value)} with state_dict, {where}"
             self.reached.add(path, "stateful", text, value.state_dict())
         if not isinstance(value, torch.optim.Optimizer):
             self.visit_object(path, where, value, depth)
 
     def visit_function(self, path: str, where: str, value: Any, depth: int) -> None:
-        """Visit what a function of the recipe holds from call to call."""
+        """Visit the values that a function of the recipe keeps from call to call."""
         if isinstance(value, types.MethodType):
             self.visit(path, where, value.__self__, depth)
         elif isinstance(value, partial):
@@ -308,7 +318,7 @@ class Search:
             for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
                 try:
                     content = cell.cell_contents
-                except ValueError:  # it is empty so far
+                except ValueError:  # the variable has no value yet
                     continue
                 self.visit(f"{path}.{name}", where, content, depth + 1)
 
@@ -328,19 +338,19 @@ class Search:
 
 
 def is_plain(value: object) -> bool:
-    """Whether a value holds no other values."""
-    return isinstance(value, PLAIN)
+    """Whether a value contains no other values."""
+    return isinstance(value, PLAIN_TYPES)
 
 
-def is_foreign(value: object) -> bool:
-    """Whether a value can hold no state of the recipe's."""
+def can_hold_no_state(value: object) -> bool:
+    """Whether a value can't hold state of the recipe."""
     if isinstance(value, (types.ModuleType, TrainingConfig, Accelerator, types.FrameType)):
         return True
     return isinstance(value, (types.BuiltinFunctionType, types.CodeType, types.TracebackType))
 
 
-def kind_of(value: object) -> str:
-    """Return the name of a value's class, with its module if it is a library's."""
+def class_name(value: object) -> str:
+    """Return the name of a value's class, with its package if it is a library's."""
     value_class = type(value)
     module = value_class.__module__.partition(".")[0]
     name = value_class.__qualname__
@@ -348,16 +358,16 @@ def kind_of(value: object) -> str:
 
 
 def sample_of(array: torch.Tensor | np.ndarray) -> torch.Tensor | np.ndarray:
-    """Return an array, or evenly spaced elements of a large one."""
+    """Return an array, or evenly spaced elements of a large array."""
     if array.nbytes <= MOST_BYTES:
         return array
     flat = array.reshape(-1)
-    stride = -(-len(flat) // SAMPLED)
+    stride = -(-len(flat) // SAMPLED_ELEMENTS)
     return flat[::stride]
 
 
 def state_of_generator(value: object) -> object:
-    """Return the state of a random generator object; None if it is none."""
+    """Return the state of a random generator; None for other values."""
     if isinstance(value, torch.Generator):
         return value.get_state()
     if isinstance(value, random.Random):
@@ -370,12 +380,12 @@ def state_of_generator(value: object) -> object:
 
 
 def position_of(file: Any) -> int:
-    """Return how far a file has been read or written; -1 if it is closed or has no position."""
+    """Return the position in a file; -1 if the file is closed or has no position."""
     try:
         return int(file.tell())
     except (OSError, ValueError):
         pass
-    try:  # a text file that is read by line does not tell its position
+    try:  # a text file that is being read by line does not report its position
         return os.lseek(file.fileno(), 0, os.SEEK_CUR)
     except (OSError, ValueError):
         return -1

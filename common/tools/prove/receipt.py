@@ -1,4 +1,4 @@
-"""The receipt of a proof, `proof.json`: the checks, the code, the machine, and the results."""
+"""The receipt of a proof, `proof.json`: its checks and results, the code, and the machine."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,11 +12,11 @@ from common.run_directory.records import Environment, Record, read_record
 from common.system.machine import processor_name
 from common.system.platforms import usable_cores
 
-FORMAT = 1  # of the receipt; another number stands for another structure
+FORMAT = 1  # the version of the receipt's structure
 
 
 class CheckResult(Record):
-    """The answer of one check."""
+    """The result of one check."""
 
     name: str
     question: str
@@ -33,11 +33,11 @@ class ProvenCode(Record):
     Equal commits and patches mean equal code, including modules beside the recipe.
     """
 
-    commit: str | None  # None: the folder is in no git repository
-    # Of a patch of all that differed from the commit; without a commit, of all files that the runs
-    # used. None: nothing differed.
+    commit: str | None  # None: the folder is not in a git repository
+    # The digest of a patch with all changes since the commit. Without a commit, the patch has all
+    # files that the runs used. None: there are no changes.
     patch_sha256: str | None
-    not_saved: list[str]  # files that the patch lacks, each with the reason
+    not_saved: list[str]  # the files that are missing in the patch, each with the reason
 
 
 class ProofReceipt(Record):
@@ -45,22 +45,22 @@ class ProofReceipt(Record):
 
     format: int = Field(ge=1)
     passed: bool
-    recipe: str  # its file, as the command line named it
+    recipe: str  # the recipe's file, as the command line names it
     recipe_sha256: str = Field(pattern="^[0-9a-f]{64}$")
-    recipe_commit: str | None  # of the repository that the recipe is in
-    recipe_is_edited: bool | None  # whether the file differs from this commit; None without one
-    # The recipe's folder, and that of this library if it is another. Empty: no run has written it,
-    # or an earlier version made the receipt.
+    recipe_commit: str | None  # the commit of the recipe's repository
+    recipe_is_edited: bool | None  # whether the file differs from the commit; None without one
+    # The code in the recipe's folder and in this library's folder, if these differ. Empty if no run
+    # recorded its code, or if an earlier version wrote the receipt.
     code: list[ProvenCode] = Field(default_factory=list)
     command: str
-    flags: list[str]  # words of the reference run
-    seed: int  # of the draws
-    updates: int  # of the reference run; 0 if it failed
+    flags: list[str]  # the flags of the reference run, as words of a command line
+    seed: int  # the seed of the random interruption points
+    updates: int  # the number of updates of the reference run; 0 if it failed
     processor: str
     cores: int
-    environment: Environment | None  # of the reference run; None if it failed
-    began: str  # UTC, ISO 8601
-    seconds: float
+    environment: Environment | None  # the environment of the reference run; None if it failed
+    began: str  # the time in UTC, in ISO 8601
+    seconds: float  # the duration of the proof
     checks: list[CheckResult]
 
 
@@ -77,7 +77,7 @@ def read_receipt(path: Path) -> ProofReceipt:
     """Return the receipt in a file.
 
     Raises:
-        UserError: the file is missing, is no receipt, or has another format.
+        UserError: the file is missing, is not a receipt, or has a different format.
     """
     receipt = read_record(path, ProofReceipt)
     if receipt.format != FORMAT:
@@ -90,12 +90,12 @@ def read_receipt(path: Path) -> ProofReceipt:
 
 
 def commit_of_file(path: Path) -> str | None:
-    """Return the commit of the repository that a file is in; None if it is in none."""
+    """Return the commit of a file's repository; None if the file is not in a repository."""
     return commit_of(path.resolve().parent)
 
 
 def is_edited(path: Path) -> bool | None:
-    """Whether a file differs from the commit, or is not in it; None if it is in no repository."""
+    """Whether a file differs from its commit or is new; None if it is not in a repository."""
     if commit_of_file(path) is None:
         return None
     file = path.resolve()

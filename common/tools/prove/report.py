@@ -1,4 +1,4 @@
-"""Shows the answers of a proof: a table, the causes of what failed, and a line for a README."""
+"""Shows the results of a proof: a table, the causes of failures, and a line for a README."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,7 +8,7 @@ from common.tables import print_facts
 from common.tools.prove.receipt import CheckResult, ProofReceipt
 
 MARKS = {True: "✓", False: "✗", None: "–"}
-DIGITS = 7  # of a commit or a file's hash
+DIGITS = 7  # the shown digits of a commit or a digest
 NOTHING_PROVEN = (
     "nothing is proven, because none of these checks applies to this recipe: leave out --checks, "
     "or name others"
@@ -16,7 +16,7 @@ NOTHING_PROVEN = (
 
 
 def show_result(result: CheckResult) -> None:
-    """Print the answer of a check as soon as it is known."""
+    """Print the result of a check."""
     say(f"{MARKS[result.passed]} {result.name}: {result.compared or result.question}")
     if result.passed is False:
         for cause in result.causes:
@@ -26,20 +26,20 @@ def show_result(result: CheckResult) -> None:
 
 
 def show_report(receipt: ProofReceipt, path: Path) -> None:
-    """Print the table of all answers, and the line for a README.
+    """Print the table of all results, and the line for a README.
 
     Args:
-        path: of the receipt.
+        path: the file of the receipt.
     """
     print_facts(table(receipt.checks), title="checks")
     say(f"receipt: {path}")
-    if is_without_answer(receipt):
+    if no_check_applies(receipt):
         say(NOTHING_PROVEN)
     say(badge(receipt))
 
 
 def table(results: Sequence[CheckResult]) -> list[list[str]]:
-    """Return the rows of the table: a mark with the check, and what it asked."""
+    """Return a row for each check: its mark and name, and its question and duration."""
     rows = []
     for result in results:
         name = f"{MARKS[result.passed]} {result.name}"
@@ -47,25 +47,25 @@ def table(results: Sequence[CheckResult]) -> list[list[str]]:
     return rows
 
 
-def is_without_answer(receipt: ProofReceipt) -> bool:
+def no_check_applies(receipt: ProofReceipt) -> bool:
     """Whether no check applies to the recipe."""
     return all(result.passed is None for result in receipt.checks)
 
 
 def badge(receipt: ProofReceipt) -> str:
-    """Return one line of Markdown with the result, the file, the date and the machine."""
+    """Return one line of Markdown with the result, the code, the machine and the date."""
     applicable = [result for result in receipt.checks if result.passed is not None]
     passed_count = sum(result.passed is True for result in applicable)
     facts = [f"`{Path(receipt.recipe).name}` {receipt.recipe_sha256[:DIGITS]}"]
     if receipt.recipe_commit:
         edited = ", edited" if receipt.recipe_is_edited else ""
         facts.append(f"commit {receipt.recipe_commit[:DIGITS]}{edited}")
-    facts += facts_of_patches(receipt)
+    facts += patches_in_words(receipt)
     if receipt.environment is not None:
         torch_version = receipt.environment.versions.get("torch", "unknown")
         facts += [f"torch {torch_version}", receipt.environment.device]
     facts.append(receipt.began[:10])
-    if is_without_answer(receipt):
+    if no_check_applies(receipt):
         return f"{MARKS[None]} `recipes prove`: no check applies; {'; '.join(facts)}"
     names = ", ".join(result.name for result in applicable if result.passed)
     return (
@@ -74,7 +74,7 @@ def badge(receipt: ProofReceipt) -> str:
     )
 
 
-def facts_of_patches(receipt: ProofReceipt) -> list[str]:
-    """Return the digests of patches, if the code has other changes than those of the recipe."""
+def patches_in_words(receipt: ProofReceipt) -> list[str]:
+    """Return a phrase for each folder of code that differs from its commit."""
     digests = [code.patch_sha256 for code in receipt.code if code.patch_sha256 is not None]
     return [f"code with the patch {digest[:DIGITS]}" for digest in digests]

@@ -1,4 +1,4 @@
-"""What a finished run has left in its directory: rows of metrics, weights, and the best model."""
+"""The results of a finished run: its rows of metrics, its weights, and its best model."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from common.tools.rows import MetricsRow, first_differing_row, read_rows
 
 @dataclass(frozen=True)
 class Results:
-    """The files of a finished run, read when they are needed."""
+    """The files of a finished run. Each is read when it is needed."""
 
     directory: Path
 
@@ -35,7 +35,7 @@ class Results:
 
     @cached_property
     def rows(self) -> list[MetricsRow]:
-        """The rows of `metrics.jsonl`, with all figures."""
+        """The rows of `metrics.jsonl`."""
         return read_rows(self.directory)
 
     @cached_property
@@ -50,7 +50,7 @@ class Results:
 
     @cached_property
     def best(self) -> dict[str, torch.Tensor]:
-        """The tensors of the best model by name; empty if the run kept none."""
+        """The tensors of the best model by name; empty if the run kept no best model."""
         tensors: dict[str, torch.Tensor] = {}
         for path in sorted((self.directory / "checkpoints").glob("best-*.safetensors")):
             for name, tensor in tensors_of_file(path).items():
@@ -59,13 +59,13 @@ class Results:
 
     @property
     def summary(self) -> str:
-        """What can be compared, such as "14 rows, 6 tensors and the best model"."""
+        """The number of results in words, such as "14 rows, 6 tensors and the best model"."""
         best = " and the best model" if self.best else ""
         return f"{len(self.rows)} rows, {len(self.weights)} tensors{best}"
 
 
 def tensors_of_file(path: Path) -> dict[str, torch.Tensor]:
-    """Return the tensors of a file; none if the run wrote no such file."""
+    """Return the tensors of a file; empty if the run has not written the file."""
     try:
         return read_tensors(path)
     except UserError:
@@ -75,33 +75,34 @@ def tensors_of_file(path: Path) -> dict[str, torch.Tensor]:
 def first_differing_tensor(
     first: Mapping[str, torch.Tensor], second: Mapping[str, torch.Tensor]
 ) -> str | None:
-    """Return in words which tensors differ, and by how much; None if all have the same bits."""
+    """Return a phrase that says how many tensors differ, and by how much; None for equal bits."""
     if first.keys() != second.keys():
         names = sorted(first.keys() ^ second.keys())
         return f"only one of the runs has {names[0]}"
-    differing = [name for name, tensor in first.items() if not same_bits(tensor, second[name])]
+    differing = [name for name, tensor in first.items() if not have_same_bits(tensor, second[name])]
     if not differing:
         return None
     name = differing[0]
     if first[name].shape != second[name].shape:
         return f"{name} has the shapes {tuple(first[name].shape)} and {tuple(second[name].shape)}"
-    apart = (first[name].double() - second[name].double()).abs().max().item()
-    return f"{len(differing)} of {len(first)} tensors differ, {name} by up to {apart:.2g}"
+    differences = first[name].double() - second[name].double()
+    largest = differences.abs().max().item()
+    return f"{len(differing)} of {len(first)} tensors differ, {name} by up to {largest:.2g}"
 
 
-def same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Whether two tensors have the same shape, dtype and bits; NaN may equal NaN."""
+def have_same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Whether two tensors have the same shape, dtype and bits. So a NaN equals the same NaN."""
     if first.shape != second.shape or first.dtype != second.dtype:
         return False
-    return torch.equal(bytes_of(first), bytes_of(second))
+    return torch.equal(raw_bytes(first), raw_bytes(second))
 
 
-def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+def raw_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
 def differences_of_results(reference: Results, other: Results) -> list[str]:
-    """Return in words how two runs' rows, final weights and best models differ; empty if equal."""
+    """Return a phrase for each difference of rows, final weights and best models of two runs."""
     differences = [
         (METRICS_FILE, first_differing_row(reference.rows, other.rows)),
         ("final model", first_differing_tensor(reference.weights, other.weights)),

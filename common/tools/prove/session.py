@@ -1,4 +1,4 @@
-"""What observers and instruments share inside of an observed process."""
+"""The state that observers and instruments share in an observed process."""
 
 import functools
 from collections.abc import Callable
@@ -17,22 +17,22 @@ from common.tools.prove.observed import Observed, Phase
 class Session:
     """The observation of one launch on one rank.
 
-    An instrument is a module with a function `install(session)`, which is called before the recipe
-    runs. It wraps functions of `common` by `wrap`, and writes the records of `notes` by `write`.
+    An instrument is a module with a function `install(session)`, which the probe calls before the
+    recipe runs. It wraps functions with `wrap`, and writes the records of `notes` with `write`.
     """
 
-    folder: Path  # of the observed run
+    folder: Path  # the folder of the observed run
     launch: int
     rank: int
     run: Run | None = None  # the recipe's run, once it exists
-    phase: Phase | None = None  # of the evaluation that goes on now
-    micro_batch: int = 0  # the number, within its update, of the micro-batch that is in use
-    samples: list[int] = field(default_factory=list)  # sample indices of that micro-batch
-    file: BinaryIO | None = None
+    phase: Phase | None = None  # the phase of the current evaluation
+    micro_batch: int = 0  # the number of the current micro-batch within its update
+    samples: list[int] = field(default_factory=list)  # the sample indices of that micro-batch
+    file: BinaryIO | None = None  # the file of records, once it is open
 
     @property
     def step(self) -> int:
-        """The updates made so far; 0 before the recipe has made its run."""
+        """The number of updates so far; 0 before the recipe has created its run."""
         return 0 if self.run is None else self.run.progress.global_step
 
     @property
@@ -42,11 +42,11 @@ class Session:
 
     @property
     def evaluation_phase(self) -> Phase:
-        """The phase of the present evaluation; outside of `run.evaluating`, it is a validation."""
+        """The phase of the current evaluation; "validation" outside of `run.evaluating`."""
         return self.phase or "validation"
 
     def split_of(self, loader: Loader) -> str:
-        """Return the split of one of the run's loaders; empty for a loader of the recipe's own."""
+        """Return the split of one of the run's loaders; empty for the recipe's own loaders."""
         assert self.run is not None
         for split, other in self.run.all_loaders.items():
             if other is loader:
@@ -61,10 +61,10 @@ class Session:
         self.file.write(line_of(record))
 
     def wrap(self, owner: type | ModuleType, name: str, wrapper: Callable[..., Any]) -> None:
-        """Put a function in place of the attribute `name` of a class or module.
+        """Replace the function `name` of a class or module.
 
         Args:
-            wrapper: is called with the original function, and then with the original's arguments.
+            wrapper: the new function. It gets the original function and then its arguments.
         """
         original = getattr(owner, name)
 

@@ -1,29 +1,32 @@
-"""Runs without the usual observers, to measure memory and speed.
+"""Two runs without the observers of all runs, to measure memory and speed.
 
-One has updates alone. The other has an evaluation after each update, and many saves and epochs.
+The steady run only makes updates. The eventful run has an evaluation after each update, and many
+saves and epochs.
 """
 
 from itertools import pairwise
 from statistics import median
 
 from common.tools.prove.bench import Bench, RunSpec
-from common.tools.prove.instruments.memory import EVERY
+from common.tools.prove.instruments.memory import MEASURED_EVERY
 from common.tools.prove.observation import ObservedRun, Recorded
 
 MOST_UPDATES = 60
 LEAST_UPDATES = 40
-SECONDS = 60.0  # that the run may take, if it is no faster than the reference run
-SAVE_EVERY = 4  # updates of the eventful run
-NEVER = "100000"  # updates, more than a proof makes
+MOST_SECONDS = (
+    60.0  # the duration of the steady run, if its updates take as long as the reference run's
+)
+SAVE_EVERY = 4  # updates, in the eventful run
+NEVER = "100000"  # updates, more than a run of a proof makes
 
 
 def steady_run(bench: Bench) -> ObservedRun:
-    """Return the run; its number of updates depends on how long those of the reference took."""
-    updates = updates_in(SECONDS, seconds_of_update(bench.reference))
+    """Return a run of updates alone. Their number depends on the speed of the reference run."""
+    updates = updates_in(MOST_SECONDS, median_update_seconds(bench.reference))
     spec = RunSpec(
         "steady",
         (
-            *("--max-steps", str(updates), "--epochs", "1000", "--log-every", str(EVERY)),
+            *("--max-steps", str(updates), "--epochs", "1000", "--log-every", str(MEASURED_EVERY)),
             *("--eval-every", NEVER, "--checkpoint-every", NEVER),
             *("--gradient-accumulation-steps", "1"),
         ),
@@ -34,11 +37,18 @@ def steady_run(bench: Bench) -> ObservedRun:
 
 
 def eventful_run(bench: Bench) -> ObservedRun:
-    """Return a run that evaluates after each update and often saves, to measure memory alone."""
+    """Return a run that evaluates after each update and saves often."""
     spec = RunSpec(
         "eventful",
         (
-            *("--max-steps", str(LEAST_UPDATES), "--epochs", "1000", "--log-every", str(EVERY)),
+            *(
+                "--max-steps",
+                str(LEAST_UPDATES),
+                "--epochs",
+                "1000",
+                "--log-every",
+                str(MEASURED_EVERY),
+            ),
             *("--eval-every", "1", "--checkpoint-every", str(SAVE_EVERY)),
             *("--gradient-accumulation-steps", "1"),
         ),
@@ -48,13 +58,13 @@ def eventful_run(bench: Bench) -> ObservedRun:
     return bench.run(spec)
 
 
-def updates_in(seconds: float, seconds_of_one: float) -> int:
-    """Return how many updates fit into a time, a multiple of `EVERY` within the limits."""
-    count = int(min(MOST_UPDATES, seconds / max(seconds_of_one, 1e-6)))
-    return max(LEAST_UPDATES, count // EVERY * EVERY)
+def updates_in(seconds: float, seconds_per_update: float) -> int:
+    """Return the number of updates in a time, as a multiple of `MEASURED_EVERY` within limits."""
+    count = int(min(MOST_UPDATES, seconds / max(seconds_per_update, 1e-6)))
+    return max(LEAST_UPDATES, count // MEASURED_EVERY * MEASURED_EVERY)
 
 
-def seconds_of_update(run: ObservedRun) -> float:
+def median_update_seconds(run: ObservedRun) -> float:
     """Return the median time from one update of rank 0 to the next."""
     clocks = [record.clock for record in run.launches[0].of(Recorded) if record.is_update]
     times = [later - earlier for earlier, later in pairwise(clocks)]

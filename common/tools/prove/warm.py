@@ -1,10 +1,10 @@
-"""A process that has the libraries imported, and forks for each launch. It saves their imports.
+"""A process that imports the libraries once, and forks for each launch. This saves time.
 
 A fork is a process of its own, with its own session, environment, signals and output. One thing
 differs from a fresh interpreter: all forks share the seed of Python's hashes, so the order of a set
-of texts is the same in each. So the run that repeats the reference run is launched afresh.
+of strings is the same in each. So the run that repeats the reference run gets a fresh interpreter.
 
-`WarmProcess` is the side of the bench. This module, started as a script, is the other side.
+The bench uses `WarmProcess`, which starts this module as a script.
 """
 
 import ast
@@ -35,7 +35,7 @@ LIBRARIES = ("common.run", "common.tools.prove.observers", "common.tools.prove.p
 
 
 class LaunchRequest(TypedDict):
-    """What the bench asks for: one launch."""
+    """A launch that the bench asks for."""
 
     words: list[str]  # the recipe's file and its flags
     environment: dict[str, str]
@@ -43,18 +43,18 @@ class LaunchRequest(TypedDict):
 
 
 def environment_of_launches() -> dict[str, str]:
-    """Return the variables of this process, with waiting threads that do not spin.
+    """Return the variables of this process, with a setting that keeps waiting threads idle.
 
-    A proof often runs beside other programs, and threads that spin take their cores.
+    A proof often runs beside other programs. Threads that spin while they wait take their cores.
     """
     return {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
 
 
 class WarmProcess:
-    """Starts launches as forks of a process that has the libraries imported."""
+    """Starts launches as forks of a process that has imported the libraries."""
 
     def __init__(self, recipe: Path) -> None:
-        """Start the process; it imports what the recipe imports."""
+        """Start the process, which imports the libraries that the recipe imports."""
         self.process = subprocess.Popen(
             [sys.executable, __file__, str(recipe)],
             env=environment_of_launches(),
@@ -66,7 +66,7 @@ class WarmProcess:
 
     @staticmethod
     def is_possible() -> bool:
-        """Whether forks are safe here: not with the libraries of accelerators, or of macOS."""
+        """Whether forks are safe. They are not with an accelerator's libraries or on macOS."""
         import torch
 
         return IS_LINUX and not torch.accelerator.is_available()
@@ -80,15 +80,15 @@ class WarmProcess:
         return self.read_number(None)
 
     def wait(self, timeout: float) -> int:
-        """Return the exit status of the last launch, which is below 0 after a signal.
+        """Return the exit status of the last launch, which is negative after a signal.
 
         Raises:
-            TimeoutError: it has not ended in time.
+            TimeoutError: the launch has not ended in time.
         """
         return self.read_number(timeout)
 
     def read_number(self, timeout: float | None) -> int:
-        """Return the next line of the process: the id of a launch, or later its exit status."""
+        """Read the next number from the process: the id of a launch, or later its exit status."""
         assert self.process.stdout is not None
         if not select.select([self.process.stdout], [], [], timeout)[0]:
             raise TimeoutError
@@ -105,51 +105,51 @@ class WarmProcess:
         self.process.wait()
 
 
-def imported_by(recipe: Path) -> list[str]:
-    """Return the modules that a recipe imports, apart from those beside it."""
+def imported_modules(recipe: Path) -> list[str]:
+    """Return the modules that a recipe imports, except those in its folder."""
     names = []
     for node in ast.walk(ast.parse(recipe.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
             names.append(node.module)
-    # By name, because nothing is imported yet: `common.flag_uses` and others look at the files.
-    beside = {path.stem for path in recipe.resolve().parent.iterdir()}
-    return [name for name in names if name.partition(".")[0] not in beside - {"common"}]
+    # Nothing is imported yet, so the names have to do. `common.flag_uses` can look at the files.
+    names_in_folder = {path.stem for path in recipe.resolve().parent.iterdir()} - {"common"}
+    return [name for name in names if name.partition(".")[0] not in names_in_folder]
 
 
 def serve(recipe: Path) -> LaunchRequest:
-    """Fork for each request, and report how each fork ends; in a fork, return its request.
+    """Fork for each request, and report each fork's exit status. In a fork, return its request.
 
-    The process ends when the bench does.
+    The process ends when the bench ends.
     """
     requests = os.fdopen(os.dup(0), "rb")
-    answers = os.fdopen(os.dup(1), "wb", buffering=0)
-    sys.path.remove(str(Path(__file__).resolve().parent))  # no library is in this folder
-    nothing = os.open(os.devnull, os.O_RDWR)
-    os.dup2(nothing, 0)
-    os.dup2(nothing, 1)
-    for name in [*LIBRARIES, *imported_by(recipe)]:
-        with contextlib.suppress(ImportError):  # the recipe may catch it, or say what is missing
+    replies = os.fdopen(os.dup(1), "wb", buffering=0)
+    sys.path.remove(str(Path(__file__).resolve().parent))  # this folder has no libraries
+    null_device = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null_device, 0)
+    os.dup2(null_device, 1)
+    for name in [*LIBRARIES, *imported_modules(recipe)]:
+        with contextlib.suppress(ImportError):  # the recipe may catch the error, or report it
             importlib.import_module(name)
     gc.collect()
-    gc.freeze()  # so that no collection copies the memory that forks share
+    gc.freeze()  # otherwise a collection would copy the memory that forks share
     for line in requests:
         request: LaunchRequest = json.loads(line)
         process = fork()
         if process == 0:
             requests.close()
-            answers.close()
-            become(request)
+            replies.close()
+            set_up_fork(request)
             return request
-        answers.write(f"{process}\n".encode())
+        replies.write(f"{process}\n".encode())
         _, status = os.waitpid(process, 0)
-        answers.write(f"{os.waitstatus_to_exitcode(status)}\n".encode())
+        replies.write(f"{os.waitstatus_to_exitcode(status)}\n".encode())
     raise SystemExit
 
 
-def become(request: LaunchRequest) -> None:
-    """Give a fork the environment, output and random generators of a process of its own."""
+def set_up_fork(request: LaunchRequest) -> None:
+    """Give a fork its own session, environment, output and random generators."""
     signal_when_parent_ends(signal.SIGTERM)
     begin_session()
     log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -157,8 +157,8 @@ def become(request: LaunchRequest) -> None:
     os.dup2(log, 2)
     os.environ.clear()
     os.environ.update(request["environment"])
-    tempfile.tempdir = None  # so that it is read from this environment
-    # Generators that nobody seeds differ between processes.
+    tempfile.tempdir = None  # Python then reads it from this environment
+    # In separate processes, unseeded generators have different states.
     random.seed()
     sys.modules["numpy"].random.seed()
     sys.modules["torch"].default_generator.seed()
@@ -167,7 +167,7 @@ def become(request: LaunchRequest) -> None:
 def main() -> None:
     """Serve requests; in a fork, run the recipe under observation."""
     request = serve(Path(sys.argv[1]))
-    # Under its own name, which `LIBRARIES` has imported.
+    # `LIBRARIES` has imported the probe under this name.
     probe = importlib.import_module("common.tools.prove.probe")
     probe.main(request["words"])
 

@@ -1,74 +1,80 @@
-"""Checks that n micro-batches of b samples make the update that one of n × b makes."""
+"""Checks that n micro-batches of b samples make the same update as one of n × b."""
 
 from common.tools.prove.bench import Bench, Cause, Check, Verdict, failed, skipped
-from common.tools.prove.comparison import drawn_generators, mixers_of, run_of, updates_of, ways_of
+from common.tools.prove.comparison import (
+    drawn_generators,
+    run_with_layout,
+    sample_mixing_of,
+    update_layouts,
+    updates_of,
+)
 from common.tools.prove.pairs import (
-    Pair,
+    RunPair,
     cause_of_figures,
     cause_of_later_loss,
     cause_of_optimizers,
     cause_of_weights,
+    comparison_in_words,
     is_near,
-    summary,
-    values_of,
+    values_in_words,
 )
 
 
-def answer(bench: Bench) -> Verdict:
-    """Compare a run of whole batches with one of micro-batches, which it launches."""
-    ways = ways_of(bench)
-    pair = Pair(
-        run_of(bench, "whole", ways.whole),
-        run_of(bench, "divided", ways.divided),
-        ways.whole,
-        ways.divided,
+def check_accumulation(bench: Bench) -> Verdict:
+    """Launch a run of whole batches and one of micro-batches, and compare them."""
+    layouts = update_layouts(bench)
+    pair = RunPair(
+        run_with_layout(bench, "whole", layouts.whole),
+        run_with_layout(bench, "divided", layouts.divided),
+        layouts.whole,
+        layouts.divided,
     )
     return verdict_of(pair)
 
 
-def verdict_of(pair: Pair) -> Verdict:
+def verdict_of(pair: RunPair) -> Verdict:
     """Compare a run of whole batches with one of micro-batches."""
-    # These mistakes show even if the samples of a micro-batch are mixed.
+    # These mistakes can be seen even if the samples of a micro-batch are mixed.
     cause = cause_of_counts(pair) or cause_of_steps(pair)
     if cause is not None:
-        return failed(summary(pair), [cause])
-    mixers = mixers_of(pair.second)
-    if mixers.layers:
-        return skipped(f"{' and '.join(mixers.layers)} mixes the samples of a micro-batch")
-    if mixers.couples_samples:
+        return failed(comparison_in_words(pair), [cause])
+    mixing = sample_mixing_of(pair.variant)
+    if mixing.layers:
+        return skipped(f"{' and '.join(mixing.layers)} mixes the samples of a micro-batch")
+    if mixing.couples_samples:
         return skipped("the recipe states couples_samples=True")
     cause = cause_of_difference(pair) or cause_of_weights(pair) or cause_of_figures(pair)
     if cause is None:
-        return Verdict(True, summary(pair))
-    generators = drawn_generators(pair.second)
+        return Verdict(True, comparison_in_words(pair))
+    generators = drawn_generators(pair.variant)
     if generators:
         names = " and ".join(generators)
         return skipped(f"the loop draws random numbers for each micro-batch (generator {names})")
-    return failed(summary(pair), [cause])
+    return failed(comparison_in_words(pair), [cause])
 
 
-def cause_of_counts(pair: Pair) -> Cause | None:
-    """Return what is wrong with the number of micro-batches of an update."""
-    way = pair.second_way
-    for number, update in updates_of(pair.second).items():
-        if update.micro_batches != way.accumulation:
+def cause_of_counts(pair: RunPair) -> Cause | None:
+    """Return the cause of a wrong number of micro-batches in an update; None if it is correct."""
+    layout = pair.variant_layout
+    for number, update in updates_of(pair.variant).items():
+        if update.micro_batches != layout.accumulation:
             return Cause(
-                f"update {number} used {update.micro_batches} micro-batch(es) of {way.batch_size} "
-                f"with --gradient-accumulation-steps {way.accumulation}: each micro-batch makes an "
-                "update of its own",
+                f"update {number} used {update.micro_batches} micro-batch(es) of "
+                f"{layout.batch_size} with --gradient-accumulation-steps {layout.accumulation}: "
+                "each micro-batch makes an update of its own",
                 "put the forward pass, the backward pass and the steps of optimizer and scheduler "
                 "under `with accelerator.accumulate(model):`",
             )
     return None
 
 
-def cause_of_steps(pair: Pair) -> Cause | None:
-    """Return what is wrong with the steps of a schedule or an optimizer."""
+def cause_of_steps(pair: RunPair) -> Cause | None:
+    """Return the cause of wrong steps of a schedule or an optimizer; None if they agree."""
     difference = pair.first_difference()
     if difference is not None and difference.quantity == "optimizers":
         return cause_of_optimizers(pair, difference)
     if difference is not None and difference.quantity == "learning rate":
-        values = values_of(pair, difference)
+        values = values_in_words(pair, difference)
         return Cause(
             f"the learning rate of update {difference.update} is {values}: a schedule is stepped "
             "for each micro-batch",
@@ -78,31 +84,31 @@ def cause_of_steps(pair: Pair) -> Cause | None:
     return None
 
 
-def cause_of_difference(pair: Pair) -> Cause | None:
-    """Return why the losses or gradients differ."""
+def cause_of_difference(pair: RunPair) -> Cause | None:
+    """Return the cause that losses or gradients differ; None if they agree."""
     difference = pair.first_difference()
     if difference is None:
         return None
-    values = values_of(pair, difference)
+    values = values_in_words(pair, difference)
     if difference.quantity == "gradients":
         sentence = f"the gradients of update {difference.update} have the norm {values}"
-        return cause_of_ratio(sentence, difference.ratio, pair.second_way.accumulation)
+        return cause_of_ratio(sentence, difference.ratio, pair.variant_layout.accumulation)
     if difference.update > 1:
         return cause_of_later_loss(pair, difference)
     return Cause(
-        f"the loss of update 1 is {values}, before any weight has changed: it is no mean over "
-        "samples, or depends on something besides the weights and the batch",
+        f"the loss of update 1 is {values}, before any weight has changed: it is not a mean "
+        "over samples, or depends on more than the weights and the batch",
         "compute the loss as a mean over the samples of the micro-batch",
     )
 
 
 def cause_of_ratio(sentence: str, ratio: float, accumulation: int) -> Cause:
-    """Return why gradients of micro-batches are larger or smaller.
+    """Return the cause of gradients that are too large or too small with micro-batches.
 
     Args:
-        sentence: how the gradients differ.
-        ratio: their norm divided by that of the whole batch.
-        accumulation: how many micro-batches an update has.
+        sentence: a sentence about the gradients that differ.
+        ratio: the norm with micro-batches divided by the norm with the whole batch.
+        accumulation: the number of micro-batches in an update.
     """
     if is_near(ratio, accumulation):
         return Cause(
@@ -126,5 +132,5 @@ def cause_of_ratio(sentence: str, ratio: float, accumulation: int) -> Cause:
 CHECK = Check(
     "accumulation",
     "n micro-batches of b samples make the same updates as one of n × b",
-    answer,
+    check_accumulation,
 )

@@ -1,20 +1,25 @@
-"""Whether a recipe learns: the objective improves on the data that it evaluates."""
+"""Checks that a recipe learns: its objective improves on the data that it evaluates."""
 
 from dataclasses import dataclass
 
 from common.tools.prove.bench import Bench, Check, RunSpec, Verdict
-from common.tools.prove.checks.figures import readings_of_evaluation
-from common.tools.prove.flags import EPOCHS, number
-from common.tools.prove.margins import ERRORS, LATER_ERRORS, Evaluation, improvement
-from common.tools.prove.observation import Evaluated, ObservedRun
+from common.tools.prove.checks.figures import split_passes_of_evaluation
+from common.tools.prove.flags import EPOCHS, whole_number
+from common.tools.prove.margins import (
+    LONGER_STANDARD_ERRORS,
+    STANDARD_ERRORS,
+    ObjectiveValue,
+    improvement,
+)
+from common.tools.prove.observation import ObservedEvaluation, ObservedRun
 
-LONGER = 4  # times the updates of the first run
-EVALUATION_SAMPLES = 513  # of each split, at most; more than in other runs, for a smaller margin
+LONGER_FACTOR = 4  # the longer run has this many times the updates of the first run
+EVALUATION_SAMPLES = 513  # the most of each split; more than in other runs, for a smaller margin
 INSTRUMENTS = ("common.tools.prove.instruments.outcomes",)
 ADVICE = (
     "pass more --updates or a larger --learning-rate first; if that does not help, look for a loss "
-    "that the weights do not reach, an optimizer without the model's parameters, or a metric of "
-    "the wrong direction in OBJECTIVE"
+    "that the weights do not reach, an optimizer without the model's parameters, or the wrong "
+    "direction of the metric in OBJECTIVE"
 )
 
 
@@ -22,38 +27,41 @@ ADVICE = (
 class Learning:
     """The objective of a run before training, and of its last model."""
 
-    before: Evaluation | None  # None: the recipe makes no evaluation before the first update
-    after: Evaluation | None  # None: no evaluation has the objective as a number
-    updates: int  # made before the latter
+    before: ObjectiveValue | None  # None: the recipe makes no evaluation before the first update
+    after: ObjectiveValue | None  # None: no evaluation has the objective as a whole_number
+    updates: int  # the number of updates before the latter
 
 
 def learning_of(run: ObservedRun, metric: str) -> Learning:
     """Return the objective of a run on its validation split.
 
-    The last model counts, not the best one: the best of several evaluations is better than before
-    training even if the model guesses.
+    The last model counts, not the best one. The best of several evaluations is probably better than
+    the one before training even if the model guesses.
     """
     split = run.started.validation_split
     samples = run.started.split_sizes[split]
     before = None
-    last: Evaluated | None = None
-    for record in run.launches[0].of(Evaluated):
+    last: ObservedEvaluation | None = None
+    for record in run.launches[0].of(ObservedEvaluation):
         if metric not in record.figures or record.split != split:
             continue
         if record.phase == "rehearsal":
-            before = evaluation_of(run, record, metric, samples)
-        # After the last update, the final evaluation may be of the best model. It comes second.
+            before = objective_value(run, record, metric, samples)
+        # After the last update, the final evaluation may be of the best model. It comes second, so
+        # an evaluation at the same step does not replace the last one.
         elif last is None or record.step > last.step:
             last = record
-    after = None if last is None else evaluation_of(run, last, metric, samples)
+    after = None if last is None else objective_value(run, last, metric, samples)
     return Learning(before, after, 0 if last is None else last.step)
 
 
-def evaluation_of(run: ObservedRun, record: Evaluated, metric: str, samples: int) -> Evaluation:
-    return Evaluation(record.figures[metric], samples, readings_of_evaluation(run, record))
+def objective_value(
+    run: ObservedRun, record: ObservedEvaluation, metric: str, samples: int
+) -> ObjectiveValue:
+    return ObjectiveValue(record.figures[metric], samples, split_passes_of_evaluation(run, record))
 
 
-def answer(bench: Bench) -> Verdict:
+def check_learning(bench: Bench) -> Verdict:
     """Compare the objective before training with that of the last model.
 
     If it has not improved by the margin, a longer run decides: some models predict the largest
@@ -61,15 +69,15 @@ def answer(bench: Bench) -> Verdict:
     """
     verdict = verdict_of(bench, bench.run(learning_spec("learning")))
     if verdict.passed is False:
-        return verdict_of(bench, longer_run(bench), LATER_ERRORS)
+        return verdict_of(bench, longer_run(bench), LONGER_STANDARD_ERRORS)
     return verdict
 
 
-def verdict_of(bench: Bench, run: ObservedRun, errors: float = ERRORS) -> Verdict:
-    """Judge one run.
+def verdict_of(bench: Bench, run: ObservedRun, errors: float = STANDARD_ERRORS) -> Verdict:
+    """Return the verdict on one run.
 
     Args:
-        errors: standard errors by which the objective has to improve.
+        errors: the margin, as a number of standard errors.
     """
     objective = bench.recipe.objective
     metric = objective.metric
@@ -82,29 +90,29 @@ def verdict_of(bench: Bench, run: ObservedRun, errors: float = ERRORS) -> Verdic
             "the recipe makes no evaluation before the first update (rehearse=False)",
         )
     if learning.after is None:
-        cause = f"no evaluation has the objective {metric} as a number"
+        cause = f"no evaluation has the objective {metric} as a whole_number"
         return Verdict(False, subject, (cause,), ADVICE)
-    improved = improvement(objective, learning.before, learning.after, errors)
+    gained = improvement(objective, learning.before, learning.after, errors)
     compared = (
         f"{subject}: {learning.before.value:.4g} before training, {learning.after.value:.4g} after "
-        f"{learning.updates} updates (margin: {improved.margin:.2g}, {improved.basis})"
+        f"{learning.updates} updates (margin: {gained.margin:.2g}, {gained.basis})"
     )
-    if improved.is_enough:
+    if gained.is_enough:
         return Verdict(True, compared)
-    cause = f"{metric} did not become better by the margin within {learning.updates} updates"
+    cause = f"{metric} did not improve by the margin within {learning.updates} updates"
     return Verdict(False, compared, (cause,), ADVICE)
 
 
 def longer_run(bench: Bench) -> ObservedRun:
-    """Return a run with more epochs of the same samples, and otherwise the proof's flags."""
+    """Return a run with the proof's flags, but more epochs of the same samples."""
     flags = bench.flags.flags
     name = "--max-steps" if "--max-steps" in flags else "--epochs"
-    length = number(flags, name, EPOCHS)
-    return bench.run(learning_spec("longer", (name, str(LONGER * length))))
+    length = whole_number(flags, name, EPOCHS)
+    return bench.run(learning_spec("longer", (name, str(LONGER_FACTOR * length))))
 
 
 def learning_spec(name: str, flags: tuple[str, ...] = ()) -> RunSpec:
-    """Return a run whose evaluations have many samples, with the outcome of each."""
+    """Return the specification of a run whose evaluations have many samples, with outcomes."""
     return RunSpec(
         name,
         flags,
@@ -118,5 +126,5 @@ CHECK = Check(
     "learns",
     "the objective is better than before training by more than chance, on the data that it "
     "evaluates",
-    answer,
+    check_learning,
 )

@@ -11,16 +11,17 @@ from common.tools.prove.observation import ObservedRun
 from common.tools.prove.steady import eventful_run, steady_run
 
 MEBIBYTE = 2**20
-# The most that memory may grow by, in MiB an update or an evaluation. Live tensors and a device's
-# allocator are exact. The process's allocator also has small objects of Python. Resident memory,
-# which is only used where the allocator does not tell, grows and shrinks by whole pages.
+# The most that each type of memory may grow, in MiB for each update or evaluation. The figures of
+# live tensors and of a device's allocator are exact. The process's allocator also counts small
+# objects of Python. Resident memory, which grows and shrinks by whole pages, is used only if the
+# allocator does not report the memory in use.
 MOST = {
     "tensors": 0.0002,
     "device": 0.01,
     "in_use": 0.005,
     "resident": 0.5,
 }
-# Each evaluation leaves a row and some facts behind, and a save may still be written.
+# Each evaluation leaves a row behind, and a save may still be in progress.
 MOST_OF_EVALUATIONS = {**MOST, "in_use": 0.05}
 WORDS = {
     "tensors": "live tensors",
@@ -28,53 +29,53 @@ WORDS = {
     "in_use": "the process's memory",
     "resident": "the process's resident memory",
 }
-BYTES_OF_TENSOR = 512  # besides its values: the objects of Python and C++
+BYTES_OF_TENSOR = 512  # the Python and C++ objects of a tensor, without its values
 LEAST_POINTS = 5
-LEAST_RISES = 0.7  # share of the neighbouring points between which memory rises; noise has half
+LEAST_RISES = 0.7  # the share of neighbouring points with a rise; noise has half
 ADVICE = (
-    "keep no tensors from update to update, or of evaluations: hand them to run.record, or keep "
-    "numbers; `.detach()` a loss that is added up, whose graph of gradients would stay"
+    "do not keep tensors from update to update, or from evaluations: pass them to run.record, or "
+    "keep numbers; call .detach() on a loss that is added up, or its graph of gradients stays"
 )
 
 
 @dataclass(frozen=True)
 class Growth:
-    """How much one kind of memory grows."""
+    """The growth of one type of memory."""
 
-    kind: str
-    slope: float  # MiB an update
-    most: float  # that is allowed
-    rises: float  # share of neighbouring points with a rise of at least half of what is allowed
+    memory_type: str  # a key of MOST
+    slope: float  # MiB for each update
+    most: float  # the allowed slope
+    rises: float  # the share of neighbouring points with more than half of the allowed slope
 
     @property
     def is_too_much(self) -> bool:
         return self.slope > self.most and self.rises >= LEAST_RISES
 
 
-def answer(bench: Bench) -> Verdict:
+def check_memory(bench: Bench) -> Verdict:
     """Measure a run of updates alone, and then one with an evaluation after each update."""
     verdict = verdict_of(steady_run(bench))
     if not verdict.passed:
         return verdict
-    later = verdict_of(eventful_run(bench), "evaluation", MOST_OF_EVALUATIONS)
-    compared = f"{verdict.compared}; with an evaluation after each update: {later.compared}"
-    return Verdict(later.passed, compared, later.causes, later.advice)
+    eventful = verdict_of(eventful_run(bench), "evaluation", MOST_OF_EVALUATIONS)
+    compared = f"{verdict.compared}; with an evaluation after each update: {eventful.compared}"
+    return Verdict(eventful.passed, compared, eventful.causes, eventful.advice)
 
 
 def verdict_of(run: ObservedRun, unit: str = "update", most: Mapping[str, float] = MOST) -> Verdict:
-    """Judge the growth of each kind of memory, and name the tensors that grow in number.
+    """Compare the growth of each type of memory with the limit, and name tensors that accumulate.
 
     Args:
-        unit: what memory may grow with.
-        most: the allowed growth of each kind, in MiB a unit.
+        unit: the event that memory may grow with, an update or an evaluation.
+        most: the allowed growth of each type of memory, in MiB for each event.
     """
     notes = run.launches[0].of(MemoryInUse)
-    notes = notes[len(notes) // 3 :]  # the first third is warming up
+    notes = notes[len(notes) // 3 :]  # the first third is the warm-up
     if len(notes) < LEAST_POINTS:
-        return Verdict(None, "the run is too short to tell growth from warming up")
+        return Verdict(None, "the run is too short to tell growth from the warm-up")
     growths = growths_of(notes, most)
     compared = ", ".join(
-        f"{WORDS[growth.kind]} {growth.slope:+.4f} MiB an {unit} (at most {growth.most})"
+        f"{WORDS[growth.memory_type]} {growth.slope:+.4f} MiB an {unit} (at most {growth.most})"
         for growth in growths
     )
     causes = [growth_in_words(tensors) for tensors in run.launches[0].of(GrowingTensors)]
@@ -83,14 +84,14 @@ def verdict_of(run: ObservedRun, unit: str = "update", most: Mapping[str, float]
         return Verdict(True, f"updates {notes[0].step} to {notes[-1].step}: {compared}")
     for growth in too_much:
         causes.append(
-            f"{WORDS[growth.kind]} grows by {growth.slope:.4f} MiB an {unit}, and at most "
+            f"{WORDS[growth.memory_type]} grows by {growth.slope:.4f} MiB an {unit}, and at most "
             f"{growth.most} is usual"
         )
     return Verdict(False, compared, tuple(causes), ADVICE)
 
 
 def growths_of(notes: Sequence[MemoryInUse], most: Mapping[str, float]) -> list[Growth]:
-    """Return the growth of each kind of memory that was measured."""
+    """Return the growth of each type of memory that was measured."""
     measured: dict[str, list[float]] = {
         "tensors": [note.tensor_bytes + note.tensors * BYTES_OF_TENSOR for note in notes]
     }
@@ -101,38 +102,37 @@ def growths_of(notes: Sequence[MemoryInUse], most: Mapping[str, float]) -> list[
         measured |= complete("in_use", [note.in_use for note in notes])
     steps = [float(note.step) for note in notes]
     growths = []
-    for kind, values in measured.items():
+    for memory_type, values in measured.items():
         slopes = slopes_between(steps, [value / MEBIBYTE for value in values])
-        rises = sum(rise > most[kind] / 2 for rise in slopes) / len(slopes)
+        rises = sum(rise > most[memory_type] / 2 for rise in slopes) / len(slopes)
         # Single jumps and drops, such as those at the end of an epoch, don't move the median.
-        growths.append(Growth(kind, median(slopes), most[kind], rises))
+        growths.append(Growth(memory_type, median(slopes), most[memory_type], rises))
     return growths
 
 
-def complete(kind: str, sizes: Sequence[int | None]) -> dict[str, list[float]]:
-    """Return the sizes of a kind of memory under its name; nothing if one was not measured."""
+def complete(memory_type: str, sizes: Sequence[int | None]) -> dict[str, list[float]]:
+    """Return the sizes of a type of memory under its name; empty if one was not measured."""
     known = [float(size) for size in sizes if size is not None]
-    return {kind: known} if len(known) == len(sizes) else {}
+    return {memory_type: known} if len(known) == len(sizes) else {}
 
 
-def slopes_between(places: Sequence[float], values: Sequence[float]) -> list[float]:
+def slopes_between(steps: Sequence[float], values: Sequence[float]) -> list[float]:
     """Return the slope between each point and the next one."""
-    points = zip(places, values, strict=True)
-    return [
-        (value - value_before) / (place - place_before)
-        for (place_before, value_before), (place, value) in pairwise(points)
-    ]
+    slopes = []
+    for (step, value), (next_step, next_value) in pairwise(zip(steps, values, strict=True)):
+        slopes.append((next_value - value) / (next_step - step))
+    return slopes
 
 
 def growth_in_words(tensors: GrowingTensors) -> str:
-    """Return which tensors become more, by how much, and who holds them."""
+    """Return a sentence about tensors whose number grows, and the variable that holds them."""
     size = " × ".join(str(length) for length in tensors.shape) or "a single value"
     return (
-        f"tensors of {tensors.dtype} [{size}] became more by {tensors.more}, to {tensors.count}, "
-        f"held by {tensors.holder}"
+        f"the number of {tensors.dtype} [{size}] tensors grew by {tensors.more} to "
+        f"{tensors.count}; they are held by {tensors.holder}"
     )
 
 
 CHECK = Check(
-    "memory", "memory does not grow with the updates, nor with evaluations and saves", answer
+    "memory", "memory does not grow with the updates, nor with evaluations and saves", check_memory
 )

@@ -1,4 +1,4 @@
-"""Checks that two processes make the updates of one, also when the number changes on a resume."""
+"""Checks that two processes make the same updates as one, also after a resume on another number."""
 
 from dataclasses import dataclass
 
@@ -13,29 +13,29 @@ from common.tools.prove.bench import (
     skipped,
 )
 from common.tools.prove.comparison import (
-    Way,
-    Ways,
+    UpdateLayout,
+    UpdateLayouts,
     drawn_generators,
-    mixers_of,
-    run_of,
-    ways_of,
+    run_with_layout,
+    sample_mixing_of,
+    update_layouts,
 )
 from common.tools.prove.instruments.updates import COMPARED_UPDATE
-from common.tools.prove.notes import Mixers
+from common.tools.prove.notes import SampleMixing
 from common.tools.prove.observation import ObservedRun
 from common.tools.prove.pairs import (
-    Pair,
+    RunPair,
     cause_of_figures,
     cause_of_later_loss,
     cause_of_optimizers,
     cause_of_weights,
+    comparison_in_words,
     is_near,
-    summary,
-    values_of,
+    values_in_words,
 )
 
-STOPPED_AFTER = COMPARED_UPDATE - 1  # so that the resumed run makes the update that is compared
-KILLED_AFTER = COMPARED_UPDATE + 2  # the proof's runs have a checkpoint after update 3
+STOPPED_AFTER = COMPARED_UPDATE - 1  # the resumed run makes the compared update
+KILLED_AFTER = COMPARED_UPDATE + 2  # later than the checkpoint after update 3
 NOT_RESUMED = (
     "no resume on another number of processes was compared, because one process makes an update of "
     "a single batch, which two can't divide"
@@ -43,25 +43,25 @@ NOT_RESUMED = (
 
 
 @dataclass(frozen=True)
-class Move:
-    """A run that goes on with another number of processes after an interruption."""
+class ProcessCountChange:
+    """A run that is resumed on a different number of processes after an interruption."""
 
-    name: str  # of the run
+    name: str  # the name of the run
     interruption: Interruption
-    processes: int  # of its first launch
+    processes: int  # the number of processes of the first launch
     resumed_processes: int
-    words: str
+    words: str  # a phrase about the run
 
 
-MOVES = (
-    Move(
+PROCESS_COUNT_CHANGES = (
+    ProcessCountChange(
         "from-one-to-two",
         Interruption("stop", STOPPED_AFTER),
         1,
         2,
         f"a run stopped on one process after update {STOPPED_AFTER} and resumed on two",
     ),
-    Move(
+    ProcessCountChange(
         "from-two-to-one",
         Interruption("update", KILLED_AFTER),
         2,
@@ -71,80 +71,88 @@ MOVES = (
 )
 
 
-def answer(bench: Bench) -> Verdict:
-    """Compare two processes with one, and then with the latter, runs that change the number."""
-    ways = ways_of(bench)
-    distributed = run_of(bench, "two-processes", ways.distributed)
-    single, way = run_on_one(bench, ways, mixers_of(distributed))
-    verdict = verdict_of(Pair(single, distributed, way, ways.distributed))
+def check_processes(bench: Bench) -> Verdict:
+    """Compare a run on one process with one on two, and with runs that change the number."""
+    layouts = update_layouts(bench)
+    distributed = run_with_layout(bench, "two-processes", layouts.distributed)
+    single, layout = run_on_one(bench, layouts, sample_mixing_of(distributed))
+    verdict = verdict_of(RunPair(single, distributed, layout, layouts.distributed))
     if not verdict.passed:
         return verdict
-    if way.accumulation == 1:
+    if layout.accumulation == 1:
         return Verdict(True, f"{verdict.compared}; {NOT_RESUMED}")
-    for move in MOVES:
-        moved = run_of(
+    for change in PROCESS_COUNT_CHANGES:
+        changed_run = run_with_layout(
             bench,
-            move.name,
-            ways.distributed if move.processes > 1 else way,
-            interruptions=(move.interruption,),
-            resumed_processes=move.resumed_processes,
+            change.name,
+            layouts.distributed if change.processes > 1 else layout,
+            interruptions=(change.interruption,),
+            resumed_processes=change.resumed_processes,
         )
-        resumed = verdict_of(Pair(single, moved, way, ways.distributed))
-        if not resumed.passed:
-            causes = tuple(f"{move.words}: {cause}" for cause in resumed.causes)
+        resumed_verdict = verdict_of(RunPair(single, changed_run, layout, layouts.distributed))
+        if not resumed_verdict.passed:
+            causes = tuple(f"{change.words}: {cause}" for cause in resumed_verdict.causes)
             return Verdict(
-                resumed.passed, f"{move.words}: {resumed.compared}", causes, resumed.advice
+                resumed_verdict.passed,
+                f"{change.words}: {resumed_verdict.compared}",
+                causes,
+                resumed_verdict.advice,
             )
-    return Verdict(True, "; ".join([verdict.compared, *(move.words for move in MOVES)]))
+    changes = [change.words for change in PROCESS_COUNT_CHANGES]
+    return Verdict(True, "; ".join([verdict.compared, *changes]))
 
 
-def answer_sharded(bench: Bench) -> Verdict:
-    """Compare one process with two that divide the weights among them by FSDP2."""
-    ways = ways_of(bench)
-    sharded = run_of(bench, "sharded", ways.distributed, environment=tuple(FSDP2_VARIABLES.items()))
-    single, way = run_on_one(bench, ways, mixers_of(sharded))
-    return verdict_of(Pair(single, sharded, way, ways.distributed))
+def check_sharded_processes(bench: Bench) -> Verdict:
+    """Compare one process with two that shard the weights with FSDP2."""
+    layouts = update_layouts(bench)
+    sharded = run_with_layout(
+        bench, "sharded", layouts.distributed, environment=tuple(FSDP2_VARIABLES.items())
+    )
+    single, layout = run_on_one(bench, layouts, sample_mixing_of(sharded))
+    return verdict_of(RunPair(single, sharded, layout, layouts.distributed))
 
 
-def run_on_one(bench: Bench, ways: Ways, mixers: Mixers) -> tuple[ObservedRun, Way]:
-    """Return the run on one process that two processes should equal, and its way.
+def run_on_one(
+    bench: Bench, layouts: UpdateLayouts, mixing: SampleMixing
+) -> tuple[ObservedRun, UpdateLayout]:
+    """Return the run on one process that is the baseline for two processes, and its layout.
 
-    A loss that compares samples with each other needs a larger batch in the place of accumulation.
+    A loss that compares samples with each other needs a larger batch instead of accumulation.
     """
-    if mixers.couples_samples:
-        return run_of(bench, "whole", ways.whole), ways.whole
-    return run_of(bench, "divided", ways.divided), ways.divided
+    if mixing.couples_samples:
+        return run_with_layout(bench, "whole", layouts.whole), layouts.whole
+    return run_with_layout(bench, "divided", layouts.divided), layouts.divided
 
 
-def verdict_of(pair: Pair) -> Verdict:
+def verdict_of(pair: RunPair) -> Verdict:
     """Compare a run on one process with one on two."""
-    mixers = mixers_of(pair.second)
-    if "SyncBatchNorm" in mixers.layers:
+    mixing = sample_mixing_of(pair.variant)
+    if "SyncBatchNorm" in mixing.layers:
         return skipped("SyncBatchNorm mixes the samples of all processes")
     cause = cause_of(pair)
-    if cause is None and not mixers.layers:
+    if cause is None and not mixing.layers:
         cause = cause_of_figures(pair)
-    compared = summary(pair)
-    if mixers.layers:
+    compared = comparison_in_words(pair)
+    if mixing.layers:
         compared += (
-            f"; {' and '.join(mixers.layers)} averages its statistics over processes, so "
+            f"; {' and '.join(mixing.layers)} averages its statistics over processes, so "
             "evaluations are not compared"
         )
     if cause is None:
         return Verdict(True, compared)
-    generators = drawn_generators(pair.second)
+    generators = drawn_generators(pair.variant)
     if generators:
         names = " and ".join(generators)
         return skipped(f"the loop draws random numbers on each process (generator {names})")
     return failed(compared, [cause])
 
 
-def cause_of(pair: Pair) -> Cause | None:
-    """Return why two processes make other updates than one, in words about processes."""
+def cause_of(pair: RunPair) -> Cause | None:
+    """Return the cause that two processes make different updates from one; None if they agree."""
     difference = pair.first_difference()
     if difference is None:
         return cause_of_weights(pair)
-    values = values_of(pair, difference)
+    values = values_in_words(pair, difference)
     if difference.quantity == "optimizers":
         return cause_of_optimizers(pair, difference)
     if difference.quantity == "learning rate":
@@ -156,10 +164,10 @@ def cause_of(pair: Pair) -> Cause | None:
     if difference.quantity == "gradients":
         sentence = f"the gradients of update {difference.update} have the norm {values}"
         ratio = difference.ratio
-        if mixers_of(pair.second).couples_samples:
+        if sample_mixing_of(pair.variant).couples_samples:
             return Cause(
-                f"{sentence}, {ratio:.2f} times as large: the loss of a process compares its own "
-                "samples alone, or counts those of others several times",
+                f"{sentence}, {ratio:.2f} times as large: the loss of a process compares only "
+                "its own samples, or counts those of others several times",
                 "gather the rows of all processes by run.gather(rows), and take the mean",
             )
         return cause_of_ratio(sentence, ratio)
@@ -167,14 +175,14 @@ def cause_of(pair: Pair) -> Cause | None:
         return cause_of_later_loss(pair, difference)
     return Cause(
         f"the loss of update 1 is {values}, before any weight has changed: the loss that is "
-        "recorded is no mean over the samples of a process",
+        "recorded is not a mean over the samples of a process",
         "pass run.record the mean loss of the process's own samples; the run averages it over "
         "processes",
     )
 
 
 def cause_of_ratio(sentence: str, ratio: float) -> Cause:
-    """Return why gradients are larger or smaller on two processes."""
+    """Return the cause of gradients that are too large or too small on two processes."""
     if is_near(ratio, 0.5):
         return Cause(
             f"{sentence}, half as large: on one process, the loss is not divided by the number of "
@@ -197,11 +205,11 @@ def cause_of_ratio(sentence: str, ratio: float) -> Cause:
 CHECK = Check(
     "processes",
     "two processes make the same updates as one, also after a resume if it accumulates batches",
-    answer,
+    check_processes,
 )
 SHARDED_CHECK = Check(
     "sharded",
     "two processes that divide the weights among them by FSDP2 make the same updates as one",
-    answer_sharded,
+    check_sharded_processes,
     is_optional=True,
 )

@@ -1,4 +1,4 @@
-"""Whether the same command gives the same bits twice."""
+"""Checks that the same command gives the same bits twice."""
 
 from common.tools.prove.bench import Bench, Check, RunSpec, Verdict, failed
 from common.tools.prove.causes import causes_of_repeat
@@ -6,19 +6,21 @@ from common.tools.prove.differences import first_difference
 from common.tools.prove.results import Results, differences_of_results
 
 
-def answer(bench: Bench) -> Verdict:
+def check_repeating(bench: Bench) -> Verdict:
     """Compare the reference run with another run of the same command."""
     reference = bench.reference
-    other = bench.run(RunSpec("repeated", is_fresh=True))
+    repeated = bench.run(RunSpec("repeated", is_fresh=True))
     results = Results(reference.directory)
     compared = f"{reference.started.total_steps} updates, {results.summary}, of 2 runs"
-    differences = differences_of_results(results, Results(other.directory))
-    difference = first_difference(reference, other)
+    differences = differences_of_results(results, Results(repeated.directory))
+    difference = first_difference(reference, repeated)
     if difference is None and not differences:
         return Verdict(True, compared)
-    return failed(compared, causes_of_repeat(reference, other, difference), differences)
+    return failed(compared, causes_of_repeat(reference, repeated, difference), differences)
 
 
 CHECK = Check(
-    "repeatable", "the same command twice gives the same weights, rows and best model", answer
+    "repeatable",
+    "the same command twice gives the same weights, rows and best model",
+    check_repeating,
 )

@@ -1,28 +1,28 @@
-"""Whether an interrupted run, once resumed, ends with the bits of an uninterrupted one."""
+"""Checks that a resumed run ends with the same bits as an uninterrupted one."""
 
 import random
 
 from common.tools.prove.bench import Bench, Check, Interruption, RunSpec, Verdict, failed
 from common.tools.prove.causes import causes_of_resume
 from common.tools.prove.differences import first_difference
-from common.tools.prove.observation import Evaluated, Interrupted, ObservedRun, Saved
+from common.tools.prove.observation import Interrupted, ObservedEvaluation, ObservedRun, Saved
 from common.tools.prove.observed import Manner
 from common.tools.prove.results import Results, differences_of_results
 
 MANNERS: tuple[Manner, ...] = ("update", "update", "save", "evaluation", "stop")
 
 
-def answer(bench: Bench) -> Verdict:
+def check_resuming(bench: Bench) -> Verdict:
     """Compare the reference run with one that was interrupted in each manner."""
     reference = bench.reference
-    other = bench.run(interrupted_spec(bench))
+    interrupted = bench.run(interrupted_spec(bench))
     results = Results(reference.directory)
-    compared = f"{results.summary}; {interruptions_in_words(other)}"
-    differences = differences_of_results(results, Results(other.directory))
-    difference = first_difference(reference, other)
+    compared = f"{results.summary}; {interruptions_in_words(interrupted)}"
+    differences = differences_of_results(results, Results(interrupted.directory))
+    difference = first_difference(reference, interrupted)
     if difference is not None or differences:
-        return failed(compared, causes_of_resume(reference, other, difference), differences)
-    missing = missing_manners(other)
+        return failed(compared, causes_of_resume(reference, interrupted, difference), differences)
+    missing = missing_manners(interrupted)
     if missing:
         return Verdict(
             False,
@@ -34,38 +34,42 @@ def answer(bench: Bench) -> Verdict:
 
 
 def interrupted_spec(bench: Bench) -> RunSpec:
-    """Return the run that is interrupted in each manner; several checks look at it."""
-    interruptions = draw_interruptions(bench.draws("interruptions"), bench.reference)
+    """Return the run that is interrupted in each manner. Several checks use it."""
+    interruptions = draw_interruptions(bench.random_generator("interruptions"), bench.reference)
     return RunSpec("interrupted", interruptions=interruptions)
 
 
-def draw_interruptions(draws: random.Random, reference: ObservedRun) -> tuple[Interruption, ...]:
-    """Draw where a run is interrupted, one after the other, spread over the whole run.
+def draw_interruptions(
+    generator: random.Random, reference: ObservedRun
+) -> tuple[Interruption, ...]:
+    """Draw the interruptions of a run, one in each of equal sections of its updates.
 
     Args:
-        draws: the generator.
+        generator: the source of random numbers.
         reference: an uninterrupted run with the same flags.
     """
     total_steps = reference.started.total_steps
     rank_zero = reference.launches[0]
     last_steps = {
         "save": max((record.step for record in rank_zero.of(Saved)), default=total_steps),
-        "evaluation": max((record.step for record in rank_zero.of(Evaluated)), default=total_steps),
+        "evaluation": max(
+            (record.step for record in rank_zero.of(ObservedEvaluation)), default=total_steps
+        ),
     }
     manners = [*MANNERS]
-    draws.shuffle(manners)
+    generator.shuffle(manners)
     interruptions = []
     for number, manner in enumerate(manners):
-        begin = number * total_steps // len(manners)
-        end = (number + 1) * total_steps // len(manners)
-        step = draws.randint(begin + 1, max(begin + 1, end - 1))
+        section_begin = number * total_steps // len(manners)
+        section_end = (number + 1) * total_steps // len(manners)
+        step = generator.randint(section_begin + 1, max(section_begin + 1, section_end - 1))
         step = min(step, last_steps.get(manner, total_steps - 1))
-        interruptions.append(Interruption(manner, max(1, step), draws.random()))
+        interruptions.append(Interruption(manner, max(1, step), generator.random()))
     return tuple(interruptions)
 
 
 def interruptions_in_words(run: ObservedRun) -> str:
-    """Return where a run was interrupted, such as "killed after update 4, before batch 2 of …"."""
+    """Return the interruptions of a run in words, such as "killed after update 4"."""
     kills: list[str] = []
     stops: list[str] = []
     for _, record in run.all(Interrupted):
@@ -79,7 +83,7 @@ def interruptions_in_words(run: ObservedRun) -> str:
 
 
 def missing_manners(run: ObservedRun) -> list[str]:
-    """Return the manners of interruption that a run has not met."""
+    """Return the planned manners in which a run was not interrupted."""
     missing: list[str] = [*MANNERS]
     for _, record in run.all(Interrupted):
         missing.remove(record.manner)
@@ -90,5 +94,5 @@ CHECK = Check(
     "resumes",
     "killed at two updates, in a save and in an evaluation, and stopped by SIGTERM, the run ends "
     "with the same weights, rows and best model",
-    answer,
+    check_resuming,
 )

@@ -7,50 +7,51 @@ from dataclasses import dataclass
 
 from common.tools.prove.bench import Bench, Cause, Check, RunFailedError, Verdict, failed
 from common.tools.prove.checks.resuming import interrupted_spec
-from common.tools.prove.comparison import run_of, ways_of
-from common.tools.prove.notes import NotGiven, UnusedRows
+from common.tools.prove.comparison import run_with_layout, update_layouts
+from common.tools.prove.notes import MissingRows, UnusedRows
 from common.tools.prove.observation import (
-    Evaluated,
     EvaluationBatch,
     MicroBatch,
+    ObservedEvaluation,
     ObservedLaunch,
     ObservedRun,
     Recorded,
 )
 
-LEAST_BATCHES = 3  # a position counts as unused if it had no gradient in so many batches
-MOST_NAMED = 5  # samples that a sentence lists
+LEAST_BATCHES = 3  # a position is unused if it has no gradient in at least this many batches
+MOST_NAMED = 5  # the most samples that a sentence lists
 ADVICE_TRAINING = (
     "use each batch of run.batches(train_loader) whole, and call run.record once for each"
 )
 ADVICE_EVALUATION = (
     "read the whole loader, `for batch in loader`; with run.equal_batches(loader), apply the mask "
-    "to whatever is added up"
+    "to everything that is added up"
 )
 
-NO_WHOLE_EPOCH = Cause(
-    "the run on two processes made no whole epoch, so nobody knows whether they use all samples",
+NO_COMPLETED_EPOCH = Cause(
+    "the run on two processes completed no epoch, so the check can't tell whether an epoch uses "
+    "all samples",
     "pass fewer --updates or more --epochs, so that an epoch is shorter",
 )
 
 
-def answer(bench: Bench) -> Verdict:
-    """Check the reference run, one on two processes, and all runs that were interrupted."""
-    ways = ways_of(bench)
-    distributed = run_of(bench, "two-processes", ways.distributed)
+def check_samples(bench: Bench) -> Verdict:
+    """Check the reference run, a divided one, one on two processes, and an interrupted one."""
+    layouts = update_layouts(bench)
+    distributed = run_with_layout(bench, "two-processes", layouts.distributed)
     runs = [
         bench.reference,
-        run_of(bench, "divided", ways.divided),
+        run_with_layout(bench, "divided", layouts.divided),
         distributed,
         *interrupted_runs(bench),
     ]
     causes = [cause for run in runs for cause in causes_of(run)]
-    if not whole_epochs(distributed):
-        causes.append(NO_WHOLE_EPOCH)
+    if not completed_epochs(distributed):
+        causes.append(NO_COMPLETED_EPOCH)
     evaluations = sum(len(complete_evaluations(run)) for run in runs)
     samples = bench.reference.started.split_sizes["train"]
     launches = sum(len(run.of_rank(0)) for run in runs)
-    epochs = ", ".join(f"{len(whole_epochs(run))} of {run.name}" for run in runs)
+    epochs = ", ".join(f"{len(completed_epochs(run))} of {run.name}" for run in runs)
     compared = (
         f"{samples} training samples and {evaluations} evaluations, in {len(runs)} runs with "
         f"{launches} starts; whole epochs: {epochs}"
@@ -61,18 +62,18 @@ def answer(bench: Bench) -> Verdict:
 def interrupted_runs(bench: Bench) -> Iterator[ObservedRun]:
     """Yield the run that the check `resumes` interrupts.
 
-    If the run failed, that check reports it, and nothing is yielded here.
+    If the run failed, that check reports the failure, and this function yields nothing.
     """
     with contextlib.suppress(RunFailedError):
         yield bench.run(interrupted_spec(bench))
 
 
 def causes_of(run: ObservedRun) -> Iterator[Cause]:
-    """Yield what is wrong with the samples of a run."""
-    yield from unrecorded(run)
-    yield from repeated_otherwise(run)
+    """Yield the mistakes in the samples of a run."""
+    yield from unrecorded_batches(run)
+    yield from repeated_updates(run)
     yield from wrong_epochs(run)
-    yield from rows_not_given(run)
+    yield from missing_rows(run)
     yield from rows_without_gradient(run)
     yield from wrong_evaluations(run)
 
@@ -80,8 +81,8 @@ def causes_of(run: ObservedRun) -> Iterator[Cause]:
 # Training
 
 
-def unrecorded(run: ObservedRun) -> Iterator[Cause]:
-    """Yield a cause if the loop takes a batch and does not record it."""
+def unrecorded_batches(run: ObservedRun) -> Iterator[Cause]:
+    """Yield a cause if the loop takes a batch without recording it."""
     for launch in run.launches:
         pending: MicroBatch | None = None
         for record in launch.records:
@@ -92,32 +93,33 @@ def unrecorded(run: ObservedRun) -> Iterator[Cause]:
             if pending is not None:
                 yield Cause(
                     f"the loop took a batch for update {pending.step + 1} and did not record it: "
-                    f"{len(pending.samples)} samples were skipped ({named(pending.samples)})",
+                    f"{len(pending.samples)} samples were skipped "
+                    f"({first_samples(pending.samples)})",
                     ADVICE_TRAINING,
                 )
                 return
             pending = record
 
 
-def repeated_otherwise(run: ObservedRun) -> Iterator[Cause]:
-    """Yield a cause if a resumed run repeats an update with other samples than before."""
+def repeated_updates(run: ObservedRun) -> Iterator[Cause]:
+    """Yield a cause if a resumed run repeats an update with different samples."""
     samples: dict[tuple[int, int, int, int], list[int]] = {}
     for launch, record in run.all(MicroBatch):
-        # Another number of processes divides the same samples in another way.
+        # On a different number of processes, the ranks get different samples of the update.
         world_size = len(run.of_launch(launch.launch))
         key = (world_size, launch.rank, record.step, record.micro_batch)
-        before = samples.setdefault(key, record.samples)
-        if before != record.samples:
+        earlier_samples = samples.setdefault(key, record.samples)
+        if earlier_samples != record.samples:
             yield Cause(
-                f"update {record.step + 1} was made of the samples {named(before)}, and after the "
-                f"resume of {named(record.samples)}",
-                "let the run's loader order the samples, which it does by seed and epoch",
+                f"update {record.step + 1} used the samples {first_samples(earlier_samples)}, and "
+                f"after the resume {first_samples(record.samples)}",
+                "let the run's loader order the samples: its order depends only on seed and epoch",
             )
             return
 
 
 def final_micro_batches(run: ObservedRun) -> list[MicroBatch]:
-    """Return the micro-batches of all ranks; of an update that was made again, the last ones."""
+    """Return the micro-batches of all ranks. If an update was repeated, the last ones count."""
     last_launch: dict[int, int] = {}
     for launch, record in run.all(MicroBatch):
         last_launch[record.step] = max(launch.launch, last_launch.get(record.step, 0))
@@ -128,13 +130,13 @@ def final_micro_batches(run: ObservedRun) -> list[MicroBatch]:
     ]
 
 
-def whole_epochs(run: ObservedRun) -> list[int]:
-    """Return the epochs, from 0, of which a run has made all updates."""
+def completed_epochs(run: ObservedRun) -> list[int]:
+    """Return the epochs, from 0, whose updates a run has all made."""
     updates: defaultdict[int, set[int]] = defaultdict(set)
     for record in final_micro_batches(run):
         updates[record.epoch].add(record.step)
-    whole = run.started.updates_per_epoch
-    return sorted(epoch for epoch, steps in updates.items() if len(steps) == whole)
+    updates_per_epoch = run.started.updates_per_epoch
+    return sorted(epoch for epoch, steps in updates.items() if len(steps) == updates_per_epoch)
 
 
 def wrong_epochs(run: ObservedRun) -> Iterator[Cause]:
@@ -144,35 +146,35 @@ def wrong_epochs(run: ObservedRun) -> Iterator[Cause]:
     """
     started = run.started
     size = started.split_sizes["train"]
-    whole = started.updates_per_epoch * started.samples_per_update
+    samples_per_epoch = started.updates_per_epoch * started.samples_per_update
     uses: defaultdict[int, Counter[int]] = defaultdict(Counter)
     for record in final_micro_batches(run):
         uses[record.epoch].update(record.samples)
-    made = whole_epochs(run)
+    completed = completed_epochs(run)
     for epoch, counts in sorted(uses.items()):
         repeated = [sample for sample, count in counts.items() if count > 1]
         if repeated:
             yield Cause(
                 f"epoch {epoch + 1} used {len(repeated)} training samples more than once "
-                f"({named(repeated)})",
+                f"({first_samples(repeated)})",
                 ADVICE_TRAINING,
             )
             return
-        if epoch in made and len(counts) != whole:
+        if epoch in completed and len(counts) != samples_per_epoch:
             yield Cause(
                 f"epoch {epoch + 1} used {len(counts)} of {size} training samples, and only "
-                f"{size - whole} may be left out, as an incomplete batch",
+                f"{size - samples_per_epoch} may be left out, as an incomplete batch",
                 ADVICE_TRAINING,
             )
             return
 
 
-def rows_not_given(run: ObservedRun) -> Iterator[Cause]:
+def missing_rows(run: ObservedRun) -> Iterator[Cause]:
     """Yield a cause if the model gets fewer samples than a batch has."""
-    for _, first in run.all(NotGiven):
+    for _, record in run.all(MissingRows):
         yield Cause(
-            f"the model gets only {first.rows} of the {first.samples} samples of a batch, first in "
-            f"update {first.step + 1}",
+            f"the model gets only {record.rows} of the {record.samples} samples of a batch, first "
+            f"in update {record.step + 1}",
             ADVICE_TRAINING,
         )
         return
@@ -180,7 +182,8 @@ def rows_not_given(run: ObservedRun) -> Iterator[Cause]:
 
 def rows_without_gradient(run: ObservedRun) -> Iterator[Cause]:
     """Yield a cause if the loss never depends on some positions of a batch."""
-    unused_by_size: defaultdict[int, list[set[int]]] = defaultdict(list)  # a set for each batch
+    # The unused positions of each batch, by the size of the batch.
+    unused_by_size: defaultdict[int, list[set[int]]] = defaultdict(list)
     for _, record in run.all(UnusedRows):
         unused_by_size[record.samples].append({*record.unused})
     for size, unused_by_batch in unused_by_size.items():
@@ -199,32 +202,36 @@ def rows_without_gradient(run: ObservedRun) -> Iterator[Cause]:
 
 
 @dataclass(frozen=True)
-class Evaluation:
-    """The samples that all ranks have read in one complete evaluation, and its figures."""
+class CompleteEvaluation:
+    """The samples that all ranks have read in an evaluation that was not interrupted."""
 
     step: int
     phase: str
-    split: str  # whose figures these are
+    split: str  # the split of the figures
     figures: dict[str, float]
-    uses: dict[str, Counter[int]]  # by split
+    uses: dict[str, Counter[int]]  # how often each sample was read, by split
 
 
-def complete_evaluations(run: ObservedRun) -> list[Evaluation]:
-    """Return the evaluations of all launches, without those that were interrupted."""
+def complete_evaluations(run: ObservedRun) -> list[CompleteEvaluation]:
+    """Return the evaluations of all launches, except those that were interrupted."""
     evaluations = []
     for number in sorted({launch.launch for launch in run.launches}):
         ranks = run.of_launch(number)
-        for record in ranks[0].of(Evaluated):
+        for record in ranks[0].of(ObservedEvaluation):
             uses: defaultdict[str, Counter[int]] = defaultdict(Counter)
             for batch in batches_of(ranks, record):
                 uses[batch.split].update(batch.samples)
             evaluations.append(
-                Evaluation(record.step, record.phase, record.split, record.figures, dict(uses))
+                CompleteEvaluation(
+                    record.step, record.phase, record.split, record.figures, dict(uses)
+                )
             )
     return evaluations
 
 
-def batches_of(ranks: list[ObservedLaunch], evaluated: Evaluated) -> Iterator[EvaluationBatch]:
+def batches_of(
+    ranks: list[ObservedLaunch], evaluated: ObservedEvaluation
+) -> Iterator[EvaluationBatch]:
     """Yield the batches of one evaluation of all ranks."""
     for launch in ranks:
         for record in launch.of(EvaluationBatch):
@@ -233,7 +240,7 @@ def batches_of(ranks: list[ObservedLaunch], evaluated: Evaluated) -> Iterator[Ev
 
 
 def wrong_evaluations(run: ObservedRun) -> Iterator[Cause]:
-    """Yield a cause for the first evaluation with wrong samples."""
+    """Yield the cause for the first evaluation with missing or repeated samples."""
     for evaluation in complete_evaluations(run):
         cause = cause_of_evaluation(evaluation, run.started.split_sizes[evaluation.split])
         if cause is not None:
@@ -241,43 +248,45 @@ def wrong_evaluations(run: ObservedRun) -> Iterator[Cause]:
             return
 
 
-def cause_of_evaluation(evaluation: Evaluation, size: int) -> Cause | None:
-    """Return what is wrong if an evaluation leaves out a sample or counts one too often.
+def cause_of_evaluation(evaluation: CompleteEvaluation, size: int) -> Cause | None:
+    """Return the cause if an evaluation leaves out a sample or counts one too often, or None.
 
     Args:
         size: the number of samples in the split.
     """
     uses = evaluation.uses.get(evaluation.split)
     if uses is None:
-        return None  # it reads its data in another way than from the loader
-    place = f"the {evaluation.phase} evaluation after update {evaluation.step}"
+        return None  # the evaluation does not read its data from the loader
+    evaluation_name = f"the {evaluation.phase} evaluation after update {evaluation.step}"
     if len(uses) < size:
         return Cause(
-            f"{place} read {len(uses)} of the {size} samples of {evaluation.split}",
+            f"{evaluation_name} read {len(uses)} of the {size} samples of {evaluation.split}",
             ADVICE_EVALUATION,
         )
-    usual = min(uses.values())  # an evaluation may read its split several times
-    repeated = [sample for sample, count in uses.items() if count > usual]
+    passes = min(uses.values())  # an evaluation may read its split several times
+    repeated = [sample for sample, count in uses.items() if count > passes]
     repetitions = ""
     if repeated:
-        repetitions = f", and {len(repeated)} samples were read twice or more ({named(repeated)})"
+        repetitions = (
+            f", and {len(repeated)} samples were read twice or more ({first_samples(repeated)})"
+        )
     counted = evaluation.figures.get("count")
     if counted is not None and counted != size:
         return Cause(
-            f"{place} counted {counted:g} samples, and {evaluation.split} has "
+            f"{evaluation_name} counted {counted:g} samples, and {evaluation.split} has "
             f"{size}{repetitions}: samples that only fill up a batch must not count",
             ADVICE_EVALUATION,
         )
     if counted is None and repeated:
         return Cause(
-            f"{place} read {len(uses)} samples{repetitions}, and logs no `count`",
+            f"{evaluation_name} read {len(uses)} samples{repetitions}, and logs no `count`",
             f"{ADVICE_EVALUATION}; log `count`, the number of samples that count",
         )
     return None
 
 
-def named(samples: list[int]) -> str:
-    """Return the first of some sample indices as text."""
+def first_samples(samples: list[int]) -> str:
+    """Return a list of the first samples as text."""
     text = ", ".join(str(sample) for sample in samples[:MOST_NAMED])
     return f"{text}, …" if len(samples) > MOST_NAMED else text
 
@@ -286,5 +295,5 @@ CHECK = Check(
     "samples",
     "each training sample is used once an epoch, and each evaluation sample once, over all ranks "
     "and across interruptions",
-    answer,
+    check_samples,
 )

@@ -11,14 +11,15 @@ from common.tools.prove.observation import ObservedRun
 
 UPDATES = 12
 LOG_EVERY = 4
-FIRST = 2  # updates in which code may do what it does once
+FIRST_CHECKED = 2  # in earlier updates, code may do work that is needed only once
 ADVICE = (
-    "hand tensors to run.record(loss, {...}), which reads them at log lines alone; on the device, "
-    "torch.where and masks that are multiplied take the place of `if` and of selected rows"
+    "pass tensors to run.record(loss, {...}), which reads them only at log lines; on the device, "
+    "use torch.where instead of `if`, and multiply by a mask instead of selecting rows"
 )
 
 
-def answer(bench: Bench) -> Verdict:
+def check_waits(bench: Bench) -> Verdict:
+    """Launch a run whose waits are observed, and look for waits between its log lines."""
     spec = RunSpec(
         "waits",
         (
@@ -32,29 +33,29 @@ def answer(bench: Bench) -> Verdict:
 
 
 def verdict_of(run: ObservedRun) -> Verdict:
-    """Name each line that waits between log lines.
+    """Return a verdict that names each line that waits between log lines.
 
-    A wait in an installed package is named without a failure, because the user can't edit it.
+    A wait in an installed package is named, but is not a failure, because the user can't edit it.
     """
-    updates_by_place: defaultdict[Place, set[int]] = defaultdict(set)
+    updates_by_line: defaultdict[WaitingLine, set[int]] = defaultdict(set)
     for _, wait in run.all(Wait):
-        if wait.step >= FIRST and not wait.is_logged:
-            updates_by_place[place_of(wait)].add(wait.step)
-    # Updates FIRST to UPDATES - 1, without those that end with a log line.
-    watched = sum(1 for step in range(FIRST, UPDATES) if (step + 1) % LOG_EVERY)
+        if wait.step >= FIRST_CHECKED and not wait.is_logged:
+            updates_by_line[waiting_line_of(wait)].add(wait.step)
+    # The checked updates are those without a log line at their end.
+    checked = sum(1 for step in range(FIRST_CHECKED, UPDATES) if (step + 1) % LOG_EVERY)
     causes: list[str] = []
     waits_of_packages: list[str] = []
-    for place, updates in sorted(updates_by_place.items()):
-        sentence = in_words(place, f"in {len(updates)} of {watched} updates")
-        (waits_of_packages if place.is_installed else causes).append(sentence)
-    compared = f"each operation of the loop in {watched} updates without a log line"
+    for line, updates in sorted(updates_by_line.items()):
+        sentence = in_words(line, f"in {len(updates)} of {checked} updates")
+        (waits_of_packages if line.is_installed else causes).append(sentence)
+    compared = f"each operation of the loop in {checked} updates without a log line"
     if waits_of_packages:
         compared += f"; installed packages wait as well: {'; '.join(waits_of_packages)}"
     return Verdict(not causes, compared, tuple(causes), ADVICE if causes else "")
 
 
-class Place(NamedTuple):
-    """Where the loop waits, and the line of the user's code that led there."""
+class WaitingLine(NamedTuple):
+    """A line that waits for the device, and the line of the user's code that led to it."""
 
     file: str
     line: int
@@ -64,8 +65,8 @@ class Place(NamedTuple):
     is_installed: bool
 
 
-def place_of(wait: Wait) -> Place:
-    return Place(
+def waiting_line_of(wait: Wait) -> WaitingLine:
+    return WaitingLine(
         wait.file,
         wait.line,
         wait.operation,
@@ -75,22 +76,25 @@ def place_of(wait: Wait) -> Place:
     )
 
 
-def in_words(place: Place, updates: str) -> str:
-    """Return where the loop waits, in which updates, and who has called that line."""
-    text = linecache.getline(place.file, place.line).strip()
+def in_words(waiting_line: WaitingLine, updates: str) -> str:
+    """Return a sentence about a line that waits, in which updates, and the line that called it."""
+    text = linecache.getline(waiting_line.file, waiting_line.line).strip()
     sentence = (
-        f"{Path(place.file).name}, line {place.line}, waits for the device by {place.operation}, "
-        f"{updates}: {text}"
+        f"{Path(waiting_line.file).name}, line {waiting_line.line}, waits for the device by "
+        f"{waiting_line.operation}, {updates}: {text}"
     )
-    if (place.caller_file, place.caller_line) == (place.file, place.line):
+    if (waiting_line.caller_file, waiting_line.caller_line) == (
+        waiting_line.file,
+        waiting_line.line,
+    ):
         return sentence
-    caller_text = linecache.getline(place.caller_file, place.caller_line).strip()
-    caller = f"{Path(place.caller_file).name}, line {place.caller_line}"
+    caller_text = linecache.getline(waiting_line.caller_file, waiting_line.caller_line).strip()
+    caller = f"{Path(waiting_line.caller_file).name}, line {waiting_line.caller_line}"
     return f"{sentence} (called by {caller}: {caller_text})"
 
 
 CHECK = Check(
     "waits",
     "the loop does not wait for the device between log lines",
-    answer,
+    check_waits,
 )

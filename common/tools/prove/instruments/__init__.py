@@ -1,1 +1,1 @@
-"""What single checks observe besides the usual records; see `common.tools.prove.session`."""
+"""Observers for single checks, in addition to those of all runs; see `prove.session`."""

@@ -1,7 +1,7 @@
-"""Measures the time between two log lines by a clock of its own, for comparison with the speed.
+"""Measures the time between two log lines, for comparison with the logged speed.
 
-It writes an `Interval` at the beginning of a log line, for the time since the end of the last one.
-If an evaluation or a save came between them, it writes nothing.
+At the beginning of a log line, it writes a `LogInterval` with the time since the end of the last
+log line. If there was an evaluation or a save between them, it writes nothing.
 """
 
 import time
@@ -12,51 +12,53 @@ from torch import nn
 
 from common.measure.meters import Meters
 from common.run import Run
-from common.tools.prove.notes import Interval
+from common.tools.prove.notes import LogInterval
 from common.tools.prove.session import Session
 
 
 def install(session: Session) -> None:
     clock = Clock(session)
-    session.wrap(Meters, "interval", clock.logging)
-    session.wrap(Run, "save", clock.saving)
-    session.wrap(Run, "evaluating", clock.evaluating)
+    session.wrap(Meters, "interval", clock.around_interval)
+    session.wrap(Run, "save", clock.around_save)
+    session.wrap(Run, "evaluating", clock.around_evaluating)
 
 
 class Clock:
-    """Takes the time at each log line."""
+    """Measures the time between log lines."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self.began: float | None = None  # when the last log line was complete
+        self.began: float | None = None  # the end of the last log line
         self.first_step = 0  # the update of that line
-        self.is_pure = True  # whether there were only updates since then
+        self.has_only_updates = True  # whether there were only updates since then
 
-    def logging(
+    def around_interval(
         self, original: Callable[[Meters], dict[str, float]], meters: Meters
     ) -> dict[str, float]:
-        """Note the time since the last log line."""
+        """Write the time since the last log line."""
         now = time.perf_counter()
         step = self.session.step
-        if self.began is not None and self.is_pure:
-            self.session.write(Interval(step=step, after=self.first_step, seconds=now - self.began))
+        if self.began is not None and self.has_only_updates:
+            self.session.write(
+                LogInterval(step=step, after=self.first_step, seconds=now - self.began)
+            )
         figures = original(meters)
-        self.is_pure = True
+        self.has_only_updates = True
         self.first_step = step
         self.began = time.perf_counter()
         return figures
 
-    def saving(self, original: Callable[[Run], None], run: Run) -> None:
-        self.is_pure = False
+    def around_save(self, original: Callable[[Run], None], run: Run) -> None:
+        self.has_only_updates = False
         original(run)
 
     @contextmanager
-    def evaluating(
+    def around_evaluating(
         self,
         original: Callable[[Run, nn.Module], AbstractContextManager[nn.Module]],
         run: Run,
         model: nn.Module,
     ) -> Iterator[nn.Module]:
-        self.is_pure = False
+        self.has_only_updates = False
         with original(run, model) as bare_model:
             yield bare_model

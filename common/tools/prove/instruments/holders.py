@@ -1,4 +1,4 @@
-"""Says in words who holds tensors: a variable of the recipe, an attribute, or a container."""
+"""Finds the variable of a recipe that holds tensors, directly or in containers."""
 
 import gc
 import sys
@@ -9,26 +9,27 @@ from types import FrameType, ModuleType
 from typing import Any
 
 CONTAINERS = (list, dict, set, tuple, deque)
-MOST_EXAMPLES = 8  # tensors whose holders are looked up
-DEEPEST = 4  # containers in containers
+MOST_EXAMPLES = 8  # the most objects whose holders are searched
+DEEPEST = 4  # the most nested containers
 
 
 def holder_of(examples: Sequence[object], frame: FrameType, folder: Path) -> str:
-    """Return who holds objects of one kind, such as "the list `kept` of main in train.py".
+    """Return the variable that holds most of some objects, in words.
 
-    A variable may hold a single one of them by chance, such as the present batch. So several are
-    looked up, and the answer is the variable that holds most of them.
+    An example is "the list `kept` of main in train.py". A variable may hold a single object by
+    chance, such as the present batch. So this function searches the holders of several objects.
 
     Args:
         examples: the objects.
-        frame: of the code that looks; the recipe's functions are above it.
-        folder: of the recipe.
+        frame: the frame of the caller. The recipe's functions are among the frames above it.
+        folder: the recipe's folder.
     """
     names = dict(variables_above(frame, folder))
     ignored = {id(examples), *container_ids(frame, folder)}
     votes: Counter[str] = Counter()
-    for number in range(min(MOST_EXAMPLES, len(examples))):
-        example = examples[number * len(examples) // min(MOST_EXAMPLES, len(examples))]
+    count = min(MOST_EXAMPLES, len(examples))
+    for number in range(count):
+        example = examples[number * len(examples) // count]
         name = named_holder([example], names, ignored, DEEPEST)
         if name is not None:
             votes[name] += 1
@@ -38,15 +39,15 @@ def holder_of(examples: Sequence[object], frame: FrameType, folder: Path) -> str
 
 
 def named_holder(
-    held: Sequence[object], names: dict[int, str], ignored: set[int], depth: int
+    objects: Sequence[object], names: dict[int, str], ignored: set[int], depth: int
 ) -> str | None:
-    """Return the name of a container that holds an object, directly or in other containers."""
+    """Return the name of a container that holds the objects, directly or in other containers."""
     if depth == 0:
         return None
-    ignored = ignored | {id(held)}
+    ignored = ignored | {id(objects)}
     referrers = [
         item
-        for item in gc.get_referrers(*held)
+        for item in gc.get_referrers(*objects)
         if isinstance(item, CONTAINERS) and id(item) not in ignored
     ]
     for item in referrers:
@@ -58,7 +59,7 @@ def named_holder(
 
 
 def container_ids(frame: FrameType, folder: Path) -> Iterator[int]:
-    """Yield the ids of the containers that this tool's own functions use now."""
+    """Yield the ids of the containers in the local variables of functions outside the recipe."""
     caller: FrameType | None = frame
     while caller is not None:
         if not is_within(caller, folder):
@@ -69,16 +70,16 @@ def container_ids(frame: FrameType, folder: Path) -> Iterator[int]:
 
 
 def variables_above(frame: FrameType, folder: Path) -> Iterator[tuple[int, str]]:
-    """Yield the ids and names of the containers that the recipe's functions and modules have."""
+    """Yield the ids and names of the containers of the recipe's functions and modules."""
     caller: FrameType | None = frame
     while caller is not None:
         if is_within(caller, folder):
             code = caller.f_code
-            place = f" of {code.co_name} in {Path(code.co_filename).name}"
+            owner = f" of {code.co_name} in {Path(code.co_filename).name}"
             if code.co_name == "<module>":
-                place = f" in {Path(code.co_filename).name}"
+                owner = f" in {Path(code.co_filename).name}"
             for name, value in [*caller.f_locals.items()]:
-                yield from containers(name, value, place)
+                yield from containers(name, value, owner)
         caller = caller.f_back
     for module in [*sys.modules.values()]:
         source = getattr(module, "__file__", None)
@@ -88,15 +89,19 @@ def variables_above(frame: FrameType, folder: Path) -> Iterator[tuple[int, str]]
 
 
 def is_within(frame: FrameType, folder: Path) -> bool:
-    """Whether a frame runs code of a file in the recipe's folder."""
+    """Whether the code of a frame is in a file of the recipe's folder."""
     return Path(frame.f_code.co_filename).resolve().parent == folder
 
 
-def containers(name: str, value: Any, place: str) -> Iterator[tuple[int, str]]:
-    """Yield a variable's containers: the value itself, or what its attributes hold."""
+def containers(name: str, value: Any, owner: str) -> Iterator[tuple[int, str]]:
+    """Yield the ids and names of a variable's containers: the value itself, or its attributes.
+
+    Args:
+        owner: the end of the name, which says where the variable is.
+    """
     if isinstance(value, CONTAINERS):
-        yield id(value), f"the {type(value).__name__} `{name}`{place}"
+        yield id(value), f"the {type(value).__name__} `{name}`{owner}"
     elif hasattr(value, "__dict__") and not isinstance(value, (ModuleType, type)):
         for attribute, content in [*vars(value).items()]:
             if isinstance(content, CONTAINERS):
-                yield id(content), f"the {type(content).__name__} `{name}.{attribute}`{place}"
+                yield id(content), f"the {type(content).__name__} `{name}.{attribute}`{owner}"

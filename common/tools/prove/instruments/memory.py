@@ -1,8 +1,8 @@
 """Measures memory at every fifth update: of the process, of its allocator, and of live tensors.
 
 It writes `MemoryInUse`. The allocator's figure is exact to the byte, where the system's C library
-reports it. Resident memory includes what the allocator keeps for later. After the last update, it
-writes `GrowingTensors` for each kind of tensor of which there are ever more.
+reports it. Resident memory also includes freed memory that the allocator keeps. After the last
+update, it writes `GrowingTensors` for each dtype and shape of tensors whose number keeps growing.
 """
 
 import ctypes
@@ -23,41 +23,42 @@ from common.tools.prove.instruments.holders import holder_of
 from common.tools.prove.notes import GrowingTensors, MemoryInUse
 from common.tools.prove.session import Session
 
-EVERY = 5  # updates; a log line must come with each, because sums are folded there
-FIRST = 10  # updates in which libraries fill their caches
-Kind = tuple[str, tuple[int, ...]]  # dtype and shape
+MEASURED_EVERY = 5  # updates; each measured update has a log line, where the run adds up its values
+FIRST_MEASURED = 10  # the first measured update; libraries fill their caches before it
+TensorType = tuple[str, tuple[int, ...]]  # the dtype and the shape
 
 
 def install(session: Session) -> None:
-    meter = MemoryNotes(session)
-    session.wrap(Run, "record", meter.recording)
+    observer = MemoryObserver(session)
+    session.wrap(Run, "record", observer.around_record)
 
 
-class MemoryNotes:
-    """Writes what is in use after some updates."""
+class MemoryObserver:
+    """Writes the memory in use after some updates."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
         self.process = psutil.Process()
-        self.first_kinds: Counter[Kind] | None = None  # of the tensors, at the first measurement
+        self.first_counts: Counter[TensorType] | None = None  # at the first measurement
         self.first_step = 0
 
-    def recording(
+    def around_record(
         self, original: Callable[..., None], run: Run, *positional: object, **named: object
     ) -> None:
-        """Measure after a micro-batch that ended an update."""
-        step = run.progress.global_step
+        """Measure memory after a micro-batch that completes an update."""
+        previous_step = run.progress.global_step
         original(run, *positional, **named)
         del positional, named  # they hold tensors of this micro-batch
-        now = run.progress.global_step
-        if now > step and now % EVERY == 0 and now >= FIRST:
-            self.measure(run, now)
+        step = run.progress.global_step
+        is_measured = step >= FIRST_MEASURED and step % MEASURED_EVERY == 0
+        if step > previous_step and is_measured:
+            self.measure(run, step)
 
     def measure(self, run: Run, step: int) -> None:
-        """Note the memory in use; at the last measurement, also which tensors have become more."""
+        """Write the memory in use; at the last measurement, also write the growing tensors."""
         gc.collect()
         tensors = live_tensors()
-        kinds = Counter(kind_of(tensor) for tensor in tensors)
+        counts = Counter(dtype_and_shape(tensor) for tensor in tensors)
         self.session.write(
             MemoryInUse(
                 step=step,
@@ -65,35 +66,35 @@ class MemoryNotes:
                 in_use=bytes_in_use(),
                 device=allocated_bytes(run.device),
                 tensors=len(tensors),
-                tensor_bytes=bytes_of(tensors),
+                tensor_bytes=storage_bytes(tensors),
             )
         )
-        if self.first_kinds is None:
-            self.first_kinds = kinds
+        if self.first_counts is None:
+            self.first_counts = counts
             self.first_step = step
-        elif step + EVERY > run.plan.total_steps:
+        elif step + MEASURED_EVERY > run.plan.total_steps:
             folder = Path(run.context.recipe_file).resolve().parent
-            self.note_growing(kinds, tensors, step, folder)
+            self.write_growing(counts, tensors, step, folder)
 
-    def note_growing(
-        self, kinds: Counter[Kind], tensors: list[torch.Tensor], step: int, folder: Path
+    def write_growing(
+        self, counts: Counter[TensorType], tensors: list[torch.Tensor], step: int, folder: Path
     ) -> None:
-        """Note each kind of tensor that has become more by one in two updates or faster."""
-        assert self.first_kinds is not None
+        """Write each type of tensors whose number grows by at least one in two updates."""
+        assert self.first_counts is not None
         least = max(2, (step - self.first_step) // 2)
-        for kind, count in kinds.items():
-            more = count - self.first_kinds[kind]
-            if more < least:
+        for tensor_type, count in counts.items():
+            growth = count - self.first_counts[tensor_type]
+            if growth < least:
                 continue
-            examples = [tensor for tensor in tensors if kind_of(tensor) == kind]
-            dtype, shape = kind
+            examples = [tensor for tensor in tensors if dtype_and_shape(tensor) == tensor_type]
+            dtype, shape = tensor_type
             self.session.write(
                 GrowingTensors(
                     step=step,
                     dtype=dtype,
                     shape=[*shape],
                     count=count,
-                    more=more,
+                    more=growth,
                     holder=holder_of(examples, sys._getframe(), folder),
                 )
             )
@@ -101,16 +102,16 @@ class MemoryNotes:
 
 def live_tensors() -> list[torch.Tensor]:
     """Return all tensors that Python holds."""
-    # The class is compared by type: `isinstance` would run code of objects that pretend a class.
+    # `isinstance` would run code of objects that imitate a class, so it is not used here.
     return [item for item in gc.get_objects() if issubclass(type(item), torch.Tensor)]
 
 
-def kind_of(tensor: torch.Tensor) -> Kind:
+def dtype_and_shape(tensor: torch.Tensor) -> TensorType:
     return str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
 
 
-def bytes_of(tensors: list[torch.Tensor]) -> int:
-    """Return the bytes of the tensors' memory; several views of one memory count once."""
+def storage_bytes(tensors: list[torch.Tensor]) -> int:
+    """Return the bytes of the tensors' storages; views of one storage count once."""
     sizes = {}
     for tensor in tensors:
         local = getattr(tensor, "_local_tensor", tensor)
@@ -134,7 +135,7 @@ class AllocatorFigures(ctypes.Structure):
 
 @cache
 def allocator_function() -> Any:
-    """Return `mallinfo2` of the C library; None if it has none."""
+    """Return `mallinfo2` of the C library; None if the library lacks it."""
     try:
         function = ctypes.CDLL(None).mallinfo2
     except (AttributeError, OSError, TypeError):
@@ -144,7 +145,7 @@ def allocator_function() -> Any:
 
 
 def bytes_in_use() -> int | None:
-    """Return the bytes that the C library's allocator has given out; None if it does not tell."""
+    """Return the bytes that the C library's allocator has given out; None if they are unknown."""
     function = allocator_function()
     if function is None:
         return None

@@ -1,10 +1,11 @@
-"""Notes the outcome of each sample of an evaluation, and each loss that training computes.
+"""Records the outcome of each sample of an evaluation, and each loss that training computes.
 
-The functions of torch that compute losses see what a model gave for which samples. From these
-outcomes, a check computes the figures of an evaluation again.
+The loss functions of torch get the model's outputs and the targets. From the outcomes of the
+samples, a check computes the figures of an evaluation again.
 
-It writes an `Outcome` for each call of a loss function in an evaluation, a `TrainingLoss` for each
-call in training, and `TrainingMode` for a layer that is in the wrong mode.
+It writes an `EvaluationLoss` for each call of a loss function in an evaluation, and a
+`TrainingLoss` for each call in training. It writes a `TrainingMode` for a layer that is in training
+mode in an evaluation.
 """
 
 import itertools
@@ -24,42 +25,42 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from common.data.batch import Batch, Work
 from common.data.loader import Loader
 from common.data.workers import MicroBatches
-from common.tools.prove.notes import Outcome, RowOutcomes, TrainingLoss, TrainingMode
+from common.tools.prove.notes import EvaluationLoss, SampleOutcomes, TrainingLoss, TrainingMode
 from common.tools.prove.session import Session
 
 CLASS_LOSSES = ("cross_entropy", "nll_loss")
 BINARY_LOSSES = ("binary_cross_entropy_with_logits", "binary_cross_entropy")
 DISTANCES = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
-IGNORED = -100  # the default label of elements that a loss of classes leaves out
+IGNORED = -100  # the default label of elements that a classification loss leaves out
 
 
 def install(session: Session) -> None:
-    outcomes = Outcomes(session)
-    session.wrap(Loader, "make_batches", outcomes.make_batches)
+    observer = LossObserver(session)
+    session.wrap(Loader, "make_batches", observer.around_make_batches)
     for name in (*CLASS_LOSSES, *BINARY_LOSSES, *DISTANCES):
-        session.wrap(functional, name, outcomes.computing_loss)
-    register_module_forward_pre_hook(outcomes.entering)
+        session.wrap(functional, name, observer.around_loss)
+    register_module_forward_pre_hook(observer.before_forward)
 
 
 @dataclass(frozen=True)
 class CurrentBatch:
-    """The batch that an evaluation uses now."""
+    """The batch that an evaluation is using."""
 
     split: str
-    reading: int  # an evaluation may read its split several times; they are numbered
+    pass_number: int  # an evaluation may make several passes over its split
     samples: list[int]
 
 
-class Outcomes:
-    """Writes the notes of one launch."""
+class LossObserver:
+    """Writes the losses and outcomes of one launch."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
         self.batch: CurrentBatch | None = None
-        self.readings = itertools.count()
-        self.told: set[tuple[int, str]] = set()  # readings and layers in training mode
+        self.pass_numbers = itertools.count()
+        self.reported_layers: set[tuple[int, str]] = set()  # pass numbers and class names
 
-    def make_batches(
+    def around_make_batches(
         self,
         original: Callable[..., Iterator[tuple[Batch, Work]]],
         loader: Loader,
@@ -67,28 +68,28 @@ class Outcomes:
         epoch: int | None,
         first: int = 0,
     ) -> Iterator[tuple[Batch, Work]]:
-        """Yield the batches of a loader; remember the one that an evaluation uses."""
+        """Yield the batches of a loader, and remember the current batch of an evaluation."""
         batches = original(loader, micro_batches, epoch, first)
         if epoch is not None or not self.session.has_started:
             self.batch = None
             yield from batches
             return
-        reading = next(self.readings)
+        pass_number = next(self.pass_numbers)
         split = self.session.split_of(loader)
         try:
-            for samples, made_batch in zip(micro_batches, batches, strict=False):
-                self.batch = CurrentBatch(split, reading, samples.tolist())
-                yield made_batch
+            for samples, batch_and_work in zip(micro_batches, batches, strict=False):
+                self.batch = CurrentBatch(split, pass_number, samples.tolist())
+                yield batch_and_work
         finally:
             self.batch = None
 
-    def entering(self, module: nn.Module, inputs: object) -> None:
-        """Note a layer that is in training mode in an evaluation."""
-        if self.batch is None or not module.training or not acts_differently(module):
+    def before_forward(self, module: nn.Module, inputs: object) -> None:
+        """Write a note about a layer that is in training mode in an evaluation."""
+        if self.batch is None or not module.training or not behaves_differently_in_training(module):
             return
         layer = type(module).__name__
-        if (self.batch.reading, layer) not in self.told:
-            self.told.add((self.batch.reading, layer))
+        if (self.batch.pass_number, layer) not in self.reported_layers:
+            self.reported_layers.add((self.batch.pass_number, layer))
             self.session.write(
                 TrainingMode(
                     step=self.session.step,
@@ -98,16 +99,16 @@ class Outcomes:
                 )
             )
 
-    def computing_loss(
+    def around_loss(
         self,
         original: Callable[..., torch.Tensor],
         input: torch.Tensor,
         target: torch.Tensor,
-        *rest: Any,
+        *arguments: Any,
         **named: Any,
     ) -> torch.Tensor:
-        """Compute a loss, and note its value and what it says of each sample."""
-        result = original(input, target, *rest, **named)
+        """Compute a loss, and write its value and the outcome of each sample."""
+        result = original(input, target, *arguments, **named)
         if not self.session.has_started or result.device.type == "meta":
             return result
         function = original.__name__
@@ -117,21 +118,21 @@ class Outcomes:
                 self.write_training_loss(function, value, input, target)
             return result
         losses = None
-        of_rows = RowOutcomes()
+        of_samples = SampleOutcomes()
         if target.ndim and len(target) == len(self.batch.samples):
-            losses = self.losses_of_rows(original, input, target, rest, named)
-            of_rows = outcomes_of_rows(function, input.detach(), target.detach())
+            losses = self.losses_of_samples(original, input, target, arguments, named)
+            of_samples = outcomes_of_samples(function, input.detach(), target.detach())
         self.session.write(
-            Outcome(
+            EvaluationLoss(
                 step=self.session.step,
                 phase=self.session.evaluation_phase,
                 split=self.batch.split,
-                reading=self.batch.reading,
+                pass_number=self.batch.pass_number,
                 samples=self.batch.samples,
                 function=function,
                 value=value,
                 losses=losses,
-                of_rows=of_rows,
+                of_samples=of_samples,
             )
         )
         return result
@@ -139,7 +140,7 @@ class Outcomes:
     def write_training_loss(
         self, function: str, value: float, input: torch.Tensor, target: torch.Tensor
     ) -> None:
-        """Note a loss that training computes.
+        """Write a loss that training computes.
 
         Args:
             function: the name of the loss function.
@@ -157,35 +158,35 @@ class Outcomes:
             )
         )
 
-    def losses_of_rows(
+    def losses_of_samples(
         self,
         original: Callable[..., torch.Tensor],
         input: torch.Tensor,
         target: torch.Tensor,
-        rest: Sequence[Any],
+        arguments: Sequence[Any],
         named: dict[str, Any],
     ) -> list[float] | None:
         """Return the mean loss of each sample, in float64; None if samples have weights."""
         weights = {"weight", "pos_weight", "size_average", "reduce"}
-        if rest or any(named.get(name) is not None for name in weights):
+        if arguments or any(named.get(name) is not None for name in weights):
             return None
         if not target.is_floating_point() and bool((target == IGNORED).any()):
             return None
         exact_target = target.double() if target.is_floating_point() else target
         options = {**named, "reduction": "none"}
         elements = original(input.detach().double(), exact_target.detach(), **options)
-        return means_of_rows(elements, len(target))
+        return means_of_samples(elements, len(target))
 
 
-def acts_differently(module: nn.Module) -> bool:
-    """Whether a layer computes something else in training mode."""
+def behaves_differently_in_training(module: nn.Module) -> bool:
+    """Whether a layer behaves differently in training mode."""
     if isinstance(module, _DropoutNd):
         return module.p > 0
     return isinstance(module, _BatchNorm)
 
 
-def outcomes_of_rows(function: str, input: torch.Tensor, target: torch.Tensor) -> RowOutcomes:
-    """Return what a model's outputs say of each sample; nothing for targets of another kind.
+def outcomes_of_samples(function: str, input: torch.Tensor, target: torch.Tensor) -> SampleOutcomes:
+    """Return the outcome of each sample; empty for targets of other types.
 
     Args:
         function: the name of the loss function.
@@ -195,48 +196,48 @@ def outcomes_of_rows(function: str, input: torch.Tensor, target: torch.Tensor) -
     rows = len(target)
     if function in CLASS_LOSSES and not target.is_floating_point() and input.ndim > 1:
         if bool((target == IGNORED).any()):
-            return RowOutcomes()
+            return SampleOutcomes()
         predicted = input.argmax(1)
-        hits = means_of_rows((predicted == target).double(), rows)
+        hits = means_of_samples((predicted == target).double(), rows)
         if target.ndim != 1:
-            return RowOutcomes(hits=hits)
-        return RowOutcomes(
+            return SampleOutcomes(hits=hits)
+        return SampleOutcomes(
             hits=hits,
             predicted=predicted.tolist(),
             labels=target.tolist(),
             classes=input.shape[1],
         )
     if input.shape != target.shape:
-        return RowOutcomes()
+        return SampleOutcomes()
     if function in BINARY_LOSSES:
         threshold = 0.0 if function == "binary_cross_entropy_with_logits" else 0.5
         is_hit = (input > threshold) == (target > 0.5)
-        return RowOutcomes(hits=means_of_rows(is_hit.double(), rows))
+        return SampleOutcomes(hits=means_of_samples(is_hit.double(), rows))
     if function in DISTANCES:
         errors = input.double() - target.double()
-        return RowOutcomes(
-            squares=means_of_rows(errors.square(), rows),
-            distances=means_of_rows(errors.abs(), rows),
+        return SampleOutcomes(
+            squares=means_of_samples(errors.square(), rows),
+            distances=means_of_samples(errors.abs(), rows),
         )
-    return RowOutcomes()
+    return SampleOutcomes()
 
 
 def means_of_outputs(function: str, input: torch.Tensor, target: torch.Tensor) -> dict[str, float]:
-    """Return what the outputs of a micro-batch say, as means by name; see `TrainingLoss`."""
+    """Return the metrics that follow from the outputs of a micro-batch; see `TrainingLoss`."""
     if not target.ndim or not len(target):
         return {}
-    of_rows = outcomes_of_rows(function, input, target)
+    of_samples = outcomes_of_samples(function, input, target)
     means = {}
-    if of_rows.hits is not None:
-        means["accuracy"] = fmean(of_rows.hits)
+    if of_samples.hits is not None:
+        means["accuracy"] = fmean(of_samples.hits)
         means["error"] = 1 - means["accuracy"]
-    if of_rows.squares is not None and of_rows.distances is not None:
-        means["mse"] = fmean(of_rows.squares)
-        means["mae"] = fmean(of_rows.distances)
+    if of_samples.squares is not None and of_samples.distances is not None:
+        means["mse"] = fmean(of_samples.squares)
+        means["mae"] = fmean(of_samples.distances)
     return means
 
 
-def means_of_rows(elements: torch.Tensor, rows: int) -> list[float]:
+def means_of_samples(elements: torch.Tensor, rows: int) -> list[float]:
     """Return the mean of each row; a value that is not finite becomes the largest float."""
     means = elements.reshape(rows, -1).mean(1).tolist()
     return [value if math.isfinite(value) else math.copysign(1e308, value) for value in means]

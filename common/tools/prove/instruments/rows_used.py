@@ -1,9 +1,10 @@
-"""Notes which samples of a micro-batch the model gets, and which ones its loss depends on.
+"""Records which samples of a micro-batch the model gets, and which samples its loss depends on.
 
-A sample that the loss depends on has a gradient in the model's output. A single one may be zero by
-chance, because a loss can be flat there. A position of the batch that never has any is left out.
+If the loss depends on a sample, the model's output for the sample has a gradient. A gradient may be
+zero by chance, because a loss can be flat there. But a position of the batch whose gradient is
+always zero is not used.
 
-It writes `UnusedRows` for each micro-batch that is recorded, and `NotGiven` if the model gets fewer
+It writes `UnusedRows` for each recorded micro-batch, and `MissingRows` if the model gets fewer
 samples than the batch has.
 """
 
@@ -16,47 +17,47 @@ from torch.utils import _pytree as tree
 from common.data.batch import Batch, Work
 from common.data.loader import Loader
 from common.run import Run
-from common.tools.prove.notes import NotGiven, UnusedRows
+from common.tools.prove.notes import MissingRows, UnusedRows
 from common.tools.prove.session import Session
 
 
 def install(session: Session) -> None:
-    rows = Rows(session)
-    session.wrap(Loader, "epoch", rows.epoch)
-    session.wrap(Run, "start", rows.started)
-    session.wrap(Run, "record", rows.recording)
+    observer = RowObserver(session)
+    session.wrap(Loader, "epoch", observer.around_epoch)
+    session.wrap(Run, "start", observer.around_start)
+    session.wrap(Run, "record", observer.around_record)
 
 
-class Rows:
+class RowObserver:
     """Watches the rows of the model's inputs and outputs."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self.leaves: list[torch.Tensor] = []  # the tensors of the batch in use
-        self.count = 0  # its samples
+        self.leaves: list[torch.Tensor] = []  # the tensors of the current batch
+        self.count = 0  # the number of samples in the current batch
         self.has_gradient: torch.Tensor | None = None  # bool [count], on the host
 
-    def __deepcopy__(self, memo: object) -> "Rows":
-        """Return the same object: a recipe may copy its model, whose hooks are methods of it."""
+    def __deepcopy__(self, memo: object) -> "RowObserver":
+        """Return the same object. A recipe may copy its model, which has this object's hooks."""
         return self
 
-    def started(
+    def around_start(
         self, original: Callable[..., None], run: Run, *positional: object, **named: object
     ) -> None:
-        """Watch the model that the recipe trains, from its first batch on."""
+        """Add hooks to the model that the recipe trains."""
         original(run, *positional, **named)
         model = run.kept.bare_model
-        model.register_forward_pre_hook(self.entering, with_kwargs=True)
-        model.register_forward_hook(self.leaving)
+        model.register_forward_pre_hook(self.before_forward, with_kwargs=True)
+        model.register_forward_hook(self.after_forward)
 
-    def epoch(
+    def around_epoch(
         self,
         original: Callable[[Loader, int, int], Iterator[tuple[Batch, Work]]],
         loader: Loader,
         epoch: int,
         first_update: int = 0,
     ) -> Iterator[tuple[Batch, Work]]:
-        """Yield the batches of an epoch; remember the tensors of the one in use."""
+        """Yield the batches of an epoch, and remember the tensors of the current batch."""
         for batch, work in original(loader, epoch, first_update):
             self.leaves = [
                 leaf
@@ -72,8 +73,8 @@ class Rows:
     def is_training(self) -> bool:
         return bool(self.leaves) and torch.is_grad_enabled()
 
-    def entering(self, module: nn.Module, inputs: object, named: object) -> None:
-        """Note an input that has only some rows of a tensor of the batch."""
+    def before_forward(self, module: nn.Module, inputs: object, named: object) -> None:
+        """Write a note if an input has only some rows of a tensor of the batch."""
         if not self.is_training:
             return
         for tensor in tree.tree_leaves((inputs, named)):
@@ -81,37 +82,40 @@ class Rows:
                 continue
             rows = len(tensor)
             if 0 < rows < self.count and self.is_part_of_batch(tensor):
-                self.session.write(NotGiven(step=self.session.step, rows=rows, samples=self.count))
+                self.session.write(
+                    MissingRows(step=self.session.step, rows=rows, samples=self.count)
+                )
                 return
 
     def is_part_of_batch(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor's rows have the size of the rows of a tensor of the batch."""
-        size = tensor.numel() // len(tensor)
+        """Whether a tensor's rows are as large as the rows of a tensor of the batch."""
+        row_size = tensor.numel() // len(tensor)
         return any(
-            len(leaf) == self.count and leaf.numel() // self.count == size > 1
+            len(leaf) == self.count and leaf.numel() // self.count == row_size > 1
             for leaf in self.leaves
         )
 
-    def leaving(self, module: nn.Module, inputs: object, output: object) -> None:
+    def after_forward(self, module: nn.Module, inputs: object, output: object) -> None:
         """Watch the gradients of the model's output, if it has a row for each sample."""
         if not self.is_training:
             return
         for tensor in tree.tree_leaves(output):
             if isinstance(tensor, torch.Tensor) and tensor.requires_grad and tensor.ndim:
                 if len(tensor) == self.count:
-                    tensor.register_hook(self.take_gradient)
+                    tensor.register_hook(self.add_gradient)
                 return
 
-    def take_gradient(self, gradient: torch.Tensor) -> None:
-        """Note which rows of a gradient are not zero."""
+    def add_gradient(self, gradient: torch.Tensor) -> None:
+        """Remember which rows of a gradient are not zero."""
         is_used = (gradient.reshape(len(gradient), -1) != 0).any(1).cpu()
-        before = self.has_gradient
-        self.has_gradient = is_used if before is None else before | is_used
+        if self.has_gradient is not None:
+            is_used |= self.has_gradient
+        self.has_gradient = is_used
 
-    def recording(
+    def around_record(
         self, original: Callable[..., None], run: Run, *positional: object, **named: object
     ) -> None:
-        """Write which positions of the micro-batch have no gradient."""
+        """Write the positions of the micro-batch that have no gradient."""
         if self.has_gradient is not None:
             unused = (~self.has_gradient).nonzero().flatten().tolist()
             self.session.write(

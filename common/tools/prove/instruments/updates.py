@@ -1,6 +1,6 @@
-"""Notes what each update was made of, and saves the weights before the first and after a later one.
+"""Records the optimizer steps of each update, and saves the weights before and after some updates.
 
-It writes `Mixers` once, and an `OptimizerStep` before each update of an optimizer.
+It writes `SampleMixing` once, and an `OptimizerStep` before each step of an optimizer.
 """
 
 import math
@@ -15,7 +15,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from common.checkpoints.shards import is_sharded
 from common.run import Run
-from common.tools.prove.notes import Mixers, OptimizerStep
+from common.tools.prove.notes import OptimizerStep, SampleMixing
 from common.tools.prove.session import Session
 from common.training.drift import networks_of
 
@@ -27,31 +27,31 @@ COMPARED_UPDATE = 3
 
 
 def install(session: Session) -> None:
-    updates = Updates(session)
-    session.wrap(Run, "start", updates.started)
-    session.wrap(Run, "clip_grad_norm_", updates.clipping)
-    session.wrap(Run, "end_update", updates.ended)
-    register_optimizer_step_pre_hook(updates.note_update)
+    observer = UpdateObserver(session)
+    session.wrap(Run, "start", observer.around_start)
+    session.wrap(Run, "clip_grad_norm_", observer.around_clip_grad_norm)
+    session.wrap(Run, "end_update", observer.around_end_update)
+    register_optimizer_step_pre_hook(observer.before_optimizer_step)
 
 
-class Updates:
-    """Writes notes about the updates of one launch."""
+class UpdateObserver:
+    """Writes the optimizer steps of one launch, and saves its weights."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
         self.has_started = False
-        self.numbers: dict[int, int] = {}  # of the optimizers, by their id, in order of first use
-        # By the id of an optimizer: the norm before clipping, until its update.
+        self.numbers: dict[int, int] = {}  # optimizers in order of first use, by id
+        # Norms of gradients before clipping, by the id of the optimizer, until its next step.
         self.unclipped: dict[int, float] = {}
 
-    def started(
+    def around_start(
         self, original: Callable[..., None], run: Run, *positional: object, **named: object
     ) -> None:
-        """Note which parts mix samples, and save the first weights."""
+        """Write the layers that mix samples, and save the first weights."""
         original(run, *positional, **named)
         networks = networks_of(run.context.parts.shared)
         self.session.write(
-            Mixers(
+            SampleMixing(
                 step=self.session.step,
                 layers=mixing_layers(networks.values()),
                 couples_samples=bool(named.get("couples_samples", False)),
@@ -60,16 +60,18 @@ class Updates:
         self.save_weights(run, FIRST_WEIGHTS)
         self.has_started = True
 
-    def clipping(
+    def around_clip_grad_norm(
         self, original: Callable[..., None], run: Run, model: nn.Module, optimizer: Optimizer
     ) -> None:
-        """Remember the gradients' norm before they are clipped."""
+        """Remember the norm of the gradients before they are clipped."""
         bare_optimizer = getattr(optimizer, "optimizer", optimizer)
         self.unclipped[id(bare_optimizer)] = gradient_norm(bare_optimizer)
         original(run, model, optimizer)
 
-    def note_update(self, optimizer: Optimizer, positional: object, named: object) -> None:
-        """Note an update that an optimizer is about to make."""
+    def before_optimizer_step(
+        self, optimizer: Optimizer, positional: object, named: object
+    ) -> None:
+        """Write a step that an optimizer is about to make."""
         if not self.has_started:
             return
         number = self.numbers.setdefault(id(optimizer), len(self.numbers))
@@ -83,14 +85,14 @@ class Updates:
             )
         )
 
-    def ended(self, original: Callable[..., None], run: Run) -> None:
+    def around_end_update(self, original: Callable[..., None], run: Run) -> None:
         """Save the weights after the update that is compared."""
         original(run)
         if run.progress.global_step == COMPARED_UPDATE:
             self.save_weights(run, LATER_WEIGHTS)
 
     def save_weights(self, run: Run, name: str) -> None:
-        """Save the parameters of all kept networks; called on all ranks."""
+        """Save the parameters of all kept networks. All ranks have to call this."""
         tensors = {}
         for part, network in networks_of(run.context.parts.shared).items():
             for parameter_name, parameter in network.named_parameters():
@@ -100,7 +102,7 @@ class Updates:
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy of a tensor on the host; a sharded one is gathered, on all ranks."""
+    """Return a copy of a tensor on the host. All ranks have to call this for a sharded tensor."""
     values = tensor.detach()
     if is_sharded(values):
         values = values.full_tensor()  # type: ignore[attr-defined]
@@ -118,7 +120,7 @@ def gradient_norm(optimizer: Optimizer) -> float:
 
 
 def mixing_layers(networks: Iterable[nn.Module]) -> list[str]:
-    """Return the classes of layers whose output for a sample depends on others of its batch."""
+    """Return the classes of layers whose output for a sample depends on other samples."""
     names = set()
     for network in networks:
         for module in network.modules():

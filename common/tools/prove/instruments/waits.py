@@ -1,15 +1,15 @@
-"""Notes where the recipe's loop waits for the device: `.item()` and its kin, with file and line.
+"""Records where the recipe's loop waits for the device, such as at `.item()`, by file and line.
 
 A GPU works through a queue. Code that reads a tensor's values waits until the queue is empty, and
-the GPU is idle until there is new work. On a CPU nothing waits, but the same operations show.
+the GPU is idle until there is new work. On a CPU nothing waits, but the same operations occur.
 
 Two modes of torch see them. The dispatcher sees `.item()`, `bool(tensor)`, `print(tensor)`,
 comparisons and operations whose result has a size that depends on values. It does not see
 `.tolist()`, `.numpy()`, and on a CPU `.cpu()`: a mode of torch's Python functions sees these.
 
-An operation counts if the innermost code that is no library's is the user's, in whatever folder, or
-that of an installed package that the user's code calls. `common`, which the recipe calls, waits at
-log lines alone.
+An operation counts if the innermost code outside of libraries is the user's, in any folder, or
+belongs to an installed package that the user's code calls. Waits in `common` do not count, because
+it waits only at log lines.
 
 It writes a `Wait` for such an operation, once for each line and update.
 """
@@ -41,7 +41,7 @@ from common.tools.prove.notes import Wait
 from common.tools.prove.session import Session
 from common.track.names import Facts
 
-# What a user calls, by the operation that the dispatcher sees.
+# The call in the user's code, by the operation that the dispatcher sees.
 READING = {
     "_local_scalar_dense": "reading a value, as .item(), float(), bool() or print() do",
     "is_nonzero": "bool()",
@@ -58,46 +58,46 @@ READING = {
 }
 MASKED = "indexing with a mask, whose result has a size that depends on values"
 COPIED = "a copy to the host"
-# What only the mode of Python functions sees.
+# Calls that only the mode of Python functions sees.
 CALLS = {
     "tolist": ".tolist()",
     "numpy": ".numpy()",
     "__array__": "a conversion to NumPy",
     "__repr__": "print() or str()",
 }
-# Functions that read values on a CPU alone, to check them.
+# Functions that read values only on a CPU, to check them.
 CHECKED_ON_CPU = {"one_hot", "multinomial", "bernoulli"}
 MADE_ON_HOST = {"tensor", "as_tensor", "asarray"}
-# The same, but torch does not show calls of these to its modes.
+# More functions that make tensors on the host. The modes do not see calls of these.
 MADE_UNSEEN = ("from_numpy", "frombuffer")
-# Libraries that read a tensor because the code that calls them hands it over.
+# Libraries that read a tensor because their caller passes it.
 LIBRARIES = tuple(str(Path(str(module.__file__)).parent) for module in (torch, accelerate, numpy))
-# torch's optimizers, schedules and averages read counters that lie on the host.
+# torch's optimizers, schedules and averages read counters that are on the host.
 OPTIMIZERS = str(Path(str(torch.__file__)).parent / "optim")
 OWN = f"{Path(str(common.__file__)).parent}{os.sep}"
 
 
 def install(session: Session) -> None:
-    watch = Watch(session)
-    session.wrap(Run, "batches", watch.batches)
-    session.wrap(Run, "log", watch.logging)
-    session.wrap(Evaluations, "evaluating", watch.evaluating)
+    observer = WaitObserver(session)
+    session.wrap(Run, "batches", observer.around_batches)
+    session.wrap(Run, "log", observer.around_log)
+    session.wrap(Evaluations, "evaluating", observer.around_evaluating)
     for name in MADE_UNSEEN:
-        session.wrap(torch, name, watch.making)
+        session.wrap(torch, name, observer.around_make_tensor)
 
 
-class Watch:
-    """Sees what the loop's body does, and writes where it waits."""
+class WaitObserver:
+    """Observes the loop's body, and writes the operations that wait."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
         self.is_evaluating = False
-        self.told: set[tuple[int, str, int, str]] = set()  # update, file, line, operation
-        self.on_host: dict[int, StorageWeakRef] = {}  # memory of the host, by its address
-        self.function = ""  # of torch, that the loop has called
-        self.is_on_device = False  # whether that call names a device, or has tensors of it
+        self.reported_waits: set[tuple[int, str, int, str]] = set()  # update, file, line, operation
+        self.on_host: dict[int, StorageWeakRef] = {}  # storages on the host, by address
+        self.function = ""  # the function of torch that the loop has called
+        self.is_on_device = False  # whether that call names the device or has tensors on it
 
-    def batches(
+    def around_batches(
         self, original: Callable[[Run, Loader], Iterator[Batch]], run: Run, loader: Loader
     ) -> Iterator[Batch]:
         """Yield batches; between two of them, the loop's body runs under both modes."""
@@ -113,25 +113,25 @@ class Watch:
                 yield batch
 
     @contextmanager
-    def evaluating(
+    def around_evaluating(
         self,
         original: Callable[..., AbstractContextManager[nn.Module]],
         evaluations: Evaluations,
         *arguments: object,
     ) -> Iterator[nn.Module]:
-        """Leave an evaluation out, from its beginning until its figures are logged."""
+        """Ignore waits from the beginning of an evaluation until its figures are logged."""
         self.is_evaluating = True
         with original(evaluations, *arguments) as bare_model:
             yield bare_model
 
-    def logging(self, original: Callable[[Run, Facts], None], run: Run, figures: Facts) -> None:
+    def around_log(self, original: Callable[[Run, Facts], None], run: Run, figures: Facts) -> None:
         original(run, figures)
         self.is_evaluating = False
 
-    def making(
+    def around_make_tensor(
         self, original: Callable[..., torch.Tensor], *arguments: object, **named: object
     ) -> torch.Tensor:
-        """Make a tensor on the host."""
+        """Make a tensor, and remember that it is on the host."""
         result = original(*arguments, **named)
         self.put_on_host(result)
         return result
@@ -142,8 +142,8 @@ class Watch:
         assert self.session.run is not None
         return self.session.run
 
-    def tell(self, operation: str) -> None:
-        """Note an operation that waits, if the recipe's own code has called it."""
+    def note_wait(self, operation: str) -> None:
+        """Write an operation that waits, if the user's code has called it."""
         if self.is_evaluating or self.function in CHECKED_ON_CPU:
             return
         frame = calling_frame(sys._getframe(1))
@@ -153,28 +153,30 @@ class Watch:
         caller = users_frame(frame, Path(run.context.recipe_file).resolve())
         if caller is None:
             return
-        place = (self.session.step, frame.f_code.co_filename, frame.f_lineno, operation)
-        if place in self.told:
+        file = frame.f_code.co_filename
+        wait = (self.session.step, file, frame.f_lineno, operation)
+        if wait in self.reported_waits:
             return
-        self.told.add(place)
+        self.reported_waits.add(wait)
         self.session.write(
             Wait(
                 step=self.session.step,
-                file=place[1],
-                line=place[2],
+                file=file,
+                line=frame.f_lineno,
                 operation=operation,
                 caller_file=caller.f_code.co_filename,
                 caller_line=caller.f_lineno,
-                is_installed=is_installed(place[1]),
+                is_installed=is_installed(file),
                 is_logged=bool(run.plan.logs(self.session.step + 1)),
             )
         )
 
     def is_host(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor lies on the host while training runs on the device.
+        """Whether a tensor is on the host while training runs on the device.
 
-        A run on a CPU stands in for one on an accelerator. There, only memory that `put_on_host`
-        has noted counts as the host's: the loop made it from Python's or NumPy's numbers.
+        A run on a CPU stands in for one on an accelerator. On a CPU, only storages that
+        `put_on_host` has noted count as the host's: the loop made them from numbers of Python or
+        NumPy.
         """
         if self.run.device.type != "cpu":
             return tensor.device.type == "cpu"
@@ -182,15 +184,15 @@ class Watch:
         return storage is not None and storage._cdata in self.on_host
 
     def put_on_host(self, results: object) -> None:
-        """Count the memory of these tensors as the host's."""
+        """Count the storages of these tensors as the host's."""
         for tensor in tensors_in(results):
             storage = storage_of(tensor)
             if storage is not None:
-                # The weak reference keeps the address from being used again.
+                # While the weak reference exists, no other storage gets this address.
                 self.on_host[storage._cdata] = StorageWeakRef(storage)
 
     def take_from_host(self, results: object) -> None:
-        """Count memory as the device's again, because values of the device were written to it."""
+        """Count storages as the device's again, after values of the device were written to them."""
         for tensor in tensors_in(results):
             storage = storage_of(tensor)
             if storage is not None:
@@ -198,37 +200,37 @@ class Watch:
 
 
 class Operations(TorchDispatchMode):
-    """Sees the operations that reach the dispatcher."""
+    """Observes the operations that reach the dispatcher."""
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, observer: WaitObserver) -> None:
         super().__init__()
-        self.watch = watch
+        self.observer = observer
 
     def __torch_dispatch__(
         self, operation: Any, types: Any, arguments: Any = (), named: Any = None
     ) -> Any:
         named = named or {}
         inputs = [*tensors_in((arguments, named))]
-        are_on_host = all(self.watch.is_host(tensor) for tensor in inputs)
+        are_on_host = all(self.observer.is_host(tensor) for tensor in inputs)
         if inputs and not are_on_host:
             wait = self.wait_of(operation, arguments, named)
             if wait is not None:
-                self.watch.tell(wait)
+                self.observer.note_wait(wait)
         result = operation(*arguments, **named)
-        if are_on_host and (inputs or not self.watch.is_on_device):
-            self.watch.put_on_host(result)
+        if are_on_host and (inputs or not self.observer.is_on_device):
+            self.observer.put_on_host(result)
         elif not are_on_host:
-            self.watch.take_from_host(result)
+            self.observer.take_from_host(result)
         return result
 
     def wait_of(self, operation: Any, arguments: Any, named: dict[str, Any]) -> str | None:
-        """Return what makes an operation wait for the device, or None."""
+        """Return the reason why an operation waits for the device, or None."""
         name = operation.overloadpacket.__name__
         if name in READING:
             return READING[name]
         if name == "repeat_interleave" and named.get("output_size") is None:
-            is_of_values = isinstance(arguments[0], torch.Tensor) and len(arguments) == 1
-            return "repeat_interleave without output_size" if is_of_values else None
+            depends_on_values = isinstance(arguments[0], torch.Tensor) and len(arguments) == 1
+            return "repeat_interleave without output_size" if depends_on_values else None
         if name in ("index", "index_put", "index_put_", "_index_put_impl_"):
             return MASKED if selects_by_mask(name, arguments) else None
         if name in ("_to_copy", "copy_"):
@@ -249,47 +251,49 @@ class Operations(TorchDispatchMode):
 
 
 class Functions(TorchFunctionMode):
-    """Sees the functions of torch that Python code calls."""
+    """Observes the functions of torch that Python code calls."""
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, observer: WaitObserver) -> None:
         super().__init__()
-        self.watch = watch
+        self.observer = observer
 
     def __torch_function__(
         self, function: Any, types: Any, arguments: Any = (), named: Any = None
     ) -> Any:
         named = named or {}
-        watch = self.watch
+        observer = self.observer
         name = getattr(function, "__name__", "")
-        before = watch.function, watch.is_on_device
+        previous_function = observer.function
+        was_on_device = observer.is_on_device
         inputs = [*tensors_in((arguments, named))]
-        has_device_tensors = not all(watch.is_host(tensor) for tensor in inputs)
-        watch.function = name
-        watch.is_on_device = has_device_tensors or named.get("device") is not None
+        has_device_tensors = not all(observer.is_host(tensor) for tensor in inputs)
+        observer.function = name
+        observer.is_on_device = has_device_tensors or named.get("device") is not None
         try:
             if has_device_tensors:
                 call = self.wait_of(name, arguments, named)
                 if call is not None:
-                    watch.tell(call)
+                    observer.note_wait(call)
             result = function(*arguments, **named)
-            if name in MADE_ON_HOST and not inputs and not watch.is_on_device:
-                watch.put_on_host(result)
+            if name in MADE_ON_HOST and not inputs and not observer.is_on_device:
+                observer.put_on_host(result)
             return result
         finally:
-            watch.function, watch.is_on_device = before
+            observer.function = previous_function
+            observer.is_on_device = was_on_device
 
     def wait_of(self, name: str, arguments: Any, named: dict[str, Any]) -> str | None:
-        """Return what makes a function wait for the device, or None."""
+        """Return the reason why a function waits for the device, or None."""
         if name in CALLS:
             return CALLS[name]
         # On a device, the dispatcher sees the copies below.
-        if self.watch.run.device.type != "cpu":
+        if self.observer.run.device.type != "cpu":
             return None
         if name == "cpu":
             return ".cpu()"
         if name == "to" and not named.get("non_blocking", False):
             targets = [*arguments[1:2], named.get("device")]
-            own_device = self.watch.run.accelerator.device
+            own_device = self.observer.run.accelerator.device
             for target in targets:
                 is_device = isinstance(target, torch.device) and target is not own_device
                 if target == "cpu" or (is_device and target.type == "cpu"):
@@ -298,7 +302,7 @@ class Functions(TorchFunctionMode):
 
 
 def selects_by_mask(name: str, arguments: Any) -> bool:
-    """Whether an indexing operation has a mask, and is no plain fill."""
+    """Whether an indexing operation has a mask, and is not just a fill."""
     indices = arguments[1]
     masks = [
         index
@@ -313,7 +317,7 @@ def selects_by_mask(name: str, arguments: Any) -> bool:
 
 
 def calling_frame(frame: FrameType | None) -> FrameType | None:
-    """Return the innermost frame of code that is neither a library's nor this module's.
+    """Return the innermost frame whose code is not in a library or in this module.
 
     Returns None if one of torch's optimizers reads a value.
     """
@@ -328,9 +332,9 @@ def calling_frame(frame: FrameType | None) -> FrameType | None:
 
 
 def users_frame(frame: FrameType, recipe: Path) -> FrameType | None:
-    """Return the frame of the user's code from which a frame was called; None if there is none.
+    """Return the frame of the user's code that led to a frame, or None.
 
-    This is the recipe's own frame if there is one, and otherwise the nearest one.
+    This is a frame of the recipe's file if there is one, and otherwise the nearest frame.
     """
     nearest = None
     caller: FrameType | None = frame
@@ -351,13 +355,13 @@ def is_own(path: str) -> bool:
 
 def is_library(path: str) -> bool:
     """Whether a file belongs to torch, Accelerate, NumPy or Python's standard library."""
-    # Unlike in `common.tools.prove.reach`, other installed packages are no libraries: their own
-    # waits are not those of the recipe's line that calls them.
+    # Unlike in `common.tools.prove.reach`, other installed packages do not count as libraries: a
+    # wait in a package belongs to its own line, not to the recipe's line that calls it.
     return path.startswith((*LIBRARIES, "<")) or is_in_standard_library(path)
 
 
 def storage_of(tensor: torch.Tensor) -> Any:
-    """Return the memory of a tensor; None if it has none of its own."""
+    """Return the storage of a tensor; None if it has no storage of its own."""
     local = getattr(tensor, "_local_tensor", tensor)
     return local.untyped_storage() if local.layout == torch.strided else None
 

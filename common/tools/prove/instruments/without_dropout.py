@@ -1,7 +1,7 @@
 """Turns dropout off, so that two ways of making the same updates can be compared.
 
-Dropout draws one mask for each micro-batch. So two micro-batches get other masks than one batch of
-the same samples, although both are right.
+Dropout draws one mask for each micro-batch. So two micro-batches get different masks from one batch
+of the same samples, although both ways are correct.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ FUNCTIONS = (
 
 
 def install(session: Session) -> None:
-    """Replace torch's functions of dropout; its modules call them."""
+    """Replace torch's dropout functions, which its modules call."""
     for name in FUNCTIONS:
         session.wrap(functional, name, keep_all)
     session.wrap(functional, "scaled_dot_product_attention", attend_to_all)

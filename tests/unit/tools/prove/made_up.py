@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
-from common.tools.prove.notes import Mixers, OptimizerStep
+from common.tools.prove.notes import OptimizerStep, SampleMixing
 from common.tools.prove.observation import (
     AnyObserved,
-    Evaluated,
     EvaluationBatch,
     MicroBatch,
+    ObservedEvaluation,
     ObservedLaunch,
     ObservedRun,
     Recorded,
@@ -98,8 +98,8 @@ def optimizer_step(step: int, norm: float = 2.0, rate: float = 0.1) -> Optimizer
     return OptimizerStep(step=step, optimizer=0, gradient_norm=norm, learning_rates=[rate])
 
 
-def mixers(*layers: str, couples_samples: bool = False) -> Mixers:
-    return Mixers(step=0, layers=[*layers], couples_samples=couples_samples)
+def sample_mixing(*layers: str, couples_samples: bool = False) -> SampleMixing:
+    return SampleMixing(step=0, layers=[*layers], couples_samples=couples_samples)
 
 
 def evaluation_batch(
@@ -117,8 +117,8 @@ def evaluation_batch(
 
 def evaluated(
     figures: Mapping[str, float], step: int = 2, phase: Phase = "validation"
-) -> Evaluated:
-    return Evaluated(step=step, phase=phase, split="validation", figures=dict(figures))
+) -> ObservedEvaluation:
+    return ObservedEvaluation(step=step, phase=phase, split="validation", figures=dict(figures))
 
 
 def run_with(
@@ -132,9 +132,9 @@ def run_with(
 
     Args:
         ranks: the records of each rank in the first launch.
-        later: those of each rank in the second launch.
-        rows: of `metrics.jsonl`, which is written into `directory`.
-        summary: of `summary.json`.
+        later: the records of each rank in the second launch.
+        rows: the rows of `metrics.jsonl`, which is written into `directory`.
+        summary: the contents of `summary.json`, which is written into `directory`.
     """
     launches = []
     for number, records_of_ranks in enumerate((ranks, later)):

@@ -1,4 +1,4 @@
-"""Makes observed runs in memory, as a small training would write them."""
+"""Makes observed runs in memory, like those of a small training."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 from common.tools.prove.observation import (
     AnyObserved,
     Description,
-    Evaluated,
     MicroBatch,
+    ObservedEvaluation,
     ObservedLaunch,
     ObservedRun,
     Recorded,
@@ -18,7 +18,7 @@ from common.tools.prove.observation import (
 )
 
 UPDATES = 6
-SAMPLES = 4  # of a micro-batch
+SAMPLES = 4  # samples in a micro-batch
 
 
 def started(step: int = 0) -> Started:
@@ -41,7 +41,7 @@ def started(step: int = 0) -> Started:
 
 
 def micro_batch(step: int, state: dict[str, str] | None = None) -> MicroBatch:
-    """Return the record of a micro-batch; all its digests follow from the update."""
+    """Return the record of a micro-batch whose digests depend only on the update."""
     described = Description(type="other", text="int, local variable of main()")
     return MicroBatch(
         step=step,
@@ -71,8 +71,8 @@ def recorded(step: int) -> Recorded:
     )
 
 
-def evaluated(step: int, accuracy: float, phase: str = "validation") -> Evaluated:
-    return Evaluated.model_validate(
+def evaluated(step: int, accuracy: float, phase: str = "validation") -> ObservedEvaluation:
+    return ObservedEvaluation.model_validate(
         {"step": step, "phase": phase, "split": "validation", "figures": {"accuracy": accuracy}}
     )
 
@@ -86,7 +86,7 @@ def saved(step: int) -> Saved:
 
 
 def launch(number: int, first: int = 0, end: int = UPDATES, rank: int = 0) -> ObservedLaunch:
-    """Return a launch that makes the updates from `first` on, up to `end`."""
+    """Return a launch that makes the updates from `first` to `end` - 1."""
     records: list[AnyObserved] = [started(first)]
     for step in range(first, end):
         records += [micro_batch(step), recorded(step)]
@@ -102,7 +102,7 @@ def run(*launches: ObservedLaunch) -> ObservedRun:
 def changed(
     source: ObservedLaunch, position: int, **values: object
 ) -> tuple[ObservedLaunch, AnyObserved]:
-    """Return a launch with other values in one of its records, and this record."""
+    """Return a launch with changed values in one of its records, and this record."""
     record = source.records[position].model_copy(update=values)
     records = (*source.records[:position], record, *source.records[position + 1 :])
     return replace(source, records=records), record

@@ -38,10 +38,10 @@ def with_state(source: ObservedLaunch, states: dict[int, dict[str, str]]) -> Obs
 
 
 def states(lost: set[str], first: int, is_resumed: bool) -> dict[int, dict[str, str]]:
-    """Return the states of a launch that begins at an update; lost values begin anew there.
+    """Return the states of a launch that begins at an update. Lost values are reset there.
 
-    Two values never are a cause: a time that does not change in training, and the loss, which the
-    loop computes anew in each pass.
+    Two values are never a cause: a time that does not change in training, and the loss, which the
+    loop computes again in each pass.
     """
     by_step = {}
     for step in range(first, UPDATES):
@@ -60,7 +60,7 @@ def states(lost: set[str], first: int, is_resumed: bool) -> dict[int, dict[str, 
     first=st.integers(1, UPDATES - 2),
 )
 def test_each_value_that_no_checkpoint_has_is_named(lost: set[str], first: int) -> None:
-    """Values within a lost one are not named besides it, and nothing else is."""
+    """Nothing else is named, not even a value that belongs to a lost value."""
     lost_paths = lost | ({"ema.decay"} if "ema" in lost else set())
     reference = run(with_state(launch(0), states(lost_paths, 0, is_resumed=False)))
     interrupted = with_state(launch(0, 0, first), states(lost_paths, 0, is_resumed=False))
@@ -79,13 +79,14 @@ def test_each_value_that_no_checkpoint_has_is_named(lost: set[str], first: int) 
         assert "run.progress.global_step" in advice["train.COUNT"]
 
 
-def test_a_value_that_the_loop_sets_anew_is_no_cause() -> None:
-    """It differs at the first batch after a resume alone."""
+def test_a_value_that_the_loop_sets_again_is_not_a_cause() -> None:
+    """Such a value differs only at the first batch after a resume."""
     reference = run(with_state(launch(0), states(set(), 0, is_resumed=False)))
-    now = states(set(), 3, is_resumed=True)
-    now[3]["train.COUNT"] = "something else"
-    now[3]["noise"] = now[4]["noise"] = now[5]["noise"] = "lost"
-    resumed = with_state(launch(1, 3), now)
+    resumed_states = states(set(), 3, is_resumed=True)
+    resumed_states[3]["train.COUNT"] = "something else"
+    for step in (3, 4, 5):
+        resumed_states[step]["noise"] = "lost"
+    resumed = with_state(launch(1, 3), resumed_states)
     causes = causes_of_resume(reference, run(launch(0, 0, 3), resumed), None)
     assert [cause.sentence.partition(" ")[0] for cause in causes] == ["noise"]
 
@@ -95,18 +96,18 @@ def test_a_value_that_the_loop_sets_anew_is_no_cause() -> None:
     [
         (
             {"parts": {"model": "model-3", "optimizer": "other"}},
-            "the part optimizer was restored with another state",
+            "the part optimizer had a different state after it was restored",
         ),
         (
             {"generators": {"torch": "torch-3", "numpy": "drawn"}},
-            "the random generator numpy had another state before update 4",
+            "after a resume, the random generator numpy had a different state before update 4",
         ),
     ],
 )
 def test_a_state_that_differs_right_after_a_resume_is_named(
     changes: dict[str, dict[str, str]], beginning: str
 ) -> None:
-    """A part was restored wrongly, or a generator was drawn from after the start."""
+    """A part was restored wrongly, or the recipe drew from a generator after the start."""
     reference = run(launch(0))
     other, _ = changed(launch(1, 3), 1, **changes)
     resumed = run(launch(0, 0, 3), other)
@@ -114,14 +115,16 @@ def test_a_state_that_differs_right_after_a_resume_is_named(
     assert cause.sentence.startswith(beginning)
 
 
-def test_two_runs_of_a_command_differ_first_in_an_own_generator() -> None:
-    """It differs before the first update, and the loss differs later."""
-    mine = states(set(), 0, is_resumed=False)
-    reference = run(with_state(launch(0), mine))
-    theirs = {step: {**state, "noise": f"other {step}"} for step, state in mine.items()}
-    other, _ = changed(with_state(launch(0), theirs), 4, loss=9.0)
-    twin = run(other)
-    causes = causes_of_repeat(reference, twin, first_difference(reference, twin))
+def test_a_generator_that_differs_between_two_runs_is_named_first() -> None:
+    """The generator differs before the first update, and the loss differs later."""
+    reference_states = states(set(), 0, is_resumed=False)
+    reference = run(with_state(launch(0), reference_states))
+    repeated_states = {}
+    for step, state in reference_states.items():
+        repeated_states[step] = {**state, "noise": f"other {step}"}
+    repeated_launch, _ = changed(with_state(launch(0), repeated_states), 4, loss=9.0)
+    repeated = run(repeated_launch)
+    causes = causes_of_repeat(reference, repeated, first_difference(reference, repeated))
     assert causes[0].sentence.startswith("noise (random generator")
     assert "the loss in update 2" in causes[-1].sentence
     assert "a clock" in causes[-1].advice
@@ -139,7 +142,7 @@ def test_two_runs_of_a_command_differ_first_in_an_own_generator() -> None:
     ],
 )
 def test_advice_follows_the_type_of_a_value(value_type: ValueType, words: str) -> None:
-    """A function may have a name that sounds like another type."""
+    """The name of a function in the text does not matter, even if it sounds like another type."""
     text = "int, local variable of network_with_state_dict()"
     cause = cause_of_lost("value", Description(type=value_type, text=text))
     assert words in cause.advice

@@ -12,30 +12,30 @@ import torch
 from safetensors.torch import save_file
 
 from common.tools.prove.checks import accumulation, processes
-from common.tools.prove.comparison import Way, updates_of
+from common.tools.prove.comparison import UpdateLayout, updates_of
 from common.tools.prove.instruments.updates import FIRST_WEIGHTS, LATER_WEIGHTS
-from common.tools.prove.notes import Mixers
+from common.tools.prove.notes import SampleMixing
 from common.tools.prove.observation import ObservedRun
 from common.tools.prove.observed import Observed
-from common.tools.prove.pairs import Pair
+from common.tools.prove.pairs import RunPair
 from tests.unit.tools.prove.made_up import (
     evaluated,
     micro_batch,
-    mixers,
     optimizer_step,
     recorded,
     run_with,
+    sample_mixing,
     started,
 )
 
-COUPLED = mixers(couples_samples=True)
-WHOLE = Way(8, 1)
-DIVIDED = Way(4, 2)
-DISTRIBUTED = Way(4, 1, processes=2)
+COUPLED = sample_mixing(couples_samples=True)
+WHOLE = UpdateLayout(8, 1)
+DIVIDED = UpdateLayout(4, 2)
+DISTRIBUTED = UpdateLayout(4, 1, processes=2)
 
 
-def run_of(
-    way: Way,
+def run_with_layout(
+    way: UpdateLayout,
     folder: Path,
     *,
     losses: Sequence[float] = (3.0, 2.0, 1.0),
@@ -43,7 +43,7 @@ def run_of(
     rates: Sequence[float] = (0.1, 0.2, 0.1),
     weights: float = 2.0,
     accuracy: float = 0.5,
-    mixing: Mixers | None = None,
+    mixing: SampleMixing | None = None,
     draws: bool = False,
 ) -> ObservedRun:
     """Return a run of three updates that moved its weights from 1 to `weights`."""
@@ -53,7 +53,10 @@ def run_of(
     save_file({"model.weight": torch.full((2,), weights)}, directory / LATER_WEIGHTS)
     ranks = []
     for _ in range(way.processes):
-        records: list[Observed] = [started(accumulation=way.accumulation), mixing or mixers()]
+        records: list[Observed] = [
+            started(accumulation=way.accumulation),
+            mixing or sample_mixing(),
+        ]
         for step, loss in enumerate(losses):
             for number in range(way.accumulation):
                 after = {"torch": "drawn"} if draws else {"torch": "t"}
@@ -66,28 +69,29 @@ def run_of(
     return run_with(*ranks, directory=directory)
 
 
-def pair_of(second_way: Way, folder: Path, **changes: object) -> Pair:
-    """Return a right run and one with changes."""
-    first_way = WHOLE if second_way == DIVIDED else DIVIDED
-    first = run_of(first_way, folder)
-    return Pair(first, run_of(second_way, folder, **changes), first_way, second_way)  # type: ignore[arg-type]
+def pair_of(variant_layout: UpdateLayout, folder: Path, **changes: object) -> RunPair:
+    """Return a pair of a correct run and one with changes."""
+    baseline_layout = WHOLE if variant_layout == DIVIDED else DIVIDED
+    baseline = run_with_layout(baseline_layout, folder)
+    variant = run_with_layout(variant_layout, folder, **changes)  # type: ignore[arg-type]
+    return RunPair(baseline, variant, baseline_layout, variant_layout)
 
 
-JUDGES = {DIVIDED: accumulation.verdict_of, DISTRIBUTED: processes.verdict_of}
-EACH_WAY = pytest.mark.parametrize("way", JUDGES, ids=str)
+VERDICTS = {DIVIDED: accumulation.verdict_of, DISTRIBUTED: processes.verdict_of}
+EACH_WAY = pytest.mark.parametrize("way", VERDICTS, ids=str)
 
 
 @EACH_WAY
-def test_equal_updates_pass(way: Way, tmp_path: Path) -> None:
-    verdict = JUDGES[way](pair_of(way, tmp_path))
+def test_equal_updates_pass(way: UpdateLayout, tmp_path: Path) -> None:
+    verdict = VERDICTS[way](pair_of(way, tmp_path))
     assert verdict.passed is True
     assert "3 updates" in verdict.compared
     assert str(way) in verdict.compared
 
 
 @EACH_WAY
-def test_rounding_passes(way: Way, tmp_path: Path) -> None:
-    """Differences within the tolerances."""
+def test_rounding_passes(way: UpdateLayout, tmp_path: Path) -> None:
+    """Differences within the tolerances do not count."""
     pair = pair_of(
         way,
         tmp_path,
@@ -96,7 +100,7 @@ def test_rounding_passes(way: Way, tmp_path: Path) -> None:
         weights=2.001,
         accuracy=0.51,
     )
-    assert JUDGES[way](pair).passed is True
+    assert VERDICTS[way](pair).passed is True
 
 
 @EACH_WAY
@@ -115,9 +119,9 @@ def test_rounding_passes(way: Way, tmp_path: Path) -> None:
     ],
 )
 def test_first_difference_is_named(
-    way: Way, changes: dict[str, object], words: str, tmp_path: Path
+    way: UpdateLayout, changes: dict[str, object], words: str, tmp_path: Path
 ) -> None:
-    verdict = JUDGES[way](pair_of(way, tmp_path, **changes))
+    verdict = VERDICTS[way](pair_of(way, tmp_path, **changes))
     assert verdict.passed is False
     (cause,) = verdict.causes
     assert words in cause
@@ -144,33 +148,33 @@ def test_ratio_of_processes_is_explained(
 
 
 def test_update_of_each_micro_batch_is_named(tmp_path: Path) -> None:
-    """Each micro-batch makes an update, so an update has one."""
-    first = run_of(WHOLE, tmp_path)
-    second = run_of(Way(4, 1), tmp_path)
-    verdict = accumulation.verdict_of(Pair(first, second, WHOLE, DIVIDED))
+    """Each micro-batch makes an update of its own, so an update has only one."""
+    first = run_with_layout(WHOLE, tmp_path)
+    second = run_with_layout(UpdateLayout(4, 1), tmp_path)
+    verdict = accumulation.verdict_of(RunPair(first, second, WHOLE, DIVIDED))
     assert "update 1 used 1 micro-batch(es) of 4" in verdict.causes[0]
 
 
 def test_two_steps_of_an_optimizer_in_an_update_are_named(tmp_path: Path) -> None:
     pair = pair_of(DIVIDED, tmp_path)
-    launch = pair.second.launches[0]
-    run = run_with([*launch.records, optimizer_step(1)], directory=pair.second.directory)
-    verdict = accumulation.verdict_of(Pair(pair.first, run, WHOLE, DIVIDED))
+    launch = pair.variant.launches[0]
+    run = run_with([*launch.records, optimizer_step(1)], directory=pair.variant.directory)
+    verdict = accumulation.verdict_of(RunPair(pair.baseline, run, WHOLE, DIVIDED))
     assert (
         "the optimizers' steps in update 2 are 2 with 2 × 4 and 1 with 1 × 8" in verdict.causes[0]
     )
 
 
-def test_batch_norm_is_said(tmp_path: Path) -> None:
+def test_batch_norm_is_reported(tmp_path: Path) -> None:
     """Batch norm depends on how samples are divided into micro-batches, but not on processes."""
-    pair = pair_of(DIVIDED, tmp_path, mixing=mixers("BatchNorm2d"), losses=(9.0, 9.0, 9.0))
+    pair = pair_of(DIVIDED, tmp_path, mixing=sample_mixing("BatchNorm2d"), losses=(9.0, 9.0, 9.0))
     verdict = accumulation.verdict_of(pair)
     assert verdict.passed is None
     assert "BatchNorm2d mixes the samples of a micro-batch" in verdict.compared
 
 
 def test_batch_norm_on_processes_leaves_out_evaluations(tmp_path: Path) -> None:
-    changes = {"mixing": mixers("BatchNorm2d"), "accuracy": 0.9}
+    changes = {"mixing": sample_mixing("BatchNorm2d"), "accuracy": 0.9}
     verdict = processes.verdict_of(pair_of(DISTRIBUTED, tmp_path, **changes))
     assert verdict.passed is True
     assert "BatchNorm2d averages its statistics over processes" in verdict.compared
@@ -180,19 +184,19 @@ def test_batch_norm_on_processes_leaves_out_evaluations(tmp_path: Path) -> None:
 def test_runs_that_change_the_number_of_processes_are_compared(
     wrong: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From one to two and from two to one; a difference names the direction."""
+    """Runs change from one to two and from two to one. A difference names the direction."""
     resumed_processes: dict[str, object] = {}
 
-    def run_for(bench: object, name: str, way: Way, **options: object) -> ObservedRun:
+    def run_for(bench: object, name: str, way: UpdateLayout, **options: object) -> ObservedRun:
         resumed_processes[name] = options.get("resumed_processes")
         folder = tmp_path / name
         folder.mkdir()
         losses = (3.0, 2.0, 1.5 if name == wrong else 1.0)
-        return run_of(way, folder, losses=losses)
+        return run_with_layout(way, folder, losses=losses)
 
-    monkeypatch.setattr(processes, "run_of", run_for)
+    monkeypatch.setattr(processes, "run_with_layout", run_for)
     bench: Any = SimpleNamespace(batch_size=4, accumulation=2)
-    verdict = processes.answer(bench)
+    verdict = processes.check_processes(bench)
     assert verdict.passed is (wrong is None)
     if wrong is None:
         assert resumed_processes["from-one-to-two"] == 2
@@ -203,41 +207,43 @@ def test_runs_that_change_the_number_of_processes_are_compared(
         assert words in verdict.causes[0]
 
 
-def test_a_resume_that_is_not_compared_is_said(
+def test_a_resume_that_is_not_compared_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One process makes an update of a coupled loss as a single batch."""
-    runs = {way: run_of(way, tmp_path, mixing=COUPLED) for way in (WHOLE, DIVIDED, DISTRIBUTED)}
-    monkeypatch.setattr(processes, "run_of", lambda bench, name, way, **options: runs[way])
+    runs = {
+        way: run_with_layout(way, tmp_path, mixing=COUPLED) for way in (WHOLE, DIVIDED, DISTRIBUTED)
+    }
+    monkeypatch.setattr(processes, "run_with_layout", lambda bench, name, way, **options: runs[way])
     bench: Any = SimpleNamespace(batch_size=4, accumulation=2)
-    verdict = processes.answer(bench)
+    verdict = processes.check_processes(bench)
     assert verdict.passed is True
     assert "no resume on another number of processes was compared" in verdict.compared
 
 
 def test_batch_norm_does_not_excuse_a_wrong_schedule(tmp_path: Path) -> None:
-    pair = pair_of(DIVIDED, tmp_path, mixing=mixers("BatchNorm2d"), rates=(0.2, 0.2, 0.1))
+    pair = pair_of(DIVIDED, tmp_path, mixing=sample_mixing("BatchNorm2d"), rates=(0.2, 0.2, 0.1))
     assert accumulation.verdict_of(pair).passed is False
 
 
-def test_coupled_samples_are_said(tmp_path: Path) -> None:
-    pair = pair_of(DIVIDED, tmp_path, mixing=mixers(couples_samples=True), losses=(9, 9, 9))
+def test_coupled_samples_are_reported(tmp_path: Path) -> None:
+    pair = pair_of(DIVIDED, tmp_path, mixing=sample_mixing(couples_samples=True), losses=(9, 9, 9))
     verdict = accumulation.verdict_of(pair)
     assert verdict.passed is None
     assert "couples_samples=True" in verdict.compared
 
 
 @EACH_WAY
-def test_draws_for_each_micro_batch_are_said(way: Way, tmp_path: Path) -> None:
-    """Noise that a loop draws differs between micro-batches; equal updates pass all the same."""
-    verdict = JUDGES[way](pair_of(way, tmp_path, draws=True, losses=(9.0, 9.0, 9.0)))
+def test_draws_for_each_micro_batch_are_reported(way: UpdateLayout, tmp_path: Path) -> None:
+    """A loop that draws noise for each micro-batch makes different updates, so they don't count."""
+    verdict = VERDICTS[way](pair_of(way, tmp_path, draws=True, losses=(9.0, 9.0, 9.0)))
     assert verdict.passed is None
     assert "draws random numbers" in verdict.compared
     assert "generator torch" in verdict.compared
 
 
 def test_updates_made_again_count_once(tmp_path: Path) -> None:
-    """Of an update that a resumed run makes again, the last one counts."""
+    """If a resumed run repeats an update, the last execution counts."""
     first = [started(), recorded(0, loss=1.0), optimizer_step(0), recorded(1, loss=5.0)]
     later = [recorded(1, loss=7.0), optimizer_step(1, norm=3.0), recorded(2, loss=8.0)]
     updates = updates_of(run_with(first, later=[later], directory=tmp_path))

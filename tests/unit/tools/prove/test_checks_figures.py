@@ -23,77 +23,86 @@ from common.tools.prove.checks.figures import (
     wrong_rows,
     wrong_speeds,
 )
-from common.tools.prove.counts import Count, Counts
+from common.tools.prove.counts import FigureCount, FigureCounts
 from common.tools.prove.instruments.outcomes import means_of_outputs
-from common.tools.prove.notes import Interval, Outcome, TrainingLoss, TrainingMode
+from common.tools.prove.notes import EvaluationLoss, LogInterval, TrainingLoss, TrainingMode
 from common.tools.prove.observation import ObservedRun
 from common.tools.prove.observed import Observed
-from common.tools.prove.outcomes import KNOWN, Reading, Row, judge, macro_f1, readings_of
+from common.tools.prove.outcomes import (
+    FIGURE_FUNCTIONS,
+    SampleOutcome,
+    SplitPass,
+    check_figure,
+    macro_f1,
+    split_passes_of,
+)
 from common.tools.prove.training_metrics import wrong_metrics
 from common.track.names import THROUGHPUT
 from tests.unit.tools.prove.made_up import evaluated, recorded, run_with, started
 
 
-def rows_with(
+def outcomes_with(
     losses: Sequence[float], hits: Sequence[float] = (), first_sample: int = 0
-) -> list[Row]:
+) -> list[SampleOutcome]:
     """Return the outcomes of samples with consecutive numbers."""
-    rows = []
+    outcomes = []
     for number, value in enumerate(losses):
         hit = hits[number] if hits else None
-        rows.append(Row(first_sample + number, loss=value, hit=hit))
-    return rows
+        outcomes.append(SampleOutcome(first_sample + number, loss=value, hit=hit))
+    return outcomes
 
 
 # One process: two batches of 3 samples and one of 1. The mean over samples is 2, over batches 3.
-UNEVEN = Reading("validation", [[rows_with([1, 2, 3]), rows_with([1, 0, 1], (), 3),
-                                 rows_with([6], (), 6)]], calls=1)  # fmt: skip
+UNEVEN = SplitPass("validation", [[outcomes_with([1, 2, 3]), outcomes_with([1, 0, 1], (), 3),
+                                 outcomes_with([6], (), 6)]], calls=1)  # fmt: skip
 # Two processes with 2 samples and 1 sample.
-RANKS = Reading("validation", [[rows_with([1, 2])], [rows_with([6], (), 2)]], calls=1)
+RANKS = SplitPass("validation", [[outcomes_with([1, 2])], [outcomes_with([6], (), 2)]], calls=1)
 
 
-def test_right_figure_is_right() -> None:
-    assert judge("loss", 2.0, [UNEVEN]).is_right is True
-    assert judge("loss", 3.0, [RANKS]).is_right is True
+def test_a_correct_figure_is_recognised() -> None:
+    assert check_figure("loss", 2.0, [UNEVEN]).is_correct is True
+    assert check_figure("loss", 3.0, [RANKS]).is_correct is True
 
 
 @pytest.mark.parametrize(
-    ("reading", "value", "words"),
+    ("split_pass", "value", "words"),
     [
         (UNEVEN, fmean([2, 2 / 3, 6]), "mean over batches, not over samples"),
-        (UNEVEN, 6.0, "the last batch alone"),
+        (UNEVEN, 6.0, "counts only the last batch"),
         (UNEVEN, 2 + 2 / 3 + 6, "added up over batches"),
         (RANKS, (1.5 + 6) / 2, "mean over"),
-        (RANKS, 1.5, "of the first process alone"),
+        (RANKS, 1.5, "only the samples of the first process"),
     ],
 )
-def test_wrong_means_are_explained(reading: Reading, value: float, words: str) -> None:
-    judged = judge("loss", value, [reading])
-    assert judged.is_right is False
-    assert words in judged.explanation
+def test_wrong_means_are_explained(split_pass: SplitPass, value: float, words: str) -> None:
+    figure_check = check_figure("loss", value, [split_pass])
+    assert figure_check.is_correct is False
+    assert words in figure_check.explanation
 
 
 def test_loss_with_more_terms_is_unknown() -> None:
-    """A loss may have a penalty that no function of torch computes. An accuracy has not."""
-    assert judge("loss", 2.5, [UNEVEN]).is_right is None
-    hits = Reading("validation", [[rows_with([1, 2], [1, 0])]], calls=1)
-    judged = judge("accuracy", 0.75, [hits])
-    assert judged.is_right is False
-    assert judged.expected == 0.5
-    assert judge("beauty", 0.75, [hits]).is_right is None
+    """A loss may have a penalty that no function of torch computes; an accuracy has none."""
+    assert check_figure("loss", 2.5, [UNEVEN]).is_correct is None
+    hits = SplitPass("validation", [[outcomes_with([1, 2], [1, 0])]], calls=1)
+    figure_check = check_figure("accuracy", 0.75, [hits])
+    assert figure_check.is_correct is False
+    assert figure_check.expected == 0.5
+    assert check_figure("beauty", 0.75, [hits]).is_correct is None
 
 
 def test_sample_that_fills_up_a_batch_counts_once() -> None:
-    reading = Reading("validation", [[[*rows_with([1, 2]), *rows_with([2], (), 1)]]], calls=1)
-    assert judge("loss", 1.5, [reading]).is_right is True
-    judged = judge("loss", 5 / 3, [reading])
-    assert "counts samples twice that only fill up a batch" in judged.explanation
+    split_pass = SplitPass(
+        "validation", [[[*outcomes_with([1, 2]), *outcomes_with([2], (), 1)]]], calls=1
+    )
+    assert check_figure("loss", 1.5, [split_pass]).is_correct is True
+    figure_check = check_figure("loss", 5 / 3, [split_pass])
+    assert "counts samples twice that only fill up a batch" in figure_check.explanation
 
 
 @settings(max_examples=50, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 3), st.integers(1, 5), st.integers(2, 4))
 def test_f1_is_that_of_scikit_learn(seed: int, ranks: int, batches: int, classes: int) -> None:
-    """Known figures of generated outcomes, over any division into batches and ranks."""
+    """F1 and accuracy of generated outcomes, for any division into batches and ranks."""
     draws = random.Random(seed)
     sample = 0
     of_ranks = []
@@ -106,26 +115,32 @@ def test_f1_is_that_of_scikit_learn(seed: int, ranks: int, batches: int, classes
                 label = draws.randrange(classes)
                 hit = float(predicted == label)
                 batch.append(
-                    Row(sample, hit=hit, predicted=predicted, label=label, classes=classes)
+                    SampleOutcome(
+                        sample, hit=hit, predicted=predicted, label=label, classes=classes
+                    )
                 )
                 sample += 1
             of_batches.append(batch)
         of_ranks.append(of_batches)
-    rows = Reading("validation", of_ranks, calls=1).rows
-    labels = [row.label for row in rows]
-    predicted_classes = [row.predicted for row in rows]
+    outcomes = SplitPass("validation", of_ranks, calls=1).outcomes
+    labels = [outcome.label for outcome in outcomes]
+    predicted_classes = [outcome.predicted for outcome in outcomes]
     names = [*range(classes)]
     expected = f1_score(labels, predicted_classes, labels=names, average="macro", zero_division=0)
-    assert macro_f1(rows) == pytest.approx(expected)
-    assert KNOWN["accuracy"](rows) == fmean(float(row.hit or 0) for row in rows)
+    assert macro_f1(outcomes) == pytest.approx(expected)
+    assert FIGURE_FUNCTIONS["accuracy"](outcomes) == fmean(
+        float(outcome.hit or 0) for outcome in outcomes
+    )
 
 
-def outcome(samples: Sequence[int], losses: Sequence[float], reading: int = 0) -> Outcome:
-    return Outcome(
+def evaluation_loss(
+    samples: Sequence[int], losses: Sequence[float], pass_number: int = 0
+) -> EvaluationLoss:
+    return EvaluationLoss(
         step=2,
         phase="validation",
         split="validation",
-        reading=reading,
+        pass_number=pass_number,
         samples=[*samples],
         function="mse_loss",
         value=fmean(losses),
@@ -133,32 +148,37 @@ def outcome(samples: Sequence[int], losses: Sequence[float], reading: int = 0) -
     )
 
 
-def test_notes_become_readings() -> None:
+def test_losses_become_passes() -> None:
     """Passes over the split, and several losses of a batch, are told apart."""
-    notes = [outcome([0, 1], [1, 1], 5), outcome([0, 1], [4, 4], 5), outcome([2], [7], 5),
-             outcome([2], [8], 5), outcome([0, 1], [3, 3], 6)]  # fmt: skip
-    first, second, third = readings_of([notes])
-    assert [row.loss for row in first.rows] == [1, 1, 7]
-    assert [row.loss for row in second.rows] == [4, 4, 8]
-    assert [row.loss for row in third.rows] == [3, 3]
+    losses = [
+        evaluation_loss([0, 1], [1, 1], 5),
+        evaluation_loss([0, 1], [4, 4], 5),
+        evaluation_loss([2], [7], 5),
+        evaluation_loss([2], [8], 5),
+        evaluation_loss([0, 1], [3, 3], 6),
+    ]
+    first, second, third = split_passes_of([losses])
+    assert [outcome.loss for outcome in first.outcomes] == [1, 1, 7]
+    assert [outcome.loss for outcome in second.outcomes] == [4, 4, 8]
+    assert [outcome.loss for outcome in third.outcomes] == [3, 3]
     assert (first.calls, third.calls) == (2, 1)
 
 
-def test_figures_that_were_logged_are_judged(tmp_path: Path) -> None:
+def test_logged_figures_are_checked(tmp_path: Path) -> None:
     """Each process returns its own mean, and the run averages these means."""
-    first = [started(world_size=2), outcome([0, 2], [1, 2]), evaluated({"loss": 1.5})]
-    second = [outcome([1], [6]), evaluated({"loss": 6.0})]
+    first = [started(world_size=2), evaluation_loss([0, 2], [1, 2]), evaluated({"loss": 1.5})]
+    second = [evaluation_loss([1], [6]), evaluated({"loss": 6.0})]
     row = {"progress/global_step": 2, "val/loss": 3.75}
     run = run_with(first, second, directory=tmp_path, rows=[row])
-    (cause,) = wrong_figures(run, Counts())
+    (cause,) = wrong_figures(run, FigureCounts())
     assert (
         "loss of the validation evaluation after update 2 on 2 processes is 3.75" in cause.sentence
     )
     assert "3 by its samples" in cause.sentence
-    # On one process, the loss may be no mean of these outcomes. Then nothing is said.
-    assert [*wrong_figures(run, Counts(), trusted=())] == []
+    # If the loss is not a mean of these outcomes on one process, the check ignores it.
+    assert [*wrong_figures(run, FigureCounts(), trusted=())] == []
     right = run_with(first, second, directory=tmp_path, rows=[row | {"val/loss": 3.0}])
-    assert [*wrong_figures(right, Counts())] == []
+    assert [*wrong_figures(right, FigureCounts())] == []
 
 
 def run_that_records(*factors: float, world_size: int = 1, accumulation: int = 1) -> ObservedRun:
@@ -187,7 +207,7 @@ def run_that_records(*factors: float, world_size: int = 1, accumulation: int = 1
         ([1.0], [2.0], "2 times those that were computed, which is the number of processes"),
         ([1.0], [0.5], "0.5 times those that were computed, which is 1 / the number of processes"),
         ([0.5], [1.0], "2 times those that were computed, which is the number of processes"),
-        ([1.0], [1.7], None),  # nothing is known of such a factor
+        ([1.0], [1.7], None),  # an unknown factor
         ([1.0, 1.0], [1.0, 1.0], None),  # a sum of two losses
         ([0.3, 0.7], [0.3, 0.7], None),  # which has no constant multiple
         ([1.0, 1.0], [2.0, 2.0], "2 times those that were computed"),
@@ -196,10 +216,10 @@ def run_that_records(*factors: float, world_size: int = 1, accumulation: int = 1
 def test_multiples_of_losses_are_explained(
     whole: list[float], distributed: list[float], words: str | None
 ) -> None:
-    """A loss may be a multiple of a computed one, if it is the same on all numbers of processes."""
+    """A loss may be a multiple of a computed one, if the multiple does not depend on processes."""
     first = run_that_records(*whole)
     second = run_that_records(*distributed, world_size=2)
-    counts = Counts()
+    counts = FigureCounts()
     causes = [cause.sentence for cause in wrong_losses(first, second, counts)]
     assert counts.losses.compared + counts.losses.unknown == 3
     assert len(causes) == (words is not None)
@@ -208,12 +228,12 @@ def test_multiples_of_losses_are_explained(
 
 def test_loss_that_is_divided_by_the_accumulation_is_explained() -> None:
     second = run_that_records(0.5, accumulation=2)
-    (cause,) = wrong_losses(run_that_records(1.0), second, Counts())
+    (cause,) = wrong_losses(run_that_records(1.0), second, FigureCounts())
     assert "which is 1 / the number of micro-batches of an update" in cause.sentence
 
 
 def test_rows_are_means_of_what_was_recorded(tmp_path: Path) -> None:
-    """The rows of two updates each, with a metric of different numbers of elements."""
+    """Each row covers two updates, and the metric has different numbers of elements."""
     records: list[Observed] = [started()]
     for step, loss in enumerate([1.0, 3.0, 5.0, 7.0]):
         records.append(recorded(step, loss=loss, metrics={"hits": (step, step + 1)}))
@@ -221,12 +241,12 @@ def test_rows_are_means_of_what_was_recorded(tmp_path: Path) -> None:
         {"progress/global_step": 2, "train/loss": 2.0, "train/hits": 1 / 3, "progress/samples": 8},
         {"progress/global_step": 4, "train/loss": 6.0, "train/hits": 5 / 7, "progress/samples": 16},
     ]
-    counts = Counts()
+    counts = FigureCounts()
     assert [*wrong_rows(run_with(records, directory=tmp_path, rows=rows), counts)] == []
     assert counts.rows.compared == 6
     for name, value in (("train/loss", 6.1), ("train/hits", 0.7), ("progress/samples", 12)):
         wrong = [rows[0], rows[1] | {name: value}]
-        (cause,) = wrong_rows(run_with(records, directory=tmp_path, rows=wrong), Counts())
+        (cause,) = wrong_rows(run_with(records, directory=tmp_path, rows=wrong), FigureCounts())
         assert cause.sentence.startswith(f"{name} of update 4 was logged as")
 
 
@@ -238,14 +258,14 @@ def test_rows_and_summaries_may_have_null_and_a_torn_end(
     data: st.DataObject, tmp_path: Path
 ) -> None:
     """A run stores NaN and infinities as null. Null for a figure that is finite is wrong."""
-    records: list[Observed] = [started(), outcome([0, 1], [1, 2])]
+    records: list[Observed] = [started(), evaluation_loss([0, 1], [1, 2])]
     rows: list[dict[str, float | None]] = []
     has_wrong_null = []  # by row
     for step in (2, 4):
         losses = [data.draw(st.sampled_from([1.0, math.nan, math.inf])) for _ in range(2)]
         for update, loss in enumerate(losses, start=step - 2):
             records.append(recorded(update, loss=loss, metrics={"hits": (1.0, 2)}))
-        records.append(Interval(step=step, after=step - 1, seconds=0.5))
+        records.append(LogInterval(step=step, after=step - 1, seconds=0.5))
         mean = fmean(losses)
         right = {
             "train/loss": mean if math.isfinite(mean) else None,
@@ -269,18 +289,18 @@ def test_rows_and_summaries_may_have_null_and_a_torn_end(
     torn = data.draw(st.integers(0, len(json.dumps(rows[-1]))))
     path.write_bytes(whole[: len(whole) - torn])
     is_last_row_whole = torn <= 1  # the line feed alone may be missing
-    causes = [*wrong_rows(run, Counts())]
+    causes = [*wrong_rows(run, FigureCounts())]
     assert bool(causes) == any(has_wrong_null if is_last_row_whole else has_wrong_null[:1])
     assert all("was logged as nan" in cause.sentence for cause in causes)
-    [*wrong_figures(run, Counts())]
-    [*wrong_speeds(run, Counts())]
+    [*wrong_figures(run, FigureCounts())]
+    [*wrong_speeds(run, FigureCounts())]
 
 
 def test_losses_that_no_function_of_torch_computes_are_not_counted_as_compared() -> None:
-    """Nothing is computed again then, so the check does not claim to have passed."""
+    """The check can compute nothing again, so it does not claim to have passed."""
     losses = [recorded(step, loss=3.0 - step) for step in range(3)]
     runs = [run_with([started(), *losses]), run_with([started(world_size=2), *losses])]
-    counts = Counts()
+    counts = FigureCounts()
     assert [*wrong_losses(*runs, counts)] == []
     assert (counts.losses.compared, counts.losses.unknown) == (0, 3)
     counts.rows.compared = 4
@@ -321,7 +341,7 @@ def trained(*computed: dict[str, float], metrics: dict[str, float]) -> ObservedR
 def test_metrics_of_training_are_computed_again(
     computed: list[dict[str, float]], name: str, value: float, compared: int, is_wrong: bool
 ) -> None:
-    count = Count()
+    count = FigureCount()
     causes = [*wrong_metrics(trained(*computed, metrics={name: value}), count)]
     assert (count.compared, count.unknown) == (compared, 1 - compared)
     assert bool(causes) == is_wrong
@@ -351,10 +371,10 @@ def test_training_mode_is_named() -> None:
 @pytest.mark.parametrize(("factor", "is_wrong"), [(1.0, False), (1.05, False), (1.5, True)])
 def test_speed_is_compared_with_the_clock(factor: float, is_wrong: bool, tmp_path: Path) -> None:
     """Two updates of 4 samples take 0.5 s: 16 samples a second."""
-    notes = [Interval(step=step, after=step - 2, seconds=0.5) for step in (4, 6, 8, 10)]
+    notes = [LogInterval(step=step, after=step - 2, seconds=0.5) for step in (4, 6, 8, 10)]
     rows = [
         {"progress/global_step": step, "perf/samples_per_second": 16.0 * factor}
         for step in (4, 6, 8, 10)
     ]
     run = run_with([started(), *notes], directory=tmp_path, rows=rows)
-    assert bool([*wrong_speeds(run, Counts())]) == is_wrong
+    assert bool([*wrong_speeds(run, FigureCounts())]) == is_wrong

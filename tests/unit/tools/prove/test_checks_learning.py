@@ -11,21 +11,26 @@ import pytest
 
 from common.objective import Objective
 from common.tools.prove.bench import RunSpec
-from common.tools.prove.checks.learning import answer, learning_spec
-from common.tools.prove.margins import ERRORS, LATER_ERRORS, Evaluation, improvement
+from common.tools.prove.checks.learning import check_learning, learning_spec
+from common.tools.prove.margins import (
+    LONGER_STANDARD_ERRORS,
+    STANDARD_ERRORS,
+    ObjectiveValue,
+    improvement,
+)
 from common.tools.prove.observation import AnyObserved, ObservedLaunch, ObservedRun
-from common.tools.prove.outcomes import Reading, Row
+from common.tools.prove.outcomes import SampleOutcome, SplitPass
 from tests.unit.tools.prove.observed import evaluated, run, started
 
 ACCURACY = Objective("accuracy", "max")
 SAMPLES = 400
 EXPERIMENTS = 400
-LOOKS = (ERRORS, LATER_ERRORS)  # in the first run and in the longer one
-MOST_PASSES = 0.05  # share of the models that guess
+MARGINS = (STANDARD_ERRORS, LONGER_STANDARD_ERRORS)  # in the first run and in the longer run
+MOST_PASSES = 0.05  # the share of models that guess and may pass
 
 
 class MadeUpBench:
-    """Has a first run and a longer run with made-up accuracies."""
+    """A bench with made-up accuracies of a first run and a longer run."""
 
     def __init__(self, short: Sequence[float], longer: Sequence[float], flags: dict[str, Any]):
         self.recipe = SimpleNamespace(objective=ACCURACY)
@@ -67,7 +72,7 @@ def test_only_a_longer_run_shows_that_a_recipe_does_not_learn(
     short: list[float], longer: list[float], passed: bool | None, compared: str
 ) -> None:
     bench: Any = MadeUpBench(short, longer, {"--epochs": ["3"]})
-    verdict = answer(bench)
+    verdict = check_learning(bench)
     assert verdict.passed is passed
     assert compared in verdict.compared
     expected = [learning_spec("learning")]
@@ -78,32 +83,32 @@ def test_only_a_longer_run_shows_that_a_recipe_does_not_learn(
 
 def test_a_run_limited_by_steps_gets_more_steps() -> None:
     bench: Any = MadeUpBench([0.3, 0.3], [0.3, 0.5], {"--max-steps": ["9"]})
-    assert answer(bench).passed
+    assert check_learning(bench).passed
     assert bench.specs[1] == learning_spec("longer", ("--max-steps", "36"))
 
 
 def test_final_evaluation_may_be_of_the_best_model() -> None:
-    """It is on the validation split if there is no other. The last model was evaluated before."""
+    """Without a test split, it is on the validation split. The last model was evaluated before."""
     last = observed_run([0.3, 0.5, 0.3])
     (first_launch,) = last.launches
     records = (*first_launch.records, evaluated(2, 0.5, "final"))
     bench: Any = MadeUpBench([], [0.3, 0.3], {"--epochs": ["3"]})
     bench.runs["learning"] = run(ObservedLaunch(0, 0, records))
-    assert answer(bench).passed is False
+    assert check_learning(bench).passed is False
 
 
-def reading_of(hits: Sequence[bool], losses: Sequence[float] = ()) -> Reading:
+def split_pass_of(hits: Sequence[bool], losses: Sequence[float] = ()) -> SplitPass:
     """Return a pass over samples, all in one batch."""
     rows = [
-        Row(number, hit=float(hit), loss=losses[number] if losses else None)
+        SampleOutcome(number, hit=float(hit), loss=losses[number] if losses else None)
         for number, hit in enumerate(hits)
     ]
-    return Reading("validation", [[rows]], calls=1)
+    return SplitPass("validation", [[rows]], calls=1)
 
 
-def evaluation(hits: Sequence[bool], *, is_paired: bool) -> Evaluation:
+def objective_value(hits: Sequence[bool], *, is_paired: bool) -> ObjectiveValue:
     value = sum(hits) / len(hits)
-    return Evaluation(value, len(hits), [reading_of(hits)] if is_paired else [])
+    return ObjectiveValue(value, len(hits), [split_pass_of(hits)] if is_paired else [])
 
 
 @pytest.mark.parametrize(
@@ -120,28 +125,28 @@ def evaluation(hits: Sequence[bool], *, is_paired: bool) -> Evaluation:
 def test_a_guesser_rarely_passes(
     samples: int, share: float, changed: float, is_paired: bool
 ) -> None:
-    """Neither in the first run nor in the longer one, if training changes its guesses at random.
+    """If training changes guesses at random, the model rarely passes in either run.
 
     Args:
-        share: of the guesses that are right.
-        changed: the share of samples for which training draws another guess.
+        share: the share of correct guesses.
+        changed: the share of samples for which training draws a new guess.
     """
     draws = random.Random(0)
     passes = 0
     for _ in range(EXPERIMENTS):
         before = [draws.random() < share for _ in range(samples)]
-        answers = []
-        for errors in LOOKS:
+        results = []
+        for errors in MARGINS:
             after = [draws.random() < share if draws.random() < changed else hit for hit in before]
-            answers.append(
+            results.append(
                 improvement(
                     ACCURACY,
-                    evaluation(before, is_paired=is_paired),
-                    evaluation(after, is_paired=is_paired),
+                    objective_value(before, is_paired=is_paired),
+                    objective_value(after, is_paired=is_paired),
                     errors,
                 ).is_enough
             )
-        passes += any(answers)
+        passes += any(results)
     assert passes / EXPERIMENTS <= MOST_PASSES
 
 
@@ -151,43 +156,43 @@ def test_a_loss_that_changes_at_random_rarely_passes(samples: int) -> None:
     objective = Objective("loss", "min")
     passes = 0
     for _ in range(EXPERIMENTS):
-        before, *looks = ([draws.expovariate(1.0) for _ in range(samples)] for _ in range(3))
-        first = evaluation_of_losses(before)
-        answers = [
-            improvement(objective, first, evaluation_of_losses(after), errors)
-            for after, errors in zip(looks, LOOKS, strict=True)
+        before, *later_losses = ([draws.expovariate(1.0) for _ in range(samples)] for _ in range(3))
+        first = value_of_losses(before)
+        improvements = [
+            improvement(objective, first, value_of_losses(after), errors)
+            for after, errors in zip(later_losses, MARGINS, strict=True)
         ]
-        assert "paired by" in answers[0].basis
-        passes += any(each.is_enough for each in answers)
+        assert "paired by" in improvements[0].basis
+        passes += any(each.is_enough for each in improvements)
     assert passes / EXPERIMENTS <= MOST_PASSES
 
 
-def evaluation_of_losses(losses: Sequence[float]) -> Evaluation:
+def value_of_losses(losses: Sequence[float]) -> ObjectiveValue:
     hits = [False] * len(losses)
-    return Evaluation(sum(losses) / len(losses), len(losses), [reading_of(hits, losses)])
+    return ObjectiveValue(sum(losses) / len(losses), len(losses), [split_pass_of(hits, losses)])
 
 
 def test_pairs_show_smaller_improvements() -> None:
-    """Of 73 samples, 8 more are right and none is wrong that was right before."""
+    """8 more of 73 samples are correct after training, and none is newly wrong."""
     before = [number < 30 for number in range(73)]
     after = [number < 38 for number in range(73)]
     for is_paired in (True, False):
-        first, second = (evaluation(hits, is_paired=is_paired) for hits in (before, after))
+        first, second = (objective_value(hits, is_paired=is_paired) for hits in (before, after))
         assert improvement(ACCURACY, first, second).is_enough is is_paired
         assert not improvement(ACCURACY, second, first).is_enough
 
 
 def test_objective_of_another_kind_needs_a_relative_margin() -> None:
     objective = Objective("frechet", "min")
-    before = Evaluation(60.0, SAMPLES)
-    assert not improvement(objective, before, Evaluation(55.0, SAMPLES)).is_enough
-    better = improvement(objective, before, Evaluation(50.0, SAMPLES))
+    before = ObjectiveValue(60.0, SAMPLES)
+    assert not improvement(objective, before, ObjectiveValue(55.0, SAMPLES)).is_enough
+    better = improvement(objective, before, ObjectiveValue(50.0, SAMPLES))
     assert better.is_enough
     assert "10% of the value before training" in better.basis
 
 
-def test_outcomes_of_other_figures_are_not_paired() -> None:
-    """An accuracy of the recipe's own kind is not the mean of these hits."""
+def test_outcomes_that_do_not_give_the_figure_are_not_paired() -> None:
+    """A recipe's own accuracy may not be the mean of these hits."""
     hits = [True, False, False, False]
-    own = Evaluation(0.9, 4, [reading_of(hits)])
+    own = ObjectiveValue(0.9, 4, [split_pass_of(hits)])
     assert "standard errors of a share" in improvement(ACCURACY, own, own).basis

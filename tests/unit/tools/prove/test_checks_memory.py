@@ -1,4 +1,4 @@
-"""The check of memory: slopes on made-up notes, and what its instrument sees."""
+"""The check of memory: slopes of made-up measurements, and its instrument."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from common.tools.prove.checks import memory
 from common.tools.prove.checks.memory import MEBIBYTE, MOST, verdict_of
 from common.tools.prove.instruments.holders import holder_of
-from common.tools.prove.instruments.memory import bytes_in_use, bytes_of, live_tensors
+from common.tools.prove.instruments.memory import bytes_in_use, live_tensors, storage_bytes
 from common.tools.prove.notes import GrowingTensors, MemoryInUse
 from tests.unit.tools.prove.made_up import run_with
 
@@ -25,7 +25,7 @@ def notes(growth: dict[str, Callable[[int], float]], count: int = 12) -> list[Me
     """Return measurements at every fifth update.
 
     Args:
-        growth: functions of the update, in bytes, besides a constant size.
+        growth: functions that return the growth in bytes at an update, by the type of memory.
     """
     measured_notes = []
     for number in range(count):
@@ -60,7 +60,7 @@ def test_growth_fails(name: str, per_update: float) -> None:
 
 
 def test_noise_passes() -> None:
-    """Memory that goes up and down, a single jump, and growth while warming up."""
+    """Memory may go up and down, jump once, and grow during the warm-up."""
     draws = random.Random(0)
     noise = {step: draws.gauss(0, 0.05 * MEBIBYTE) for step in range(100)}
     assert verdict_of(run_with(notes({"in_use": lambda step: noise[step]}))).passed is True
@@ -72,7 +72,7 @@ def test_noise_passes() -> None:
     assert verdict_of(run_with(resident)).passed is True  # the allocator's figure is exact
 
 
-def test_resident_memory_counts_where_the_allocator_does_not_tell() -> None:
+def test_resident_memory_counts_if_the_allocator_reports_nothing() -> None:
     measured_notes = []
     for measured in notes({"resident": lambda step: 2 * MOST["resident"] * MEBIBYTE * step}):
         measured_notes.append(measured.model_copy(update={"in_use": None}))
@@ -87,39 +87,39 @@ def test_growing_tensors_are_named_first() -> None:
     measured_notes = [*notes({"tensors": lambda step: step}), growing]
     verdict = verdict_of(run_with(measured_notes))
     assert verdict.causes[0] == (
-        "tensors of float32 [16 × 10] became more by 50, to 60, held by the list `history` of main "
-        "in train.py"
+        "the number of float32 [16 × 10] tensors grew by 50 to 60; they are held by the list "
+        "`history` of main in train.py"
     )
 
 
 def test_growth_with_evaluations_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The run of updates alone does not grow. The other one keeps 5 batches an evaluation."""
+    """The steady run does not grow. The eventful run keeps 5 batches of each evaluation."""
     kept = notes({"tensor_bytes": lambda step: 5 * 640 * step, "tensors": lambda step: 5 * step})
     bench: Any = None
     for measured_notes, passed in ((notes({}), True), (kept, False)):
         eventful = run_with(measured_notes)
         monkeypatch.setattr(memory, "steady_run", lambda bench: run_with(notes({})))
         monkeypatch.setattr(memory, "eventful_run", lambda bench, run=eventful: run)
-        verdict = memory.answer(bench)
+        verdict = memory.check_memory(bench)
         assert verdict.passed is passed
         assert "with an evaluation after each update: " in verdict.compared
         assert all("MiB an evaluation" in cause for cause in verdict.causes)
         assert bool(verdict.causes) is not passed
 
 
-def test_short_run_has_no_answer() -> None:
+def test_short_run_has_no_verdict() -> None:
     assert verdict_of(run_with(notes({}, count=5))).passed is None
 
 
 def test_growth_is_seen_across_a_drop() -> None:
-    """Some tensors are freed at the end of an epoch, while others become more."""
+    """Some tensors are freed at the end of an epoch, while the number of others grows."""
     measured_notes = notes({"tensor_bytes": lambda step: 640 * step - 10**5 * (step > 45)})
     assert verdict_of(run_with(measured_notes)).passed is False
 
 
 @pytest.mark.slow
 def test_holder_is_a_variable_of_the_recipe() -> None:
-    """Lists of a function, of an object and of a module, also nested ones."""
+    """A list of a function, a list in a dict, and a list of a module are named."""
     folder = Path(__file__).resolve().parent
     history = [torch.ones(3) for _ in range(9)]
     assert holder_of([*history], sys._getframe(), folder) == (
@@ -143,7 +143,7 @@ def test_live_tensors_are_counted() -> None:
     views = [kept[0][:10], kept[0][10:]]
     after = live_tensors()
     assert len(after) == len(before) + 5
-    assert bytes_of(after) - bytes_of(before) == 3 * 1024
+    assert storage_bytes(after) - storage_bytes(before) == 3 * 1024
     assert len(views) == 2
 
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from common.tools.prove.checks.samples import causes_of, whole_epochs
-from common.tools.prove.notes import NotGiven, UnusedRows
+from common.tools.prove.checks.samples import causes_of, completed_epochs
+from common.tools.prove.notes import MissingRows, UnusedRows
 from common.tools.prove.observation import ObservedRun
 from common.tools.prove.observed import Observed
 from tests.unit.tools.prove.made_up import (
@@ -41,7 +41,7 @@ def sentences(run: ObservedRun) -> list[str]:
 
 
 def test_right_run_has_no_causes() -> None:
-    """Each sample once an epoch, and an evaluation of all, on one process."""
+    """One process uses each sample once an epoch, and evaluates all samples."""
     evaluation = [evaluation_batch([0, 1, 2]), evaluation_batch([3, 4]), evaluated({"count": 5})]
     assert sentences(run_with([*training(), *evaluation])) == []
 
@@ -53,7 +53,7 @@ def test_sample_that_comes_twice_is_named() -> None:
 
 
 def test_missing_samples_are_counted() -> None:
-    """An epoch may only leave out an incomplete batch."""
+    """An epoch may leave out only an incomplete batch."""
     updates = [*EPOCHS[:3], (3, 1, (5, 4, 3))]
     (sentence,) = sentences(run_with(training(updates)))
     assert "epoch 2 used 7 of 10 training samples, and only 2 may be left out" in sentence
@@ -72,30 +72,30 @@ def test_samples_of_a_whole_epoch_are_counted_over_ranks() -> None:
     second = [(0, 0, (2, 3)), (1, 0, (6, 7))]
     right = run_with(first, rank_of_two(second))
     assert sentences(right) == []
-    assert whole_epochs(right) == [0]
+    assert completed_epochs(right) == [0]
     fewer = run_with(first, rank_of_two([second[0], (1, 0, (6,))]))
     assert "epoch 1 used 7 of 10 training samples" in sentences(fewer)[0]
     again = run_with(first, rank_of_two([second[0], (1, 0, (2, 3))]))
     assert sentences(again) == ["epoch 1 used 2 training samples more than once (2, 3)"]
     short = run_with(rank_of_two([(0, 0, (0, 1))]), rank_of_two(second[:1]))
-    assert whole_epochs(short) == [], "the second update of the epoch is missing"
+    assert completed_epochs(short) == [], "the second update of the epoch is missing"
 
 
 def test_epoch_that_was_interrupted_may_be_incomplete() -> None:
     assert sentences(run_with(training(EPOCHS[:3]))) == []
 
 
-def test_update_made_again_counts_once() -> None:
-    """After a kill, a run makes some updates again; only the last ones count."""
+def test_repeated_update_counts_once() -> None:
+    """After a kill, a run repeats some updates. Only the last executions count."""
     run = run_with(training(EPOCHS[:2]), later=[training(EPOCHS[1:])])
     assert sentences(run) == []
 
 
-def test_update_made_again_of_other_samples_is_named() -> None:
+def test_update_repeated_with_other_samples_is_named() -> None:
     again = [(1, 0, (4, 5, 6, 8)), *EPOCHS[2:]]
     run = run_with(training(EPOCHS[:2]), later=[training(again)])
-    assert "update 2 was made of the samples 4, 5, 6, 7" in sentences(run)[0]
-    assert "after the resume of 4, 5, 6, 8" in sentences(run)[0]
+    assert "update 2 used the samples 4, 5, 6, 7" in sentences(run)[0]
+    assert "after the resume 4, 5, 6, 8" in sentences(run)[0]
 
 
 def test_batch_that_is_not_recorded_is_named() -> None:
@@ -110,7 +110,7 @@ def test_batch_in_which_a_run_was_killed_need_not_be_recorded() -> None:
 
 
 def test_ranks_share_an_evaluation() -> None:
-    """Each sample once over all ranks."""
+    """All ranks together read each sample once."""
     first = [*training(), evaluation_batch([0, 2, 4]), evaluated({"count": 5})]
     second = [evaluation_batch([1, 3]), evaluated({"count": 5})]
     assert sentences(run_with(first, second)) == []
@@ -120,7 +120,7 @@ def test_ranks_share_an_evaluation() -> None:
 
 @pytest.mark.parametrize("count", [6.0, None])
 def test_padding_that_counts_is_named(count: float | None) -> None:
-    """A sample that only fills up a batch counts; without a count, nobody knows."""
+    """A sample that only fills up a batch counts; without a count, this is unknown."""
     figures = {} if count is None else {"count": count}
     batches = [evaluation_batch([0, 1, 2]), evaluation_batch([3, 4, 4])]
     (sentence,) = sentences(run_with([*training(), *batches, evaluated(figures)]))
@@ -146,7 +146,7 @@ def test_evaluation_that_was_interrupted_is_left_out() -> None:
 
 
 def test_rows_that_the_model_does_not_get_are_named() -> None:
-    run = run_with([*training(), NotGiven(step=0, rows=3, samples=4)])
+    run = run_with([*training(), MissingRows(step=0, rows=3, samples=4)])
     assert (
         "the model gets only 3 of the 4 samples of a batch, first in update 1" in sentences(run)[0]
     )

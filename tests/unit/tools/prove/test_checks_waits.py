@@ -1,4 +1,4 @@
-"""The check of waits: its verdict on made-up notes, and what its instrument sees."""
+"""The check of waits: its verdict on made-up notes, and its instrument."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional as F
 
 from common.tools.prove.checks.waits import verdict_of
-from common.tools.prove.instruments.waits import Watch
+from common.tools.prove.instruments.waits import WaitObserver
 from common.tools.prove.notes import Wait
 from tests.unit.tools.prove.made_up import run_with
 
@@ -52,7 +52,7 @@ def test_the_line_that_called_is_named_as_well() -> None:
     assert "(called by test_checks_waits.py, line 3: from __future__" in cause
 
 
-def test_a_wait_in_an_installed_package_is_said() -> None:
+def test_a_wait_in_an_installed_package_is_reported() -> None:
     note = wait_note(2).model_copy(update={"is_installed": True, "caller_line": 3})
     verdict = verdict_of(run_with([note]))
     assert verdict.passed is True
@@ -60,7 +60,7 @@ def test_a_wait_in_an_installed_package_is_said() -> None:
 
 
 class Notes:
-    """A session that keeps what an instrument notes."""
+    """A session that keeps the notes of an instrument."""
 
     def __init__(self) -> None:
         self.step = 0
@@ -80,19 +80,19 @@ class Notes:
 
 
 def operations_of(body: Callable[[torch.Tensor], object]) -> list[str]:
-    """Return the waits in a loop's body, which gets a tensor of the device."""
+    """Return the operations that wait in a loop's body, which gets a tensor of the device."""
     return notes_of(body).operations
 
 
 def notes_of(body: Callable[[torch.Tensor], object]) -> Notes:
-    """Return what is noted of a loop's body, which gets a tensor of the device."""
+    """Return the notes on a loop's body, which gets a tensor of the device."""
     session = Notes()
-    watch = Watch(session)  # type: ignore[arg-type]
+    observer = WaitObserver(session)  # type: ignore[arg-type]
 
     def batches(run: object, loader: object) -> Iterator[torch.Tensor]:
         yield torch.arange(4.0)
 
-    for values in watch.batches(batches, session.run, None):  # type: ignore[arg-type]
+    for values in observer.around_batches(batches, session.run, None):  # type: ignore[arg-type]
         body(values)
     return session
 
@@ -148,7 +148,7 @@ WAITS: dict[str, Callable[[torch.Tensor], object]] = {
 
 @pytest.mark.parametrize("body", WAITS.values(), ids=WAITS)
 def test_waits_are_seen(body: Callable[[torch.Tensor], object]) -> None:
-    """What reads values, or makes a size depend on them, is noted."""
+    """Operations that read values, or whose result has a size that depends on values, are noted."""
     assert operations_of(body)
 
 
@@ -192,5 +192,5 @@ HARMLESS: dict[str, Callable[[torch.Tensor], object]] = {
 
 @pytest.mark.parametrize("body", HARMLESS.values(), ids=HARMLESS)
 def test_other_operations_do_not_wait(body: Callable[[torch.Tensor], object]) -> None:
-    """Nothing is said of operations that a GPU only queues, or that concern the host alone."""
+    """Operations that a GPU only queues, or that concern only the host, are not noted."""
     assert operations_of(body) == []

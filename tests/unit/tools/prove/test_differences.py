@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.tools.prove.differences import COMPARED, first_difference
+from common.tools.prove.differences import COMPARED_FIELDS, first_difference
 from common.tools.prove.observation import AnyObserved, ObservedLaunch
 from tests.unit.tools.prove.observed import UPDATES, changed, evaluated, launch, run, saved
 
@@ -30,8 +30,8 @@ def test_equal_runs_have_no_difference() -> None:
 
 
 @given(st.lists(st.integers(0, UPDATES - 1), max_size=3).map(sorted))
-def test_repeated_updates_are_no_difference(starts: list[int]) -> None:
-    """Each launch goes on from a checkpoint before the update at which the last one was killed."""
+def test_repeated_updates_are_not_a_difference(starts: list[int]) -> None:
+    """Each launch resumes from a checkpoint before the update at which the last one was killed."""
     launches = [launch(0, 0, UPDATES if not starts else max(1, starts[0] + 1))]
     for number, first in enumerate(starts, start=1):
         launches.append(launch(number, first))
@@ -39,15 +39,17 @@ def test_repeated_updates_are_no_difference(starts: list[int]) -> None:
 
 
 @given(data=st.data())
-def test_any_change_is_found_where_it_is(data: st.DataObject) -> None:
-    """The difference names the launch, the record and the subject, with the parts that differ."""
+def test_any_change_is_found_at_its_record(data: st.DataObject) -> None:
+    """The difference has the launch, the record, the subject, and the names of what differs."""
     first = data.draw(st.integers(0, UPDATES - 1))
     resumed = launch(1, first)
     positions = [
-        position for position, record in enumerate(resumed.records) if type(record) in COMPARED
+        position
+        for position, record in enumerate(resumed.records)
+        if type(record) in COMPARED_FIELDS
     ]
     position = data.draw(st.sampled_from(positions))
-    subject = data.draw(st.sampled_from(COMPARED[type(resumed.records[position])]))
+    subject = data.draw(st.sampled_from(COMPARED_FIELDS[type(resumed.records[position])]))
     other, record = changed(resumed, position, **{subject: OTHERS[subject]})
     difference = first_difference(REFERENCE, run(launch(0, 0, first), other))
     assert difference is not None
@@ -96,4 +98,4 @@ def test_the_earlier_of_two_differences_counts() -> None:
     difference = first_difference(REFERENCE, run(both))
     assert difference is not None
     assert difference.subject == "loss"
-    assert difference.place == "in update 1"
+    assert difference.moment == "in update 1"

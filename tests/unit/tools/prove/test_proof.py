@@ -19,18 +19,18 @@ from common.run_directory.code_tree import collect_tree
 from common.run_directory.records import ATTEMPTS, PROVENANCE, Attempt, Provenance
 from common.tools.prove.checks.resuming import MANNERS, draw_interruptions
 from common.tools.prove.command import main, read_command_line
-from common.tools.prove.few_samples import FewEvaluationSamples, FewTrainingSamples, few_of
+from common.tools.prove.few_samples import FewEvaluationSamples, FewTrainingSamples, limited_order
 from common.tools.prove.flags import (
     ACCUMULATION,
     BATCH_SIZE,
     built_in_dataset,
-    flags_of,
+    flag_words,
     merged,
+    parse_flags,
     proof_flags,
-    words_of,
 )
 from common.tools.prove.observation import RECORD, line_of, read_launches
-from common.tools.prove.proof import code_of, has_passed
+from common.tools.prove.proof import has_passed, proven_code
 from common.tools.prove.receipt import (
     FORMAT,
     CheckResult,
@@ -57,19 +57,19 @@ from tests.unit.tools.prove.observed import (
 
 
 def test_flags_of_the_user_have_precedence() -> None:
-    given_flags = flags_of(["--batch-size=8", "--hidden-sizes", "4", "5", "--no-compile"])
+    given_flags = parse_flags(["--batch-size=8", "--hidden-sizes", "4", "5", "--no-compile"])
     flags = proof_flags(given_flags, TrainingConfig, "digits", 32)
     assert flags.flags["--batch-size"] == ["8"]
     assert flags.flags["--hidden-sizes"] == ["4", "5"]
     assert flags.flags["--dataset"] == ["digits"]
     assert flags.batch_size == 8
     assert flags.accumulation == ACCUMULATION
-    words = words_of(flags.flags)
-    assert flags_of(words) == flags.flags
+    words = flag_words(flags.flags)
+    assert parse_flags(words) == flags.flags
 
 
 def test_an_effective_batch_becomes_accumulation() -> None:
-    flags = proof_flags(flags_of(["--effective-batch-size", "64"]), TrainingConfig, None, 32)
+    flags = proof_flags(parse_flags(["--effective-batch-size", "64"]), TrainingConfig, None, 32)
     assert (flags.batch_size, flags.accumulation) == (BATCH_SIZE, 64 // BATCH_SIZE)
     assert "--effective-batch-size" not in flags.flags
     assert "--dataset" not in flags.flags
@@ -78,7 +78,7 @@ def test_an_effective_batch_becomes_accumulation() -> None:
 @pytest.mark.parametrize("flag", ["--output-dir", "--resume", "--evaluate-only", "--config"])
 def test_flags_that_a_proof_sets_are_refused(flag: str) -> None:
     with pytest.raises(UserError, match=f"{flag} can't be part of a proof"):
-        proof_flags(flags_of([flag, "x"]), TrainingConfig, None, 32)
+        proof_flags(parse_flags([flag, "x"]), TrainingConfig, None, 32)
 
 
 def test_a_switch_replaces_its_opposite() -> None:
@@ -95,12 +95,12 @@ def test_a_switch_replaces_its_opposite() -> None:
         (["recipe.py", "--updates", "3"], "--updates 3 is out of range: pass --updates 8 or more"),
     ],
 )
-def test_mistakes_on_the_command_line_are_told(words: list[str], mistake: str) -> None:
+def test_mistakes_on_the_command_line_are_reported(words: list[str], mistake: str) -> None:
     with pytest.raises(UserError, match=mistake):
         read_command_line(words)
 
 
-def test_an_unknown_check_is_told() -> None:
+def test_an_unknown_check_is_reported() -> None:
     with pytest.raises(UserError, match="there is no check learnt: choose from learns, "):
         main([str(REPOSITORY / "recipes" / "mnist_mlp.py"), "--checks", "learnt"])
 
@@ -121,26 +121,26 @@ def test_built_in_data_of_the_recipes() -> None:
 def test_few_samples_are_used_as_all_would_be(
     total: int, most: int, world_size: int, has_lengths: bool
 ) -> None:
-    """Each of the chosen samples comes at most once in training, and once in an evaluation."""
+    """Training uses each chosen sample at most once, and an evaluation uses each once."""
     lengths = np.arange(total) % 7 if has_lengths else None
     training = set()
     evaluation: list[int] = []
     for rank in range(world_size):
-        order = few_of(
+        order = limited_order(
             TrainingOrder(total, 2, 2, world_size, rank, 0, lengths), FewTrainingSamples, most
         )
         assert order.num_samples == most
         batches = order.micro_batches(1, 0)
         assert len(batches) == most // (4 * world_size) * 2
         training |= set(batches.flatten().tolist())
-        other = few_of(
+        other = limited_order(
             EvaluationOrder(total, 4, world_size, rank, lengths), FewEvaluationSamples, most
         )
         evaluation += [index for batch in other.micro_batches() for index in batch.tolist()]
     assert len(training) == most // (4 * world_size) * 4 * world_size
     assert len(evaluation) == len(set(evaluation)) == most
     assert training <= set(evaluation) <= set(range(total))
-    assert max(evaluation) - min(evaluation) >= total // 2  # from all over the split
+    assert max(evaluation) - min(evaluation) >= total // 2  # spread over the split
 
 
 @settings(deadline=None)
@@ -152,9 +152,9 @@ def test_few_samples_are_used_as_all_would_be(
 def test_few_samples_of_blocks_are_used_as_all_would_be(
     sizes: list[int], most: int, world_size: int
 ) -> None:
-    """With `--streaming`, samples lie in blocks; a proof reads few of them, and all over the split.
+    """With `--streaming`, samples are in blocks. A proof reads a few blocks, spread over the split.
 
-    A resumed run goes on with the same samples.
+    A resumed run uses the same samples.
     """
     total = sum(sizes)
     assume(total > most)
@@ -162,7 +162,7 @@ def test_few_samples_of_blocks_are_used_as_all_would_be(
     training: list[int] = []
     evaluation: list[int] = []
     for rank in range(world_size):
-        order = few_of(
+        order = limited_order(
             TrainingOrder(total, 2, 2, world_size, rank, 0, None, blocks), FewTrainingSamples, most
         )
         assert order.num_samples == order.blocks.sizes.sum() == most
@@ -170,7 +170,7 @@ def test_few_samples_of_blocks_are_used_as_all_would_be(
         assert len(batches) == most // (4 * world_size) * 2
         assert [batch.tolist() for batch in order.micro_batches(1, 1)] == batches[2:]
         training += [index for batch in batches for index in batch]
-        other = few_of(
+        other = limited_order(
             EvaluationOrder(total, 4, world_size, rank, None, blocks), FewEvaluationSamples, most
         )
         evaluation += [index for batch in other.micro_batches() for index in batch.tolist()]
@@ -195,7 +195,7 @@ def test_interruptions_are_of_each_manner_and_can_happen(seed: int) -> None:
 
 
 def test_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
-    """A kill may come in the middle of a line. Any other damage is told."""
+    """A kill may come in the middle of a line. Any other damage is an error."""
     records = [started(), saved(3), evaluated(3, 0.5)]
     lines = b"".join(map(line_of, records))
     path = tmp_path / "launch-0-rank-0.jsonl"
@@ -209,7 +209,7 @@ def test_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
 
 @given(st.floats(), st.floats())
 def test_any_number_of_a_record_is_read_as_it_was_written(loss: float, figure: float) -> None:
-    """A loss that has become NaN is a result of a run, and no damage."""
+    """A loss of NaN is a result of a run, not damage."""
     written = [recorded(0).model_copy(update={"loss": loss}), evaluated(1, figure)]
     for record in written:
         assert repr(RECORD.validate_json(line_of(record))) == repr(record)
@@ -304,7 +304,7 @@ def test_a_damaged_receipt_is_refused(tmp_path: Path, edit: tuple[str, str]) -> 
 def test_the_commit_is_of_the_repository_that_the_recipe_is_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A hook of git has variables that point git to the hook's own repository."""
+    """Variables of git that name another repository, as in a git hook, do not matter."""
     own = tmp_path / "own"
     other = tmp_path / "other"
     commits = []
@@ -326,7 +326,7 @@ def test_the_commit_is_of_the_repository_that_the_recipe_is_in(
 
 
 def test_the_code_beside_a_recipe_changes_the_receipt(tmp_path: Path) -> None:
-    """The file of the recipe stays the same, and a module that it imports is edited."""
+    """The recipe's file stays the same, while a module that it imports is edited."""
     (tmp_path / "train.py").write_text("import helper\n")
     helper = tmp_path / "helper.py"
     helper.write_text("SCALE = 1\n")
@@ -339,7 +339,7 @@ def test_the_code_beside_a_recipe_changes_the_receipt(tmp_path: Path) -> None:
         (directory / PROVENANCE).mkdir(parents=True)
         attempt = Attempt(global_step=0, trees=[tree])
         write_json(directory / ATTEMPTS, Provenance(attempts=[attempt]).to_json())
-        codes += code_of([tmp_path / "nowhere", directory])
+        codes += proven_code([tmp_path / "nowhere", directory])
     assert {code.commit for code in codes} == {commit}
     assert codes[0].patch_sha256 is None
     assert len({code.patch_sha256 for code in codes}) == 3
@@ -347,8 +347,10 @@ def test_the_code_beside_a_recipe_changes_the_receipt(tmp_path: Path) -> None:
     assert f"code with the patch {str(codes[1].patch_sha256)[:7]}" in badge(edited)
 
 
-def test_a_proof_without_an_answer_claims_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    """It does not pass, so that the command exits with status 1, and it says why."""
+def test_a_proof_in_which_no_check_applies_claims_nothing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The proof does not pass, so the command exits with status 1, and the report says why."""
     empty = receipt(None, None)
     assert not has_passed(empty.checks)
     assert has_passed(receipt(None, True).checks)

@@ -1,4 +1,4 @@
-"""What a proof sees of the values that a recipe's loop can reach."""
+"""The search for values that a recipe's loop can reach."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from common.data.batch import Data, DatasetSamples, TensorSamples
-from common.tools.prove.reach import Reach, Reached
+from common.tools.prove.reach import Reach, ReachableValues
 
 
 class Average:
@@ -48,7 +48,7 @@ class Counting(nn.Module):
 
 
 class Lines:
-    """A data set that reads a file on and on."""
+    """A data set that reads the next line of a file for each sample."""
 
     def __init__(self, file: TextIO) -> None:
         self.file = file
@@ -78,7 +78,7 @@ def counting() -> Callable[[], int]:
 
 
 def numbers() -> Iterator[int]:
-    """Yield numbers that depend on how often it was asked."""
+    """Yield the numbers from 1 on."""
     position = 0
     while True:
         position += 1
@@ -96,8 +96,8 @@ def look(
     kept: dict[str, object] | None = None,
     reach_class: type[Reach] = ReachOfExample,
     **variables: Any,
-) -> Reached:
-    """Search from a function of a user's module that has some local variables."""
+) -> ReachableValues:
+    """Search from a function in a user's module that has these local variables."""
     module = ModuleType("example")
     module.__file__ = "example.py"
     lines = [f"    {name} = given[{name!r}]" for name in variables]
@@ -145,7 +145,7 @@ CASES: dict[str, tuple[Any, Callable[[Any], object], str]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_change_shows(case: str) -> None:
-    """The path of the value has another digest afterwards, and the same one without a change."""
+    """A change gives the path a different digest. Without a change, the digest stays the same."""
     value, change, path = CASES[case]
     if case == "generator function":
         next(value)
@@ -209,8 +209,8 @@ def test_the_position_of_a_file_of_the_data_shows(tmp_path: Path, reads_by_line:
     assert before.digests[name] != after.digests[name]
 
 
-def test_what_is_kept_is_left_to_the_checkpoints() -> None:
-    """Of kept parts, only attributes besides their state are listed."""
+def test_the_state_of_kept_parts_is_left_out() -> None:
+    """The search lists only attributes of kept parts that their state_dict lacks."""
     average = Average()
     network = Counting()
     reached = look({"ema": average, "model": network}, ema=average, model=network)
