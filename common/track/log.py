@@ -232,9 +232,8 @@ class Log:
             with contextlib.suppress(OSError):  # `close` tries to write again
                 self.file.close()
             self.file = None
-            advice = (
-                f"{advice_for(str(problem))}, then continue with --resume {quoted(self.directory)}"
-            )
+            disk_advice = advice_for(str(problem), problem.errno)
+            advice = f"{disk_advice}, then continue with --resume {quoted(self.directory)}"
             raise TrainingError(
                 f"{self.directory}/{METRICS_FILE} can't be written ({problem})",
                 advice=advice,

@@ -181,8 +181,8 @@ class StopAgreement:
         raise TrainingError(
             f"a checkpoint could not be written ({cause})",
             advice=(
-                f"{advice_for(cause.message)}, then continue from the checkpoint before it with "
-                f"--resume {quoted(self.directory)}"
+                f"{advice_for(cause.message, cause.error_number)}, then continue from the "
+                f"checkpoint before it with --resume {quoted(self.directory)}"
             ),
             resumable=cause.is_of_disk,
         )
