@@ -55,8 +55,8 @@ NO_MEMORY = (
 # Printed if a process is lost at the same update for the second time, which is not an accident.
 LOST_AGAIN = "this is the second time at update {step}, so a restart would not help"
 LOST_AGAIN_ADVICE = (
-    "look for ranks with different numbers of batches, a collective (gather, reduce) under a condition "
-    "that not all ranks meet, or a process that is killed for its memory"
+    "look for ranks with different numbers of batches, a collective (gather, reduce) under a "
+    "condition that not all ranks meet, or a process that is killed for its memory"
 )
 
 

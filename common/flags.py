@@ -172,7 +172,7 @@ def from_json(config_class: type, values: Mapping[str, object], source: str) -> 
         source: the file that a message names.
 
     Raises:
-        UserError: a value has another type than its flag, or is outside of the flag's limits.
+        UserError: a value does not have its flag's type, or is outside of the flag's limits.
     """
     types = typing.get_type_hints(config_class)
     flags = {}

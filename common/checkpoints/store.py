@@ -110,7 +110,7 @@ class Checkpoints:
     folder: Path
     rank: int
     world_size: int
-    keep: int  # the number of checkpoints that stay, the newest ones
+    checkpoints_to_keep: int  # the newest ones
     patience: float  # seconds to wait for the files of other ranks
     device: torch.device = HOST  # where the saved state is
     writer: threading.Thread | None = None  # the thread of the latest save, until `wait`
@@ -305,7 +305,7 @@ class Checkpoints:
         rename_path(unfinished, finished)
         sync(self.folder)
         self.note_digests(step_of(finished), rank_receipts)
-        remove_old(self.folder, self.keep, finished, self.run_id)
+        remove_old(self.folder, self.checkpoints_to_keep, finished, self.run_id)
 
     def note_digests(self, step: int, rank_receipts: Sequence[RankReceipt]) -> None:
         """Add the digests of a checkpoint's files to a list that outlives the checkpoint.

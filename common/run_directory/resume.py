@@ -182,7 +182,7 @@ def was_finished_meanwhile(config: ResumableConfig, recipe: str) -> bool:
     return False
 
 
-def run_of(named: Path, output_dir: str | None) -> Path:
+def run_of(path: Path, output_dir: str | None) -> Path:
     """Return the run directory for a path to a run or to one of its checkpoints.
 
     A checkpoint is two levels below its run's directory: runs/NAME/checkpoints/step-00000120.
@@ -190,30 +190,30 @@ def run_of(named: Path, output_dir: str | None) -> Path:
     Raises:
         UserError: the path is not that of a run; the message says what it is instead.
     """
-    for directory in (named, named.parent.parent):
-        if os.path.isdir(named) and os.path.isfile(directory / CONFIG):
+    for directory in (path, path.parent.parent):
+        if os.path.isdir(path) and os.path.isfile(directory / CONFIG):
             here = os.path.realpath(directory)
             if output_dir is not None and os.path.realpath(output_dir) != here:
                 raise UserError(
-                    f"--resume {named} continues the run in its own directory, {directory}, so "
+                    f"--resume {path} continues the run in its own directory, {directory}, so "
                     "--output-dir can't name another one",
                     advice="leave --output-dir out",
                 )
             return directory
-    for directory in (named, named.parent.parent):
-        if os.path.isdir(named) and os.path.isdir(directory / "checkpoints"):
+    for directory in (path, path.parent.parent):
+        if os.path.isdir(path) and os.path.isdir(directory / "checkpoints"):
             raise UserError(
-                f"--resume {named} is not possible, because {directory} contains checkpoints but "
+                f"--resume {path} is not possible, because {directory} contains checkpoints but "
                 "no config.json",
                 advice="put the run's config.json back into this directory, or start a new run",
             )
-    if os.path.isfile(named / STATUS):
+    if os.path.isfile(path / STATUS):
         raise UserError(
-            f"--resume {named} is not possible, because that run ended before training began",
+            f"--resume {path} is not possible, because that run ended before training began",
             advice="repeat the command that started it",
         )
     raise UserError(
-        f"--resume {named} is neither the directory of a run nor a checkpoint",
+        f"--resume {path} is neither the directory of a run nor a checkpoint",
         advice="pass the directory of a run, such as runs/NAME",
     )
 
@@ -269,7 +269,7 @@ def can_be_resumed(directory: Path) -> bool:
     """Return whether a user may mean this unfinished run by `--resume auto`.
 
     `newest_unfinished` then refuses to begin a new run silently, even though the flags don't fit.
-    A run that another job is writing, or that was trained to its end, is no reason to refuse.
+    A run that another job is writing, or that was trained to its end, is not a reason to refuse.
     """
     if read_status(directory).status == "failed" and (directory / SUMMARY).exists():
         return False  # the run was trained to its end and missed its --target

@@ -299,7 +299,7 @@ def refuse_other_weights(model: nn.Module) -> None:
         if not all(map(is_, map(dict.get, dictionaries, names), own_parameters)):
             raise UserError(
                 (
-                    "a sharded network can't be called with other weights than its own, as "
+                    "a sharded network can be called only with its own weights, not with others as "
                     "functional_call does"
                 ),
                 advice=(

@@ -252,7 +252,7 @@ STATES: set[str] = set()  # of the checkpoints that were saved
 
 
 def checkpoints_in(folder: Path) -> Checkpoints:
-    return Checkpoints(folder, rank=0, world_size=1, keep=3, patience=5.0)
+    return Checkpoints(folder, rank=0, world_size=1, checkpoints_to_keep=3, patience=5.0)
 
 
 def save_checkpoints(folder: Path) -> None:
