@@ -48,5 +48,5 @@ def number_of(error: BaseException) -> int | None:
 
 
 def is_of_disk(error: BaseException) -> bool:
-    """Whether an error of Python's or of a library's says that a disk is full or fails."""
+    """Whether an error of Python or of a library says that a disk is full or fails."""
     return number_of(error) in OF_DISK or any(text in str(error) for text in NO_DISK)

@@ -83,7 +83,7 @@ class UserError(SystemExit):
         self.advice = printable(advice)
         self.message = f"{self.problem}: {self.advice}" if advice else self.problem
         self.resumable = resumable
-        # Python prints a text and exits with status 1. The number 1 exits without a word.
+        # Both exit with status 1. Python prints the text, and prints nothing for the number 1.
         super().__init__(f"error: {self.message}" if every_rank or is_main_rank() else 1)
 
     def speak(self) -> None:
@@ -113,7 +113,7 @@ class Preempted(SystemExit):
     def __init__(self, message: str, *, is_by_ctrl_c: bool = False) -> None:
         super().__init__(75)
         self.message = message
-        self.is_by_ctrl_c = is_by_ctrl_c  # then a launcher prints tracebacks of its own
+        self.is_by_ctrl_c = is_by_ctrl_c  # a launcher then prints tracebacks of its own
 
 
 class LostProcessError(RuntimeError):

@@ -150,7 +150,7 @@ def is_text(value: str) -> bool:
     Under an ASCII locale, Python turns each byte of a letter that is not ASCII into a surrogate
     character. Such a value is allowed if it can name a file.
     """
-    try:  # encoding puts the letters together again, and fails for bytes that are no UTF-8
+    try:  # encoding puts the letters together again, and fails for bytes that are not UTF-8
         words = value.encode("utf-8", "surrogateescape").decode("utf-8")
     except UnicodeError:
         return False

@@ -125,7 +125,7 @@ def reading(subject: str, advice: str, *, resumable: bool = False) -> Iterator[N
         yield
     except (SystemExit, KeyboardInterrupt, GeneratorExit):
         raise
-    except BaseException as error:  # a panic in Rust code is no Exception
+    except BaseException as error:  # a panic in Rust code is not an Exception
         cause = error.__cause__ or error
         if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
             raise cause from None

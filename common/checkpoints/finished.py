@@ -182,7 +182,7 @@ def choose(folder: Path, named: str | None, run_id: str | None = None) -> Path |
 def no_checkpoint_up_to(
     named: str, folder: Path, problems: list[str], run_id: str | None
 ) -> UserError:
-    """Return the error for a `named` checkpoint that can't be used, nor any before it."""
+    """Return the error for a run without a usable checkpoint up to the `named` one."""
     if problems:
         reason = f"all checkpoints up to {named} are damaged ({problems[0]})"
     else:

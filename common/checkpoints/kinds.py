@@ -112,7 +112,7 @@ class Network:
                 )
         for key, parameter in parameters.items():
             fill(parameter, saved[key])
-        # Frozen in this run and when the checkpoint was written, and in no checkpoint as changed.
+        # Frozen now and when the checkpoint was written, and not saved as changed by either run.
         still_frozen = self.frozen.keys() & frozen.keys() - trained.keys()
         self.frozen = dict(sums_of_bits({key: parameters[key] for key in still_frozen}))
 

@@ -230,7 +230,7 @@ class Checkpoints:
             write(contents)
         except LostProcessError as lost:
             self.lost = lost
-        # The training thread must hear of any error. A `UserError` is a SystemExit, no Exception.
+        # The training thread must hear of any error. A `UserError` is not an `Exception`.
         except (Exception, UserError) as problem:
             self.failure = SaveFailure.of(problem, self.rank)
             self.tell_other_ranks_of_failure(self.unfinished_folder(step), contents)

@@ -106,7 +106,7 @@ class ParquetRows:
         return rows, np.array(labels)
 
     def unfit_row(self, shard: str, row: RowValues, label: LabelValue) -> UserError:
-        """Return the error for a row that lacks a value, or whose label is of no known class.
+        """Return the error for a row that lacks a value, or whose label is not a known class.
 
         Args:
             shard: the file of the row.

@@ -1,4 +1,4 @@
-"""The end of a run that a mistake, an error or a request to stop ended before its time."""
+"""Closes a run that a mistake, an error or a request to stop ended early."""
 
 from collections.abc import Iterable
 

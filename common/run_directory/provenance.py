@@ -228,7 +228,7 @@ def installed_packages() -> dict[str, str]:
         try:
             names = sorted(os.listdir(folder))
         except OSError:
-            continue  # an archive, or no folder
+            continue  # an archive, or not a folder
         for name in names:
             if name.endswith(".dist-info"):
                 package, _, version = name.removesuffix(".dist-info").rpartition("-")
