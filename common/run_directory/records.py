@@ -157,7 +157,7 @@ class RunConfig(Record):
     recipe: str
     objective: str  # such as "accuracy:max"
     config: Flags  # the resolved flags: `auto` is replaced by its value
-    given: Flags = Field(default_factory=dict)  # the flags as the command line stated them
+    given: Flags = Field(default_factory=dict)  # the flags as the command line gave them
     environment: Environment
     data: DataFacts
     architecture: Architecture
