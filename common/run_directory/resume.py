@@ -282,7 +282,8 @@ def can_be_resumed(directory: Path) -> bool:
     """Return whether a user may mean this unfinished run by `--resume auto`.
 
     `refuse_to_begin_again` then refuses to begin a new run silently, even though the flags don't
-    fit. A run that another job is writing, or that was trained to its end, is not a reason to refuse.
+    fit. A run that another job is writing, or that was trained to its end, is not a reason to
+    refuse.
     """
     if read_status(directory).status == "failed" and (directory / SUMMARY).exists():
         return False  # the run was trained to its end and missed its --target
