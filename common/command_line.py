@@ -309,7 +309,7 @@ def read_config(config_class: type[ConfigType], path: Path) -> ConfigType:
 def refuse_another_recipe(
     path: Path, recipe: object, saved_flags: Set[str], known_flags: Set[str]
 ) -> None:
-    """Raise a UserError if a `config.json` belongs to another recipe than the one that reads it.
+    """Raise a UserError if a `config.json` belongs to a recipe that is not the one reading it.
 
     Args:
         recipe: the recipe that the file names; None if it names none. A hand-written file may have

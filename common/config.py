@@ -107,6 +107,6 @@ class TrainingConfig:
     config: str | None = once(None)  # A config.json of an earlier run to repeat; flags override it.
 
     def validate(self) -> None:
-        """Reject what no flag's own limits show, before any data or model is loaded."""
+        """Reject flags that contradict each other, before any data or model is loaded."""
         if self.evaluate_only and self.init_from is None:
             raise UserError("--evaluate-only needs a model", advice="add --init-from runs/NAME")

@@ -1,12 +1,13 @@
 """What the terminal shows, on rank 0 only."""
 
 import atexit
+import contextlib
 import gc
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from types import FrameType
 
@@ -111,6 +112,16 @@ class Display:
             )
             self.live.start()
             atexit.register(self.close)
+
+    @contextlib.contextmanager
+    def activity(self, doing: str) -> Iterator[None]:
+        """Show an activity while the block runs, and then the one before it."""
+        before = self.doing
+        self.doing = doing
+        try:
+            yield
+        finally:
+            self.doing = before
 
     def draw(self) -> progress.Progress:
         """Return the bar with the run's present position; a thread calls this."""

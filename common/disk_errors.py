@@ -25,12 +25,16 @@ ADVICE = {
 }
 
 
-def advice_for(problem: str) -> str:
+def advice_for(problem: str, error_number: int | None = None) -> str:
     """Return advice on an error of a file system.
 
     Args:
-        problem: the error's text; a library may have raised it without an error number.
+        problem: the error's text, which decides if its number is unknown or has no advice.
+        error_number: the error's `errno`; None if a library raised it without a number.
     """
+    for numbers, advice in ADVICE.items():
+        if error_number in numbers:
+            return advice
     for numbers, advice in ADVICE.items():
         is_full_on_windows = errno.ENOSPC in numbers and FULL_ON_WINDOWS in problem
         if is_full_on_windows or any(words in problem for words in words_for(*numbers)):
@@ -38,7 +42,11 @@ def advice_for(problem: str) -> str:
     return "check this path and its disk"
 
 
+def number_of(error: BaseException) -> int | None:
+    """Return the `errno` of an error; None for an error without a number."""
+    return error.errno if isinstance(error, OSError) else None
+
+
 def is_of_disk(error: BaseException) -> bool:
-    """Whether an error of Python's or of a library's says that a disk is full or fails."""
-    is_numbered = isinstance(error, OSError) and error.errno in OF_DISK
-    return is_numbered or any(text in str(error) for text in NO_DISK)
+    """Whether an error of Python or of a library says that a disk is full or fails."""
+    return number_of(error) in OF_DISK or any(text in str(error) for text in NO_DISK)

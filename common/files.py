@@ -72,7 +72,7 @@ def locked(path: Path, patience: float = -1) -> Iterator[None]:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, a link or a whole folder; a missing file is no error."""
+    """Remove a file, a link or a whole folder; a missing file is not an error."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:

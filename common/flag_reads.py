@@ -16,7 +16,7 @@ class RecipeCall(NamedTuple):
     """A call by which a recipe puts a flag into effect."""
 
     text: str  # the call in the form that a message shows
-    # Whether the call belongs into the loop, where it may come only after the first update.
+    # Whether the call belongs in the loop, where it may come only after the first update.
     is_in_loop: bool = False
 
     @property

@@ -150,7 +150,7 @@ def is_text(value: str) -> bool:
     Under an ASCII locale, Python turns each byte of a letter that is not ASCII into a surrogate
     character. Such a value is allowed if it can name a file.
     """
-    try:  # encoding puts the letters together again, and fails for bytes that are no UTF-8
+    try:  # encoding puts the letters together again, and fails for bytes that are not UTF-8
         words = value.encode("utf-8", "surrogateescape").decode("utf-8")
     except UnicodeError:
         return False
@@ -172,7 +172,7 @@ def from_json(config_class: type, values: Mapping[str, object], source: str) -> 
         source: the file that a message names.
 
     Raises:
-        UserError: a value has another type than its flag, or is outside of the flag's limits.
+        UserError: a value does not have its flag's type, or is outside of the flag's limits.
     """
     types = typing.get_type_hints(config_class)
     flags = {}

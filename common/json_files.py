@@ -78,14 +78,14 @@ def advice_to_read(error: Exception) -> str:
     return PUT_BACK
 
 
-def read_lines(path: Path, key: str, say: Callable[[str], None] | None = None) -> list[JsonObject]:
+def read_lines(path: Path, key: str, warn: Callable[[str], None] | None = None) -> list[JsonObject]:
     """Return the rows of a file with one JSON object per line, such as `metrics.jsonl`.
 
     A last line that is only half written is left out. A missing file has no rows.
 
     Args:
         key: the entry of each row that must be a number; a row without it is damaged.
-        say: prints that a damaged line is left out. Without it, a damaged line is a `UserError`.
+        warn: prints that a damaged line is left out. Without it, a damaged line is a `UserError`.
     """
     with reading_saved(path):
         try:
@@ -101,7 +101,7 @@ def read_lines(path: Path, key: str, say: Callable[[str], None] | None = None) -
             rows.append(row)
         elif row is not None or number < len(lines):  # the last line may be half written
             damage = f"{path}, line {number}, is damaged"
-            if say is None:
+            if warn is None:
                 raise UserError(damage, advice="remove this line from the file")
-            say(f"{damage} and was left out")
+            warn(f"{damage} and was left out")
     return rows

@@ -1,4 +1,4 @@
-"""A run's flags, as stated and as resolved: the only code in `common` that changes a config.
+"""A run's flags, as given and as resolved: the only code in `common` that changes a config.
 
 A config is not immutable, because a recipe reads `config.X` after `run.make_plan` and `run.start`
 and expects the resolved value, and because a recipe may resolve its own flags by assigning to them.
@@ -15,8 +15,8 @@ class ConfigResolution:
 
     def __init__(self, config: TrainingConfig) -> None:
         self.config = config
-        # The flags as the command line stated them. A later attempt has those of the first attempt.
-        self.stated: Flags = dict(vars(config))
+        # The flags as the command line gave them. A later attempt has those of the first attempt.
+        self.given: Flags = dict(vars(config))
 
     def resolve(self, **values: object) -> None:
         """Set flags, which are given as keyword arguments.

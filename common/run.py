@@ -241,11 +241,12 @@ class Run:
                 item = next(batches, None)
                 if item is None:
                     break
-                batch, work = item
-                self.present_work = work, time.perf_counter() - wait_began
+                batch, batch_work = item
+                wait_seconds = time.perf_counter() - wait_began
+                self.present_work = batch_work, wait_seconds
                 if rehearsal.is_wanted:
                     rehearsal.begin(is_replaced=self.should_evaluate)
-                with started.memory_plan.watching(work):
+                with started.memory_plan.watching(batch_work):
                     yield batch
                 rehearsal.end()
                 if self.context.agreement.stopping:
@@ -282,8 +283,8 @@ class Run:
         """
         self.evaluations.rehearsal.end()
         is_update = self.accelerator.sync_gradients
-        work, waited = reached(self.present_work, "run.batches(train_loader)")
-        self.context.meters.count(loss, metrics, work, waited, is_update)
+        batch_work, wait_seconds = reached(self.present_work, "run.batches(train_loader)")
+        self.context.meters.count(loss, metrics, batch_work, wait_seconds, is_update)
         if is_update:
             self.end_update()
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from safetensors import SafetensorError
 
-from common.disk_errors import advice_for, is_of_disk
+from common.disk_errors import advice_for, is_of_disk, number_of
 from common.errors import UserError
 
 MOST_CHARACTERS = 300  # characters of a library's message that a sentence repeats
@@ -103,7 +103,7 @@ def writing(subject: str, advice: str = "") -> Iterator[None]:
         # Folders that are nested a thousand deep lead to a RecursionError.
         (OSError, SafetensorError, RecursionError),
         f"{subject} can't be made or written",
-        lambda error: advice or advice_for(str(error)),
+        lambda error: advice or advice_for(str(error), number_of(error)),
         resumable=is_of_disk,
     ):
         yield
@@ -125,7 +125,7 @@ def reading(subject: str, advice: str, *, resumable: bool = False) -> Iterator[N
         yield
     except (SystemExit, KeyboardInterrupt, GeneratorExit):
         raise
-    except BaseException as error:  # a panic in Rust code is no Exception
+    except BaseException as error:  # a panic in Rust code is not an Exception
         cause = error.__cause__ or error
         if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
             raise cause from None

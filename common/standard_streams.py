@@ -73,7 +73,7 @@ class ToolOutput(io.TextIOWrapper):
             if isinstance(error, BrokenPipeError):  # `| head`, for example, has read enough
                 raise SystemExit(1) from None
             message = f"standard output can't be written ({error.strerror})"
-            advice = advice_for(str(error))
+            advice = advice_for(str(error), error.errno)
             raise SystemExit(f"error: {message}: {advice}, or write to another file") from None
 
 

@@ -105,7 +105,7 @@ def describe_optimizer(
 
 
 def describe_other(part: object) -> PartDescription:
-    """Return the description of a schedule, or of any part that is no network or optimizer."""
+    """Describe a schedule, or any other part that is neither a network nor an optimizer."""
     described: PartDescription = {"class": type(part).__qualname__}
     rates = getattr(part, "base_lrs", None)
     if is_plain(rates):
@@ -207,7 +207,7 @@ def differences_of_groups(
 def sizes_of(groups: Sequence[Mapping[str, object]]) -> str:
     """Return the numbers of parameters in parameter groups, such as "4+2", for a message.
 
-    A group whose saved parameters are no list counts as empty.
+    A group whose saved parameters are not a list counts as empty.
     """
     names_by_group = [group.get("parameters") for group in groups]
     return "+".join(str(len(names) if isinstance(names, list) else 0) for names in names_by_group)

@@ -125,7 +125,7 @@ def load_initial(
     """Load the weights that `--init-from` names, and copy them into the run's directory.
 
     A resume uses the copy. A head for other classes keeps its random values: see
-    `heads_to_begin_anew`.
+    `heads_to_reinitialize`.
 
     Args:
         directory: the directory of the run.
@@ -138,10 +138,10 @@ def load_initial(
     initial_class_names = initial_facts(initial_model).class_names
     refuse_other_kind(model.state_dict(), weights, initial_model)
     if not config.evaluate_only:  # an evaluation must not use a head with random values
-        heads = heads_to_begin_anew(model, weights, initial_class_names, class_names)
+        heads = heads_to_reinitialize(model, weights, initial_class_names, class_names)
         for name, head in heads.items():
             say(
-                f"--init-from {initial_model} has other classes than these data, or none, so "
+                f"--init-from {initial_model} has different classes from these data, or none, so "
                 f"{name} starts with random values"
             )
             # `put_weights` then gives the head the random values that it has already.
@@ -167,7 +167,7 @@ def keep_initial(source: Path, folder: Path, is_file: bool) -> None:
             shutil.copytree(source.parent, unfinished, dirs_exist_ok=True)
 
 
-def heads_to_begin_anew(
+def heads_to_reinitialize(
     model: nn.Module,
     weights: Mapping[str, torch.Tensor | Rows],
     initial_class_names: object,
@@ -278,7 +278,7 @@ def refuse_other_kind(
     """Raise a `UserError` if weights and a model's state have no name in common.
 
     `load_initial` calls this before it looks for heads. Otherwise every head would be missing from
-    such weights, and would seem to begin anew.
+    such weights, and would seem to need random values.
     """
     if state and weights and not state.keys() & weights.keys():
         raise UserError(

@@ -150,14 +150,14 @@ def choose(folder: Path, named: str | None, run_id: str | None = None) -> Path |
 
     A resume calls this on rank 0, before anything is written.
 
-    A warning names each checkpoint that is passed over, because it is damaged or because a run
-    other than `run_id` wrote it. The folder changes as follows:
+    A warning names each checkpoint that is passed over, because it is damaged or because it
+    does not belong to the run `run_id`. The folder changes as follows:
 
     - Unfinished files are removed.
     - Checkpoints newer than the chosen one are put aside until another checkpoint is whole.
     - Files of another run are put aside for good, in a folder of their own.
     - If no checkpoint of this run is whole, all of them are put aside for good: a user may be able
-      to mend one.
+      to repair one.
 
     Raises:
         UserError: no checkpoint up to the named one is whole; nothing is removed or put aside then.
@@ -182,7 +182,7 @@ def choose(folder: Path, named: str | None, run_id: str | None = None) -> Path |
 def no_checkpoint_up_to(
     named: str, folder: Path, problems: list[str], run_id: str | None
 ) -> UserError:
-    """Return the error for a `named` checkpoint that can't be used, nor any before it."""
+    """Return the error for a run without a usable checkpoint up to the `named` one."""
     if problems:
         reason = f"all checkpoints up to {named} are damaged ({problems[0]})"
     else:
@@ -268,11 +268,13 @@ def free_name(path: Path) -> Path:
     return candidate
 
 
-def remove_old(folder: Path, keep: int, newest: Path, run_id: str | None = None) -> None:
+def remove_old(
+    folder: Path, checkpoints_to_keep: int, newest: Path, run_id: str | None = None
+) -> None:
     """Remove all but the newest checkpoints of a run, and the best models that none of them names.
 
     Args:
-        keep: the number of checkpoints that stay.
+        checkpoints_to_keep: the number of checkpoints that stay.
         newest: the checkpoint that was just written, which also stays.
         run_id: the run whose files may be removed; None allows any run's.
     """
@@ -282,7 +284,8 @@ def remove_old(folder: Path, keep: int, newest: Path, run_id: str | None = None)
         for path in step_folders(folder)
         if step_of(path) < last_step and not is_of_another_run(path, run_id)
     ]
-    count_to_remove = max(0, len(earlier) - (keep - 1))  # `newest` is one of those that stay
+    earlier_to_keep = checkpoints_to_keep - 1  # `newest` is one of those that stay
+    count_to_remove = max(0, len(earlier) - earlier_to_keep)
     for old in [*earlier[:count_to_remove], *folder.glob(f"*{SUPERSEDED}")]:
         remove(old)
     remove_old_best_models(folder, last_step, run_id)

@@ -51,7 +51,7 @@ class Network:
         }
 
     def state_dict(self) -> State:
-        """Return the entries of the module's state that are no parameters."""
+        """Return the entries of the module's state that are not parameters."""
         parameters = dict(self.module.named_parameters(remove_duplicate=False))
         state = self.module.state_dict()
         return {name: value for name, value in state.items() if name not in parameters}
@@ -112,18 +112,17 @@ class Network:
                 )
         for key, parameter in parameters.items():
             fill(parameter, saved[key])
-        # Frozen in this run and when the checkpoint was written, and in no checkpoint as changed.
+        # Frozen now and when the checkpoint was written, and not saved as changed by either run.
         still_frozen = self.frozen.keys() & frozen.keys() - trained.keys()
         self.frozen = dict(sums_of_bits({key: parameters[key] for key in still_frozen}))
 
 
 def words_for(tensors: Mapping[str, torch.Tensor | Rows], name: str) -> str:
     """Return the shape and dtype of a named tensor in words, for a message."""
-    found = shape_and_dtype(tensors, name)
-    if found is None:
+    tensor = tensors.get(name)
+    if tensor is None:
         return "does not exist"
-    shape, dtype = found
-    return f"is {[*shape]} {str(dtype).removeprefix('torch.')}"
+    return f"is {[*tensor.shape]} {str(tensor.dtype).removeprefix('torch.')}"
 
 
 def shape_and_dtype(
@@ -165,7 +164,7 @@ class OptimizerState:
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        # Another wrapper than Accelerate's may have a state of its own, so it is saved as it is.
+        # A wrapper that is not Accelerate's may have a state of its own, so it is saved as it is.
         is_wrapped = isinstance(optimizer, AcceleratedOptimizer)
         self.optimizer: torch.optim.Optimizer = (
             bare_optimizer(optimizer) if is_wrapped else optimizer
@@ -192,7 +191,7 @@ class OptimizerState:
     def lay_out_as_parameters(self, saved_states: Mapping[int, Mapping[str, object]]) -> None:
         """Replace the restored tensors by copies with the strides of their parameters.
 
-        A step counter has another shape than its parameter, and stays as it is.
+        A step counter does not have the shape of its parameter, and stays as it is.
 
         Fused kernels walk through a parameter and its state side by side, so both need the same
         strides. `load_state_dict` gave the tensors the dtype of the parameter; the copies get their

@@ -157,7 +157,7 @@ def unpack(
             return [unpack_value(item) for item in value]
         if not isinstance(value, dict):
             return value
-        tag = next(iter(value), "")  # the only key of a tagged value; other keys are no tags
+        tag = next(iter(value), "")  # the only key of a tagged value; other keys are not tags
         if tag in unpack_tagged:
             return unpack_tagged[tag](value[tag])
         return {key: unpack_value(item) for key, item in value.items()}

@@ -128,7 +128,7 @@ def read_rows(files: Iterable[Path]) -> "dict[str, torch.Tensor | Rows]":
     """
     opened_files = [open_tensors(path) for path in files]
     tensors: dict[str, torch.Tensor | Rows] = {}
-    for key in opened_files[0].keys():  # noqa: SIM118 (an open file is no dict)
+    for key in opened_files[0].keys():  # noqa: SIM118 (an open file is not a dict)
         slices = [file.get_slice(key) for file in opened_files]
         has_rows = bool(slices[0].get_shape())
         tensors[key] = Rows(slices) if has_rows else opened_files[0].get_tensor(key)

@@ -27,29 +27,34 @@ from common.sentences import as_user_error, shortened
 if TYPE_CHECKING:  # importing it takes a second
     from torch.distributed.device_mesh import DeviceMesh
 
-# The facts that a resume must not change. Each has the advice for a resume that changes it.
 MOST_SHOWN = 200  # characters of a value in a message
 SAME_DATA = "change the data back, or start another run from the weights with --init-from"
-MUST_MATCH_ON_RESUME = {
-    "recipe": "resume it with its own recipe, or start another run",
+
+
+class FixedFact(NamedTuple):
+    """A fact of a run that a resume must not change."""
+
+    name: str  # in `RunIdentity` and `Manifest`, or in their entry ``data``
+    subject: str  # the fact in words, for a message
+    advice: str  # for a resume that changes it; may have the saved value as ``{saved}``
+
+
+MUST_MATCH_ON_RESUME = (
+    FixedFact("recipe", "the recipe", "resume it with its own recipe, or start another run"),
     # The best value so far is meaningless under another objective.
-    "objective": "change OBJECTIVE back in the recipe, or start another run",
-    "mixed_precision": "pass --mixed-precision {saved}",
-    "effective_batch_size": "restore the run's config.json from a backup",
-    "sizes": SAME_DATA,
-    "class_names": SAME_DATA,
-    "fingerprint": SAME_DATA,
-}
-# The same facts, as a message names them.
-SUBJECTS = {
-    "recipe": "the recipe",
-    "objective": "the objective",
-    "mixed_precision": "the mixed precision",
-    "effective_batch_size": "the effective batch size",
-    "sizes": "the number of samples in the splits",
-    "class_names": "the list of class names",
-    "fingerprint": "the fingerprint of the data",
-}
+    FixedFact(
+        "objective", "the objective", "change OBJECTIVE back in the recipe, or start another run"
+    ),
+    FixedFact("mixed_precision", "the mixed precision", "pass --mixed-precision {saved}"),
+    FixedFact(
+        "effective_batch_size",
+        "the effective batch size",
+        "restore the run's config.json from a backup",
+    ),
+    FixedFact("sizes", "the number of samples in the splits", SAME_DATA),
+    FixedFact("class_names", "the list of class names", SAME_DATA),
+    FixedFact("fingerprint", "the fingerprint of the data", SAME_DATA),
+)
 # The packages whose classes get a sentence in place of a traceback if their state does not fit. A
 # recipe's own classes keep their traceback.
 LIBRARY_PACKAGES = ("common.", "torch.", "accelerate.")
@@ -124,7 +129,7 @@ class Parts:
         the state of rank 0.
 
         Raises:
-            ValueError: the name is taken, or it has other characters than letters, digits and "-".
+            ValueError: the name is taken, or it has characters that are not letters, digits or "-".
             TypeError: the state has a value that a checkpoint can't hold.
         """
         is_taken = name in self.shared or name in self.of_rank
@@ -268,13 +273,13 @@ def load_from_ranks(part: LoadsFromRanks, states: list[object], path: Path, name
 
 
 def is_of_recipe(part: object) -> bool:
-    """Whether a part's class was written in a recipe, and is no module."""
+    """Whether a part's class was written in a recipe, and is not a module."""
     is_of_library = type(part).__module__.startswith(LIBRARY_PACKAGES)
     return not isinstance(part, nn.Module) and not is_of_library
 
 
 def check_state(part: Stateful | LoadsFromRanks, state: object) -> None:
-    """Raise a TypeError if a value in `state` has another type than in the part's own state.
+    """Raise a TypeError if a value in `state` has a different type from the part's own state.
 
     Many `load_state_dict` methods accept any value, and the error would come during the training.
     """
@@ -283,7 +288,7 @@ def check_state(part: Stateful | LoadsFromRanks, state: object) -> None:
 
 
 def check_types(saved: object, now: object) -> None:
-    """Raise a TypeError if a saved value has another type than the value that it replaces.
+    """Raise a TypeError if a saved value has a different type from the value that it replaces.
 
     Containers are compared item by item; items that only one side has are passed over. A number may
     be replaced by another type of number or by a tensor, and a sharded tensor by any tensor. None
@@ -315,9 +320,9 @@ class Restored(NamedTuple):
 
 def restore_newest(
     checkpoints: Checkpoints,
-    named: str | None,
+    last_checkpoint: str | None,
     parts: Parts,
-    present: RunIdentity,
+    run_facts: RunIdentity,
     saved_objective: str | None = None,
 ) -> Restored | None:
     """Restore all parts from the newest whole checkpoint; None if no checkpoint is whole.
@@ -326,8 +331,9 @@ def restore_newest(
     or another run wrote them.
 
     Args:
-        named: the last checkpoint to consider, such as ``step-00000120``; None for the newest.
-        present: the facts of this run. Those in `MUST_MATCH_ON_RESUME`, the ``flags`` and the
+        last_checkpoint: the last checkpoint to consider, such as ``step-00000120``; None to
+            consider all.
+        run_facts: the facts of this run. Those in `MUST_MATCH_ON_RESUME`, the ``flags`` and the
             ``parts_described`` must be the same as in the checkpoint.
         saved_objective: the objective in the run's `config.json`. Checkpoints of older versions do
             not name theirs.
@@ -337,7 +343,7 @@ def restore_newest(
     """
 
     def choose_checkpoint() -> tuple[Path | None, str | None]:
-        path = choose(checkpoints.folder, named, checkpoints.run_id)
+        path = choose(checkpoints.folder, last_checkpoint, checkpoints.run_id)
         return path, None if path is None else damaged_best(path)
 
     path, damage_of_best = ask_rank_zero(choose_checkpoint)
@@ -355,14 +361,14 @@ def restore_newest(
             "its place"
         )
     manifest = read_manifest(path)
-    insist_on_same_run(path, manifest, present, saved_objective)
+    insist_on_same_run(path, manifest, run_facts, saved_objective)
     parts.restore(path, manifest, checkpoints.world_size)
     checkpoints.go_on_from(path, manifest, without_best=has_lost_best)
     return Restored(manifest, has_lost_best)
 
 
 def insist_on_same_run(
-    path: Path, manifest: Manifest, present: RunIdentity, saved_objective: str | None
+    path: Path, manifest: Manifest, run_facts: RunIdentity, saved_objective: str | None
 ) -> None:
     """Raise a `UserError` if this run differs from the checkpoint's in what a resume can't change.
 
@@ -372,12 +378,12 @@ def insist_on_same_run(
     saved_facts = manifest.model_dump(exclude_unset=True, exclude={"parts", "ranks", "files"})
     if saved_objective is not None:
         saved_facts.setdefault("objective", saved_objective)
-    insist_on_facts(path, saved_facts, present)
-    insist_on_flags(path, manifest.flags, present.get("flags"))
-    insist_on_same(path, manifest.parts_described, present.get("parts_described", {}))
+    insist_on_facts(path, saved_facts, run_facts)
+    insist_on_flags(path, manifest.flags, run_facts["flags"])
+    insist_on_same(path, manifest.parts_described, run_facts["parts_described"])
 
 
-def insist_on_facts(path: Path, saved: Mapping[str, object], present: RunIdentity) -> None:
+def insist_on_facts(path: Path, saved: Mapping[str, object], run_facts: RunIdentity) -> None:
     """Raise a `UserError` for the first fact in `MUST_MATCH_ON_RESUME` that has changed.
 
     Both sides have the facts of the data set in their entry ``data``. A fact that is not saved is
@@ -387,13 +393,17 @@ def insist_on_facts(path: Path, saved: Mapping[str, object], present: RunIdentit
     saved_data = saved.get("data")
     if isinstance(saved_data, dict):
         facts_before |= saved_data
-    facts_now = {**present, **present["data"]}
-    for name, advice in MUST_MATCH_ON_RESUME.items():
-        if name in facts_before and facts_before[name] != facts_now.get(name):
-            before, now = excerpts(facts_before[name], facts_now.get(name))
+    facts_now = {**run_facts, **run_facts["data"]}
+    for fact in MUST_MATCH_ON_RESUME:
+        if fact.name not in facts_before:
+            continue
+        saved_value = facts_before[fact.name]
+        present_value = facts_now.get(fact.name)
+        if saved_value != present_value:
+            before, now = excerpts(saved_value, present_value)
             raise UserError(
-                f"{path} can't be resumed, because {SUBJECTS[name]} changed from {before} to {now}",
-                advice=advice.format(saved=before),
+                f"{path} can't be resumed, because {fact.subject} changed from {before} to {now}",
+                advice=fact.advice.format(saved=before),
             )
 
 
@@ -402,29 +412,29 @@ def excerpts(before: object, now: object) -> tuple[str, str]:
     texts = (str(before), str(now))
     if max(map(len, texts)) <= MOST_SHOWN:
         return texts
-    pairs = enumerate(zip(*texts, strict=False))
-    shorter = min(map(len, texts))
-    difference = next((place for place, (one, other) in pairs if one != other), shorter)
-    start = max(0, difference - MOST_SHOWN // 2)
+    pairs = zip(*texts, strict=False)
+    is_equal = [character == character_now for character, character_now in pairs]
+    first_difference = is_equal.index(False) if False in is_equal else len(is_equal)
+    start = max(0, first_difference - MOST_SHOWN // 2)
     ellipsis = "…" if start else ""
     shown_before, shown_now = (ellipsis + shortened(text[start:], MOST_SHOWN) for text in texts)
     return shown_before, shown_now
 
 
 def insist_on_flags(
-    path: Path, saved_flags: object, present_flags: Mapping[str, object] | None
+    path: Path, saved_flags: Mapping[str, object] | None, present_flags: Mapping[str, object]
 ) -> None:
-    """Raise a `UserError` if flags have other values than the saved ones.
+    """Raise a `UserError` if flags have different values from the saved ones.
 
     This happens if a user edits `config.json`, for example. A local data set may have moved: it is
     recognised by its fingerprint, not by its path.
     """
-    if not isinstance(saved_flags, dict) or not isinstance(present_flags, dict):
+    if saved_flags is None:
         return  # older versions did not save their flags
     changes = differing_flags(saved_flags, json_safe(present_flags), is_moved_data_fine=True)
     if changes:
         phrases = in_words(changes, "{flag} was {saved} and is {present} now")
         raise UserError(
-            f"{path} can't be resumed with other flags than before ({', '.join(phrases)})",
+            f"{path} can't be resumed with different flags from before ({', '.join(phrases)})",
             advice="change these values back in the run's config.json, or start another run",
         )

@@ -31,7 +31,7 @@ from common.checkpoints.pack import Tensors
 from common.checkpoints.shards import parts_of, read_parts
 from common.checkpoints.tensors import read_tensors, write_tensors
 from common.digests import signed
-from common.disk_errors import is_of_disk
+from common.disk_errors import is_of_disk, number_of
 from common.errors import LostProcessError, ReplacedDirectoryError, UserError
 from common.files import UNFINISHED, open_to_append
 from common.json_files import json_safe, write_json
@@ -78,7 +78,8 @@ class SaveFailure:
     """Why a rank could not write a checkpoint."""
 
     message: str
-    is_of_disk: bool = False  # a disk is full or fails, which a restart may mend
+    error_number: int | None = None  # the `errno` of the error; None for an error without one
+    is_of_disk: bool = False  # a disk is full or fails, which may be over after a restart
     is_of_other_rank: bool = False
     is_replaced: bool = False  # the run's directory is not there any more
 
@@ -89,6 +90,7 @@ class SaveFailure:
         text = problem.problem if isinstance(problem, UserError) else str(problem)
         return cls(
             f"rank {rank}: {text}",
+            error_number=number_of(problem),
             is_of_disk=is_of_disk(problem),
             is_of_other_rank=isinstance(problem, OtherRankError),
             is_replaced=isinstance(problem, ReplacedDirectoryError),
@@ -108,7 +110,7 @@ class Checkpoints:
     folder: Path
     rank: int
     world_size: int
-    keep: int  # the number of checkpoints that stay, the newest ones
+    checkpoints_to_keep: int  # the newest ones
     patience: float  # seconds to wait for the files of other ranks
     device: torch.device = HOST  # where the saved state is
     writer: threading.Thread | None = None  # the thread of the latest save, until `wait`
@@ -228,7 +230,7 @@ class Checkpoints:
             write(contents)
         except LostProcessError as lost:
             self.lost = lost
-        # The training thread must hear of any error. A `UserError` is a SystemExit, no Exception.
+        # The training thread must hear of any error. A `UserError` is not an `Exception`.
         except (Exception, UserError) as problem:
             self.failure = SaveFailure.of(problem, self.rank)
             self.tell_other_ranks_of_failure(self.unfinished_folder(step), contents)
@@ -303,7 +305,7 @@ class Checkpoints:
         rename_path(unfinished, finished)
         sync(self.folder)
         self.note_digests(step_of(finished), rank_receipts)
-        remove_old(self.folder, self.keep, finished, self.run_id)
+        remove_old(self.folder, self.checkpoints_to_keep, finished, self.run_id)
 
     def note_digests(self, step: int, rank_receipts: Sequence[RankReceipt]) -> None:
         """Add the digests of a checkpoint's files to a list that outlives the checkpoint.

@@ -157,7 +157,7 @@ def load_splits(source: DataSource) -> tuple["DatasetDict", list[str]]:
     """Return all splits of a data set that is not built in, and notes for the user.
 
     Raises:
-        UserError: a file can't be read, or has other columns than the others; a split is empty.
+        UserError: a file can't be read, or has different columns from the others; a split is empty.
     """
     import datasets
     import huggingface_hub

@@ -167,7 +167,7 @@ def decode_all(
             paths: list[str | None] = []
             batches = decoded_batches(split, column, images_at_once, decode, pool, paths)
             if name == table.first_role:
-                batches = counted(batches, counts)
+                batches = counting_pixels(batches, counts)
             write_array(folder / f"{name}_images.npy", batches, len(split))
             write_array(folder / f"{name}_labels.npy", [table.labels[name]], len(split))
             write_names(folder / f"{name}{NAMES_FILE}", paths, source.location)
@@ -223,7 +223,7 @@ def decoded_batches(
         yield np.stack(list(pool.map(decode, images)))
 
 
-def counted(batches: Iterable[np.ndarray], counts: np.ndarray) -> Iterator[np.ndarray]:
+def counting_pixels(batches: Iterable[np.ndarray], counts: np.ndarray) -> Iterator[np.ndarray]:
     """Yield the batches of images, and add `counts_of` each to `counts`.
 
     So the images are counted while they are written, and need not be decoded again for the scaling.

@@ -161,8 +161,9 @@ def add(digest: Digest, value: object) -> None:
     digest.update(f"{type(value).__name__} ".encode())
     if isinstance(value, torch.Tensor):
         tensor = value.detach().cpu()
+        flat_bytes = tensor.contiguous().reshape(-1).view(torch.uint8)
         digest.update(f"{tuple(tensor.shape)} {tensor.dtype};".encode())
-        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        digest.update(flat_bytes.numpy().tobytes())
     elif isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind != "O":
         digest.update(f"{value.shape} {value.dtype};".encode())
         digest.update(value.tobytes())
@@ -179,7 +180,7 @@ def add(digest: Digest, value: object) -> None:
     elif isinstance(value, Image.Image):
         digest.update(f"{value.size} {value.mode};".encode())
         digest.update(value.tobytes())
-    # `is_dataclass` is also true for the class itself, which is no instance.
+    # `is_dataclass` is also true for the class itself, which is not an instance.
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         for field in dataclasses.fields(value):
             add(digest, field.name)

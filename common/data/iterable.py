@@ -40,7 +40,7 @@ class IterableSamples(Samples):
     """An `IterableDataset` of torch or of `datasets`, for training alone.
 
     It must have `state_dict` and `load_state_dict`, so that a run can be resumed. At its end, it
-    begins anew, after a call of `set_epoch` if it has this method.
+    starts again, after a call of `set_epoch` if it has this method.
 
     Each process reads a part of the samples. A data set of `datasets` is split by
     `split_dataset_by_node`. Any other yields all samples in each process, and process r of n keeps
@@ -106,7 +106,7 @@ class IterableSamples(Samples):
             for row in rows:
                 count += 1
                 yield row
-            # An epoch that was resumed at its end has no more samples either: that is no mistake.
+            # An epoch that was resumed at its end has no samples left, which is not a mistake.
             if not count and self.position["dataset"] is None:
                 raise UserError(
                     "this process got no sample of an epoch from an IterableDataset",
@@ -177,7 +177,7 @@ class IterableSamples(Samples):
             states: the positions of all ranks of the interrupted run.
 
         Raises:
-            UserError: always. The positions can't be divided anew.
+            UserError: always, because the positions can't be divided among other processes.
         """
         processes = counted(len(states), "process", "processes")
         raise UserError(

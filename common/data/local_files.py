@@ -51,7 +51,7 @@ def find_files(folder: Path) -> LocalFiles:
     """
     search = FileSearch(LocalFiles(str(folder)))
     search.list_folder(str(folder), (identity_of(os.stat(folder)),))
-    local_files = search.found
+    local_files = search.listing
     local_files.files = dict(sorted(local_files.files.items()))
     local_files.dangling.sort()
     return local_files
@@ -69,7 +69,7 @@ def identity_of(status: os.stat_result) -> FolderIdentity:
 class FileSearch:
     """A search for all files under a folder: see `find_files`."""
 
-    found: LocalFiles
+    listing: LocalFiles
     visits: Counter[FolderIdentity] = field(default_factory=Counter)
 
     def list_folder(self, path: str, parents: tuple[FolderIdentity, ...]) -> None:
@@ -87,12 +87,12 @@ class FileSearch:
             except OSError:
                 if not entry.is_symlink():
                     raise
-                self.found.dangling.append(entry.path)
+                self.listing.dangling.append(entry.path)
                 continue
             if is_folder:
                 self.enter(entry, identity_of(status), parents)
             elif entry.is_file():  # sockets, devices and the like are left out
-                self.found.files[entry.path] = status
+                self.listing.files[entry.path] = status
 
     def enter(
         self,
@@ -107,11 +107,11 @@ class FileSearch:
         if folder.is_symlink():
             if identity in parents:
                 return
-            self.found.linked_folders.add(folder.path)
+            self.listing.linked_folders.add(folder.path)
         self.visits[identity] += 1
         if self.visits[identity] > MOST_VISITS:
             raise UserError(
-                f"links in {self.found.folder} form a loop at {folder.path}",
+                f"links in {self.listing.folder} form a loop at {folder.path}",
                 advice="remove the link that leads back to this folder",
             )
         self.list_folder(folder.path, (*parents, identity))

@@ -52,6 +52,6 @@ def other_columns(
     names = {**expected, **columns}
     differing = ", ".join(name for name in names if expected.get(name) != columns.get(name))
     return UserError(
-        f"{file} has other columns than {first_file} (other in name or type: {differing})",
+        f"{file} and {first_file} have different columns, by name or type: {differing}",
         advice="give all files the same columns, with the same types",
     )

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import pyarrow.parquet
     from datasets import DatasetBuilder
 
-Row = list[Any]  # the values of a row, of the types that its columns have
+RowValues = list[Any]  # the values of a row, of the types that its columns have
 
 HELD_BYTES = 2**29  # size of the row groups that each reading process keeps in memory
 SAMPLED_GROUPS = 64  # row groups from which a sample of rows is taken before training
@@ -72,7 +72,7 @@ class ParquetRows:
     def __len__(self) -> int:
         return int(self.ends[-1])
 
-    def read(self, samples: torch.Tensor, epoch: int | None) -> tuple[list[Row], np.ndarray]:
+    def read(self, samples: torch.Tensor, epoch: int | None) -> tuple[list[RowValues], np.ndarray]:
         """Read some rows.
 
         Args:
@@ -95,7 +95,7 @@ class ParquetRows:
         while len(self.held) > at_most:
             least_recently_used = next(iter(self.held))
             del self.held[least_recently_used]
-        rows: list[Row] = []
+        rows: list[RowValues] = []
         labels: list[int] = []
         for block, place in zip(blocks.tolist(), places, strict=True):
             *row, label = (column[place].as_py() for column in tables[block].columns)
@@ -105,8 +105,8 @@ class ParquetRows:
             labels.append(self.numbers[label])
         return rows, np.array(labels)
 
-    def unfit_row(self, shard: str, row: Row, label: LabelValue) -> UserError:
-        """Return the error for a row that lacks a value, or whose label is of no known class.
+    def unfit_row(self, shard: str, row: RowValues, label: LabelValue) -> UserError:
+        """Return the error for a row that lacks a value, or whose label is not a known class.
 
         Args:
             shard: the file of the row.
@@ -148,13 +148,13 @@ class ParquetRows:
         self.held[block] = table
         return table
 
-    def sample(self, count: int) -> list[Row]:
+    def sample(self, count: int) -> list[RowValues]:
         """Return about `count` rows without their labels, from row groups at even distances."""
         last_group = len(self.groups) - 1
         blocks = np.unique(np.linspace(0, last_group, SAMPLED_GROUPS).astype(int))
         rows_per_block = -(-count // len(blocks))
         starts = self.ends - self.groups[:, ROWS]
-        rows: list[Row] = []
+        rows: list[RowValues] = []
         for block in blocks.tolist():
             end = min(starts[block] + rows_per_block, self.ends[block])
             block_rows, _ = self.read(torch.arange(starts[block], end), None)
@@ -237,7 +237,7 @@ class ParquetTables(LabelledData):
             footers: the footers of these files and perhaps others, by path.
 
         Raises:
-            UserError: the split is empty, or a file has other columns than the first split.
+            UserError: the split is empty, or a file's columns differ from the first split's.
         """
         groups: list[list[int]] = []
         for path in paths:

@@ -113,8 +113,8 @@ def for_evaluation(source: DataSource, model: str) -> DataSource:
         model: the value of `--init-from`.
 
     Raises:
-        UserError: the flags would hold out another share than the run did, so that samples on which
-            the model was trained would be evaluated.
+        UserError: the flags hold out a different share from the run's. The model would be evaluated
+            on its training samples.
     """
     evaluated = read_evaluated(model)
     for trained in evaluated.trained_on:
@@ -137,7 +137,7 @@ def for_evaluation(source: DataSource, model: str) -> DataSource:
 
 
 def insist_on_trained_share(share: float | None, trained: TrainedOn) -> None:
-    """Raise a UserError if another share than the trained run's would be held out.
+    """Raise a UserError if the share to hold out differs from the trained run's.
 
     Args:
         share: the value of `--validation-share`. If it is None, the trained run's share is used.

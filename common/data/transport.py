@@ -29,7 +29,7 @@ DESCRIPTORS_OF_A_WORKER = 8
 SPARE_DESCRIPTORS = 16
 LOCKS_OF_A_QUEUE = 4  # at most; each worker has a queue, and all workers share one for results
 NO_SHARED_MEMORY = "unable to allocate shared memory"  # from an error of torch
-# What pickle sends in place of an object: a function that makes it anew, and its arguments.
+# What pickle sends in place of an object: a function that makes it again, and its arguments.
 Reduced = tuple[Callable[..., object], tuple[object, ...]]
 # Torch's functions that make a batch of samples, by the samples' type.
 CollateFunctions = dict[type | tuple[type, ...], Callable[..., object]]
@@ -61,7 +61,7 @@ def share_or_copy(storage: torch.UntypedStorage) -> Reduced:
 
 
 def storage_of(values: np.ndarray) -> torch.UntypedStorage:
-    """Make the storage anew in the process that receives a copy of its bytes."""
+    """Make the storage again in the process that receives a copy of its bytes."""
     # A copy lies in memory that torch aligns. Kernels may add unaligned values in another order.
     return torch.from_numpy(values).clone().untyped_storage()
 

@@ -284,30 +284,40 @@ class Workers:
         if is_from_dataset or not (is_lost or TOO_MANY_FILES in error_text):
             raise error
         if watch.verdict == "no batch came":
-            problem = f"no batch came for {self.patience:.0f} s from the loader's workers"
-            advice = "start the run again"
-            if watch.were_stopped:
-                problem += ", because some of them were stopped by a signal"
-            else:
-                advice += ", or allow slow data more time with --collective-timeout SECONDS"
-            raise UserError(
-                problem,
-                advice=advice,
-                every_rank=True,
-                resumable=True,
-            ) from None
+            raise no_batch_error(self.patience, watch.were_stopped) from None
         if TOO_MANY_FILES in error_text:
-            advice = "raise the limit with ulimit -n 4096, or " if descriptor_limit() else ""
-            raise UserError(
-                "the loader's workers need more open files than this process may have",
-                advice=f"{advice}pass --num-workers 0",
-                every_rank=True,
-            ) from None
+            raise too_many_files_error() from None
         # If a stop was requested, the watch killed the workers on purpose.
         if watch.verdict != "stop requested":
             raise LostProcessError(
                 f"a worker of the data loader has ended ({error_text})"
             ) from error
+
+
+def no_batch_error(seconds: float, were_stopped: bool) -> UserError:
+    """Return the error for a wait in which no batch came.
+
+    Args:
+        seconds: the length of the wait.
+        were_stopped: whether a signal stopped some of the workers.
+    """
+    problem = f"no batch came for {seconds:.0f} s from the loader's workers"
+    advice = "start the run again"
+    if were_stopped:
+        problem += ", because some of them were stopped by a signal"
+    else:
+        advice += ", or allow slow data more time with --collective-timeout SECONDS"
+    return UserError(problem, advice=advice, every_rank=True, resumable=True)
+
+
+def too_many_files_error() -> UserError:
+    """Return the error for workers that need more file descriptors than this process may have."""
+    advice = "raise the limit with ulimit -n 4096, or " if descriptor_limit() else ""
+    return UserError(
+        "the loader's workers need more open files than this process may have",
+        advice=f"{advice}pass --num-workers 0",
+        every_rank=True,
+    )
 
 
 @contextmanager

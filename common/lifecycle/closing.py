@@ -1,4 +1,4 @@
-"""The end of a run that a mistake, an error or a request to stop ended before its time."""
+"""Closes a run that a mistake, an error or a request to stop ended early."""
 
 from collections.abc import Iterable
 
@@ -19,7 +19,7 @@ from common.errors import (
 from common.lifecycle.stages import Context
 from common.measure.memory import lift_limit
 from common.run_directory.directory import read_status
-from common.training.batch_size import out_of_memory_error
+from common.training.out_of_memory import out_of_memory_error
 
 
 def close_after(error: BaseException, context: Context, loaders: Iterable[Loader]) -> None:

@@ -1,4 +1,4 @@
-"""The end of a run that reached its end: final figures, the exported model, the summary."""
+"""Finishes a run after its last update: final figures, the exported model, the summary."""
 
 from collections.abc import Callable
 

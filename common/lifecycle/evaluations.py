@@ -64,12 +64,11 @@ class Evaluations:
         bare_model: nn.Module = context.accelerator.unwrap_model(model)
         seed = context.config.seed
         mode = evaluation_mode(context.accelerator, bare_model, context.random, seed)
-        DISPLAY.doing = "evaluating"
         if self.rehearsal.is_on:
-            with self.rehearsing(bare_model), mode:
+            with DISPLAY.activity("evaluating"), self.rehearsing(bare_model), mode:
                 yield bare_model
             return
-        with context.meters.stopwatch.stopped():
+        with DISPLAY.activity("evaluating"), context.meters.stopwatch.stopped():
             with mode as restore_buffers:
                 yield bare_model
             context.agreement.check(step)
@@ -79,7 +78,6 @@ class Evaluations:
                 save_and_leave()
         self.evaluated_model = bare_model
         self.evaluated_step = step
-        DISPLAY.doing = ""
 
     @contextmanager
     def rehearsing(self, bare_model: nn.Module) -> Iterator[None]:
@@ -90,7 +88,6 @@ class Evaluations:
             yield
         put_buffers_back()
         self.rehearsal.end_evaluation()
-        DISPLAY.doing = ""
 
     def model_to_export(self, kept: KeptParts) -> nn.Module:
         """Return the bare model that was evaluated last, such as an average of the weights.

@@ -51,7 +51,7 @@ def keep(
 
 
 def class_of_unkept_part(accelerator: Accelerator, kept_parts: Iterable[object]) -> str | None:
-    """Return the class name of a prepared object that is not in `kept_parts`; None without one.
+    """Return the class name of a prepared object that `kept_parts` lacks; None if it lacks none.
 
     Only objects that `run.keep` names are saved, so a forgotten one would be lost on resume.
     """

@@ -21,14 +21,13 @@ def save(started: StartedRun) -> None:
     """Save a checkpoint: copy the state now, and write it in the background."""
     context = started.context
     step = context.progress.global_step
-    DISPLAY.doing = "saving, then stopping" if context.agreement.stopping else "saving"
-    with context.meters.stopwatch.stopped():
+    activity = "saving, then stopping" if context.agreement.stopping else "saving"
+    with DISPLAY.activity(activity), context.meters.stopwatch.stopped():
         # A resume from a checkpoint after a non-finite update would only end the run again.
         context.guard.check(step)
         compare_weights(context)
         context.checkpoints.save(step, context.parts.collect(), run_identity(started))
         context.agreement.note_checkpoint()
-    DISPLAY.doing = ""
 
 
 def compare_weights(context: Context) -> None:
@@ -88,20 +87,25 @@ def restore(started: StartedRun, resume_path: Path, saved_objective: str) -> Sta
     """
     context = started.context
     best = context.best
-    last_name = resume_path.name if resume_path.name.startswith("step-") else None
+    is_checkpoint = resume_path.name.startswith("step-")
+    last_checkpoint = resume_path.name if is_checkpoint else None
     # Each rank reads files of its own. Rank 0 notes in `status.json` only afterwards that the run
     # goes on: it must not overwrite the note that another rank has failed.
     restored = do_on_each_rank(
         context.accelerator,
         lambda: restore_newest(
-            context.checkpoints, last_name, context.parts, run_identity(started), saved_objective
+            context.checkpoints,
+            last_checkpoint,
+            context.parts,
+            run_identity(started),
+            saved_objective,
         ),
     )
     if restored is None:
         return None
     context.agreement.note_checkpoint()
     if restored.has_lost_best:
-        # The state of no evaluation begins the search for the best model anew.
+        # Reset the search for the best model to its state before the first evaluation.
         no_best = Best(context.objective, best.is_kept)
         best.load_state_dict(no_best.state_dict())
     best.insist_on(context.checkpoints.lasting_receipts, context.directory.path)

@@ -184,7 +184,7 @@ def compose_run_config(
     return facts.collect(
         context.recipe,
         config,
-        context.resolution.stated,
+        context.resolution.given,
         saved,
         run_id=context.directory.run_id,
         environment=facts.environment(config, context.accelerator, placement),

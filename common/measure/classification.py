@@ -146,8 +146,11 @@ class ClassificationSums(Sums):
         figures = {
             "loss": torch.nan,  # for no sample on any rank; otherwise `means` below has the loss
             "accuracy": float(class_counts[0].sum()) / max(count, 1),
-            **({"f1": float(f1[1])} if classes == 2 else {"macro_f1": float(f1.mean())}),
         }
+        if classes == 2:
+            figures["f1"] = float(f1[1])
+        else:
+            figures["macro_f1"] = float(f1.mean())
         no_batch = torch.empty((2, 0), dtype=torch.long)
         predicted, labels = torch.cat(self.seen or [no_batch], dim=1).cpu()
         return Classified(

@@ -227,7 +227,7 @@ class MemoryTracker:
         self.kept_mib = 0.0
         self.bytes_before = 0  # bytes in use at the beginning of the block
         self.outer_peaks: Peaks = (0, 0)  # the peaks from the last reset until the block
-        self.is_reset = False  # whether the marks began anew with the block
+        self.is_reset = False  # whether the marks were reset at the beginning of the block
 
     def __enter__(self) -> Self:
         self.outer_peaks = since_reset(self.device)
@@ -250,7 +250,7 @@ class MemoryTracker:
     def __exit__(self, *error: object) -> None:
         after = memory_now(self.device)
         highest, _ = higher(EARLIER[self.device].pop(), since_reset(self.device))
-        # If the marks could not be reset, a peak that is no higher than before may be an old one.
+        # If the marks could not be reset, a peak that is not higher than before may be an old one.
         is_of_this_block = self.is_reset or highest > self.outer_peaks[0]
         peak = max(self.bytes_before, after, highest if is_of_this_block else 0)
         self.peak_mib = peak / MEBIBYTE

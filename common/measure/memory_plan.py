@@ -245,8 +245,8 @@ def saved_storages(known: Iterable[torch.Tensor]) -> Iterator[dict[int, int]]:
 
     def note(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
-        # FSDP frees the whole weights of a layer after its forward pass, so they are no
-        # activations. A saved tensor may be a view of a weight.
+        # FSDP frees the whole weights of a layer after its forward pass, so they are
+        # not activations. A saved tensor may be a view of a weight.
         is_weight = isinstance(tensor if tensor._base is None else tensor._base, nn.Parameter)
         sizes.setdefault(storage.data_ptr(), 0 if is_weight else storage.nbytes())
         return tensor

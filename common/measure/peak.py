@@ -34,7 +34,7 @@ PEAK_TFLOPS = {
     "V100": (125.0, 15.7, 15.7),
     "T4": (65.0, 8.1, 8.1),
 }
-# Words in a device's name that mean another chip than the one in the table, or a slice of it.
+# Words in a device's name that mean that the chip is not the one in the table, or is a slice of it.
 VARIANT = re.compile(r"\b(Ti|D|SUPER|Laptop|Max-Q|MIG)\b")
 
 # The sizes of the square matrices that measure a rate, in rows.

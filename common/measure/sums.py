@@ -101,7 +101,7 @@ class Sums:
 
     Call ``sums.record(loss, {"accuracy": logits.argmax(-1) == y}, len(y))`` for each batch, with
     the arguments of `run.record` and the number of samples; ``sums.result()`` returns the means.
-    For figures that are no means, add totals: ``sums.add(len(y), squares=errors.square().sum())``.
+    For figures that are not means, add totals: ``sums.add(len(y), squares=errors.square().sum())``.
     """
 
     def __init__(self, accelerator: Accelerator, finish: Finish | None = None) -> None:
@@ -126,7 +126,7 @@ class Sums:
         For a mean loss, add ``loss=loss * count``, or use `record`.
 
         Raises:
-            UserError: a value is no number, has another shape than before, or its name is taken.
+            UserError: a value is not a number, its shape has changed, or its name is taken.
         """
         size = measured_value("count", count, "sums.add")
         batch = {name: measured_value(name, value, "sums.add") for name, value in values.items()}

@@ -72,7 +72,7 @@ class TrainingSums:
             metrics: tensors of any shape or plain numbers, whose elements are averaged.
 
         Raises:
-            UserError: a value is no number, or a metric named "loss" is not the loss.
+            UserError: a value is not a number, or a metric named "loss" is not the loss.
         """
         # `measured_value` detaches tensors, because a pending tensor must not keep the graph of
         # activations.

@@ -46,7 +46,7 @@ def measured_value(name: str, value: Measured, caller: str) -> Value:
 
 
 def refuse_another_loss(loss: Value, metric: Value, caller: str) -> None:
-    """Raise a `UserError` if a metric is named "loss" and is another value than the loss.
+    """Raise a `UserError` if a metric is named "loss" and its value is not the loss.
 
     Tensors are compared by their address, which does not wait for the device.
     """

@@ -96,7 +96,7 @@ def find_checkpoint(config: CheckpointFlags, is_accelerated: bool) -> str:
 
 
 def check_checkpoint(name: str, max_length: int) -> None:
-    """Raise a `UserError` if a checkpoint is no BERT, is too short, or has no safetensors."""
+    """Raise a `UserError` if a checkpoint is not a BERT, is too short, or has no safetensors."""
     facts: Mapping[str, object] = {"model_type": "bert", **SMALL}
     if name != "scratch":
         from transformers import BertConfig

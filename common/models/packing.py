@@ -85,9 +85,10 @@ def pack(
     positions = named[POSITIONS]
     if has_variable_length_kernel(hidden):
         ends = named["attention_mask"].sum((1, 2, 3)).cumsum(0, dtype=torch.int32)
-        # The packed padding counts as one more sequence behind the real ones; it may be empty. The
-        # inner `pad` puts a 0 before the ends, the outer one the number of packed tokens behind.
-        named[STARTS] = F.pad(F.pad(ends, (1, 0)), (0, 1), value=len(positions))
+        starts = F.pad(ends, (1, 0))  # a 0 before the ends
+        # The packed padding counts as one more sequence behind the real ones; it may be empty. So
+        # the last entry is the number of all packed tokens.
+        named[STARTS] = F.pad(starts, (0, 1), value=len(positions))
     packed = hidden.flatten(0, 1).index_select(0, positions)[None]
     return (packed,), named
 

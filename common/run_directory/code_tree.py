@@ -295,7 +295,7 @@ def without_secret_lines(part: str) -> tuple[str | None, str | None]:
     because the patch would not fit.
     """
     if "\nBinary files " in part or "\nGIT binary patch\n" in part:
-        return None, "it is no text"
+        return None, "it is not text"
     values = secrets_of_environment()
     lines = []
     is_masked = False

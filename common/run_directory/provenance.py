@@ -66,7 +66,7 @@ class ProvenanceWriter:
         Args:
             step: the updates that earlier attempts made.
             environment: of this attempt.
-            changed_flags: those that have another value than in the last attempt.
+            changed_flags: those whose value differs from the last attempt's.
         """
         if not is_main_rank():
             return
@@ -172,19 +172,19 @@ def imported_packages(recipe_file: Path, packages: Collection[str]) -> list[str]
     modules: set[str] = set()
     for path in sorted({*files, recipe_file.resolve()}):
         modules |= modules_imported_in(path)
-    found = set()
+    imported = set()
     others = []  # whose package has another name, such as cv2
     for module in sorted(modules - sys.stdlib_module_names):
         package = normalized(module)
         file = getattr(sys.modules.get(module), "__file__", None)
         if package in packages:
-            found.add(package)
+            imported.add(package)
         elif file is not None and is_installed(file):
             others.append(module)
     if others:  # only then, because this reads files of all packages
         owners = metadata.packages_distributions()
-        found |= {normalized(name) for module in others for name in owners.get(module, ())}
-    return sorted(found)
+        imported |= {normalized(name) for module in others for name in owners.get(module, ())}
+    return sorted(imported)
 
 
 def modules_imported_in(path: Path) -> set[str]:
@@ -228,7 +228,7 @@ def installed_packages() -> dict[str, str]:
         try:
             names = sorted(os.listdir(folder))
         except OSError:
-            continue  # an archive, or no folder
+            continue  # an archive, or not a folder
         for name in names:
             if name.endswith(".dist-info"):
                 package, _, version = name.removesuffix(".dist-info").rpartition("-")

@@ -157,7 +157,7 @@ class RunConfig(Record):
     recipe: str
     objective: str  # such as "accuracy:max"
     config: Flags  # the resolved flags: `auto` is replaced by its value
-    given: Flags = Field(default_factory=dict)  # the flags as the command line stated them
+    given: Flags = Field(default_factory=dict)  # the flags as the command line gave them
     environment: Environment
     data: DataFacts
     architecture: Architecture
@@ -167,7 +167,9 @@ class RunConfig(Record):
     command: str = ""
     run_id: str | None = None
     wandb_run_id: str = ""
-    compared: dict[str, bool] = Field(default_factory=dict)  # flags with another rule than usual
+    compared: dict[str, bool] = Field(
+        default_factory=dict
+    )  # whether to compare a flag, where its usual rule does not hold
     source: Source = Field(default_factory=Source)
     initial_weights: str | None = None  # their SHA-256; None: see `digest_of_model`
     sha256: str | None = None  # of everything else in the file
@@ -210,7 +212,9 @@ class Attempt(Record):
     world_size: int | None = None
     threads_per_process: int | None = None
     mixed_precision: str | None = None
-    changed_flags: Flags = Field(default_factory=dict)  # with another value than before
+    changed_flags: Flags = Field(
+        default_factory=dict
+    )  # those whose value differs from the last attempt's
 
 
 class Provenance(Record):
@@ -314,7 +318,7 @@ class Summary(Record):
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
-    """Whether a JSON value is a number; null, which stands for NaN, is none."""
+    """Whether a JSON value is a number; null, which stands for NaN, is not."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -399,7 +403,7 @@ class InitialFacts(Record, extra="ignore"):
 
 
 def none_if_invalid(value: object, validate: ValidatorFunctionWrapHandler) -> object:
-    """Return a value of an excerpt, or None if it has another type than the excerpt states."""
+    """Return a value of an excerpt, or None if it lacks the type that the excerpt states."""
     try:
         return validate(value)
     except ValidationError:

@@ -3,7 +3,7 @@
 import contextlib
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import Field, fields, replace
 from pathlib import Path
 from typing import ClassVar, NamedTuple, Protocol, TypeVar
@@ -55,7 +55,7 @@ class SavedRun(NamedTuple):
     """What a resume needs of a run's `config.json`."""
 
     resolved: dict[str, object]  # the flags, with the values that `auto` chose
-    given: dict[str, object]  # the flags as the command line stated them
+    given: dict[str, object]  # the flags as the command line gave them
     record: RunConfig
     contents: JsonObject  # the contents of the file, whose digest an edit changes
 
@@ -182,7 +182,7 @@ def was_finished_meanwhile(config: ResumableConfig, recipe: str) -> bool:
     return False
 
 
-def run_of(named: Path, output_dir: str | None) -> Path:
+def run_of(path: Path, output_dir: str | None) -> Path:
     """Return the run directory for a path to a run or to one of its checkpoints.
 
     A checkpoint is two levels below its run's directory: runs/NAME/checkpoints/step-00000120.
@@ -190,33 +190,33 @@ def run_of(named: Path, output_dir: str | None) -> Path:
     Raises:
         UserError: the path is not that of a run; the message says what it is instead.
     """
-    for directory in (named, named.parent.parent):
-        if os.path.isdir(named) and os.path.isfile(directory / CONFIG):
+    for directory in (path, path.parent.parent):
+        if os.path.isdir(path) and os.path.isfile(directory / CONFIG):
             here = os.path.realpath(directory)
             if output_dir is not None and os.path.realpath(output_dir) != here:
                 raise UserError(
-                    f"--resume {named} continues the run in its own directory, {directory}, so "
+                    f"--resume {path} continues the run in its own directory, {directory}, so "
                     "--output-dir can't name another one",
                     advice="leave --output-dir out",
                 )
             return directory
-    for directory in (named, named.parent.parent):
-        if os.path.isdir(named) and os.path.isdir(directory / "checkpoints"):
+    for directory in (path, path.parent.parent):
+        if os.path.isdir(path) and os.path.isdir(directory / "checkpoints"):
             raise UserError(
-                f"--resume {named} is not possible, because {directory} contains checkpoints but "
+                f"--resume {path} is not possible, because {directory} contains checkpoints but "
                 "no config.json",
                 advice="put the run's config.json back into this directory, or start a new run",
             )
-    if os.path.isfile(named / STATUS):
+    if os.path.isfile(path / STATUS):
         raise UserError(
-            f"--resume {named} is not possible, because that run has not begun to train",
+            f"--resume {path} is not possible, because that run has not begun to train",
             advice=(
                 "wait if it is still preparing its data; otherwise repeat the command that "
                 "started it"
             ),
         )
     raise UserError(
-        f"--resume {named} is neither the directory of a run nor a checkpoint",
+        f"--resume {path} is neither the directory of a run nor a checkpoint",
         advice="pass the directory of a run, such as runs/NAME",
     )
 
@@ -231,8 +231,8 @@ def newest_unfinished(config: ResumableConfig, recipe: str) -> Path | None:
         UserError: all unfinished runs were started with other flags, or the `config.json` of one
             was edited. Otherwise the command would begin at update 0 unnoticed.
     """
-    # Unfinished runs with other flags or an edited `config.json`, each with the differences.
-    others: list[tuple[Path, list[str]]] = []
+    # Unfinished runs that can't go on as they are: see `refuse_to_begin_again`.
+    with_other_flags: list[tuple[Path, list[str]]] = []
     edited: list[tuple[Path, EditedConfigError]] = []
     for path in sorted(Path("runs").glob(f"*/{CONFIG}"), key=os.path.getmtime, reverse=True):
         with contextlib.suppress(UserError):  # the run is another recipe's, or damaged
@@ -249,11 +249,25 @@ def newest_unfinished(config: ResumableConfig, recipe: str) -> Path | None:
             if not differences:
                 return path.parent
             phrases = in_words(differences, "{flag} {saved} there and {present} here")
-            others.append((path.parent, phrases))
+            with_other_flags.append((path.parent, phrases))
+    refuse_to_begin_again(edited, with_other_flags)
+    return None
+
+
+def refuse_to_begin_again(
+    edited: Iterable[tuple[Path, EditedConfigError]],
+    with_other_flags: Iterable[tuple[Path, list[str]]],
+) -> None:
+    """Raise a `UserError` if the user may mean an unfinished run that can't go on as it is.
+
+    Args:
+        edited: the runs whose `config.json` was edited, each with its error.
+        with_other_flags: the runs that were started with other flags, each with the differences.
+    """
     for directory, error in edited:
         if can_be_resumed(directory):
             raise error
-    for directory, phrases in others:
+    for directory, phrases in with_other_flags:
         if can_be_resumed(directory):
             raise UserError(
                 (
@@ -265,14 +279,14 @@ def newest_unfinished(config: ResumableConfig, recipe: str) -> Path | None:
                     f"{quoted(directory)}, or start another run with --output-dir NEW"
                 ),
             )
-    return None
 
 
 def can_be_resumed(directory: Path) -> bool:
     """Return whether a user may mean this unfinished run by `--resume auto`.
 
-    `newest_unfinished` then refuses to begin a new run silently, even though the flags don't fit.
-    A run that another job is writing, or that was trained to its end, is no reason to refuse.
+    `refuse_to_begin_again` then refuses to begin a new run silently, even though the flags don't
+    fit. A run that another job is writing, or that was trained to its end, is not a reason to
+    refuse.
     """
     if read_status(directory).status == "failed" and (directory / SUMMARY).exists():
         return False  # the run was trained to its end and missed its --target

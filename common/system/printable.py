@@ -1,4 +1,4 @@
-"""Text from outside, such as names, paths and answers of a server, made safe to print."""
+"""Makes text from outside, such as names, paths and answers of a server, safe to print."""
 
 import codecs
 import re

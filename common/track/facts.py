@@ -36,7 +36,7 @@ PACKAGES = ("torch", "accelerate", "transformers", "datasets", "wandb", "numpy")
 def collect(
     recipe: str,
     config: TrainingConfig,
-    flags_stated: Flags,
+    given: Flags,
     saved: RunConfig | None,
     *,
     run_id: str,
@@ -53,13 +53,13 @@ def collect(
     Args:
         recipe: the name of the recipe's file, without ``.py``.
         config: the flags, with `auto` resolved.
-        flags_stated: the flags before anything resolved `auto`.
+        given: the flags before anything resolved `auto`.
         saved: the contents that the run's first attempt wrote; None on a first start.
 
     The other arguments are fields of `RunConfig`.
     """
     if saved is not None:  # take the first attempt's flags that the recipe still has
-        flags_stated = {name: saved.given[name] for name in saved.given if name in flags_stated}
+        given = {name: saved.given[name] for name in saved.given if name in given}
         wandb_run_id = saved.wandb_run_id
     else:
         # The id is chosen before the tracker starts, so that a run that is killed at once resumes
@@ -68,8 +68,8 @@ def collect(
     run_config = RunConfig(
         recipe=recipe,
         config=json_safe(vars(config)),
-        given=json_safe(flags_stated),
-        command=f"{recipe}.py {flags_given(config, flags_stated, all_of_them=True)}",
+        given=json_safe(given),
+        command=f"{recipe}.py {flags_given(config, given, all_of_them=True)}",
         wandb_run_id=wandb_run_id,
         run_id=run_id,
         environment=environment,

@@ -168,7 +168,7 @@ class Log:
         """Return the figures of all ranks.
 
         Raises:
-            UserError: `figures` is no dict of figures by name, or lacks the objective.
+            UserError: `figures` is not a dict of figures by name, or lacks the objective.
         """
         if not isinstance(figures, Mapping):
             raise UserError(
@@ -232,9 +232,8 @@ class Log:
             with contextlib.suppress(OSError):  # `close` tries to write again
                 self.file.close()
             self.file = None
-            advice = (
-                f"{advice_for(str(problem))}, then continue with --resume {quoted(self.directory)}"
-            )
+            disk_advice = advice_for(str(problem), problem.errno)
+            advice = f"{disk_advice}, then continue with --resume {quoted(self.directory)}"
             raise TrainingError(
                 f"{self.directory}/{METRICS_FILE} can't be written ({problem})",
                 advice=advice,
@@ -247,7 +246,7 @@ class Log:
                 self.tracker.log(row)
 
     def attach(self, send: Callable[[Tracker], None]) -> None:
-        """Send things other than rows, such as the model: call `send` with the tracker, if any.
+        """Call `send` with the tracker, if any, to send more than rows, such as the model.
 
         A failure leads to a warning, and the tracker stays in use.
         """

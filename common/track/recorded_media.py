@@ -216,7 +216,7 @@ def copy_images(
     The recipe may change its images before the queue is written.
 
     Raises:
-        UserError: there are no images, an item is no image of Pillow's, or the shape of a tensor is
+        UserError: there are no images, an item is not a Pillow image, or the shape of a tensor is
             not [images, channels, height, width] with 1, 3 or 4 channels.
     """
     if isinstance(images, torch.Tensor):
@@ -248,10 +248,12 @@ def to_pillow(images: torch.Tensor | list[Image.Image]) -> list[Image.Image]:
     if not isinstance(images, torch.Tensor):
         return list(images)
     if images.is_floating_point():
-        images = images.float().nan_to_num(0).clamp(0, 1).mul(255).round()
+        brightness = images.float().nan_to_num(0).clamp(0, 1)
+        images = brightness.mul(255).round()
     elif images.dtype == torch.bool:
         images = images.to(torch.uint8) * 255
-    pixels = images.clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1).cpu().numpy()
+    channels_last = images.clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1)
+    pixels = channels_last.cpu().numpy()
     mode = PILLOW_MODES[pixels.shape[-1]]
     if mode == "L":
         pixels = pixels[..., 0]
@@ -302,7 +304,7 @@ def to_cell(cell: object) -> Cell:
 def file_name(entry: Entry) -> str:
     """Return a relative path from the entry's name and step, safe on every file system.
 
-    A slash in the name makes a folder. Other characters than letters, digits, "_", "+" and "-"
+    A slash in the name makes a folder. Characters that are not letters, digits, "_", "+" or "-"
     become "-".
     """
     parts = [re.sub(r"[^\w+-]+", "-", part) for part in entry.name.split("/") if part]

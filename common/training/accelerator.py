@@ -106,7 +106,7 @@ def make_accelerator(
         init_method=rendezvous_url(), timeout=timedelta(seconds=config.collective_timeout)
     )
     # Accelerate refuses 16 bits on a device that it does not know (see `enable_precision`), and
-    # TF32 is no precision of Accelerate's (see `set_kernels`).
+    # TF32 is not one of Accelerate's precisions (see `set_kernels`).
     is_set_by_accelerate = device.is_known_to_accelerate and precision != "tf32"
     accelerator = ShardingAccelerator(
         cpu=device.is_cpu,

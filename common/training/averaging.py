@@ -39,7 +39,7 @@ def ddp_options(
     """
     for name, value in stated.items():
         refuse_unfit_option(name, value)
-    # A static graph is no default: it was no faster, and fails under `no_sync` (torch 2.13).
+    # A static graph is not the default: it was not faster, and fails under `no_sync` (torch 2.13).
     defaults = utils.DistributedDataParallelKwargs(
         comm_hook=utils.DDPCommunicationHookType(compression),
         gradient_as_bucket_view=True,

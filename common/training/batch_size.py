@@ -1,12 +1,9 @@
-"""`--auto-batch-size`: the fastest micro-batch for the same updates; advice if memory runs out."""
+"""`--auto-batch-size`: the fastest micro-batch for the same updates."""
 
 import gc
 import math
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -18,18 +15,15 @@ from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from common.agreement import gather_numbers
-from common.checkpoints.finished import step_folders
 from common.config import TrainingConfig
 from common.console import say
 from common.data.loader import Loader, free_memory
 from common.errors import TrainingError, UserError, is_out_of_memory
-from common.flags import spelled, stated
 from common.measure import memory
 from common.measure.flops import ComputeLoss
 from common.models.compile import as_written, is_compiled
 from common.system.devices import empty_cache, is_accelerator, synchronize_stream
 from common.system.machine import is_main_rank
-from common.system.platforms import command_line
 from common.tables import print_table
 from common.training.evaluation import keep_buffers
 
@@ -379,55 +373,3 @@ def time_passes(
         synchronize_stream(loader.device)
         seconds.append(time.perf_counter() - start)
     return seconds
-
-
-def out_of_memory_error(
-    config: TrainingConfig, directory: Path, device: torch.device, loaders: Iterable[Loader]
-) -> TrainingError:
-    """Return the error of a run that ran out of memory, with a command to start or resume it.
-
-    The command halves the micro-batch and doubles the accumulation, so that the updates stay the
-    same.
-    """
-    peak = memory.peak_memory(memory.memory_used(device))
-    problem = f"out of memory at batch size {config.batch_size}, with a peak of {peak:,.0f} MiB"
-    placed_mib = sum(loader.placed_bytes for loader in loaders) / memory.MEBIBYTE
-    # On a CPU, the data lie in the host's memory in any case.
-    if is_accelerator(device) and placed_mib:
-        problem += (
-            f" (the data take {placed_mib:,.0f} MiB of it, or none with --data-placement workers)"
-        )
-    smaller_model = smaller_model_advice(config)
-    if config.batch_size == 1:
-        advice = f"pass --gradient-checkpointing if it is off, or {smaller_model}"
-    else:
-        is_even = config.batch_size % 2 == 0
-        updates = "the same updates" if is_even else "almost the same updates"
-        command = command_with_half_the_batch(config, directory)
-        advice = f"{smaller_model}, or make {updates} from half the batch size with: {command}"
-    return TrainingError(problem, advice=advice, every_rank=True)
-
-
-def command_with_half_the_batch(config: TrainingConfig, directory: Path) -> str:
-    """Return a command that resumes a run, or repeats it if it has no checkpoint.
-
-    The command halves the micro-batch and doubles the accumulation.
-    """
-    has_checkpoint = any(step_folders(directory / "checkpoints"))
-    arguments = ["--resume", str(directory)] if has_checkpoint else sys.argv[1:]
-    command = f"accelerate launch {command_line([sys.argv[0], *arguments])}"
-    batch_size = config.batch_size // 2
-    accumulation = config.gradient_accumulation_steps * 2
-    return f"{command} --batch-size {batch_size} --gradient-accumulation-steps {accumulation}"
-
-
-def smaller_model_advice(config: TrainingConfig) -> str:
-    """Return advice to make the model or its samples smaller: the recipe's flags to lower."""
-    size_flags = [
-        spelled(field.name)
-        for field in fields(config)
-        if stated(type(config), field.name)["role"] == "size"
-    ]
-    if not size_flags:
-        return "use a smaller model or smaller samples"
-    return f"lower {' or '.join(size_flags)}"

@@ -25,7 +25,7 @@ class Best:
     """The best evaluation on validation data so far, and the number of evaluations since.
 
     Among equal values the model with the lower loss is kept, and among equal losses the later
-    model. An equal value is no improvement, so early stopping goes on counting.
+    model. An equal value is not an improvement, so early stopping goes on counting.
     """
 
     objective: Objective

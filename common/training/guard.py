@@ -109,8 +109,8 @@ class GradientGuard:
     ) -> None:
         """Raise a `UserError` if a parameter was unfrozen that no optimizer updates.
 
-        Each update calls this method, which looks at the optimizers only if other parameters than
-        in the last update have gradients.
+        Each update calls this method. It looks at the optimizers only if the parameters with
+        gradients differ from those of the last update.
         """
         trained_ids = [*map(id, trained)]
         if model not in self.trained:

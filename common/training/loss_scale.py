@@ -29,7 +29,7 @@ class SharedScaler(torch.amp.GradScaler):
         power of two.
         """
         scale = self._scale
-        # If the scale is no tensor, no loss was scaled yet. Torch's method handles this case.
+        # If the scale is not a tensor, no loss was scaled yet. Torch's method handles this case.
         if not isinstance(scale, torch.Tensor) or has_float64(scale.device):
             super().unscale_(optimizer)
             return

@@ -74,7 +74,7 @@ def leave_unfit_fused_path(optimizer: object, device: torch.device) -> None:
 
     Such a kernel would apply updates with non-finite gradients. Without the kernel, the host
     decides whether to skip, and waits for the device in each update. `run.keep` passes all its
-    parts to this function, which leaves objects other than optimizers alone.
+    parts to this function, which changes nothing about objects that are not optimizers.
     """
     if not isinstance(optimizer, Optimizer):
         return

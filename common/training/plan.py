@@ -73,7 +73,8 @@ class Plan:
     def schedule(self, optimizer: Optimizer, warmup_share: float) -> LambdaLR:
         """Scale the optimizer's learning rate, and return the scheduler of `--schedule`.
 
-        The scaled rate is the peak, which the schedule reaches after the warm-up.
+        The scaled rate is the peak, which the schedule reaches after the warm-up. The plan keeps
+        the scale, the length of the warm-up and the peak for `config.json`.
 
         Args:
             warmup_share: the share of the run's updates that are warm-up, if the flag is not given.

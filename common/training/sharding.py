@@ -298,10 +298,7 @@ def refuse_other_weights(model: nn.Module) -> None:
         # Every forward pass makes this comparison, so `map` runs it in C.
         if not all(map(is_, map(dict.get, dictionaries, names), own_parameters)):
             raise UserError(
-                (
-                    "a sharded network can't be called with other weights than its own, as "
-                    "functional_call does"
-                ),
+                "a sharded network can't be called with other weights, as functional_call does",
                 advice=(
                     "turn their gradients off with requires_grad_(False) instead, or change a "
                     "copy.deepcopy of the network"

@@ -85,7 +85,8 @@ class StopRequest:
     def receive(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal: remember the first request to stop, and end the process at a second.
 
-        The end of the launcher is no second request, because launchers end after a signal, too.
+        The end of the launcher does not count as a second request, because launchers, too, end
+        after a signal.
         """
         now = time.monotonic()
         launcher_died = number == PARENT_ENDED
@@ -181,8 +182,8 @@ class StopAgreement:
         raise TrainingError(
             f"a checkpoint could not be written ({cause})",
             advice=(
-                f"{advice_for(cause.message)}, then continue from the checkpoint before it with "
-                f"--resume {quoted(self.directory)}"
+                f"{advice_for(cause.message, cause.error_number)}, then continue from the "
+                f"checkpoint before it with --resume {quoted(self.directory)}"
             ),
             resumable=cause.is_of_disk,
         )

@@ -252,7 +252,7 @@ STATES: set[str] = set()  # of the checkpoints that were saved
 
 
 def checkpoints_in(folder: Path) -> Checkpoints:
-    return Checkpoints(folder, rank=0, world_size=1, keep=3, patience=5.0)
+    return Checkpoints(folder, rank=0, world_size=1, checkpoints_to_keep=3, patience=5.0)
 
 
 def save_checkpoints(folder: Path) -> None:
@@ -301,7 +301,8 @@ def go_on(training: Training) -> None:
         checkpoints = checkpoints_in(directory.path / "checkpoints")
         resumed_name = Path(config.resume).name
         checkpoint_name = resumed_name if resumed_name.startswith("step-") else None
-        restore_newest(checkpoints, checkpoint_name, training.parts, identity_at(0))
+        run_facts = identity_at(0) | {"flags": {}, "parts_described": {}}
+        restore_newest(checkpoints, checkpoint_name, training.parts, run_facts)
         log = Log(single, directory.path, Objective("accuracy", "max"))
         log.start(
             config, RunConfig(**SHOWN), lambda: {STEP: training.progress.values["global_step"]}

@@ -62,7 +62,7 @@ def test_resolution_keeps_the_stated_values() -> None:
     assert "epochs" not in stop_recording(config)
     assert config.epochs == 3
     assert config.batch_size == 8
-    assert resolution.stated["epochs"] is None
+    assert resolution.given["epochs"] is None
 
 
 def test_unknown_flag_is_an_error() -> None:

@@ -74,7 +74,7 @@ def peak_bytes(device: torch.device) -> tuple[int, int] | None:
 
 
 def reset_peaks(device: torch.device) -> bool:
-    """Start recording peaks anew; return whether `device` did so."""
+    """Reset the recorded peaks; return whether `device` did so."""
     if not is_accelerator(device):
         return False
     reset = optional_function(device, "reset_peak_memory_stats")

@@ -25,7 +25,7 @@ class Command(NamedTuple):
 
 
 class TrackerUnavailableError(ValueError):
-    """The tracker can't be used, for a reason that the user can mend.
+    """The tracker can't be used, for a reason that the user can fix.
 
     Training goes on without the tracker. A tool that needs the tracker raises a `UserError` with
     this problem and this advice.

@@ -22,7 +22,7 @@ MOST_SECONDS_TO_FINISH = 600.0  # the longest last call, which may still upload 
 
 
 class ServiceWatch(threading.Thread):
-    """A thread that kills this process's W&B service if a call waits for it in vain.
+    """A thread that kills this process's W&B service if a call waits for it and it does not work.
 
     The waiting call then fails at once. Later calls fail at once as well, including the one that
     W&B makes when Python exits.

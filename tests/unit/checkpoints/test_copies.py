@@ -180,7 +180,7 @@ def test_pinned_tensors_never_overlap(device: StandIn) -> None:
 
 def test_writer_thread_uses_the_device_of_its_rank(tmp_path: Path, device: StandIn) -> None:
     """A new thread starts on GPU 0, where rank 3 would take memory from rank 0."""
-    checkpoints = Checkpoints(tmp_path, 0, 1, keep=2, patience=5, device=OTHER_GPU)
+    checkpoints = Checkpoints(tmp_path, 0, 1, checkpoints_to_keep=2, patience=5, device=OTHER_GPU)
     checkpoints.save(1, Contents(files={"weights.safetensors": {"w": torch.ones(3)}}), {})
     checkpoints.wait()
     assert checkpoints.failure is None
@@ -193,7 +193,7 @@ def test_checkpoint_from_a_gpu_is_not_changed_by_later_training(
     tmp_path: Path, device: StandIn
 ) -> None:
     """The writer waits for the copies. Frozen weights are copied once."""
-    checkpoints = Checkpoints(tmp_path, 0, 1, keep=2, patience=5, device=GPU)
+    checkpoints = Checkpoints(tmp_path, 0, 1, checkpoints_to_keep=2, patience=5, device=GPU)
     for step in (1, 2):
         files = state()
         lasting = {"frozen-model.safetensors": {"f": torch.full((3,), 5.0)}}

@@ -401,7 +401,7 @@ def test_failed_rank_is_reported_by_the_others(
 @pytest.mark.parametrize(("rank", "other"), [(0, 1), (1, 0)])
 def test_silent_rank_is_named_after_the_timeout(tmp_path: Path, rank: int, other: int) -> None:
     """The end of a run waits for a checkpoint no longer than for a collective."""
-    checkpoints = Checkpoints(tmp_path, rank, world_size=2, keep=1, patience=0.1)
+    checkpoints = Checkpoints(tmp_path, rank, world_size=2, checkpoints_to_keep=1, patience=0.1)
     checkpoints.save(1, contents_of(1, rank), {})
     with pytest.raises(LostProcessError, match=f"rank {other} timed out"):
         checkpoints.wait()
@@ -413,7 +413,7 @@ def test_hurry_shortens_a_wait_that_has_begun(
 ) -> None:
     """After a failure elsewhere, a save does not wait for other ranks until its timeout."""
     monkeypatch.setattr(store, "LAST_PATIENCE", 0.1)
-    checkpoints = Checkpoints(tmp_path, 0, world_size=2, keep=1, patience=600)
+    checkpoints = Checkpoints(tmp_path, 0, world_size=2, checkpoints_to_keep=1, patience=600)
     checkpoints.save(1, contents_of(1), {})
     checkpoints.hurry()
     with pytest.raises(LostProcessError):

@@ -223,9 +223,7 @@ def test_data_that_cannot_be_streamed_are_refused(tmp_path: Path) -> None:
     write_images(tmp_path / "odd", "train-0", 40)
     features = Features({"image": Image(), "label": ClassLabel(names=["a", "b"])})
     write_rows(tmp_path / "odd" / "train-1.parquet", grey_images(40, 0, classes=2), features)
-    assert "train-1.parquet has other columns" in refusal(
-        lambda: images(source_of(tmp_path / "odd"))
-    )
+    assert "have different columns" in refusal(lambda: images(source_of(tmp_path / "odd")))
     single_class = grey_images(40, 0)
     single_class["label"] = [0] * 40
     write_image_parquet(tmp_path / "cats", {"train": single_class}, names=("cat",))

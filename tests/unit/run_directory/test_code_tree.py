@@ -163,7 +163,7 @@ def test_large_and_binary_files_are_left_out(
     monkeypatch.setattr(code_tree, "MOST_BYTES_OF_FILE", 100_000)
     tree = collected(repository)
     assert tree.tree.not_saved[0] == "lines.py: it has 200,000 bytes"
-    assert "unchanged.py: it is no text" in tree.tree.not_saved
+    assert "unchanged.py: it is not text" in tree.tree.not_saved
     assert b"a/deleted.py" in tree.patch
     monkeypatch.setattr(code_tree, "MOST_BYTES", 100)
     tree = collected(repository)

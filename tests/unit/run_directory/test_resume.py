@@ -104,10 +104,10 @@ def test_local_data_may_move_between_runs(monkeypatch: pytest.MonkeyPatch, tmp_p
     now = {"dataset": str(here), "seed": 1}
     insist_on_flags(run, before, now)
     for is_other in ({"seed": 2}, {"dataset": "digits"}):
-        with pytest.raises(UserError, match="with other flags than before"):
+        with pytest.raises(UserError, match="with different flags from before"):
             insist_on_flags(run, before, now | is_other)
     there.mkdir()
-    with pytest.raises(UserError, match=r"with other flags than before \(--dataset was"):
+    with pytest.raises(UserError, match=r"with different flags from before \(--dataset was"):
         insist_on_flags(run, before, now)
     with pytest.raises(UserError, match="can't resume"):
         parse(monkeypatch, "mnist_mlp", *flags)
