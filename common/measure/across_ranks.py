@@ -65,6 +65,6 @@ def common_shapes(
                         f"sums.add got {key[1]!r} with shape {tuple(shape)} on rank {rank}, but "
                         f"{tuple(first_shape)} on another rank"
                     ),
-                    advice=("sum over the batch first, so that the shape is the same on all ranks"),
+                    advice="sum over the dimensions whose sizes differ between the ranks",
                 )
     return shapes

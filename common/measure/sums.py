@@ -278,9 +278,7 @@ def sum_of_totals(name: str, before: Total | float | None, value: Value) -> Tota
         raise UserError(
             f"sums.add got {name!r} with shape {shape_before} for one batch, but {shape} for "
             "another",
-            advice=(
-                "sum over the batch first, as with .sum(0), so that all batches have the same shape"
-            ),
+            advice=("sum over the dimensions whose sizes differ between batches, as with .sum(0)"),
             every_rank=True,
         )
     return total_with(total, before)

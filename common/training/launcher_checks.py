@@ -88,8 +88,8 @@ def refuse_launchers_compiler() -> None:
         raise UserError(
             problem,
             advice=(
-                "leave dynamo_backend out of the launcher's command or configuration file, and "
-                "pass --compile to the recipe"
+                "leave dynamo_backend out of the launcher's command or configuration file (and "
+                "unset ACCELERATE_DYNAMO_BACKEND if you set it), and pass --compile to the recipe"
             ),
         )
 

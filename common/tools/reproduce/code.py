@@ -67,10 +67,13 @@ def restored_code(past: PastRun, uses_present_code: bool) -> Iterator[RestoredCo
             sources.append(source)
         recipe = recipe_in(folders[0], past, stack)
         if recipe is None:
-            advice = "put its file back, or reproduce another run"
+            # Without --present-code, the code is in a temporary folder, which says nothing.
             raise UserError(
-                f"the recipe {past.config.recipe}.py of {past.directory} is not in {folders[0]}",
-                advice=advice,
+                f"the code of {past.directory} lacks its recipe, {past.config.recipe}.py",
+                advice=(
+                    f"put the file back into {trees_of(past)[0].folder} and add --present-code, or "
+                    "reproduce another run"
+                ),
             )
         library = folders[-1] if (folders[-1] / "common" / "run.py").is_file() else LIBRARY
         present_trees = [

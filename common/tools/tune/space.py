@@ -158,7 +158,7 @@ def parse_values(
     if "" in choices and len(choices) > 1:
         raise UserError(
             f"{flag} {value} has an empty choice",
-            advice="write a value between the commas, or remove one of the commas",
+            advice="remove the extra comma, or write a value beside it",
         )
     return CategoricalDistribution(choices) if len(choices) > 1 else None
 
