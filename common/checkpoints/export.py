@@ -124,8 +124,8 @@ def load_initial(
 ) -> None:
     """Load the weights that `--init-from` names, and copy them into the run's directory.
 
-    A resume uses the copy. A head for other classes keeps its random values: see
-    `heads_to_reinitialize`.
+    On a resume, `init_from` already names this copy: `run_directory/resume.py` sets it. A head for
+    other classes keeps its random values: see `heads_to_reinitialize`.
 
     Args:
         directory: the directory of the run.

@@ -217,7 +217,8 @@ class Parts:
             for rank in ranks:
                 tensors = read_parts(path, f"rank-{rank}", manifest.files)
                 states.append(unpack(tensors, manifest.ranks[rank]))
-            # Networks are in both dicts; `restore` reads their parameters itself.
+            # A network is in `shared` for its parameters, which `restore` reads itself, and in
+            # `of_rank` for its buffers, which were read above.
             for name in self.shared.keys() - self.of_rank.keys():
                 tensors = read_parts(path, name, manifest.files)
                 states[0][name] = unpack(tensors, manifest.parts[name], self.mesh)

@@ -140,9 +140,9 @@ class Loader:
         return max(1, gather_bytes * len(self.samples) // (size * self.order.batch_size))
 
     def batch_of(self, samples: torch.Tensor) -> Batch:
-        """Make one batch of `samples` (int64 [batch], on the host), as in the first epoch.
+        """Make one batch of `samples` (int64 [batch], on the host), augmented as in epoch 0.
 
-        `--auto-batch-size` tries training with such batches, outside of any order.
+        `--auto-batch-size` tries sizes with such batches, so that the order of training stays.
         """
         if self.placement == "device":
             return self.samples.gather(samples, 0)

@@ -276,7 +276,7 @@ def tokenised(
         version,
         ARRAYS,
         settings,
-        tokenizer_of_evaluated(source, checkpoint),
+        evaluation_settings=tokenizer_of_evaluated(source, checkpoint),
     )
 
 

@@ -136,8 +136,8 @@ def encode(encoder: "PreTrainedTokenizerBase", texts: Columns, max_length: int) 
 
     Returns:
         tokens (int32, for all samples, one after the other), offsets (int64 [samples + 1], the
-        place in `tokens` at which each sample begins) and seconds (int64 [samples], the place in
-        each sample at which its second text begins; its length if it has one text).
+        place in `tokens` at which each sample begins) and the starts of the second texts (int64
+        [samples], the place in each sample; the sample's length if it has one text).
 
     Raises:
         ValueError: the tokenizer makes no tokens of a text.
@@ -251,8 +251,9 @@ def train_wordpiece(texts: list[str]) -> "PreTrainedTokenizerBase":
     wordpiece = BertWordPieceTokenizer(lowercase=True)
     characters = {character for text in texts for character in wordpiece.normalize(text)}
     characters.discard(" ")
-    # The trainer numbers the characters inside of words in the order of a hash map, and breaks ties
-    # by number. As special tokens, they are numbered here, in the same order each time.
+    # The trainer numbers the characters inside of words (##a) in the order of a hash map, which
+    # differs from run to run. Between equally frequent pairs it chooses by these numbers. So the
+    # characters are special tokens here, which get their numbers in the same order each time.
     special_tokens = list(SPECIAL_TOKENS)
     special_tokens += [f"##{character}" for character in sorted(characters)]
     training: Future[None] = Future()

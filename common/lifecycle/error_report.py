@@ -50,7 +50,7 @@ def report_once(error: UserError, request: StopRequest) -> None:
 
 
 def is_error_announced() -> bool:
-    """Whether rank 0 has met a mistake, as far as this rank can know."""
+    """Whether rank 0 has announced that it prints an error, or has exited already."""
     if not torch.distributed.is_initialized():
         return False
     store = torch.distributed.distributed_c10d._get_default_store()

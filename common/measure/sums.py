@@ -79,7 +79,10 @@ class Evaluation(dict[str, float]):
 
 
 def is_halved(name: str, value_before: Measured, value_after: Measured) -> bool:
-    """Whether a figure is a single number that has halved, within rounding."""
+    """Whether a figure is a single number that halves if a batch has each sample twice.
+
+    See `evident_means`. The numbers may differ by rounding.
+    """
     before = torch.as_tensor(value_before).double()
     after = torch.as_tensor(value_after).double()
     if name == "count" or before.numel() != 1 or not float(before):

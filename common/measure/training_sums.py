@@ -123,7 +123,7 @@ class TrainingSums:
         return tensor.device.type == "cpu" and devices.is_accelerator(self.device)
 
     def fold_tensors(self, name: str, tensors: list[torch.Tensor]) -> None:
-        """Add the elements of tensors, on any devices, to the sum of a metric."""
+        """Add a metric's values in the pending micro-batches to its sum."""
         by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
         for tensor in tensors:
             by_dtype.setdefault(tensor.dtype, []).append(tensor.flatten().to(self.device))

@@ -188,7 +188,7 @@ def imported_packages(recipe_file: Path, packages: Collection[str]) -> list[str]
 
 
 def modules_imported_in(path: Path) -> set[str]:
-    """Return the first names of the modules that a Python file imports, wherever it does."""
+    """Return the top-level names of the modules that a Python file imports, in functions too."""
     try:
         tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError):

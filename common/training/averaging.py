@@ -132,7 +132,7 @@ class FreezableDDP(DistributedDataParallel):
             raise self.unused_error(str(problem)) from None
 
     def register_trainable(self) -> list[bool]:
-        """Register the parameters that require gradients; return for each whether it requires one.
+        """Register the parameters that require gradients; return for every parameter if it does.
 
         If no parameter does, DDP keeps its registered ones: a recipe may freeze a network for a
         moment.

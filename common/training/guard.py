@@ -157,7 +157,11 @@ class GradientGuard:
     def clip_on_device(
         self, optimizer: FusedOptimizer, gradients: list[torch.Tensor], norm: torch.Tensor
     ) -> None:
-        """Clip without waiting for the device; a fused optimizer reads the mark on the device."""
+        """Clip without waiting for the device.
+
+        If the gradients are not finite, a mark on the device says so. A fused optimizer reads it
+        there, and skips its step.
+        """
         if not self.is_fp16:  # in fp16, `GradScaler` finds non-finite gradients itself
             # A norm is never negative, so one comparison replaces the four in `isfinite`. NaN is
             # not less than infinity, so it is marked as well.

@@ -58,8 +58,9 @@ def as_json(comparison: Comparison) -> dict[str, object]:
     """Return the object that ``--json`` prints; `RunFigures` explains the figures.
 
     Each run has its own values of the settings in which any of the runs differ (``differs``).
-    Runs of one group differ in the seed alone. A verdict is on a group's difference from another
-    group, the verdict's own baseline. Each pair of groups with repeated runs has its verdicts.
+    Runs of one group differ in the seed alone. There is a verdict for each figure and each pair of
+    groups with repeated runs. It compares `group` with `baseline`, which need not be the group of
+    the first run.
     """
     runs = []
     for index, run in enumerate(comparison.runs):

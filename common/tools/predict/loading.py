@@ -56,8 +56,8 @@ def finished_model(run: Path) -> Path:
             advice="pass the directory of a finished run, such as runs/NAME",
         )
     status = present_status(run).status
-    # A model folder has no status, so its status is "unknown". An unfinished run may have a model
-    # from an earlier end. `model_folder` checks both.
+    # This refuses only an unfinished run without a model. The status of a model folder is "unknown",
+    # and an unfinished run may have a model from an earlier end: see `model_folder`.
     if status not in ("finished", "unknown") and not (run / "model").is_dir():
         raise UserError(
             f"{run} has no model yet, and its status is {status}", advice=advice_to_go_on(run)

@@ -200,7 +200,7 @@ class Observers:
         session = self.session
         step = session.step
         is_update = bool(run.accelerator.sync_gradients)
-        original(run, loss, metrics)  # first, because it reports values that it can't use
+        original(run, loss, metrics)  # first, so that it refuses values that can't be written below
         if self.is_observed:
             self.write_recorded(run, step, is_update, loss, metrics or {})
         session.micro_batch = 0 if is_update else session.micro_batch + 1
@@ -271,7 +271,7 @@ class Observers:
         self, original: Callable[[Run, Facts], None], run: Run, evaluation: Facts
     ) -> None:
         phase: Phase = "rehearsal" if run.evaluations.rehearsal.is_on else "validation"
-        original(run, evaluation)  # first, because it reports figures that it can't log
+        original(run, evaluation)  # first, so that it refuses figures that can't be written below
         self.write_evaluation(phase, run.loaded.validation_split, evaluation)
 
     def write_evaluation(self, phase: Phase, split: str, evaluation: Facts) -> None:

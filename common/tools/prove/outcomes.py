@@ -177,7 +177,10 @@ def likely_mistakes(function: FigureFunction, split_pass: SplitPass) -> Iterator
 def mistaken_means_of_processes(
     function: FigureFunction, batches_by_rank: Sequence[Sequence[BatchOutcomes]]
 ) -> Iterator[Mistake]:
-    """Yield means over processes or over their batches, instead of over samples."""
+    """Yield figures that are not means over the samples of all processes.
+
+    These are means over processes, means over their batches, and the figure of the first process.
+    """
     outcomes_by_rank = []
     for batches in batches_by_rank:
         outcomes_by_rank.append([outcome for batch in batches for outcome in batch])

@@ -67,7 +67,7 @@ def cause_of_optimizers(pair: RunPair, difference: UpdateDifference) -> Cause:
 
 
 def cause_of_later_loss(pair: RunPair, difference: UpdateDifference) -> Cause:
-    """Return the cause that losses differ only after some updates."""
+    """Return the cause of a loss that differs although all earlier gradients were equal."""
     values = values_in_words(pair, difference)
     return Cause(
         f"the loss of update {difference.update} is {values}, after equal gradients "

@@ -113,7 +113,8 @@ def imported_modules(recipe: Path) -> list[str]:
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
             names.append(node.module)
-    # Nothing is imported yet, so the names have to do. `common.flag_uses` can look at the files.
+    # The modules are not imported yet, so only their names tell which are the recipe's own. In this
+    # repository, the folder `common` lies beside `recipes`, and is a library all the same.
     names_in_folder = {path.stem for path in recipe.resolve().parent.iterdir()} - {"common"}
     return [name for name in names if name.partition(".")[0] not in names_in_folder]
 
@@ -167,7 +168,7 @@ def set_up_fork(request: LaunchRequest) -> None:
 def main() -> None:
     """Serve requests; in a fork, run the recipe under observation."""
     request = serve(Path(sys.argv[1]))
-    # `LIBRARIES` has imported the probe under this name.
+    # `serve` returns in a fork only, which has this module already: `LIBRARIES` names it.
     probe = importlib.import_module("common.tools.prove.probe")
     probe.main(request["words"])
 

@@ -234,7 +234,7 @@ def train(
             check.compare_facts(output)
             progress.update(f"{output.name}  {record.last_step} of {past.last_step} updates")
             if not past.is_complete and record.last_step >= past.last_step:
-                break  # the old run ended here, so the new run saves itself and ends, too
+                break  # the old run ended here; `closing` asks the new run to save and stop
     if not (output / CONFIG).is_file():
         raise UserError(
             f"the new run did not begin to train: {run.reason()}",

@@ -229,6 +229,8 @@ class Operations(TorchDispatchMode):
         if name in READING:
             return READING[name]
         if name == "repeat_interleave" and named.get("output_size") is None:
+            # The overload that takes only the numbers of repeats adds them up to know the result's
+            # size.
             depends_on_values = isinstance(arguments[0], torch.Tensor) and len(arguments) == 1
             return "repeat_interleave without output_size" if depends_on_values else None
         if name in ("index", "index_put", "index_put_", "_index_put_impl_"):
