@@ -56,7 +56,7 @@ def finished_model(run: Path) -> Path:
             advice="pass the directory of a finished run, such as runs/NAME",
         )
     status = present_status(run).status
-    # This refuses only an unfinished run without a model. The status of a model folder is "unknown",
+    # This refuses only an unfinished run without a model. A model folder has the status "unknown",
     # and an unfinished run may have a model from an earlier end: see `model_folder`.
     if status not in ("finished", "unknown") and not (run / "model").is_dir():
         raise UserError(
