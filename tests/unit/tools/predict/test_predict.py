@@ -18,6 +18,7 @@ from PIL import Image
 
 from common.checkpoints.export import save_model
 from common.checkpoints.tensors import read_tensors, write_tensors
+from common.config import RequestedPrecision
 from common.data.tokens import train_wordpiece
 from common.errors import UserError
 from common.system import devices
@@ -198,13 +199,17 @@ def test_text_model_that_lacks_a_weight_is_refused(tmp_path: Path) -> None:
         Predictor(folder)
 
 
-def test_outputs_that_are_not_finite_are_refused(run: Path, recipe: Path) -> None:
-    """Outputs with NaN have no order, and JSON has no NaN."""
-    predictor = Predictor(run, recipe=recipe)
+@pytest.mark.parametrize(
+    ("precision", "advice"), [("no", "train it with a lower"), ("bf16", "pass --mixed-precision no")]
+)
+def test_outputs_that_are_not_finite_are_refused(
+    run: Path, recipe: Path, precision: RequestedPrecision, advice: str
+) -> None:
+    """Outputs with NaN have no order, and JSON has no NaN. The advice depends on the precision."""
+    predictor = Predictor(run, mixed_precision=precision, recipe=recipe)
     torch.nn.init.constant_(predictor.model.head.weight, 3e38)
     with pytest.raises(
-        UserError,
-        match=r"some outputs of the model in .* are NaN or infinite: train it with a lower",
+        UserError, match=rf"some outputs of the model in .* are NaN or infinite: {advice}"
     ):
         predictor([Image.new("RGB", (2, 2), "white")])
 
