@@ -18,7 +18,7 @@ from common.tools.prove.instruments.updates import (
     FIRST_WEIGHTS,
     LATER_WEIGHTS,
 )
-from common.tools.prove.notes import OptimizerStep, SampleMixing
+from common.tools.prove.notes import MixingModule, OptimizerStep, SampleMixing
 from common.tools.prove.observation import (
     MicroBatch,
     ObservedEvaluation,
@@ -29,7 +29,7 @@ from common.tools.prove.observation import (
 
 INSTRUMENTS = tuple(
     f"common.tools.prove.instruments.{name}"
-    for name in ("without_dropout", "updates", "outcomes", "rows_used")
+    for name in ("without_dropout", "updates", "mixing", "outcomes", "rows_used")
 )
 UPDATES = 6  # the number of compared updates
 # Tolerances. All but the last are relative.
@@ -288,7 +288,12 @@ def drawn_generators(run: ObservedRun) -> list[str]:
 
 
 def sample_mixing_of(run: ObservedRun) -> SampleMixing:
-    """Return the record of layers that mix samples; an empty record if the run wrote none."""
+    """Return the record of batch norms and coupling; an empty record if the run wrote none."""
     for _, sample_mixing in run.all(SampleMixing):
         return sample_mixing
     return SampleMixing(step=0, layers=[], couples_samples=False)
+
+
+def mixing_modules_of(run: ObservedRun) -> list[str]:
+    """Return the classes of modules, other than batch norms, that mix samples."""
+    return sorted({mixing_module.module for _, mixing_module in run.all(MixingModule)})

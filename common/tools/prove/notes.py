@@ -15,11 +15,18 @@ class Note(Observed):
 
 
 class SampleMixing(Note):
-    """Layers that mix samples within a micro-batch, and whether the loss couples samples."""
+    """Batch norms, which mix samples within a micro-batch; whether the loss couples samples."""
 
     kind: Literal["sample_mixing"] = "sample_mixing"
-    layers: list[str]  # the class names of the layers
+    layers: list[str]  # the class names of the batch norms
     couples_samples: bool  # whether the recipe declares that its loss couples samples
+
+
+class MixingModule(Note):
+    """A module other than batch norm mixes samples within a micro-batch."""
+
+    kind: Literal["mixing_module"] = "mixing_module"
+    module: str  # the class name
 
 
 class OptimizerStep(Note):

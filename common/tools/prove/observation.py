@@ -22,6 +22,7 @@ from common.tools.prove.notes import (
     LogInterval,
     MemoryInUse,
     MissingRows,
+    MixingModule,
     OptimizerStep,
     SampleMixing,
     TrainingLoss,
@@ -160,6 +161,7 @@ AnyObserved = (
     | Interrupted
     | Finished
     | SampleMixing
+    | MixingModule
     | OptimizerStep
     | TrainingLoss
     | EvaluationLoss

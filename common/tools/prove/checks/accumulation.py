@@ -3,6 +3,7 @@
 from common.tools.prove.bench import Bench, Cause, Check, Verdict, failed, skipped
 from common.tools.prove.comparison import (
     drawn_generators,
+    mixing_modules_of,
     run_with_layout,
     sample_mixing_of,
     update_layouts,
@@ -46,6 +47,12 @@ def verdict_of(pair: RunPair) -> Verdict:
     cause = cause_of_difference(pair) or cause_of_weights(pair) or cause_of_figures(pair)
     if cause is None:
         return Verdict(True, comparison_in_words(pair))
+    mixing_modules = mixing_modules_of(pair.variant)
+    if mixing_modules:
+        return skipped(
+            f"the updates differ, and {' and '.join(mixing_modules)} mixes the samples of a "
+            "micro-batch"
+        )
     generators = drawn_generators(pair.variant)
     if generators:
         names = " and ".join(generators)

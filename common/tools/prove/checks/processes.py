@@ -16,6 +16,7 @@ from common.tools.prove.comparison import (
     UpdateLayout,
     UpdateLayouts,
     drawn_generators,
+    mixing_modules_of,
     run_with_layout,
     sample_mixing_of,
     update_layouts,
@@ -129,10 +130,16 @@ def verdict_of(pair: RunPair) -> Verdict:
     mixing = sample_mixing_of(pair.variant)
     if "SyncBatchNorm" in mixing.layers:
         return skipped("SyncBatchNorm mixes the samples of all processes")
+    mixing_modules = mixing_modules_of(pair.variant)
     cause = cause_of(pair)
-    if cause is None and not mixing.layers:
+    if cause is None and not mixing.layers and not mixing_modules:
         cause = cause_of_figures(pair)
     compared = comparison_in_words(pair)
+    if mixing_modules:
+        compared += (
+            f"; {' and '.join(mixing_modules)} may also mix the samples of an evaluation's batch, "
+            "so evaluations are not compared"
+        )
     if mixing.layers:
         compared += (
             f"; {' and '.join(mixing.layers)} averages its statistics over processes, so "

@@ -200,7 +200,8 @@ def test_text_model_that_lacks_a_weight_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("precision", "advice"), [("no", "train it with a lower"), ("bf16", "pass --mixed-precision no")]
+    ("precision", "advice"),
+    [("no", "train it with a lower"), ("bf16", "pass --mixed-precision no")],
 )
 def test_outputs_that_are_not_finite_are_refused(
     run: Path, recipe: Path, precision: RequestedPrecision, advice: str

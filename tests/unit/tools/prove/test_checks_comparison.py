@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from common.tools.prove.checks import accumulation, processes
 from common.tools.prove.comparison import UpdateLayout, updates_of
 from common.tools.prove.instruments.updates import FIRST_WEIGHTS, LATER_WEIGHTS
-from common.tools.prove.notes import SampleMixing
+from common.tools.prove.notes import MixingModule, SampleMixing
 from common.tools.prove.observation import ObservedRun
 from common.tools.prove.observed import Observed
 from common.tools.prove.pairs import RunPair
@@ -44,6 +44,7 @@ def run_with_layout(
     weights: float = 2.0,
     accuracy: float = 0.5,
     mixing: SampleMixing | None = None,
+    mixing_module: str | None = None,
     draws: bool = False,
 ) -> ObservedRun:
     """Return a run of three updates that moved its weights from 1 to `weights`."""
@@ -57,6 +58,8 @@ def run_with_layout(
             started(accumulation=way.accumulation),
             mixing or sample_mixing(),
         ]
+        if mixing_module is not None:
+            records.append(MixingModule(step=0, module=mixing_module))
         for step, loss in enumerate(losses):
             for number in range(way.accumulation):
                 after = {"torch": "drawn"} if draws else {"torch": "t"}
@@ -178,6 +181,25 @@ def test_batch_norm_on_processes_leaves_out_evaluations(tmp_path: Path) -> None:
     verdict = processes.verdict_of(pair_of(DISTRIBUTED, tmp_path, **changes))
     assert verdict.passed is True
     assert "BatchNorm2d averages its statistics over processes" in verdict.compared
+
+
+def test_a_module_that_mixes_samples_explains_a_difference(tmp_path: Path) -> None:
+    """Without a difference, there is nothing to explain, and the check passes."""
+    pair = pair_of(DIVIDED, tmp_path, mixing_module="Centre", losses=(9.0, 9.0, 9.0))
+    verdict = accumulation.verdict_of(pair)
+    assert verdict.passed is None
+    assert "Centre mixes the samples of a micro-batch" in verdict.compared
+
+
+def test_a_module_that_mixes_samples_does_not_fail_equal_updates(tmp_path: Path) -> None:
+    assert accumulation.verdict_of(pair_of(DIVIDED, tmp_path, mixing_module="Centre")).passed
+
+
+def test_a_module_that_mixes_samples_leaves_out_evaluations(tmp_path: Path) -> None:
+    pair = pair_of(DISTRIBUTED, tmp_path, mixing_module="Centre", accuracy=0.9)
+    verdict = processes.verdict_of(pair)
+    assert verdict.passed is True
+    assert "Centre may also mix the samples of an evaluation's batch" in verdict.compared
 
 
 @pytest.mark.parametrize("wrong", [None, "from-one-to-two", "from-two-to-one"])
