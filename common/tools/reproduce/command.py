@@ -37,10 +37,11 @@ def main(words: Sequence[str] | None = None) -> None:
             )
         publish(Path(arguments.run).resolve(), Path(arguments.publish).resolve())
         return
+    from common.tools.reproduce.receipt import default_output
     from common.tools.reproduce.reproduction import ReproductionRequest, reproduce  # loads torch
 
     directory = Path(arguments.run).resolve()
-    output = arguments.output_dir or directory.with_name(f"{directory.name}-reproduced")
+    output = arguments.output_dir or default_output(directory)
     request = ReproductionRequest(
         directory=directory,
         output=Path(output).resolve(),

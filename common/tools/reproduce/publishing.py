@@ -26,6 +26,7 @@ from common.run_directory.records import (
 )
 from common.sentences import writing
 from common.tools.reproduce.past_run import NO_FOLDER, PastRun, read_original
+from common.tools.reproduce.receipt import RECEIPT, default_output, read_receipt
 
 COPIED_FILES = (SUMMARY, METRICS_FILE, CHECKPOINT_DIGESTS)  # they have only figures and digests
 REWRITTEN_FILES = (STATUS, ATTEMPTS, f"model/{MODEL_JSON}")
@@ -36,6 +37,8 @@ ABSOLUTE_PATH = re.compile(r"""(?<![^\s"'=(:,])(?:/[\w.]|[A-Za-z]:[\\/])[^\s"',;
 
 def publish_run(directory: Path, folder: Path) -> None:
     """Copy the records of a run that a reproduction needs to a folder.
+
+    If the run was reproduced, the receipt is copied as well.
 
     `config.json` gets a new digest, because its paths are replaced: the path of the data by the
     name of the data set, and other paths by their last part. Patches of the code are not changed.
@@ -66,6 +69,19 @@ def publish_run(directory: Path, folder: Path) -> None:
         config = without_paths(read_json(directory / CONFIG), names)
         assert isinstance(config, dict)
         write_json(folder / CONFIG, signed_config(config))
+    publish_receipt(run, folder)
+
+
+def publish_receipt(run: PastRun, folder: Path) -> None:
+    """Copy the receipt of a run's reproduction to a folder, without paths; if there is one."""
+    reproduced = default_output(run.directory)
+    receipt = read_receipt(reproduced)
+    if receipt is None or receipt.original_run_id != run.config.run_id:
+        (folder / RECEIPT).unlink(missing_ok=True)  # of a run that was published here before
+        return
+    contents = without_paths(receipt.model_dump(mode="json"), names={})
+    with writing(str(folder)):
+        write_json(folder / RECEIPT, contents)
 
 
 def publish_if_possible(directory: Path, folder: Path) -> None:

@@ -91,6 +91,11 @@ class Reproduction(Record):
     line: str = ""  # the result in one line
 
 
+def default_output(directory: Path) -> Path:
+    """Return the folder of a reproduction, unless `--output-dir` names another."""
+    return directory.with_name(f"{directory.name}-reproduced")
+
+
 def write_receipt(directory: Path, receipt: Reproduction) -> None:
     """Write the receipt into the new run's folder; a `UserError` if it can't be written."""
     write_json(directory / RECEIPT, receipt.model_dump(mode="json"))

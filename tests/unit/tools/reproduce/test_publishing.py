@@ -15,6 +15,12 @@ from common.tools.reproduce.comparison import compare_weights
 from common.tools.reproduce.facts import differences_of
 from common.tools.reproduce.past_run import read_original, read_past_run
 from common.tools.reproduce.publishing import name_of_path, publish_run, without_paths
+from common.tools.reproduce.receipt import (
+    Reproduction,
+    default_output,
+    read_receipt,
+    write_receipt,
+)
 from tests.git_repository import commit_all
 from tests.unit.tools.reproduce.made_up_runs import write_past_run
 
@@ -70,6 +76,34 @@ def test_published_run_has_no_paths_and_is_signed(tmp_path: Path) -> None:
     assert (weights.checkpoints, weights.exported_is_equal) == (1, True)
     other = compare_weights(published, write_past_run(tmp_path / "other", weight=2.0))
     assert "no weights that would show where" in str(other.exported_difference)
+
+
+def test_receipt_is_published_without_paths(tmp_path: Path) -> None:
+    """Only the receipt of this run counts, and publishing again removes the receipt of another."""
+    run = write_past_run(tmp_path / "first")
+    folder = tmp_path / "published"
+    receipt = Reproduction(
+        format=1,
+        original=str(run.directory),
+        original_run_id=run.config.run_id,
+        flags=[],
+        result="equal bits",
+        command=f"python {tmp_path}/train.py --config {run.directory}/config.json",
+        tolerance=None,
+        began="2026-01-01T00:00:00+00:00",
+    )
+    reproduced = default_output(run.directory)
+    reproduced.mkdir()
+    write_receipt(reproduced, receipt)
+    publish_run(run.directory, folder)
+    published = read_receipt(folder)
+    assert published is not None
+    assert (published.original, published.result) == ("first", "equal bits")
+    assert published.command == "python train.py --config config.json"
+    of_another_run = receipt.model_copy(update={"original_run_id": "0123456789abcdef"})
+    write_receipt(reproduced, of_another_run)
+    publish_run(run.directory, folder)
+    assert read_receipt(folder) is None
 
 
 def test_place_of_the_same_data_does_not_count(tmp_path: Path) -> None:
