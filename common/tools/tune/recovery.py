@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from optuna.distributions import CategoricalDistribution, FloatDistribution
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
@@ -151,26 +151,38 @@ def values_tried(space: Space, run: RunRecord) -> dict[str, object]:
     """Return the values that a run has for the searched flags, in the form that a study keeps.
 
     Raises:
-        UserError: the search does not try one of the values.
+        UserError: one of the values is outside the search space.
     """
     stated = stated_flags(run)
-    values = {}
+    values: dict[str, object] = {}
     for flag, distribution in space.items():
         value = stated.get(flag.replace("-", "_"))
         if isinstance(distribution, CategoricalDistribution):
             # A study keeps the text of a choice, and `config.json` keeps its value.
             choices = [choice for choice in distribution.choices if denotes(str(choice), value)]
-            is_tried = bool(choices)
-            value = choices[0] if choices else value
+            kept_value = choices[0] if choices else None
         else:
-            is_tried = False
-            if isinstance(value, int | float) and not isinstance(value, bool):
-                value = float(value) if isinstance(distribution, FloatDistribution) else int(value)
-                is_tried = distribution.low <= value <= distribution.high
-        if not is_tried:
-            refuse(run, f"--{flag} {value}, which the search does not try")
-        values[flag] = value
+            kept_value = number_in_range(distribution, value)
+        if kept_value is None:
+            refuse(run, f"--{flag} {value}, which is outside the search space")
+        values[flag] = kept_value
     return values
+
+
+def number_in_range(
+    distribution: IntDistribution | FloatDistribution, value: object
+) -> float | None:
+    """Return a flag's value in the form that a study keeps; None if it is not in the range.
+
+    A range of integers has only whole numbers: 3.0 is kept as 3, and 3.7 is not in the range.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    if not distribution.low <= value <= distribution.high:
+        return None
+    if isinstance(distribution, FloatDistribution):
+        return float(value)
+    return int(value) if value % 1 == 0 else None
 
 
 def denotes(choice: str, value: object) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import signal
 import sqlite3
@@ -11,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from optuna.distributions import FloatDistribution, IntDistribution
 from optuna.study import Study
 from optuna.trial import TrialState
 
 from common.errors import UserError
 from common.tools.compare.readers import read_directory
 from common.tools.recipe import load_recipe
-from common.tools.tune.recovery import denotes, stated_flags
+from common.tools.tune.recovery import denotes, number_in_range, stated_flags
 from common.tools.tune.space import command_words, parse_space
 from common.tools.tune.study import consistent_study, open_study, with_defaults
 from tests.conftest import first
@@ -178,8 +180,8 @@ def test_rebuilt_study_keeps_failures_and_unfinished_trials(tmp_path: Path) -> N
         ({"seed": 5}, r"--seed 5 instead of 0"),
         ({"epochs": 3}, r"--epochs 3 instead of 2"),
         ({"validation_share": 0.2}, r"--validation-share 0\.2 instead of 0\.1"),
-        ({"learning_rate": 0.5}, r"--learning-rate 0\.5, which the search does not try"),
-        ({"batch_size": 32}, r"--batch-size 32, which the search does not try"),
+        ({"learning_rate": 0.5}, r"--learning-rate 0\.5, which is outside the search space"),
+        ({"batch_size": 32}, r"--batch-size 32, which is outside the search space"),
     ],
 )
 @pytest.mark.parametrize("number", first(1, [0, 2]))
@@ -195,6 +197,30 @@ def test_foreign_run_is_refused(
         UserError, match=rf"trial-00{number} is not a trial of this search, because .*{message}"
     ):
         reopened(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("value", "whole", "real"),
+    [
+        (3, 3, 3.0),
+        (3.0, 3, 3.0),
+        (3.7, None, 3.7),
+        (9, None, None),
+        (math.nan, None, None),
+        (True, None, None),
+        ("3", None, None),
+    ],
+)
+def test_range_of_integers_has_only_whole_numbers(
+    value: object, whole: int | None, real: float | None
+) -> None:
+    """A number is kept in the type of the range."""
+    kept_values = (
+        number_in_range(IntDistribution(1, 8), value),
+        number_in_range(FloatDistribution(1.0, 8.0), value),
+    )
+    assert kept_values == (whole, real)
+    assert [type(kept) for kept in kept_values] == [type(whole), type(real)]
 
 
 def test_whole_study_is_not_rebuilt(tmp_path: Path) -> None:
