@@ -1,4 +1,6 @@
-"""Reads the command line into a dataclass, over the flags of an earlier run if it names one.
+"""Reads the command line into a dataclass.
+
+The command line may name an earlier run. Its own flags override those of the run.
 
 Functions import `common.run_directory` only when they read a run, because it needs pydantic. The
 help of a tool, which reads no run, would otherwise take twice as long.
@@ -53,9 +55,9 @@ ConfigType = TypeVar("ConfigType", bound="ParsableConfig")
 
 
 def parse_config(config_class: type[ConfigType], description: str | None = None) -> ConfigType:
-    """Read the command line into a `TrainingConfig`, over a `--config` file if there is one.
+    """Read the command line into a `TrainingConfig`, and call its ``validate``.
 
-    The class's ``validate`` is called.
+    Flags of the command line override those of a `--config` file, if there is one.
 
     Args:
         description: its first paragraph heads `--help`.
@@ -66,6 +68,7 @@ def parse_config(config_class: type[ConfigType], description: str | None = None)
     """
     protect_output()
     refuse_credentials(sys.argv[1:])
+    # A current directory that was deleted is refused here, with advice.
     with reading("the current directory", "change to a folder that exists"):
         os.getcwd()
     early = read_early()
@@ -76,7 +79,8 @@ def parse_config(config_class: type[ConfigType], description: str | None = None)
             from common.run_directory.resume import with_effective_batch
 
             config = with_effective_batch(config, config.effective_batch_size)
-        record_reads(config)  # from here on, because a recipe's own `validate` uses what it reads
+        # This comes before `validate`, so that a flag which only `validate` reads counts as used.
+        record_reads(config)
         config.validate()
     except SystemExit as end:
         if end.code:
@@ -89,11 +93,11 @@ def parse_config(config_class: type[ConfigType], description: str | None = None)
 def config_from_words(
     config_class: type[ConfigType], description: str | None, early: argparse.Namespace
 ) -> ConfigType:
-    """Return the flags of the command line, over those of an earlier run if it names one."""
+    """Return the flags of the command line. They override those of a run that it names."""
     saved = saved_config(config_class, early)
 
     def parse(defaults: ConfigType | None) -> ConfigType:
-        """Read the command line over `defaults`; None: over the flags of no earlier run."""
+        """Read the command line, whose flags override `defaults`; None: the saved flags, if any."""
         return parse_words(config_class, description, defaults or saved or config_class())
 
     if early.resume is None:
@@ -106,7 +110,11 @@ def config_from_words(
 
 
 def saved_config(config_class: type[ConfigType], early: argparse.Namespace) -> ConfigType | None:
-    """Return the flags of the `--config` file, or of the run that `--evaluate-only` evaluates."""
+    """Return the flags that the command line overrides; None if it names no earlier flags.
+
+    They are those of the `--config` file, or with `--evaluate-only`, those of the run that
+    `--init-from` names.
+    """
     if early.config is not None:
         return read_config(config_class, Path(early.config))
     if early.evaluate_only and early.init_from:

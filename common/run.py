@@ -245,7 +245,7 @@ class Run:
                 wait_seconds = time.perf_counter() - wait_began
                 self.present_work = batch_work, wait_seconds
                 if rehearsal.is_wanted:
-                    rehearsal.begin(is_replaced=self.should_evaluate)
+                    rehearsal.make_due(is_replaced=self.should_evaluate)
                 with started.memory_plan.watching(batch_work):
                     yield batch
                 rehearsal.end()

@@ -17,21 +17,21 @@ MOST_CHARACTERS = 300  # characters of a library's message that a sentence repea
 
 
 def cause_text(
-    error: BaseException, most: int = MOST_CHARACTERS, *, first_line: bool = False
+    error: BaseException, most_characters: int = MOST_CHARACTERS, *, first_line: bool = False
 ) -> str:
     """Return an error in one line, for a sentence: its class, and its text.
 
     The class of an `OSError` is left out if it adds nothing, for example to an error number.
 
     Args:
-        most: the characters of the error's text that are repeated.
+        most_characters: the characters of the error's text that are repeated.
         first_line: whether only the first line of the error's text is for the user. The other lines
             are a query of a database or a C++ stack, for example.
     """
     text = str(error).strip()
     if first_line:
         text = text.partition("\n")[0]
-    text = shortened(" ".join(text.split()), most)
+    text = shortened(" ".join(text.split()), most_characters)
     class_name = type(error).__name__
     if not text:
         return class_name
@@ -40,9 +40,9 @@ def cause_text(
     return f"{class_name}: {text}"
 
 
-def shortened(text: str, most: int) -> str:
-    """Return a text, with an ellipsis in place of what follows its first `most` characters."""
-    return text if len(text) <= most else f"{text[:most]}…"
+def shortened(text: str, most_characters: int) -> str:
+    """Return a text, with an ellipsis in place of what follows its first `most_characters`."""
+    return text if len(text) <= most_characters else f"{text[:most_characters]}…"
 
 
 def counted(count: int, noun: str, plural: str = "") -> str:
@@ -63,7 +63,7 @@ def as_user_error(
     problem: str,
     advice: str | Callable[[Exception], str],
     *,
-    most: int = MOST_CHARACTERS,
+    most_characters: int = MOST_CHARACTERS,
     first_line: bool = False,
     every_rank: bool = False,
     resumable: Callable[[Exception], bool] = lambda error: False,
@@ -74,7 +74,7 @@ def as_user_error(
         errors: the classes of errors to turn. A `UserError` is an exit, and passes in any case.
         problem: what is wrong; the error's own text follows in brackets.
         advice: what the user can do; a function of the error if that depends on it.
-        most: the argument of `cause_text`.
+        most_characters: the argument of `cause_text`.
         first_line: the argument of `cause_text`.
         every_rank: the argument of `UserError`.
         resumable: whether the same command may succeed later after this error.
@@ -82,7 +82,7 @@ def as_user_error(
     try:
         yield
     except errors as error:
-        cause = cause_text(error, most, first_line=first_line)
+        cause = cause_text(error, most_characters, first_line=first_line)
         raise UserError(
             f"{problem} ({cause})",
             advice=advice if isinstance(advice, str) else advice(error),

@@ -20,16 +20,16 @@ ORIGINAL = loader.Loader.make_batches
 
 
 def make_batches(
-    self: loader.Loader, micro_batches: Any, epoch: int | None, first: int = 0
+    self: loader.Loader, micro_batches: Any, epoch: int | None, first_micro_batch: int = 0
 ) -> Iterator[tuple[Any, Any]]:
     """Yield the batches of the loader, and write down each one's samples before it is used."""
-    batches = ORIGINAL(self, micro_batches, epoch, first)
+    batches = ORIGINAL(self, micro_batches, epoch, first_micro_batch)
     if epoch is None:
         yield from batches
         return
     assert isinstance(self.order, loader.TrainingOrder)
     per_epoch = self.order.updates_per_epoch * self.order.accumulation
-    first_number = per_epoch - len(micro_batches) + first
+    first_number = per_epoch - len(micro_batches) + first_micro_batch
     with FILE.open("a") as file:
         for number, batch in enumerate(batches, first_number):
             samples = micro_batches[number - per_epoch + len(micro_batches)]

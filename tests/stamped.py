@@ -43,9 +43,11 @@ class Delays:
         self.waited += time.perf_counter() - began
 
 
-def make_batches(self: Any, micro_batches: Any, epoch: int | None, first: int = 0) -> Iterator[Any]:
+def make_batches(
+    self: Any, micro_batches: Any, epoch: int | None, first_micro_batch: int = 0
+) -> Iterator[Any]:
     """Yield the batches of the loader, each with a delay."""
-    batches = MAKE_BATCHES(self, micro_batches, epoch, first)
+    batches = MAKE_BATCHES(self, micro_batches, epoch, first_micro_batch)
     began = time.perf_counter()
     for batch in batches:
         if epoch is not None:

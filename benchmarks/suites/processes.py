@@ -174,8 +174,8 @@ def memory(options: Options) -> Suite:
         comparisons=pairs.comparisons,
         notes=[
             "peak resident set of the whole process; the recipe maps its data set from disk, so "
-            "that a short run does not count what it did not touch: at most data_set_mebibytes "
-            "more",
+            "that a short run does not count what it did not touch: at most the whole "
+            "data set (`data_set_mebibytes`)",
         ],
     )
 

@@ -53,8 +53,9 @@ def describe(parts: Mapping[str, object]) -> dict[str, PartDescription]:
 
     Call it before the first update, because a schedule may change an optimizer's momentum.
     """
-    # The names by the id() of a parameter. The networks come first, because the description of an
-    # optimizer needs these names. A parameter of two networks keeps its name in the first.
+    # The names of parameters, by the parameter's id(). The networks come first, because the
+    # description of an optimizer needs these names. A parameter of two networks keeps its name in
+    # the first.
     names: dict[int, str] = {}
     described: dict[str, PartDescription] = {}
     for name, part in parts.items():

@@ -181,14 +181,16 @@ def heads_to_reinitialize(
     - The weights lack it, or have another number of outputs for it.
     - It has one output per class, and the weights are known to be for other classes.
 
+    The result is empty if the data have no classes.
+
     Args:
         weights: the initial weights, by name.
-        initial_class_names: the class names of the weights, a list of texts unless a copy describes
-            its model in another way; None if they are unknown.
+        initial_class_names: the class names that belong to the weights, as their `model.json` has
+            them: normally a list of strings; None if they are unknown.
         class_names: the classes of the run's data; None if the data have no classes.
     """
     if class_names is None:
-        return {}  # without classes, no head is for other classes
+        return {}
     linear_layers = [
         (name, layer) for name, layer in model.named_modules() if isinstance(layer, nn.Linear)
     ]

@@ -60,6 +60,7 @@ class Network:
         """Restore what `state_dict` returned; a ValueError if it has other buffers."""
         if state.keys() != self.state_dict().keys():
             raise ValueError("other buffers")
+        # This is not strict, because `state` lacks the parameters.
         self.module.load_state_dict(state, strict=False)
 
     def take(self) -> tuple[Tensors, Tensors]:

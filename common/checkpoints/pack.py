@@ -83,7 +83,7 @@ class Packer:
         return {tag: [self.store(raw_bytes, place), value.dtype.str, [*value.shape]]}
 
     def pack_dict(self, value: dict[object, object], place: str) -> dict[str, JsonValue]:
-        """Return a dict or Counter as JSON, whose keys may be strings and integers."""
+        """Return as JSON a dict or Counter whose keys are strings or integers."""
         packed: dict[str | int, JsonValue] = {}
         for key, item in value.items():
             if not isinstance(key, (str, int)):

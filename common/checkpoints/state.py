@@ -213,7 +213,7 @@ class Parts:
         The dict of the first rank also has the states of the shared parts.
         """
         states: list[State] = []
-        with fitting(path, "state"):
+        with errors_as_misfit(path, "state"):
             for rank in ranks:
                 tensors = read_parts(path, f"rank-{rank}", manifest.files)
                 states.append(unpack(tensors, manifest.ranks[rank]))
@@ -238,15 +238,15 @@ class Parts:
             )
 
 
-def fitting(path: Path, name: str) -> AbstractContextManager[None]:
+def errors_as_misfit(path: Path, name: str) -> AbstractContextManager[None]:
     """Turn any error while a state is restored into a `UserError`.
 
-    The state may be of another model or optimizer, or a user may have edited it. Then the library
-    that takes it may raise any class of error. (`common.sentences.reading` is for files that
-    can't be read, and has another message.)
+    torch or another library may raise any class of error for a state that was edited, or is of
+    another model or optimizer. (`common.sentences.reading` is for files that can't be read, and has
+    another message.)
     """
     problem = f"{path} was written by another model or recipe, because its {name} does not fit"
-    return as_user_error(Exception, problem, MODEL_ADVICE, most=150)
+    return as_user_error(Exception, problem, MODEL_ADVICE, most_characters=150)
 
 
 def load(part: Stateful, state: object, path: Path, name: str) -> None:
@@ -257,7 +257,7 @@ def load(part: Stateful, state: object, path: Path, name: str) -> None:
     if is_of_recipe(part):
         part.load_state_dict(state)
         return
-    with fitting(path, name):
+    with errors_as_misfit(path, name):
         check_state(part, state)
         part.load_state_dict(state)
 
@@ -267,7 +267,7 @@ def load_from_ranks(part: LoadsFromRanks, states: list[object], path: Path, name
     if is_of_recipe(part):
         part.load_from_ranks(states)
         return
-    with fitting(path, name):
+    with errors_as_misfit(path, name):
         for state in states:
             check_state(part, state)
         part.load_from_ranks(states)

@@ -103,9 +103,9 @@ def prepare_images(
     (column,) = table.choose_columns("--image-column", image_column, candidates, candidates)
     requested = RequestedShape(size, channels, white_level)
     if isinstance(table, ParquetTables):
-        shape, counts = examine_sample(table, column, source, folder, requested)
+        shape, pixel_counts = examine_sample(table, column, source, folder, requested)
     else:
-        shape, counts = decode_all(table, column, source, folder, requested)
+        shape, pixel_counts = decode_all(table, column, source, folder, requested)
     # Only a white level that was inferred is news for the user.
     if shape.white_level is not None and white_level is None:
         white = f"{shape.white_level:,}"
@@ -114,7 +114,7 @@ def prepare_images(
         "channels": shape.channels,
         "image_size": shape.size,
         "white_level": shape.white_level,
-        **scaling_by(counts),
+        **scaling_by(pixel_counts),
         **table.facts(),
     }
 
@@ -135,9 +135,9 @@ def examine_sample(
     images: list[EncodedImage] = [image for (image,) in rows.sample(SAMPLED_IMAGES)]
     shape = shape_of(images, source, table.first_role, requested)
     decode = decoder_of(source, table.first_role, shape)
-    counts = counts_of(np.stack([decode(image) for image in images]))
+    pixel_counts = counts_of(np.stack([decode(image) for image in images]))
     table.notes.append(f"image size and scaling come from {len(images):,} of the images")
-    return shape, counts
+    return shape, pixel_counts
 
 
 def decode_all(
@@ -160,18 +160,18 @@ def decode_all(
     check_disk_space(len(table) * image_bytes, folder)
     say(f"decoding {len(table):,} images once, for this and later runs")
     images_at_once = min(256, 1 + DECODED_BYTES // image_bytes)
-    counts = np.zeros((shape.channels, 256), dtype=np.int64)
+    pixel_counts = np.zeros((shape.channels, 256), dtype=np.int64)
     with ThreadPoolExecutor() as pool:
         for name, split in table.splits.items():
             decode = decoder_of(source, name, shape)
             paths: list[str | None] = []
             batches = decoded_batches(split, column, images_at_once, decode, pool, paths)
             if name == table.first_role:
-                batches = counting_pixels(batches, counts)
+                batches = counting_pixels(batches, pixel_counts)
             write_array(folder / f"{name}_images.npy", batches, len(split))
             write_array(folder / f"{name}_labels.npy", [table.labels[name]], len(split))
             write_names(folder / f"{name}{NAMES_FILE}", paths, source.location)
-    return shape, counts
+    return shape, pixel_counts
 
 
 def drop_missing_images(table: Tables, column: str) -> None:
@@ -223,13 +223,15 @@ def decoded_batches(
         yield np.stack(list(pool.map(decode, images)))
 
 
-def counting_pixels(batches: Iterable[np.ndarray], counts: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield the batches of images, and add `counts_of` each to `counts`.
+def counting_pixels(
+    batches: Iterable[np.ndarray], pixel_counts: np.ndarray
+) -> Iterator[np.ndarray]:
+    """Yield the batches of images, and add `counts_of` each to `pixel_counts`.
 
     So the images are counted while they are written, and need not be decoded again for the scaling.
     """
     for images in batches:
-        counts += counts_of(images)
+        pixel_counts += counts_of(images)
         yield images
 
 
@@ -369,16 +371,16 @@ def counts_of(images: np.ndarray) -> np.ndarray:
     )
 
 
-def scaling_by(counts: np.ndarray) -> Scaling:
+def scaling_by(pixel_counts: np.ndarray) -> Scaling:
     """Return the mean and the standard deviation of the pixels of each channel.
 
     Args:
-        counts: int64 [channels, 256], from `counts_of`.
+        pixel_counts: int64 [channels, 256], from `counts_of`.
     """
     # The values 0 … 255 of a pixel, scaled to 0 … 1: [channels, 256], the shape of the counts.
-    levels = np.broadcast_to(np.arange(256) / 255, counts.shape)
-    mean = np.average(levels, axis=1, weights=counts)
-    variance = np.average((levels - mean[:, None]) ** 2, axis=1, weights=counts)
+    levels = np.broadcast_to(np.arange(256) / 255, pixel_counts.shape)
+    mean = np.average(levels, axis=1, weights=pixel_counts)
+    variance = np.average((levels - mean[:, None]) ** 2, axis=1, weights=pixel_counts)
     # A channel with one value in all images has the deviation 0. Pixels are divided by it later.
     std = np.sqrt(variance).clip(min=1 / 255)
     return {"mean": mean.tolist(), "std": std.tolist()}

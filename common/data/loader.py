@@ -206,27 +206,28 @@ class Loader:
             yield from self.make_batches(self.order.micro_batches(epoch, first_update), epoch)
         else:
             # `gathered` needs the whole epoch, because its groups begin at the epoch's beginning.
-            first = first_update * self.order.accumulation
-            yield from self.make_batches(self.order.micro_batches(epoch), epoch, first)
+            first_micro_batch = first_update * self.order.accumulation
+            micro_batches = self.order.micro_batches(epoch)
+            yield from self.make_batches(micro_batches, epoch, first_micro_batch)
 
     def close(self) -> None:
         """End the workers, if there are any."""
         self.workers.close()
 
     def make_batches(
-        self, micro_batches: MicroBatches, epoch: int | None, first: int = 0
+        self, micro_batches: MicroBatches, epoch: int | None, first_micro_batch: int = 0
     ) -> Iterator[tuple[Batch, Work]]:
         """Yield a batch and how much it holds for each micro-batch.
 
         Args:
             micro_batches: the sample indices of each micro-batch, int64 [batch].
             epoch: None in an evaluation.
-            first: the number of the first micro-batch to yield, if samples are on the device.
-                Workers yield all micro-batches.
+            first_micro_batch: the number of the first micro-batch to yield, if samples are on the
+                device; 0 in an evaluation. Workers yield all micro-batches.
         """
         if self.placement == "device":
-            batches = self.gathered(micro_batches, epoch, first)
-            micro_batches = micro_batches[first:]
+            batches = self.gathered(micro_batches, epoch, first_micro_batch)
+            micro_batches = micro_batches[first_micro_batch:]
         else:
             batches = self.workers.batches(micro_batches, epoch)
         for samples, batch in zip(micro_batches, batches, strict=True):
@@ -236,17 +237,18 @@ class Loader:
                 yield batch, self.samples.work_of(batch, samples)
 
     def gathered(
-        self, micro_batches: MicroBatches, epoch: int | None, first: int
+        self, micro_batches: MicroBatches, epoch: int | None, first_micro_batch: int
     ) -> Iterator[Batch]:
         """Gather batches from the device's memory, several at a time if possible.
 
         A group of batches that are gathered together always begins at a multiple of the group's
         size, wherever a resumed run begins. So each batch lies at the same place in its group: its
-        alignment in memory may decide the last bits of a result. Batches before `first` are
-        gathered with their group, but not yielded.
+        alignment in memory may decide the last bits of a result. Batches before `first_micro_batch`
+        are gathered with their group, but not yielded.
         """
         per_gather = self.batches_per_gather
-        for start in range(first - first % per_gather, len(micro_batches), per_gather):
+        first_start = first_micro_batch - first_micro_batch % per_gather
+        for start in range(first_start, len(micro_batches), per_gather):
             group = micro_batches[start : start + per_gather]
             gathered = self.samples.gather(torch.cat(list(group)), epoch)
             if len(group) == 1:
@@ -257,7 +259,7 @@ class Loader:
             sizes = [len(samples) for samples in group]
             split_leaves = [values.split(sizes) for values in leaves]
             for number, parts in enumerate(zip(*split_leaves, strict=True), start):
-                if number >= first:
+                if number >= first_micro_batch:
                     yield tree.tree_unflatten(parts, structure)
 
 

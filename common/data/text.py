@@ -78,7 +78,7 @@ class TextSamples(TensorSamples):
         Returns:
             input_ids and token_type_ids: int64 [batch, length]; labels: int64 [batch];
             attention_mask: bool [batch, 1, 1, length], false for padding; and token_positions, if
-            `token_positions` is set.
+            the attribute of that name is set.
         """
         device = arrays["labels"].device
         lengths = torch.from_numpy(self.lengths)[samples]
@@ -94,7 +94,8 @@ class TextSamples(TensorSamples):
         is_token = position < end
         # Padding of the last samples may lie beyond the end of the array. It is masked below.
         tokens = arrays["tokens"][position.clamp(max=len(arrays["tokens"]) - 1)]
-        is_in_second = position - start >= arrays["seconds"][samples][:, None]
+        second_starts = arrays["seconds"][samples][:, None]  # counted from the sample's start
+        is_in_second = position - start >= second_starts
         return {
             "input_ids": tokens.long().masked_fill(~is_token, 0),
             # The four dimensions that SDPA takes. For a mask with two, Transformers would read

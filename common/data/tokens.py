@@ -30,7 +30,9 @@ LARGEST_TOKEN_ID = 10**7
 SAMPLED_TEXTS = 20_000  # texts of a streamed data set from which a vocabulary is made
 SCRATCH_VOCABULARY = 8192  # tokens of a vocabulary that is trained on the data
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")  # in BERT's order
-ARRAYS = ("tokens", "offsets", "seconds", "labels")  # the arrays of a split; see `encode`
+# The arrays of a split; see `encode`. "seconds" has the starts of the second texts. These names are
+# part of the names of the cache's files, so other names would change the fingerprints of data sets.
+ARRAYS = ("tokens", "offsets", "seconds", "labels")
 
 Columns = Sequence[Sequence[str]]  # one or two columns of texts, of the same length
 
@@ -153,13 +155,13 @@ def encode(encoder: "PreTrainedTokenizerBase", texts: Columns, max_length: int) 
     if not all(rows):
         raise ValueError("it returns no tokens for some texts")
     # The second text of a sample begins at its first token of type 1.
-    seconds = [
+    second_starts = [
         types.index(1) if 1 in types else len(row)
         for row, types in zip(rows, token_types, strict=True)
     ]
     tokens = np.concatenate(rows).astype(np.int32)
     offsets = np.cumsum([0, *map(len, rows)])
-    return [tokens, offsets, np.array(seconds)]
+    return [tokens, offsets, np.array(second_starts)]
 
 
 def slices_for_one_call(texts: Columns) -> Iterator[slice]:

@@ -62,13 +62,15 @@ class Watch(threading.Thread):
             if since is None:
                 continue
             waited = time.monotonic() - since
-            if waited > LOOK_EVERY and not all(worker.is_alive() for worker in self.workers):
+            # A batch that is ready comes sooner, even if a worker is gone or the run stops.
+            is_held_up = waited > LOOK_EVERY
+            if is_held_up and not all(worker.is_alive() for worker in self.workers):
                 # The other workers may wait for ever for a lock that the missing worker held.
                 self.end_workers("worker gone")
             elif waited > self.patience:
                 self.were_stopped = bool(self.stopped_pids())
                 self.end_workers("no batch came")
-            elif waited > LOOK_EVERY and self.is_stopping():
+            elif is_held_up and self.is_stopping():
                 self.end_workers("stop requested")
             elif waited > NOTICE_AFTER and since != self.announced:
                 self.announced = since

@@ -21,7 +21,7 @@ def announce_error() -> None:
     """On rank 0, tell the other ranks that it has met a mistake and will print it."""
     if is_main_rank() and torch.distributed.is_initialized():
         store = torch.distributed.distributed_c10d._get_default_store()
-        with suppress(RuntimeError):  # the launcher, which keeps the store, is gone
+        with suppress(RuntimeError):  # whoever keeps the store (the launcher or rank 0) is gone
             store.set(ANNOUNCEMENT, "")
 
 
@@ -56,5 +56,5 @@ def is_error_announced() -> bool:
     store = torch.distributed.distributed_c10d._get_default_store()
     try:
         return store.check([ANNOUNCEMENT])
-    except RuntimeError:  # rank 0 kept the store, and has exited
+    except RuntimeError:  # whoever keeps the store (the launcher or rank 0) is gone
         return True

@@ -65,7 +65,7 @@ class MemoryPlan:
         self.updates = 0
         self.tracker: MemoryTracker | None = None  # measures the first updates
         self.measured: dict[str, float] = {}  # MiB by part
-        self.planned = self.lasting()  # MiB by part
+        self.planned = self.lasting_mib()  # MiB by part
         self.plan_parts_before_training()
         self.device_mib = device_memory(self.device) / MEBIBYTE
 
@@ -88,8 +88,11 @@ class MemoryPlan:
         copied = ("weights", "buffers", "optimizer_state")
         self.planned["checkpoint"] = sum(self.planned.get(name, 0.0) for name in copied)
 
-    def lasting(self) -> dict[str, float]:
-        """Return the present MiB of the parts that stay in memory, besides the gradients."""
+    def lasting_mib(self) -> dict[str, float]:
+        """Return the MiB that weights, buffers and optimizer state take now.
+
+        These are the parts that stay in memory, except for the gradients.
+        """
         return {
             "weights": mebibytes(self.model.parameters()),
             "buffers": mebibytes(self.model.buffers()),
@@ -156,7 +159,7 @@ class MemoryPlan:
         """Return the planned and measured size of each part at the end of training."""
         self.complete()
         planned = self.planned | {"total": self.total}
-        measured = self.measured | self.lasting()
+        measured = self.measured | self.lasting_mib()
         measured["total"] = peaks(self.device)[0] / MEBIBYTE
         names = (*PLANNED_AT_START, "activations", "workspace", "total")
         return [(name, planned.get(name), measured.get(name)) for name in names]

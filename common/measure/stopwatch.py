@@ -209,11 +209,11 @@ def throughput(
     time_of_each = intervals[:, 0].clamp(min=1e-9)
     seconds = float(time_of_each.max())
     rate = total.samples / seconds
+    updates = max(total.updates / devices, 1)  # each device counts every update
     metrics = {
         "perf/samples_per_second": rate,
         "perf/samples_per_second_per_device": rate / devices,
-        # `total.updates` has each update once for each device.
-        "perf/step_milliseconds": 1000 * seconds * devices / max(total.updates, devices),
+        "perf/step_milliseconds": 1000 * seconds / updates,
         "perf/data_wait_fraction": float((intervals[:, 1] / time_of_each).max()),
     }
     if total.tokens:

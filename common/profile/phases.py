@@ -36,7 +36,7 @@ class Phases:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Mark phases in this block. Outside of it, `accelerator.backward` is not wrapped."""
+        """Mark phases while the block runs, and wrap `accelerator.backward` for that time."""
         accelerator = self.accelerator
         backward = accelerator.backward
 

@@ -30,7 +30,7 @@ class EarlyStopping:
         """
         self.config = config
         self.best = best
-        self.is_told = False  # whether the user has been told that the run stops early
+        self.has_announced = False  # whether the user has been told that the run stops early
         # An evaluation alone may read only test data, and stops nothing early.
         is_used = config.early_stopping is not None and not config.evaluate_only
         if is_used and validation_split != "validation":
@@ -45,15 +45,15 @@ class EarlyStopping:
     def decide(self, global_step: int) -> bool:
         """Decide whether the run ends after update `global_step`.
 
-        The flag `--early-stopping` takes effect through this call. The first call that ends the run
-        prints a line.
+        The flag `--early-stopping` takes effect through this method. It prints a line the first
+        time that it returns True.
         """
         mark_read(self.config, "early_stopping")
         patience = self.config.early_stopping
         if patience is None or self.best.evaluations_since_best < patience:
             return False
-        if not self.is_told:
-            self.is_told = True
+        if not self.has_announced:
+            self.has_announced = True
             metric = self.best.objective.metric
             evaluations = counted(self.best.evaluations_since_best, "evaluation")
             say(

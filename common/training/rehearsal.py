@@ -27,7 +27,7 @@ class Rehearsal:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether the rehearsal has to begin at the next batch."""
+        """Whether the rehearsal becomes due at the next batch."""
         return self.state == "wanted"
 
     @property
@@ -45,7 +45,7 @@ class Rehearsal:
         """Whether loaders yield only the batches of a rehearsal."""
         return self.state == "reading"
 
-    def begin(self, is_replaced: bool) -> None:
+    def make_due(self, is_replaced: bool) -> None:
         """Make the rehearsal due if it is wanted, unless a real evaluation replaces it.
 
         A resumed run may begin with a real evaluation, which finds the same mistakes.

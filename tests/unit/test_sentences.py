@@ -26,7 +26,8 @@ from common.sentences import as_user_error, cause_text, counted, reading, writin
 )
 def test_cause_is_one_line(error: Exception, text: str) -> None:
     """The cause has the error's class, unless an error of the operating system says more."""
-    assert cause_text(error, most=10 if isinstance(error, RuntimeError) else 300) == text
+    most_characters = 10 if isinstance(error, RuntimeError) else 300
+    assert cause_text(error, most_characters) == text
 
 
 @given(st.integers(0, 10**6))

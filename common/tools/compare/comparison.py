@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from common.objective import Objective
-from common.tools.compare.facts import facts_of, unfair_labels
+from common.tools.compare.facts import facts_of, labels_that_must_agree
 from common.tools.compare.figures import RunFigures, figures_of
 from common.tools.compare.groups import RunGroup, Settings, group_runs
 from common.tools.compare.readers import RunRecord
@@ -73,7 +73,7 @@ def compare(
         runs=list(runs),
         figures=figures,
         differences=differences,
-        unfair=unfair_pairs(runs, differences, unfair_labels(facts_of_runs)),
+        unfair=unfair_pairs(runs, differences, labels_that_must_agree(facts_of_runs)),
         target=target,
         target_is_given=target_is_given,
         groups=group_runs(runs, settings_of_runs, labels),

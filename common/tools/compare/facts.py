@@ -111,8 +111,8 @@ def unfair_facts(label: str, values: Mapping[str, object]) -> RunFacts:
     return {f"{label} {name}": RunFact(value, makes_unfair=True) for name, value in values.items()}
 
 
-def unfair_labels(facts_of_runs: Sequence[RunFacts]) -> set[str]:
-    """Return the labels of the facts that make figures incomparable."""
+def labels_that_must_agree(facts_of_runs: Sequence[RunFacts]) -> set[str]:
+    """Return the labels of the facts that must agree for figures to be comparable."""
     labels: set[str] = set()
     for facts in facts_of_runs:
         labels |= {label for label, fact in facts.items() if fact.makes_unfair}

@@ -82,7 +82,7 @@ def cells_of(row: FigureRow, samples: Sequence[Sample], comparison: Comparison) 
     has_ratio = are_comparable and (bool(row.ratios) or row.metric.panel == "Energy")
     cells = []
     for number, (group, sample) in enumerate(zip(comparison.groups, samples, strict=True)):
-        cell = sample_text(row.metric, sample)
+        cell = mean_and_deviation_text(row.metric, sample)
         known_indices = [index for index in group.run_indices if row.values[index] is not None]
         if known_indices:
             cell += row.suffix(known_indices[0])
@@ -92,8 +92,8 @@ def cells_of(row: FigureRow, samples: Sequence[Sample], comparison: Comparison) 
     return cells
 
 
-def sample_text(metric: Metric, sample: Sample) -> str:
-    """Return a mean and its standard deviation, such as ``0.9750 ± 0.0031``."""
+def mean_and_deviation_text(metric: Metric, sample: Sample) -> str:
+    """Return a mean with its standard deviation if it has one, such as ``0.9750 ± 0.0031``."""
     if sample.deviation is None:
         return metric.text(sample.mean)
     return f"{metric.text(sample.mean)} ± {metric.text(sample.deviation)}"

@@ -21,7 +21,7 @@ from common.objective import PREFIXES
 from common.sentences import writing
 from common.tools.compare.comparison import Comparison
 from common.tools.compare.curves import X_AXES, Curve, curve_of, mean_curve
-from common.tools.compare.group_table import group_labels, has_repetitions, sample_text
+from common.tools.compare.group_table import group_labels, has_repetitions, mean_and_deviation_text
 from common.tools.compare.groups import RunGroup
 from common.tools.compare.repetitions import Values, sample_of_runs
 from common.tools.statistics.samples import Sample
@@ -46,8 +46,8 @@ LONGEST_NAME = 36  # characters of a name in the legend
 def plot_comparison(comparison: Comparison, file: Path) -> None:
     """Draw a comparison: a row of curves for the loss and each objective, then bars and a legend.
 
-    Each row has one chart for each of `X_AXES`. The last row has the two charts of `BARS` and the
-    legend.
+    Each row of curves has one chart for each of `X_AXES`. The last row has the two charts of `BARS`
+    and the legend.
 
     Raises:
         UserError: the file's suffix is not that of an image format, or the file can't be written.
@@ -56,6 +56,7 @@ def plot_comparison(comparison: Comparison, file: Path) -> None:
     metrics = list(dict.fromkeys(["loss", *(run.objective.metric for run in comparison.runs)]))
     row_count = len(metrics) + 1
     figure = Figure(figsize=(13, 3.4 * row_count), layout="constrained", dpi=110)
+    # `X_AXES` is as long as `BARS` and the legend together.
     *curve_rows, (*bar_axes, legend_axes) = figure.subplots(row_count, len(X_AXES), sharey="row")
     for axes_row, metric in zip(curve_rows, metrics, strict=True):
         axes_row[0].set_ylabel(describe(metric).heading)
@@ -143,7 +144,7 @@ def draw_bars(axes: Axes, comparison: Comparison, styles: Sequence[Style], name:
     colours = [style["color"] for style in styles]
     error_bars: Style = {"xerr": errors, "error_kw": {"ecolor": "grey"}} if any(errors) else {}
     bars = axes.barh(range(len(samples)), lengths, color=colours, **error_bars)
-    labels = [sample_text(metric, sample) for sample in samples]
+    labels = [mean_and_deviation_text(metric, sample) for sample in samples]
     axes.bar_label(bars, labels=labels, padding=4)
     # The title of the memory chart says whose memory it shows.
     title_parts = [metric.heading]

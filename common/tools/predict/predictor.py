@@ -67,7 +67,7 @@ class Predictor:
         """
         self.folder = finished_model(Path(run))
         self.batch_size = batch_size
-        self.input = read_input(self.folder / MODEL_JSON, str(run), recipe)
+        self.input = read_input_description(self.folder / MODEL_JSON, str(run), recipe)
         self.accelerator = build_accelerator(TrainingConfig(mixed_precision=mixed_precision))
         self.is_text = isinstance(self.input, TextInput)
         self.class_names = [str(name) for name in self.input.class_names]
@@ -195,7 +195,9 @@ class Predictor:
         return TextSamples(*arrays, labels, token_positions=positions)
 
 
-def read_input(path: Path, run: str, recipe: str | Path | None) -> ImageInput | TextInput:
+def read_input_description(
+    path: Path, run: str, recipe: str | Path | None
+) -> ImageInput | TextInput:
     """Return the description of a classifier's inputs in its `model.json`.
 
     Args:
@@ -213,10 +215,10 @@ def read_input(path: Path, run: str, recipe: str | Path | None) -> ImageInput | 
     if facts.takes_images:
         return parse_record(contents, ImageInput, str(path))
     file = str(recipe or f"{facts.recipe}.py")
-    call = f"load_model({run!r}, {file!r})"
-    advice = f"in a program, from common.tools.predict import load_model, then {call}"
+    code = f"from common.tools.predict import load_model; model = load_model({run!r}, {file!r})"
     raise UserError(
-        f"the model of {run} is not a classifier of images or texts", advice=f"load it {advice}"
+        f"the model of {run} is not a classifier of images or texts",
+        advice=f"load it in a program: `{code}`",
     )
 
 

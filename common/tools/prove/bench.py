@@ -111,7 +111,7 @@ class Bench:
         """Launch a run, and resume it after each interruption until it finishes."""
         folder = self.new_folder(spec.name)
         directory = folder / "run"
-        flags = merged(self.flags.flags, parse_flags(spec.flags))
+        flags = merged(self.flags.values, parse_flags(spec.flags))
         words = [*flag_words(flags), "--output-dir", str(directory)]
         command = observed_command(self.recipe.path, words, spec.processes)
         processes = spec.processes

@@ -89,7 +89,7 @@ def refuse_unfit_flags(flags: FlagValues) -> None:
 class ProofFlags:
     """The flags of the reference run, and the sizes that follow from them."""
 
-    flags: FlagValues
+    values: FlagValues
     batch_size: int
     accumulation: int
     training_samples: int  # the most samples of the training split
@@ -135,7 +135,7 @@ def proof_flags(
     # incomplete batch. The evaluation has an odd number of samples, so that its last batch and the
     # shares of the ranks are incomplete.
     return ProofFlags(
-        flags=merged(flags, kept_flags),
+        values=merged(flags, kept_flags),
         batch_size=batch_size,
         accumulation=accumulation,
         training_samples=updates_per_epoch * effective + max(1, effective // 2),

@@ -63,21 +63,21 @@ def improvement(
     objective: Objective,
     before: ObjectiveValue,
     after: ObjectiveValue,
-    errors: float = STANDARD_ERRORS,
+    standard_errors: float = STANDARD_ERRORS,
 ) -> Improvement:
     """Compare two evaluations of the same samples.
 
     Args:
-        errors: the margin, as a number of standard errors.
+        standard_errors: the margin, as a number of standard errors.
     """
     sign = 1.0 if objective.mode == "max" else -1.0
     metric = objective.metric
     pairs = paired_values(metric, before, after)
     if len(pairs) > 1:
-        return improvement_of_pairs(pairs, sign, errors, is_share=metric in SHARES)
+        return improvement_of_pairs(pairs, sign, standard_errors, is_share=metric in SHARES)
     gain = sign * (after.value - before.value)
     if metric in SHARES:
-        return improvement_of_shares(gain, before, after, errors)
+        return improvement_of_shares(gain, before, after, standard_errors)
     basis = (
         f"{RELATIVE_MARGIN:.0%} of the value before training, because its standard error is unknown"
     )
@@ -85,29 +85,31 @@ def improvement(
 
 
 def improvement_of_pairs(
-    pairs: Sequence[tuple[float, float]], sign: float, errors: float, *, is_share: bool
+    pairs: Sequence[tuple[float, float]], sign: float, standard_errors: float, *, is_share: bool
 ) -> Improvement:
     """Compare the values of each sample before and after training."""
     differences = [sign * (after - before) for before, after in pairs]
     count = len(differences)
     gain = fmean(differences)
     squares = math.fsum((difference - gain) ** 2 for difference in differences)
-    margin = errors * math.sqrt(squares / (count - 1) / count)
+    margin = standard_errors * math.sqrt(squares / (count - 1) / count)
     # If few samples change, the distribution is coarse. A single sample must not decide.
-    margin += is_share / count
-    return Improvement(gain, margin, f"{errors:g} standard errors, paired by {count} samples")
+    if is_share:
+        margin += 1 / count
+    basis = f"{standard_errors:g} standard errors of {count} paired samples"
+    return Improvement(gain, margin, basis)
 
 
 def improvement_of_shares(
-    gain: float, before: ObjectiveValue, after: ObjectiveValue, errors: float
+    gain: float, before: ObjectiveValue, after: ObjectiveValue, standard_errors: float
 ) -> Improvement:
     """Compare two shares of samples as if they came from different samples."""
     variance = 0.0
     for evaluation in (before, after):
         share = min(1.0, max(0.0, evaluation.value))
         variance += share * (1 - share) / evaluation.samples
-    margin = errors * math.sqrt(variance) + 1 / after.samples
-    basis = f"{errors:g} standard errors of a share of {after.samples} samples"
+    margin = standard_errors * math.sqrt(variance) + 1 / after.samples
+    basis = f"{standard_errors:g} standard errors of a share of {after.samples} samples"
     return Improvement(gain, margin, basis)
 
 

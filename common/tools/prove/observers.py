@@ -289,16 +289,17 @@ class Observers:
         loader: Loader,
         micro_batches: MicroBatches,
         epoch: int | None,
-        first: int = 0,
+        first_micro_batch: int = 0,
     ) -> Iterator[tuple[Batch, Work]]:
         """Yield the batches of a loader, and record each batch before the recipe gets it.
 
         An evaluation may also be interrupted there.
         """
         session = self.session
-        count = len(micro_batches) - first
-        for number, (batch, work) in enumerate(original(loader, micro_batches, epoch, first)):
-            samples = micro_batches[first + number].tolist()
+        count = len(micro_batches) - first_micro_batch
+        batches = original(loader, micro_batches, epoch, first_micro_batch)
+        for number, (batch, work) in enumerate(batches):
+            samples = micro_batches[first_micro_batch + number].tolist()
             if epoch is not None:  # it is None in an evaluation
                 session.samples = samples
             elif session.has_started:

@@ -64,7 +64,7 @@ def prove(request: ProofRequest) -> bool:
         request.output.resolve().parent.mkdir(parents=True, exist_ok=True)
     folder = new_folder(request.folder)
     bench = Bench(recipe, folder, flags, request.seed)
-    shown_flags = command_line(flag_words(flags.flags))
+    shown_flags = command_line(flag_words(flags.values))
     say(f"proof: {len(checks)} checks of {request.recipe} with {shown_flags}")
     began = receipts.present_time()
     start = time.monotonic()
@@ -200,7 +200,7 @@ def make_receipt(
         command=command_line(
             [*words, "--draws", str(request.seed), "--updates", str(request.updates)]
         ),
-        flags=flag_words(bench.flags.flags),
+        flags=flag_words(bench.flags.values),
         seed=request.seed,
         updates=0 if reference is None else reference.started.total_steps,
         processor=processor,

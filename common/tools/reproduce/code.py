@@ -84,7 +84,10 @@ def restored_code(past: PastRun, uses_present_code: bool) -> Iterator[RestoredCo
 
 
 def trees_of(past: PastRun) -> list[CodeTree]:
-    """Return the trees that a run saved. An older run saved only its commit.
+    """Return the trees that a run saved.
+
+    An older run saved only its commit. For such a run, the result is this library's repository at
+    that commit.
 
     Raises:
         UserError: nothing is known about the run's code.

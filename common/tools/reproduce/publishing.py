@@ -135,7 +135,7 @@ def names_of_paths(run: PastRun) -> dict[str, str]:
 
 
 def without_paths(value: JsonValue, names: Mapping[str, str]) -> JsonValue:
-    """Return a JSON value in whose texts names replace absolute paths.
+    """Return a copy of a JSON value, with names in place of absolute paths.
 
     Args:
         names: the replacements, by path. Any other path is replaced by its last part.

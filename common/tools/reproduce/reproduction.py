@@ -74,10 +74,10 @@ def reproduce(request: ReproductionRequest) -> int:
         expected_differences = differences_of(past, expected_run)
         show_plan(past, code.source, request.flags, expected_differences)
         command = command_of(past, code.recipe, request.flags, request.output)
-        check = FirstCheck(past, expected_run, expected_differences)
-        new = train(request, past, command, environment_of(past, code), check)
+        reporter = DifferenceReporter(past, expected_run, expected_differences)
+        new = train(request, past, command, environment_of(past, code), reporter)
     differences = differences_of(past, new)
-    check.show_more(differences)
+    reporter.show_more(differences)
     conclusion = draw_conclusion(past, new, differences, request.tolerance)
     receipt = make_receipt(request, past, new, conclusion, code, command)
     write_receipt(request.output, receipt)
@@ -85,11 +85,11 @@ def reproduce(request: ReproductionRequest) -> int:
     return conclusion.exit_status
 
 
-class FirstCheck:
-    """Compares the facts of the new run once it has recorded them, before it trains for long."""
+class DifferenceReporter:
+    """Shows each difference between the facts of the two runs once, as soon as it is recorded."""
 
     def __init__(self, past: PastRun, expected: PastRun, shown: Sequence[FactDifference]) -> None:
-        """Prepare to compare.
+        """Prepare to show differences.
 
         Args:
             past: the old run.
@@ -102,7 +102,10 @@ class FirstCheck:
         self.is_done = False
 
     def compare_facts(self, output: Path) -> None:
-        """Compare the new run in `output`, which has written its `config.json`; only once."""
+        """Compare the new run in `output`, which has written its `config.json`; only once.
+
+        This comes before the new run trains for long, so that the user can stop it.
+        """
         if self.is_done:
             return
         self.is_done = True
@@ -211,13 +214,13 @@ def train(
     past: PastRun,
     command: list[str],
     environment: dict[str, str],
-    check: FirstCheck,
+    reporter: DifferenceReporter,
 ) -> PastRun:
     """Train the new run as far as the old one came, and return its records.
 
     Args:
         environment: all environment variables of the command.
-        check: compares the facts as soon as the new run has recorded them.
+        reporter: shows the differences as soon as the new run has recorded its facts.
 
     Raises:
         UserError: the new run failed, unless the old one failed as well.
@@ -231,7 +234,7 @@ def train(
         closing(LaunchedRun(command, output, environment)) as run,
     ):
         for record in run.follow():
-            check.compare_facts(output)
+            reporter.compare_facts(output)
             progress.update(f"{output.name}  {record.last_step} of {past.last_step} updates")
             if not past.is_complete and record.last_step >= past.last_step:
                 break  # the old run ended here; `closing` asks the new run to save and stop

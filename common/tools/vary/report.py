@@ -24,14 +24,17 @@ from common.tools.compare.verdicts import Verdict, correction_note, verdict_line
 CARD_HEADING = "\n## The same with other seeds\n"
 
 
-def report(directory: Path, finished: Mapping[str, Sequence[str]], seeds: int) -> None:
+def report(directory: Path, finished: Mapping[str, Sequence[str]], seed_count: int) -> None:
     """Show means over seeds with their standard deviations, and conclusions about the variants.
+
+    The same goes to `table.md`, with `picture.png` beside it. If a variant has several runs, the
+    model card of each run gets the means of its variant.
 
     Args:
         directory: the folder for `table.md` and `picture.png`.
         finished: directories of the finished runs, by the variant's title and in the order of their
             seeds. A variant without finished runs is left out.
-        seeds: how many runs each variant should have.
+        seed_count: how many runs each variant should have.
 
     Raises:
         UserError: there is no finished run.
@@ -44,14 +47,17 @@ def report(directory: Path, finished: Mapping[str, Sequence[str]], seeds: int) -
             advice="correct the causes that are printed above, and repeat the command",
         )
     comparison = compare_variants(finished)
-    differences = [*warnings(one_run_each(comparison)), *warnings_within_groups(comparison)]
-    all_warnings = labelled_warnings(comparison, differences)
+    unlabelled_warnings = [
+        *warnings(one_run_each(comparison)),
+        *warnings_within_groups(comparison),
+    ]
+    all_warnings = labelled_warnings(comparison, unlabelled_warnings)
     for label, warning in all_warnings:
         say(f"{label}: {warning}")
     title = title_of(comparison.runs[0])
     rows = group_cells(comparison)
     verdicts = verdicts_of(comparison, by_validation=has_validation_data(comparison))
-    remarks = conclusions(comparison, verdicts, finished, seeds)
+    remarks = conclusions(comparison, verdicts, finished, seed_count)
     print_table(arranged(rows), title=title)
     for line in [*verdict_lines(verdicts, source_of_all="table.md"), *remarks]:
         say(line)
@@ -147,7 +153,7 @@ def conclusions(
     comparison: Comparison,
     verdicts: Sequence[Verdict],
     finished: Mapping[str, Sequence[str]],
-    seeds: int,
+    seed_count: int,
 ) -> list[str]:
     """Return sentences on the limits of the verdicts, and advice on how to overcome them."""
     lines: list[str] = []
@@ -159,14 +165,16 @@ def conclusions(
             "there is no validation data, so these are test figures: they describe the variants, "
             "but to choose one by them would overrate it; to choose, add --validation-share 0.1"
         )
-    if len(comparison.groups) > 1 and seeds == 1:
+    if len(comparison.groups) > 1 and seed_count == 1:
         lines.append(
             "one seed does not tell a difference from chance: the same command with --seeds 3 "
             "keeps these runs and adds others"
         )
     for title, runs in finished.items():
-        if len(runs) < seeds:
-            lines.append(f"{title}: {len(runs)} of {seeds} runs finished, and only these count")
+        if len(runs) < seed_count:
+            lines.append(
+                f"{title}: {len(runs)} of {seed_count} runs finished, and only these count"
+            )
     return lines
 
 

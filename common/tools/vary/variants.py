@@ -92,8 +92,8 @@ def run_variants(
     finished: defaultdict[str, list[str]] = defaultdict(list)
     with working_in(directory, "--output-dir", "the same command"):
         claim(directory, command)
-        seed_count = counted(seeds, "seed")
-        say(f"variants: {len(variants)}, with {seed_count} each, in {shown_path(directory)}")
+        seeds_text = counted(seeds, "seed")
+        say(f"variants: {len(variants)}, with {seeds_text} each, in {shown_path(directory)}")
         for seed, variant in itertools.product(range(seeds), variants):
             run_directory = variant.directory(directory, seed)
             if train_to_end(variant.command(recipe, shared, seed, run_directory), run_directory):

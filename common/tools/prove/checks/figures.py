@@ -248,10 +248,12 @@ def training_modes(run: ObservedRun) -> Iterator[Cause]:
 def wrong_figures(
     run: ObservedRun, counts: FigureCounts, trusted: Collection[str] | None = None
 ) -> Iterator[Cause]:
-    """Yield a cause for the first figure of an evaluation that disagrees with its outcomes.
+    """Yield at most one cause: for the first evaluation figure that its samples contradict.
+
+    The figure is computed again from the outcomes of the evaluation's samples.
 
     Args:
-        trusted: names of figures that agree with their outcomes on one process. Figures with other
+        trusted: names of figures that agree with the outcomes on one process. Figures with other
             names may have a meaning of their own. None: trust all names.
     """
     for record in run.launches[0].of(ObservedEvaluation):
@@ -267,7 +269,7 @@ def wrong_figures(
                 ranks = f" on {run.world_size} processes" if run.world_size > 1 else ""
                 yield Cause(
                     f"{name} of the {record.phase} evaluation after update {record.step}{ranks} is "
-                    f"{value:.6g}, and {figure_check.expected:.6g} by its samples: "
+                    f"{value:.6g}, but its samples give {figure_check.expected:.6g}: "
                     f"{figure_check.explanation}",
                     ADVICE_OF_EVALUATION,
                 )

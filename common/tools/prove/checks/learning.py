@@ -28,7 +28,7 @@ class Learning:
     """The objective of a run before training, and of its last model."""
 
     before: ObjectiveValue | None  # None: the recipe makes no evaluation before the first update
-    after: ObjectiveValue | None  # None: no evaluation has the objective as a whole_number
+    after: ObjectiveValue | None  # None: no evaluation has the objective as a number
     updates: int  # the number of updates before the latter
 
 
@@ -73,11 +73,11 @@ def check_learning(bench: Bench) -> Verdict:
     return verdict
 
 
-def verdict_of(bench: Bench, run: ObservedRun, errors: float = STANDARD_ERRORS) -> Verdict:
+def verdict_of(bench: Bench, run: ObservedRun, standard_errors: float = STANDARD_ERRORS) -> Verdict:
     """Return the verdict on one run.
 
     Args:
-        errors: the margin, as a number of standard errors.
+        standard_errors: the margin, as a number of standard errors.
     """
     objective = bench.recipe.objective
     metric = objective.metric
@@ -90,9 +90,9 @@ def verdict_of(bench: Bench, run: ObservedRun, errors: float = STANDARD_ERRORS) 
             "the recipe makes no evaluation before the first update (rehearse=False)",
         )
     if learning.after is None:
-        cause = f"no evaluation has the objective {metric} as a whole_number"
+        cause = f"no evaluation has the objective {metric} as a number"
         return Verdict(False, subject, (cause,), ADVICE)
-    gained = improvement(objective, learning.before, learning.after, errors)
+    gained = improvement(objective, learning.before, learning.after, standard_errors)
     compared = (
         f"{subject}: {learning.before.value:.4g} before training, {learning.after.value:.4g} after "
         f"{learning.updates} updates (margin: {gained.margin:.2g}, {gained.basis})"
@@ -104,10 +104,10 @@ def verdict_of(bench: Bench, run: ObservedRun, errors: float = STANDARD_ERRORS) 
 
 
 def longer_run(bench: Bench) -> ObservedRun:
-    """Return a run with the proof's flags, but more epochs of the same samples."""
-    flags = bench.flags.flags
-    name = "--max-steps" if "--max-steps" in flags else "--epochs"
-    length = whole_number(flags, name, EPOCHS)
+    """Train with the proof's flags, but `LONGER_FACTOR` times as long on the same samples."""
+    values = bench.flags.values
+    name = "--max-steps" if "--max-steps" in values else "--epochs"
+    length = whole_number(values, name, EPOCHS)
     return bench.run(learning_spec("longer", (name, str(LONGER_FACTOR * length))))
 
 

@@ -31,7 +31,7 @@ WORDS = {
 }
 BYTES_OF_TENSOR = 512  # the Python and C++ objects of a tensor, without its values
 LEAST_POINTS = 5
-LEAST_RISES = 0.7  # the share of neighbouring points with a rise; noise has half
+LEAST_RISING_SHARE = 0.7  # the share of neighbouring points with a rise; noise has half
 ADVICE = (
     "do not keep tensors from update to update, or from evaluations: pass them to run.record, or "
     "keep numbers; call .detach() on a loss that is added up, or its graph of gradients stays"
@@ -45,11 +45,11 @@ class Growth:
     memory_type: str  # a key of MOST
     slope: float  # MiB for each update
     most: float  # the allowed slope
-    rises: float  # the share of neighbouring points with more than half of the allowed slope
+    rising_share: float  # the share of neighbouring points with more than half of the allowed slope
 
     @property
     def is_too_much(self) -> bool:
-        return self.slope > self.most and self.rises >= LEAST_RISES
+        return self.slope > self.most and self.rising_share >= LEAST_RISING_SHARE
 
 
 def check_memory(bench: Bench) -> Verdict:
@@ -104,9 +104,9 @@ def growths_of(notes: Sequence[MemoryInUse], most: Mapping[str, float]) -> list[
     growths = []
     for memory_type, values in measured.items():
         slopes = slopes_between(steps, [value / MEBIBYTE for value in values])
-        rises = sum(rise > most[memory_type] / 2 for rise in slopes) / len(slopes)
+        rising_share = sum(slope > most[memory_type] / 2 for slope in slopes) / len(slopes)
         # Single jumps and drops, such as those at the end of an epoch, don't move the median.
-        growths.append(Growth(memory_type, median(slopes), most[memory_type], rises))
+        growths.append(Growth(memory_type, median(slopes), most[memory_type], rising_share))
     return growths
 
 

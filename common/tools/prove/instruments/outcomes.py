@@ -66,17 +66,19 @@ class LossObserver:
         loader: Loader,
         micro_batches: MicroBatches,
         epoch: int | None,
-        first: int = 0,
+        first_micro_batch: int = 0,
     ) -> Iterator[tuple[Batch, Work]]:
         """Yield the batches of a loader, and remember the current batch of an evaluation."""
-        batches = original(loader, micro_batches, epoch, first)
-        if epoch is not None or not self.session.has_started:
+        batches = original(loader, micro_batches, epoch, first_micro_batch)
+        is_evaluation = epoch is None
+        if not is_evaluation or not self.session.has_started:
             self.batch = None
             yield from batches
             return
         pass_number = next(self.pass_numbers)
         split = self.session.split_of(loader)
         try:
+            # `first_micro_batch` is 0 in an evaluation, so both begin with the same batch.
             for samples, batch_and_work in zip(micro_batches, batches, strict=False):
                 self.batch = CurrentBatch(split, pass_number, samples.tolist())
                 yield batch_and_work
@@ -179,7 +181,7 @@ class LossObserver:
 
 
 def behaves_differently_in_training(module: nn.Module) -> bool:
-    """Whether a layer behaves differently in training mode."""
+    """Whether a layer is a dropout with p > 0 or a batch norm, which differ in training mode."""
     if isinstance(module, _DropoutNd):
         return module.p > 0
     return isinstance(module, _BatchNorm)

@@ -68,7 +68,7 @@ def test_message_of_predict_names_a_working_call(tmp_path: Path) -> None:
     wording = r"from common\.tools\.predict import load_model"
     with pytest.raises(UserError, match=wording) as refused:
         Predictor(tmp_path / "run", recipe=file)
-    call = refused.value.message.rpartition("then ")[2]
+    call = refused.value.message.rpartition("model = ")[2].rstrip("`")
     assert isinstance(eval(call, {"load_model": load_model}), nn.Module)
 
 

@@ -174,7 +174,7 @@ def test_logged_figures_are_checked(tmp_path: Path) -> None:
     assert (
         "loss of the validation evaluation after update 2 on 2 processes is 3.75" in cause.sentence
     )
-    assert "3 by its samples" in cause.sentence
+    assert "its samples give 3" in cause.sentence
     # If the loss is not a mean of these outcomes on one process, the check ignores it.
     assert [*wrong_figures(run, FigureCounts(), trusted=())] == []
     right = run_with(first, second, directory=tmp_path, rows=[row | {"val/loss": 3.0}])

@@ -34,7 +34,7 @@ class MadeUpBench:
 
     def __init__(self, short: Sequence[float], longer: Sequence[float], flags: dict[str, Any]):
         self.recipe = SimpleNamespace(objective=ACCURACY)
-        self.flags = SimpleNamespace(flags=flags)
+        self.flags = SimpleNamespace(values=flags)
         self.runs = {"learning": observed_run(short), "longer": observed_run(longer)}
         self.specs: list[RunSpec] = []
 
@@ -162,7 +162,7 @@ def test_a_loss_that_changes_at_random_rarely_passes(samples: int) -> None:
             improvement(objective, first, value_of_losses(after), errors)
             for after, errors in zip(later_losses, MARGINS, strict=True)
         ]
-        assert "paired by" in improvements[0].basis
+        assert "paired samples" in improvements[0].basis
         passes += any(each.is_enough for each in improvements)
     assert passes / EXPERIMENTS <= MOST_PASSES
 

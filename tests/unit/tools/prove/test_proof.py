@@ -59,20 +59,20 @@ from tests.unit.tools.prove.observed import (
 def test_flags_of_the_user_have_precedence() -> None:
     given_flags = parse_flags(["--batch-size=8", "--hidden-sizes", "4", "5", "--no-compile"])
     flags = proof_flags(given_flags, TrainingConfig, "digits", 32)
-    assert flags.flags["--batch-size"] == ["8"]
-    assert flags.flags["--hidden-sizes"] == ["4", "5"]
-    assert flags.flags["--dataset"] == ["digits"]
+    assert flags.values["--batch-size"] == ["8"]
+    assert flags.values["--hidden-sizes"] == ["4", "5"]
+    assert flags.values["--dataset"] == ["digits"]
     assert flags.batch_size == 8
     assert flags.accumulation == ACCUMULATION
-    words = flag_words(flags.flags)
-    assert parse_flags(words) == flags.flags
+    words = flag_words(flags.values)
+    assert parse_flags(words) == flags.values
 
 
 def test_an_effective_batch_becomes_accumulation() -> None:
     flags = proof_flags(parse_flags(["--effective-batch-size", "64"]), TrainingConfig, None, 32)
     assert (flags.batch_size, flags.accumulation) == (BATCH_SIZE, 64 // BATCH_SIZE)
-    assert "--effective-batch-size" not in flags.flags
-    assert "--dataset" not in flags.flags
+    assert "--effective-batch-size" not in flags.values
+    assert "--dataset" not in flags.values
 
 
 @pytest.mark.parametrize("flag", ["--output-dir", "--resume", "--evaluate-only", "--config"])

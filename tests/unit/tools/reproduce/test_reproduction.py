@@ -8,7 +8,7 @@ import pytest
 
 from common.tools.reproduce.facts import differences_of
 from common.tools.reproduce.past_run import PastRun
-from common.tools.reproduce.reproduction import FirstCheck
+from common.tools.reproduce.reproduction import DifferenceReporter
 from tests.unit.tools.reproduce.made_up_runs import write_past_run
 
 DATA = {"name": "digits", "fingerprint": "one"}
@@ -26,24 +26,24 @@ def test_other_data_are_told_before_the_training(
     """As soon as the new run has written what it reads; only once."""
     write_past_run(tmp_path / "new", data={**DATA, "fingerprint": "two"})
     (tmp_path / "new" / "provenance" / "attempts.json").unlink()  # written a little later
-    check = FirstCheck(past, past, [])
-    check.compare_facts(tmp_path / "new")
+    reporter = DifferenceReporter(past, past, [])
+    reporter.compare_facts(tmp_path / "new")
     printed = " ".join(capsys.readouterr().out.split())
     assert "this is a different experiment: data's fingerprint was one and is" in printed
     assert "Ctrl-C stops it" in printed
-    check.compare_facts(tmp_path / "new")
+    reporter.compare_facts(tmp_path / "new")
     assert capsys.readouterr().out == ""
 
 
 def test_what_is_on_the_screen_is_not_repeated(
     past: PastRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The first check shows what is new, and so does the last one."""
+    """Only what is new is shown while the new run trains, and after it."""
     new = write_past_run(tmp_path / "new", data=DATA, environment={"world_size": 2})
-    check = FirstCheck(past, past, differences_of(past, new))
-    check.compare_facts(new.directory)
+    reporter = DifferenceReporter(past, past, differences_of(past, new))
+    reporter.compare_facts(new.directory)
     assert capsys.readouterr().out == ""
     other = write_past_run(tmp_path / "other", data=DATA, environment={"threads_per_process": 3})
-    check = FirstCheck(write_past_run(tmp_path / "first", data=DATA), past, [])
-    check.show_more(differences_of(other, new))
+    reporter = DifferenceReporter(write_past_run(tmp_path / "first", data=DATA), past, [])
+    reporter.show_more(differences_of(other, new))
     assert "more differences" in capsys.readouterr().out
