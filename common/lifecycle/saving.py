@@ -7,8 +7,9 @@ from common.checkpoints.kinds import State
 from common.checkpoints.state import RunIdentity, restore_newest
 from common.config import TrainingConfig
 from common.console import DISPLAY, say
-from common.flags import role_of
 from common.lifecycle.stages import Context, StartedRun
+from common.run_directory.records import CONFIG
+from common.run_directory.saved_flags import fixed_flags
 from common.sentences import counted
 from common.training.best import Best
 from common.training.drift import insist_on_equal_weights, networks_of
@@ -51,7 +52,7 @@ def run_identity(started: StartedRun) -> RunIdentity:
         "recipe": context.recipe,
         "model": started.description["name"],
         "objective": str(context.objective),
-        "flags": fixed_flags(context.config),
+        "flags": flags_of_manifest(context.config),
         "parts_described": context.parts.description,
         "global_step": step,
         "global_sample_index": updates_in_epoch * plan.samples_per_update,
@@ -63,13 +64,10 @@ def run_identity(started: StartedRun) -> RunIdentity:
     }
 
 
-def fixed_flags(config: TrainingConfig) -> dict[str, object]:
+def flags_of_manifest(config: TrainingConfig) -> dict[str, object]:
     """Return the flags that a resume can't change, except those that it resolves again."""
-    return {
-        name: value
-        for name, value in vars(config).items()
-        if not role_of(type(config), name).free and name not in RESOLVED_AGAIN
-    }
+    fixed = fixed_flags(type(config), vars(config))
+    return {name: value for name, value in fixed.items() if name not in RESOLVED_AGAIN}
 
 
 def restore(started: StartedRun, resume_path: Path, saved_objective: str) -> State | None:
@@ -87,8 +85,7 @@ def restore(started: StartedRun, resume_path: Path, saved_objective: str) -> Sta
     """
     context = started.context
     best = context.best
-    is_checkpoint = resume_path.name.startswith("step-")
-    last_checkpoint = resume_path.name if is_checkpoint else None
+    last_checkpoint = named_checkpoint(resume_path)
     # Each rank reads files of its own. Rank 0 notes in `status.json` only afterwards that the run
     # goes on: it must not overwrite the note that another rank has failed.
     restored = do_on_each_rank(
@@ -122,3 +119,13 @@ def restore(started: StartedRun, resume_path: Path, saved_objective: str) -> Sta
         return None
     # The generators were restored with the other parts. The rest of the start may use them.
     return context.random.state_dict()
+
+
+def named_checkpoint(resume_path: Path) -> str | None:
+    """Return the name of the checkpoint that `--resume` names; None if it names the run itself.
+
+    A run's own directory may have any name, even that of a checkpoint.
+    """
+    is_run = (resume_path / CONFIG).is_file()
+    is_checkpoint = resume_path.name.startswith("step-") and not is_run
+    return resume_path.name if is_checkpoint else None
