@@ -2,7 +2,6 @@
 
 import platform
 import secrets
-import subprocess
 from contextlib import suppress
 from dataclasses import fields
 from importlib import metadata
@@ -14,6 +13,7 @@ from common.config import TrainingConfig
 from common.data.batch import Data
 from common.flags import role_of
 from common.json_files import json_safe
+from common.run_directory.code_tree import commit_of
 from common.run_directory.records import (
     Architecture,
     DataFacts,
@@ -155,9 +155,4 @@ def package_versions() -> dict[str, str]:
 
 def git_commit() -> str | None:
     """Return the git commit of the checkout that this module is in; None without a checkout."""
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
-    try:
-        answer = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=5)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return answer.stdout.strip() or None
+    return commit_of(Path(__file__).parent)

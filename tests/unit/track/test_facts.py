@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from common.track import facts
+from tests.git_repository import commit_all, git
 
 
 def test_versions_leave_out_packages_that_are_not_installed(
@@ -23,3 +25,23 @@ def test_versions_leave_out_packages_that_are_not_installed(
     environment = facts.environment(config, accelerator, "device")
     assert environment.versions == {"torch": torch.__version__}
     assert environment.effective_batch_size == 32
+
+
+def test_commit_is_that_of_this_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A hook of git sets `GIT_DIR`, which names the repository of the hook."""
+    commit = facts.git_commit()
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "file").write_text("text")
+    commit_all(other)
+    monkeypatch.setenv("GIT_DIR", str(other / ".git"))
+    assert facts.git_commit() == commit
+
+
+def test_repository_without_a_commit_has_none(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """There, `git rev-parse HEAD` fails and prints "HEAD"."""
+    git(tmp_path, "init", "--quiet")
+    monkeypatch.setattr(facts, "__file__", str(tmp_path / "facts.py"))
+    assert facts.git_commit() is None
