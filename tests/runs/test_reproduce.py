@@ -170,13 +170,14 @@ def test_interrupted_reproduction_goes_on(
 
     with monkeypatch.context() as patch:
         patch.setattr(LaunchedRun, "follow", follow_until_interrupted)
-        receipt = reproduce(run.directory, status=130)
-    assert receipt.result == "running"
+        interrupted = reproduce(run.directory, status=130)
+    assert interrupted.result == "running"
     assert "stopped: continue with the same command" in capsys.readouterr().out
     receipt = reproduce(run.directory)
     assert receipt.result == "equal bits"
     assert receipt.rows is not None
     assert receipt.rows.rows == len(run.metrics)
+    assert receipt.began == interrupted.began
     assert (
         "resuming"
         in (output / "output.log").read_text() + output.with_name("run-reproduced.log").read_text()

@@ -68,7 +68,7 @@ def reproduce(request: ReproductionRequest) -> int:
         SystemExit: with status 130, after Ctrl-C or SIGTERM. The new run has saved itself.
     """
     past = read_original(request.directory)
-    claim(request, past)
+    claimed = claim(request, past)
     with interruptible(), restored_code(past, request.uses_present_code) as code:
         expected_run = run_before_start(past, code)
         expected_differences = differences_of(past, expected_run)
@@ -79,7 +79,7 @@ def reproduce(request: ReproductionRequest) -> int:
     differences = differences_of(past, new)
     reporter.show_more(differences)
     conclusion = draw_conclusion(past, new, differences, request.tolerance)
-    receipt = make_receipt(request, past, new, conclusion, code, command)
+    receipt = make_receipt(request, past, new, conclusion, code, command, claimed.began)
     write_receipt(request.output, receipt)
     show_result(conclusion, receipt, request.output)
     return conclusion.exit_status
@@ -139,8 +139,11 @@ def interruptible() -> Iterator[None]:
         signal.signal(signal.SIGTERM, previous_handler)
 
 
-def claim(request: ReproductionRequest, past: PastRun) -> None:
+def claim(request: ReproductionRequest, past: PastRun) -> Reproduction:
     """Mark the folder of the new run as a reproduction of this run with these flags.
+
+    Returns:
+        The receipt in the folder: a new one, or that of the reproduction to continue.
 
     Raises:
         UserError: the folder contains a different run, or a reproduction with different flags.
@@ -155,8 +158,9 @@ def claim(request: ReproductionRequest, past: PastRun) -> None:
             raise UserError(f"{output} contains a run that is not a reproduction", advice=advice)
         with writing(f"--output-dir {output}"):
             output.mkdir(parents=True, exist_ok=True)
-        write_receipt(output, new_receipt(request, past))
-        return
+        receipt = new_receipt(request, past)
+        write_receipt(output, receipt)
+        return receipt
     is_same_run = receipt.original_run_id == past.config.run_id
     if not is_same_run or receipt.flags != [*request.flags]:
         raise UserError(
@@ -164,6 +168,7 @@ def claim(request: ReproductionRequest, past: PastRun) -> None:
             f"{' '.join(receipt.flags) or 'its own flags'}",
             advice=advice,
         )
+    return receipt
 
 
 def new_receipt(request: ReproductionRequest, past: PastRun) -> Reproduction:
@@ -296,14 +301,15 @@ def make_receipt(
     conclusion: Conclusion,
     code: RestoredCode,
     command: Sequence[str],
+    began: str,
 ) -> Reproduction:
     """Return the receipt of a finished reproduction.
 
     Args:
         command: the command that trained the new run.
+        began: the time at which the reproduction began, ISO 8601.
     """
     commit = code.trees[0].commit
-    time = present_time()
     return Reproduction(
         format=FORMAT,
         original=str(request.directory),
@@ -322,6 +328,6 @@ def make_receipt(
         tolerance=request.tolerance,
         explanation=conclusion.explanation,
         processor=new.attempt.processor,
-        began=time,
-        line=result_line(conclusion, request.directory.name, new, commit, time),
+        began=began,
+        line=result_line(conclusion, request.directory.name, new, commit, began),
     )

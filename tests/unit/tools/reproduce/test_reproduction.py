@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from common.tools.reproduce import reproduction
 from common.tools.reproduce.facts import differences_of
 from common.tools.reproduce.past_run import PastRun
-from common.tools.reproduce.reproduction import DifferenceReporter
+from common.tools.reproduce.reproduction import DifferenceReporter, ReproductionRequest, claim
 from tests.unit.tools.reproduce.made_up_runs import write_past_run
 
 DATA = {"name": "digits", "fingerprint": "one"}
@@ -47,3 +48,15 @@ def test_what_is_on_the_screen_is_not_repeated(
     reporter = DifferenceReporter(write_past_run(tmp_path / "first", data=DATA), past, [])
     reporter.show_more(differences_of(other, new))
     assert "more differences" in capsys.readouterr().out
+
+
+def test_interrupted_reproduction_keeps_the_time_of_its_start(
+    past: PastRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command that continues it begins nothing new."""
+    request = ReproductionRequest(past.directory, tmp_path / "new", (), None, False)
+    times = iter(("2026-01-01T00:00:00+00:00", "2026-01-02T00:00:00+00:00"))
+    monkeypatch.setattr(reproduction, "present_time", lambda: next(times))
+    first = claim(request, past)
+    assert first.began == "2026-01-01T00:00:00+00:00"
+    assert claim(request, past) == first
