@@ -1,7 +1,9 @@
 """The argument parser that every subcommand of `recipes` starts from."""
 
 import argparse
+from collections.abc import Sequence
 
+from common.errors import UserError
 from common.standard_streams import protect_output, protect_tool_output
 
 
@@ -28,3 +30,25 @@ def tool_parser(
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,  # a recipe's --seed must not pass for the tool's --seeds
     )
+
+
+def refuse_early_flags(
+    words: Sequence[str], flags: Sequence[str], subject: str, kind: str, example: str
+) -> None:
+    """Raise a `UserError` if a flag of the recipe stands before the recipe or run of the command.
+
+    The parser does not know the recipe's flags. It takes the first word without dashes for the
+    recipe or run, although that word is the value of a flag if the flag comes first.
+
+    Args:
+        words: the whole command line.
+        flags: the words that the parser does not know.
+        subject: the word that the parser took for the recipe or run.
+        kind: what the subject is: "recipe" or "run".
+        example: a correct command without flags, such as "recipes prove recipes/resnet.py".
+    """
+    if flags and words.index(flags[0]) < words.index(subject):
+        raise UserError(
+            f"{flags[0]} stands before the {kind}",
+            advice=f"put the {kind} first, as in {example} {flags[0]} …",
+        )

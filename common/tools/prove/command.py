@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from common.errors import UserError
-from common.tools.parser import tool_parser
+from common.tools.parser import refuse_early_flags, tool_parser
 
 UPDATES = 32
 
@@ -67,13 +67,7 @@ def read_command_line(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
         help="the seed of the random interruption points (default: 0)",
     )
     arguments, flags = parser.parse_known_args(words)
-    # The parser does not know the recipe's flags. It takes the first word without dashes as RECIPE.
-    # If a flag comes first, that word is the flag's value.
-    if flags and words.index(flags[0]) < words.index(arguments.recipe):
-        raise UserError(
-            f"{flags[0]} stands before the recipe",
-            advice=f"put the recipe first, as in recipes prove recipes/resnet.py {flags[0]} …",
-        )
+    refuse_early_flags(words, flags, arguments.recipe, "recipe", "recipes prove recipes/resnet.py")
     if arguments.updates < 8:
         raise UserError(
             f"--updates {arguments.updates} is out of range", advice="pass --updates 8 or more"

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from common.errors import UserError
-from common.tools.parser import tool_parser
+from common.tools.parser import refuse_early_flags, tool_parser
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -95,13 +95,7 @@ def read_command_line(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
         help="copy the run's records there, without weights and paths, and train nothing",
     )
     arguments, flags = parser.parse_known_args(words)
-    # The parser takes the first word without dashes for RUN. If a flag of the recipe comes first,
-    # that word is its value.
-    if flags and words.index(flags[0]) < words.index(arguments.run):
-        raise UserError(
-            f"{flags[0]} stands before the run",
-            advice=f"put the run first, as in recipes reproduce runs/first {flags[0]} …",
-        )
+    refuse_early_flags(words, flags, arguments.run, "run", "recipes reproduce runs/first")
     if arguments.tolerance is not None and not 0 <= arguments.tolerance < 1:
         raise UserError(
             f"--tolerance {arguments.tolerance:g} is out of range",

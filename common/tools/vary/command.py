@@ -12,8 +12,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from common.errors import UserError
-from common.tools.parser import tool_parser
+from common.tools.parser import refuse_early_flags, tool_parser
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -50,11 +49,5 @@ def read_command_line(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     )
     parser.add_argument("--output-dir", metavar="DIR", help="default: runs/vary-RECIPE-…")
     arguments, flags = parser.parse_known_args(words)
-    # The parser does not know the recipe's flags. It takes the first word without dashes for
-    # RECIPE, although that word is the value of a flag if the flag comes first.
-    if flags and words.index(flags[0]) < words.index(arguments.recipe):
-        raise UserError(
-            f"{flags[0]} stands before the recipe",
-            advice=f"put the recipe first, as in recipes vary recipes/resnet.py {flags[0]} …",
-        )
+    refuse_early_flags(words, flags, arguments.recipe, "recipe", "recipes vary recipes/resnet.py")
     return arguments, flags
