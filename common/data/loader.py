@@ -73,6 +73,7 @@ class Loader:
         device: torch.device,
         placement: str = "auto",
         num_workers: int | None = None,
+        *,
         seed: int = 0,
         room: float | None = None,
         patience: float = PATIENCE,
@@ -328,10 +329,10 @@ def make_loaders(
             accelerator.device,
             config.data_placement,
             config.num_workers,
-            config.seed,
-            room,
-            patience,
-            signals,
+            seed=config.seed,
+            room=room,
+            patience=patience,
+            signals=signals,
         )
         room -= loader.placed_bytes
         loaders[name] = loader
@@ -362,12 +363,12 @@ def iterable_order(config: TrainingConfig, accelerator: Accelerator, name: str) 
     accumulation = config.gradient_accumulation_steps
     global_batch = config.batch_size * accumulation * accelerator.num_processes
     return IterableOrder(
-        config.max_steps * global_batch,
-        config.batch_size,
-        accumulation,
-        accelerator.num_processes,
-        accelerator.process_index,
-        config.seed,
+        num_samples=config.max_steps * global_batch,
+        batch_size=config.batch_size,
+        accumulation=accumulation,
+        world_size=accelerator.num_processes,
+        rank=accelerator.process_index,
+        seed=config.seed,
     )
 
 
@@ -383,14 +384,14 @@ def training_order(
         batch_size = min(batch_size, max(1, samples_per_rank))
     # Samples in blocks can't be ordered by length: they would come from too many blocks at once.
     return TrainingOrder(
-        len(samples),
-        batch_size,
-        accumulation,
-        accelerator.num_processes,
-        accelerator.process_index,
-        config.seed,
-        samples.lengths if samples.blocks is None else None,
-        samples.blocks,
+        num_samples=len(samples),
+        batch_size=batch_size,
+        accumulation=accumulation,
+        world_size=accelerator.num_processes,
+        rank=accelerator.process_index,
+        seed=config.seed,
+        lengths=samples.lengths if samples.blocks is None else None,
+        blocks=samples.blocks,
     )
 
 
@@ -408,12 +409,12 @@ def evaluation_order(
     world_size = accelerator.num_processes
     # Samples in blocks are not ordered by length here either; see `training_order`.
     order = EvaluationOrder(
-        len(samples),
-        config.batch_size,
-        world_size,
-        accelerator.process_index,
-        samples.lengths if samples.blocks is None else None,
-        samples.blocks,
+        num_samples=len(samples),
+        batch_size=config.batch_size,
+        world_size=world_size,
+        rank=accelerator.process_index,
+        lengths=samples.lengths if samples.blocks is None else None,
+        blocks=samples.blocks,
     )
     # The accelerator has a mesh if the ranks hold different parts of one model.
     is_model_shared = bool(getattr(accelerator, "mesh", None))

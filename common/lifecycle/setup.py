@@ -77,10 +77,10 @@ def take_directory(
         directory = RunDirectory(
             config.output_dir,
             recipe,
-            resumes,
+            resume=resumes,
             # Rank 0 waits at most this long for the directory. Other ranks wait longer for rank 0.
-            config.collective_timeout / 2,
-            lambda: was_finished_meanwhile(config, recipe),
+            patience=config.collective_timeout / 2,
+            is_finished=lambda: was_finished_meanwhile(config, recipe),
         )
     except UserError as error:
         refuse_to_resume(config.output_dir, outcome_of(error), resumes)
@@ -93,12 +93,12 @@ def make_checkpoints(
 ) -> Checkpoints:
     """Return the store of the run's checkpoints, which belong to this run and its directory."""
     return Checkpoints(
-        directory.path / "checkpoints",
-        accelerator.process_index,
-        accelerator.num_processes,
-        config.keep_checkpoints,
-        config.collective_timeout,
-        accelerator.device,
+        folder=directory.path / "checkpoints",
+        rank=accelerator.process_index,
+        world_size=accelerator.num_processes,
+        checkpoints_to_keep=config.keep_checkpoints,
+        patience=config.collective_timeout,
+        device=accelerator.device,
         run_id=directory.run_id,
         insist_on_ownership=directory.insist_on_ownership,
     )

@@ -129,12 +129,12 @@ def choose_batch_size(
 
 def make_profiler(context: Context, plan: Plan) -> Profiler:
     return Profiler(
-        context.config,
-        context.directory.path / "profile",
-        context.accelerator,
-        context.meters.stopwatch,
-        plan,
-        context.logs.attach,
+        config=context.config,
+        folder=context.directory.path / "profile",
+        accelerator=context.accelerator,
+        stopwatch=context.meters.stopwatch,
+        plan=plan,
+        attach=context.logs.attach,
     )
 
 

@@ -51,7 +51,7 @@ def noisy_batches(
 ) -> list[Any]:
     """Return a rank's batches of an epoch, which has 6 whole updates of 8 samples."""
     order = TrainingOrder(COUNT, *cut, rank, seed=3)
-    loader = Loader(samples(), order, CPU, "auto", workers, seed)
+    loader = Loader(samples(), order, CPU, "auto", workers, seed=seed)
     assert loader.placement == "workers"
     return [batch for batch, _ in loader.epoch(epoch, first_update)]
 
