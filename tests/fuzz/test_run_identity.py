@@ -37,6 +37,7 @@ from common.digests import signed
 from common.errors import UserError
 from common.files import UNFINISHED, open_to_append
 from common.flags import role_of
+from common.lifecycle.saving import named_checkpoint
 from common.run_directory.directory import RunDirectory
 from common.run_directory.finished_model import WEIGHTS, model_folder
 from common.run_directory.records import MODEL_JSON
@@ -116,8 +117,7 @@ class Attempt:
         )
         self.manifest = None
         if self.config.resume is not None:
-            name = Path(self.config.resume).name
-            named = name if name.startswith("step-") else None
+            named = named_checkpoint(Path(self.config.resume))
             self.manifest = restore_newest(self.checkpoints, named, self.parts, self.identity())
         facts = contents_with(
             environment={"effective_batch_size": self.config.batch_size},
