@@ -2,12 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 
 from common.objective import Objective
 from common.tools.compare.facts import facts_of, labels_that_must_agree
 from common.tools.compare.figures import RunFigures, figures_of
-from common.tools.compare.groups import RunGroup, Settings, group_runs
+from common.tools.compare.groups import RunGroup, Settings, differences_of, group_runs
 from common.tools.compare.readers import RunRecord
 from common.track.names import PEAK, THROUGHPUT
 
@@ -78,20 +77,6 @@ def compare(
         target_is_given=target_is_given,
         groups=group_runs(runs, settings_of_runs, labels),
     )
-
-
-def differences_of(settings_of_runs: Sequence[Settings]) -> dict[str, list[object]]:
-    """Return each run's value of the facts in which the runs differ, by label.
-
-    Args:
-        settings_of_runs: each run's facts. A run that lacks a fact has the value None.
-    """
-    differences = {}
-    for label in dict.fromkeys(chain(*settings_of_runs)):
-        values = [settings.get(label) for settings in settings_of_runs]
-        if any(value != values[0] for value in values):
-            differences[label] = values
-    return differences
 
 
 def worst_of_best(runs: Sequence[RunRecord], objective: Objective) -> float | None:

@@ -79,21 +79,26 @@ def label_groups(
     if len(indices_of_groups) == len(runs):
         return names
     settings_of_groups = [settings_of_runs[indices[0]] for indices in indices_of_groups]
-    differing_labels = labels_that_differ(settings_of_groups)
+    differences = differences_of(settings_of_groups)
+    differing_labels = [label for label in differences if label != SEED]
     labels = [settings_text(settings, differing_labels) for settings in settings_of_groups]
     is_readable = all(0 < len(label) <= LONGEST_LABEL for label in labels)
     has_repetition = len(set(labels)) < len(labels)
     return labels if is_readable and not has_repetition else names
 
 
-def labels_that_differ(settings_of_groups: Sequence[Settings]) -> list[str]:
-    """Return the labels of the settings that differ between groups, without the seed."""
-    labels: list[str] = []
-    for label in dict.fromkeys(chain(*settings_of_groups)):
-        values = [settings.get(label) for settings in settings_of_groups]
-        if label != SEED and any(value != values[0] for value in values):
-            labels.append(label)
-    return labels
+def differences_of(settings_of_runs: Sequence[Settings]) -> dict[str, list[object]]:
+    """Return each run's value of the facts in which the runs differ, by label.
+
+    Args:
+        settings_of_runs: each run's facts. A run that lacks a fact has the value None.
+    """
+    differences = {}
+    for label in dict.fromkeys(chain(*settings_of_runs)):
+        values = [settings.get(label) for settings in settings_of_runs]
+        if any(value != values[0] for value in values):
+            differences[label] = values
+    return differences
 
 
 def settings_text(settings: Settings, labels: Sequence[str]) -> str:

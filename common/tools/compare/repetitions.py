@@ -1,7 +1,7 @@
 """The values of a group of runs that count as independent of each other."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from statistics import fmean
 
 from common.tools.compare.comparison import Comparison
@@ -34,18 +34,27 @@ def sample_of_runs(comparison: Comparison, group: RunGroup, values: Values) -> S
 
 
 def sample_of_seeds(comparison: Comparison, group: RunGroup, values: Values) -> Sample:
-    """Describe a figure of the trained models in a group. Each seed counts once.
-
-    Runs with the same seed repeat each other, and would make the group look more certain than it
-    is. The mean of such runs counts.
-    """
-    values_of_seeds: dict[str, list[float]] = {}
+    """Describe a figure of the trained models in a group. Each seed counts once."""
+    known: list[tuple[RunRecord, float]] = []
     for index in finished_indices(comparison, group):
         value = values[index]
         if value is not None and math.isfinite(value):
-            seed = seed_of(comparison.runs[index])
-            values_of_seeds.setdefault(seed, []).append(value)
-    return Sample.of([fmean(values_of_seed) for values_of_seed in values_of_seeds.values()])
+            known.append((comparison.runs[index], value))
+    return Sample.of(means_of_seeds(known))
+
+
+def means_of_seeds(values_of_runs: Iterable[tuple[RunRecord, float]]) -> list[float]:
+    """Return the mean value of each seed, in the order in which the seeds occur first.
+
+    Runs with the same seed repeat each other, and would make a group look more certain than it is.
+
+    Args:
+        values_of_runs: the runs of one group, each with its value.
+    """
+    values_of_seeds: dict[str, list[float]] = {}
+    for run, value in values_of_runs:
+        values_of_seeds.setdefault(seed_of(run), []).append(value)
+    return [fmean(values_of_seed) for values_of_seed in values_of_seeds.values()]
 
 
 def seed_of(run: RunRecord) -> str:

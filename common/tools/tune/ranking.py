@@ -11,7 +11,7 @@ from optuna.trial import FrozenTrial
 from common.objective import Objective
 from common.tools.compare.groups import name_of_group
 from common.tools.compare.readers import RunRecord
-from common.tools.compare.repetitions import seed_of
+from common.tools.compare.repetitions import means_of_seeds
 from common.tools.statistics.samples import FEWEST_RUNS, Sample
 from common.tools.tune.space import Space
 
@@ -51,12 +51,7 @@ def group_trials(
     groups = []
     for runs in runs_of_groups.values():
         runs.sort(key=lambda run: sign * run.summary[objective.best_key], reverse=True)
-        values_of_seeds: dict[str, list[float]] = {}
-        for run in runs:
-            value = run.summary[objective.best_key]
-            values_of_seeds.setdefault(seed_of(run), []).append(value)
-        # Runs with the same settings and seed only repeat each other, so their mean counts once.
-        values = [fmean(values_of_seed) for values_of_seed in values_of_seeds.values()]
+        values = means_of_seeds([(run, run.summary[objective.best_key]) for run in runs])
         groups.append(TrialGroup(tuple(runs), Sample.of(values), fmean(values)))
     return sorted(groups, key=lambda group: sign * group.mean, reverse=True)
 
