@@ -208,7 +208,7 @@ class Run:
         context = self.context
         loaded = self.loaded
         kept = self.kept
-        context.agreement.request.obey_at_once(at_once=False)  # from here on, a stop saves first
+        context.agreement.request.save_first()
         if compute_loss is not None and not self.config.evaluate_only:
             starting.try_loss(context, loaded, kept, compute_loss, couples_samples)
         self.stages.started = starting.start(
@@ -429,7 +429,7 @@ class Run:
 
     def __enter__(self) -> Self:
         try:
-            self.context.agreement.request.obey_at_once(at_once=True)  # while data are prepared
+            self.context.agreement.request.end_at_once()  # while data are prepared
         except Preempted as error:
             self.__exit__(Preempted, error, None)
             raise

@@ -58,7 +58,7 @@ class StopRequest:
         self.reason: str | None = None
         self.is_by_ctrl_c = False
         self.since = 0.0
-        self.at_once = False  # whether a request ends the process where it stands, saving nothing
+        self.ends_at_once = False  # whether a request ends the process at once, saving nothing
         # The descriptors of standard output and error, as far as they are a terminal.
         self.terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
         self.handlers_before: dict[int, Handler] = {}
@@ -100,26 +100,30 @@ class StopRequest:
                 self.reason = STOP_SIGNAL_NAMES[number]
                 self.is_by_ctrl_c = number == signal.SIGINT
             self.since = now
-            if self.at_once:
-                self.obey_at_once(at_once=True)
+            if self.ends_at_once:
+                self.end_at_once()
         elif not launcher_died and now - self.since > SAME_REQUEST_SECONDS:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
 
-    def obey_at_once(self, at_once: bool) -> None:
-        """Choose whether requests end the process at once; an earlier request then ends it here.
+    def end_at_once(self) -> None:
+        """Let a request end the process at once from now on; an earlier request ends it here.
 
-        The run chooses this while data are prepared and nothing has to be saved.
+        The run calls this before data are prepared, when nothing has to be saved.
 
         Raises:
             Preempted: at once, if a signal has asked the process to stop.
         """
-        self.at_once = at_once
-        if at_once and self.reason is not None:
+        self.ends_at_once = True
+        if self.reason is not None:
             raise Preempted(
                 f"stopped by {self.reason} before the first update: start the same command again",
                 is_by_ctrl_c=self.is_by_ctrl_c,
             )
+
+    def save_first(self) -> None:
+        """Let the run save after a request from now on, before it ends."""
+        self.ends_at_once = False
 
 
 @dataclass
