@@ -1,15 +1,14 @@
-"""Locks the folder that receives several runs, and stops its work on Ctrl-C or SIGTERM."""
+"""Locks the folder that receives several runs."""
 
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from common.console import say
 from common.errors import UserError
 from common.sentences import writing
+from common.tools.launching.stopping import stoppable
 
 LOCK = ".lock"  # the file in the folder that is locked
 
@@ -18,29 +17,25 @@ LOCK = ".lock"  # the file in the folder that is locked
 def working_in(directory: Path, flag: str, command_to_continue: str) -> Iterator[None]:
     """Create a folder for several runs, and lock it while the `with` block runs.
 
-    Ctrl-C inside the block prints how to continue. From then on, SIGTERM acts like Ctrl-C.
+    Ctrl-C or SIGTERM inside the block prints how to continue.
 
     Args:
         directory: the folder for the runs of a search or of variants.
         flag: the flag that names the folder, for a message.
-        command_to_continue: the command that continues after Ctrl-C, for a message.
+        command_to_continue: the command that continues the work, for a message.
 
     Raises:
         UserError: another process uses the folder.
-        SystemExit: with status 130, after Ctrl-C.
+        SystemExit: with status 130, after Ctrl-C or SIGTERM.
     """
     with writing(f"{flag} {directory}"):
         directory.mkdir(parents=True, exist_ok=True)
         (directory / LOCK).touch()
     try:
-        with FileLock(directory / LOCK, timeout=0):
-            signal.signal(signal.SIGTERM, signal.default_int_handler)
+        with FileLock(directory / LOCK, timeout=0), stoppable(command_to_continue):
             yield
     except Timeout:
         raise UserError(
             f"{directory} is being used by another process",
             advice=f"wait until that process has ended, or pass another directory with {flag}",
         ) from None
-    except KeyboardInterrupt:
-        say(f"stopped: continue with {command_to_continue}")
-        raise SystemExit(130) from None

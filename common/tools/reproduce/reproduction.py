@@ -1,9 +1,8 @@
 """Trains a past run again, compares both, and writes the receipt."""
 
 import platform
-import signal
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from common.sentences import writing
 from common.system.devices import device_name
 from common.system.platforms import shown_path
 from common.tools.launching.launched_run import LaunchedRun
+from common.tools.launching.stopping import stoppable
 from common.tools.prove.receipt import present_time
 from common.tools.reproduce.code import RestoredCode, restored_code
 from common.tools.reproduce.comparison import compare_final, compare_rows, compare_weights
@@ -40,7 +40,6 @@ from common.tools.reproduce.receipt import (
 )
 from common.tools.reproduce.report import result_line, show_differences, show_plan, show_result
 
-STOPPED = 130  # exit status after Ctrl-C
 FIX_ADVICE = "fix the reported error"
 # A published run has names in the place of paths.
 PATHS_ADVICE = (
@@ -69,7 +68,10 @@ def reproduce(request: ReproductionRequest) -> int:
     """
     past = read_original(request.directory)
     claimed = claim(request, past)
-    with interruptible(), restored_code(past, request.uses_present_code) as code:
+    with (
+        stoppable("the same command"),
+        restored_code(past, request.uses_present_code) as code,
+    ):
         expected_run = run_before_start(past, code)
         expected_differences = differences_of(past, expected_run)
         show_plan(past, code.source, request.flags, expected_differences)
@@ -124,19 +126,6 @@ class DifferenceReporter:
             show_differences(added)
             self.shown += added
         return added
-
-
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """Let SIGTERM act like Ctrl-C in the `with` block, and say how to continue after either."""
-    previous_handler = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    except KeyboardInterrupt:
-        say("stopped: continue with the same command")
-        raise SystemExit(STOPPED) from None
-    finally:
-        signal.signal(signal.SIGTERM, previous_handler)
 
 
 def claim(request: ReproductionRequest, past: PastRun) -> Reproduction:
