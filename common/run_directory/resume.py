@@ -52,7 +52,11 @@ Config = TypeVar("Config", bound=ResumableConfig)
 
 
 class SavedRun(NamedTuple):
-    """What a resume needs of a run's `config.json`."""
+    """What a resume needs of a run's `config.json`.
+
+    A resume runs inside the recipe, so it has the flags as the recipe's `Config` takes them. Tools,
+    which read runs of any recipe, have them as JSON.
+    """
 
     resolved: dict[str, object]  # the flags, with the values that `auto` chose
     given: dict[str, object]  # the flags as the command line gave them

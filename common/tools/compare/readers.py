@@ -48,7 +48,11 @@ LARGEST_COUNT = 2**53  # larger integers become floats, because a chart takes in
 
 @dataclass(frozen=True)
 class RunRecord:
-    """The files of one run. A file that the run did not write is empty here."""
+    """The files of one run. A file that the run did not write is empty here.
+
+    A run may be stored at W&B alone, so this record has no directory that more could be read from.
+    It keeps only numbers that a chart can show, and leaves out NaN.
+    """
 
     name: str
     source: str  # the run's folder, or its address at W&B

@@ -185,7 +185,9 @@ def make_receipt(
     """Return the receipt of a finished proof."""
     reference = bench.finished.get(RunSpec("reference"))
     processor, cores = receipts.hardware()
-    environment = None if reference is None else Results(reference.directory).config.environment
+    environment = None
+    if reference is not None:
+        environment = Results(reference.directory).saved_config.environment
     if environment is not None and environment.processor is not None:
         processor = environment.processor  # more exact than the processor's name alone
     words = ["recipes", "prove", str(request.recipe), *request.flags]

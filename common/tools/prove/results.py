@@ -24,12 +24,16 @@ from common.tools.rows import MetricsRow, first_differing_row, read_rows
 
 @dataclass(frozen=True)
 class Results:
-    """The files of a finished run. Each is read when it is needed."""
+    """The files of a finished run. Each is read when it is needed.
+
+    A proof compares the tensors themselves, which take long to read; `PastRun`, the record of a
+    reproduction, has their digests alone.
+    """
 
     directory: Path
 
     @cached_property
-    def config(self) -> RunConfig:
+    def saved_config(self) -> RunConfig:
         """The contents of `config.json`."""
         return read_record(self.directory / CONFIG, RunConfig)
 

@@ -69,7 +69,7 @@ def restored_code(past: PastRun, uses_present_code: bool) -> Iterator[RestoredCo
         if recipe is None:
             # Without --present-code, the code is in a temporary folder, which says nothing.
             raise UserError(
-                f"the code of {past.directory} lacks its recipe, {past.config.recipe}.py",
+                f"the code of {past.directory} lacks its recipe, {past.saved_config.recipe}.py",
                 advice=(
                     f"put the file back into {trees_of(past)[0].folder} and add --present-code, or "
                     "reproduce another run"
@@ -94,7 +94,7 @@ def trees_of(past: PastRun) -> list[CodeTree]:
     """
     if past.attempt.trees:
         return past.attempt.trees
-    commit = past.config.environment.git_commit
+    commit = past.saved_config.environment.git_commit
     repository = repository_of(LIBRARY)
     if past.attempt.problem is not None or commit is None or repository is None:
         raise UserError(
@@ -282,12 +282,13 @@ def recipe_in(folder: Path, past: PastRun, stack: ExitStack) -> Path | None:
     if past.attempt.recipe is not None:
         path = folder / past.attempt.recipe
         return path if path.is_file() else None
-    name = f"{past.config.recipe}.py"
+    name = f"{past.saved_config.recipe}.py"
     listing = ask_git(folder, "ls-files", "-z", "--", f"*{name}") or b""
     file_names = listing.decode("utf-8", "surrogateescape").split("\0")
     paths = [folder / file_name for file_name in file_names]
     same_name = [path for path in paths if path.name == name and path.is_file()]
-    same_text = [path for path in same_name if sha256_of_file(path) == past.config.source.sha256]
+    digest = past.saved_config.source.sha256
+    same_text = [path for path in same_name if sha256_of_file(path) == digest]
     if same_text:
         return same_text[0]
     if (past.directory / FIRST_SOURCE).is_file():

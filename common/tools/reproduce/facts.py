@@ -52,26 +52,25 @@ RecordedFacts = dict[str, RecordedFact]  # by the label that a table shows
 
 def facts_of(run: PastRun) -> RecordedFacts:
     """Return the facts of a run by label, the likelier causes of a difference first."""
-    config = run.config
+    saved_config = run.saved_config
     facts = {
         "config.json": experiment_fact("edited" if run.is_edited else "as written"),
-        "recipe": experiment_fact(config.recipe),
+        "recipe": experiment_fact(saved_config.recipe),
     }
     facts |= facts_of_flags(run)
     facts |= facts_of_code(run)
-    data = config.data
+    data = saved_config.data
+    architecture = saved_config.architecture
     facts |= {
         "data set": experiment_fact(data.name),
         "data's fingerprint": experiment_fact(data.fingerprint),
         "data's sizes": experiment_fact(
             ", ".join(f"{name} {size:,}" for name, size in data.sizes.items())
         ),
-        "initial weights": experiment_fact(digest_prefix(config.initial_weights)),
+        "initial weights": experiment_fact(digest_prefix(saved_config.initial_weights)),
         "weights of --init-from": experiment_fact(initial_file(run)),
-        "model": experiment_fact(
-            f"{config.architecture.name}, {config.architecture.parameters:,} parameters"
-        ),
-        "updates planned": experiment_fact(f"{config.plan.total_steps:,}"),
+        "model": experiment_fact(f"{architecture.name}, {architecture.parameters:,} parameters"),
+        "updates planned": experiment_fact(f"{saved_config.plan.total_steps:,}"),
     }
     return facts | facts_of_machine(run)
 
@@ -86,8 +85,8 @@ def initial_file(run: PastRun) -> str | None:
 def facts_of_flags(run: PastRun) -> RecordedFacts:
     """Return the flags on which results depend."""
     facts = {}
-    for name, value in run.config.config.items():
-        if is_compared(name, run.config) and name not in FLAGS_OF_OTHER_FACTS:
+    for name, value in run.saved_config.config.items():
+        if is_compared(name, run.saved_config) and name not in FLAGS_OF_OTHER_FACTS:
             text = text_of_flag(value)
             facts[spelled(name)] = RecordedFact(text, defines_experiment=changes_learning(name))
     return facts
@@ -105,12 +104,12 @@ def changes_learning(flag: str) -> bool:
 
 def facts_of_code(run: PastRun) -> RecordedFacts:
     """Return the commits and patches of the code, and the digest of the recipe's text."""
-    facts = {"text of the recipe": experiment_fact(digest_prefix(run.config.source.sha256))}
+    facts = {"text of the recipe": experiment_fact(digest_prefix(run.saved_config.source.sha256))}
     for tree, owner in zip(run.attempt.trees, ("", " of the library"), strict=False):
         facts[f"commit{owner}"] = experiment_fact(digest_prefix(tree.commit))
         facts[f"uncommitted changes{owner}"] = experiment_fact(text_of_patch(tree))
     if not run.attempt.trees:
-        facts["commit"] = experiment_fact(digest_prefix(run.config.environment.git_commit))
+        facts["commit"] = experiment_fact(digest_prefix(run.saved_config.environment.git_commit))
     return facts
 
 
@@ -122,7 +121,7 @@ def text_of_patch(tree: CodeTree) -> str:
 
 def facts_of_machine(run: PastRun) -> RecordedFacts:
     """Return the processes, the hardware and the versions of a run."""
-    environment = run.config.environment
+    environment = run.saved_config.environment
     attempt = run.attempt
     is_on_cpu = environment.device_type == "cpu"
     threads = attempt.threads_per_process or environment.threads_per_process
@@ -159,7 +158,7 @@ def facts_of_variables(attempt: Attempt) -> RecordedFacts:
 
 def facts_of_versions(run: PastRun) -> RecordedFacts:
     """Return the versions of packages. Older runs recorded only the main packages."""
-    versions: Mapping[str, str] = run.attempt.packages or run.config.environment.versions
+    versions: Mapping[str, str] = run.attempt.packages or run.saved_config.environment.versions
     imported = run.attempt.imported or ()
     facts = {}
     for name, version in versions.items():
@@ -287,5 +286,5 @@ def may_change_initialization(difference: FactDifference) -> bool:
 
 def is_data_equal(past: PastRun, new: PastRun) -> bool:
     """Whether two runs read the same data, wherever stored, by fingerprint."""
-    fingerprint = past.config.data.fingerprint
-    return fingerprint is not None and fingerprint == new.config.data.fingerprint
+    fingerprint = past.saved_config.data.fingerprint
+    return fingerprint is not None and fingerprint == new.saved_config.data.fingerprint

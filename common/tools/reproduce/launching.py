@@ -21,7 +21,7 @@ def flags_of_reproduction(past: PastRun) -> list[str]:
     A flag that the run resolved itself, such as a precision of `auto`, gets the resolved value. A
     tracker and a target change no figure, and are left out.
     """
-    environment = past.config.environment
+    environment = past.saved_config.environment
     flags = ["--config", str(past.directory / CONFIG)]
     flags += ["--mixed-precision", environment.mixed_precision]
     flags += ["--no-auto-batch-size", "--target", "None", "--tracker", "none"]
@@ -38,7 +38,7 @@ def command_of(past: PastRun, recipe: Path, flags: Sequence[str], output: Path) 
     Args:
         flags: command-line words that replace flags of the run.
     """
-    launcher_options = options_for(past.config.environment.world_size)
+    launcher_options = options_for(past.saved_config.environment.world_size)
     all_flags = [*flags_of_reproduction(past), *flags]
     return run_command(launcher_options, str(recipe), all_flags, output)
 
@@ -56,7 +56,7 @@ def environment_of(past: PastRun, code: RestoredCode) -> dict[str, str]:
     variables = {
         **own_variables,
         **past.attempt.variables,
-        **variables_of_device(past.config.environment),
+        **variables_of_device(past.saved_config.environment),
     }
     if code.library != LIBRARY:
         variables["PYTHONPATH"] = with_library(code.library, os.environ)

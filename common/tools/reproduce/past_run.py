@@ -44,10 +44,14 @@ NO_FOLDER = "removed when the run was published"  # replaces the path of a code 
 
 @dataclass(frozen=True)
 class PastRun:
-    """The records of a run. A record that the run did not write is empty here."""
+    """The records of a run. A record that the run did not write is empty here.
+
+    A reproduction compares bits, so this has what a comparison of figures (`RunRecord`) leaves out:
+    NaN, digests, and the code and machine of each start.
+    """
 
     directory: Path
-    config: RunConfig
+    saved_config: RunConfig  # the contents of `config.json`
     is_edited: bool  # whether `config.json` was edited after the run wrote it
     attempts: list[Attempt]  # every start of the run, in order
     status: Status
@@ -116,7 +120,7 @@ class PastRun:
             )
         elif self.attempt.problem is not None:
             sentences.append(f"its code was not saved, because {self.attempt.problem}")
-        if self.attempts and self.config.initial_weights is None:
+        if self.attempts and self.saved_config.initial_weights is None:
             sentences.append(
                 "it has no digest of its initial weights, because it is of an older version, or "
                 "they had more than 1 GB or were sharded"
@@ -137,7 +141,7 @@ class PastRun:
                 f"it resumed with {changes_in_words(previous, attempt)} at update "
                 f"{attempt.global_step}; the reproduction uses the last values from its start"
             )
-        for change in self.config.source.changes:
+        for change in self.saved_config.source.changes:
             sentences.append(f"its recipe was changed at update {change.global_step}")
         if self.is_edited:
             sentences.append("its config.json was edited after the run wrote it")
@@ -183,9 +187,9 @@ def read_past_run(directory: Path) -> PastRun:
     with suppress(EditedConfigError):
         insist_on_written_config(directory, contents)
         is_edited = False
-    config = parse_record(contents, RunConfig, str(directory / CONFIG))
+    saved_config = parse_record(contents, RunConfig, str(directory / CONFIG))
     attempts = saved_attempts(directory)
-    return PastRun(directory, config, is_edited, attempts, present_status(directory))
+    return PastRun(directory, saved_config, is_edited, attempts, present_status(directory))
 
 
 def read_original(directory: Path) -> PastRun:
@@ -195,7 +199,7 @@ def read_original(directory: Path) -> PastRun:
         UserError: the run is still training, or has nothing to compare.
     """
     past = read_past_run(directory)
-    if past.config.config.get("evaluate_only"):
+    if past.saved_config.config.get("evaluate_only"):
         raise UserError(
             f"{directory} only evaluated a model, and trained nothing",
             advice="reproduce the run that trained the model",

@@ -76,7 +76,7 @@ def publish_receipt(run: PastRun, folder: Path) -> None:
     """Copy the receipt of a run's reproduction to a folder, without paths; if there is one."""
     reproduced = default_output(run.directory)
     receipt = read_receipt(reproduced)
-    if receipt is None or receipt.original_run_id != run.config.run_id:
+    if receipt is None or receipt.original_run_id != run.saved_config.run_id:
         (folder / RECEIPT).unlink(missing_ok=True)  # of a run that was published here before
         return
     contents = without_paths(receipt.model_dump(mode="json"), names={})
@@ -128,9 +128,9 @@ def names_of_paths(run: PastRun) -> dict[str, str]:
     names = {str(Path.home()): "~"}
     for attempt in run.attempts:
         names |= {tree.folder: NO_FOLDER for tree in attempt.trees}
-    dataset = run.config.config.get("dataset")
+    dataset = run.saved_config.config.get("dataset")
     if isinstance(dataset, str) and Path(dataset).is_absolute():
-        names[dataset] = run.config.data.name
+        names[dataset] = run.saved_config.data.name
     return names
 
 

@@ -81,10 +81,10 @@ def result_line(
         )
     else:
         text = f"{conclusion.result}: {rows_in_words(conclusion.rows)}; {conclusion.explanation}"
-    conditions = [f"`{new.config.recipe}`"]
+    conditions = [f"`{new.saved_config.recipe}`"]
     if commit is not None:
         conditions.append(f"commit {commit[:COMMIT_DIGITS]}")
-    torch_version = new.config.environment.versions.get("torch")
-    conditions += [f"torch {torch_version}", new.config.environment.device, time[:10]]
+    torch_version = new.saved_config.environment.versions.get("torch")
+    conditions += [f"torch {torch_version}", new.saved_config.environment.device, time[:10]]
     mark = MARKS[conclusion.exit_status == 0]
     return f"{mark} `recipes reproduce {name}`: {text}; {', '.join(conditions)}"

@@ -150,7 +150,7 @@ def claim(request: ReproductionRequest, past: PastRun) -> Reproduction:
         receipt = new_receipt(request, past)
         write_receipt(output, receipt)
         return receipt
-    is_same_run = receipt.original_run_id == past.config.run_id
+    is_same_run = receipt.original_run_id == past.saved_config.run_id
     if not is_same_run or receipt.flags != [*request.flags]:
         raise UserError(
             f"{output} contains a different reproduction, of {receipt.original} with "
@@ -165,7 +165,7 @@ def new_receipt(request: ReproductionRequest, past: PastRun) -> Reproduction:
     return Reproduction(
         format=FORMAT,
         original=str(request.directory),
-        original_run_id=past.config.run_id,
+        original_run_id=past.saved_config.run_id,
         flags=[*request.flags],
         result="running",
         tolerance=request.tolerance,
@@ -175,7 +175,7 @@ def new_receipt(request: ReproductionRequest, past: PastRun) -> Reproduction:
 
 def run_before_start(past: PastRun, code: RestoredCode) -> PastRun:
     """Return those records of the new run that are known before it starts."""
-    environment = past.config.environment
+    environment = past.saved_config.environment
     device = torch.device("cpu")
     if environment.device_type != "cpu":
         device = torch.accelerator.current_accelerator() or device
@@ -196,11 +196,11 @@ def run_before_start(past: PastRun, code: RestoredCode) -> PastRun:
         "python": platform.python_version(),
         "versions": {name: machine.packages.get(name, "none") for name in environment.versions},
     }
-    source = past.config.source.model_copy(update={"sha256": sha256_of_file(code.recipe)})
-    config = past.config.model_copy(
+    source = past.saved_config.source.model_copy(update={"sha256": sha256_of_file(code.recipe)})
+    saved_config = past.saved_config.model_copy(
         update={"environment": environment.model_copy(update=changes), "source": source}
     )
-    return replace(past, config=config, attempts=[present])
+    return replace(past, saved_config=saved_config, attempts=[present])
 
 
 def train(
@@ -302,7 +302,7 @@ def make_receipt(
     return Reproduction(
         format=FORMAT,
         original=str(request.directory),
-        original_run_id=past.config.run_id,
+        original_run_id=past.saved_config.run_id,
         flags=[*request.flags],
         result=conclusion.result,
         exit_status=conclusion.exit_status,

@@ -65,8 +65,8 @@ def test_published_run_has_no_paths_and_is_signed(tmp_path: Path) -> None:
     published = read_original(tmp_path / "published")
     assert not published.is_edited
     assert published.is_published
-    assert published.config.config["dataset"] == "digits"
-    assert published.config.config["model"] == "minilm"
+    assert published.saved_config.config["dataset"] == "digits"
+    assert published.saved_config.config["model"] == "minilm"
     assert published.gaps() == run.gaps()
     flags = {"dataset": "/home/ada/digits", "model": "/home/ada/minilm"}
     again = write_past_run(tmp_path / "again", config=flags)
@@ -85,7 +85,7 @@ def test_receipt_is_published_without_paths(tmp_path: Path) -> None:
     receipt = Reproduction(
         format=1,
         original=str(run.directory),
-        original_run_id=run.config.run_id,
+        original_run_id=run.saved_config.run_id,
         flags=[],
         result="equal bits",
         command=f"python {tmp_path}/train.py --config {run.directory}/config.json",
