@@ -1,0 +1,43 @@
+"""The benchmark of broken copies: which copies it proves, and its table."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.broken_copies import BrokenProof, chosen_copies, markdown
+from tests.broken_copies import BROKEN
+
+
+def proof(*, names_the_cause: bool) -> BrokenProof:
+    return BrokenProof(
+        mistake="EMA not kept",
+        recipe="examples/averaged",
+        check="resumes",
+        failed=True,
+        names_the_cause=names_the_cause,
+        causes=["average | is in no checkpoint", "another cause"],
+        seconds=9.5,
+    )
+
+
+def test_named_copies_are_chosen_in_order() -> None:
+    names = [BROKEN[2].name, BROKEN[0].name]
+    assert [broken.name for broken in chosen_copies(names)] == names
+    assert chosen_copies([]) == list(BROKEN)
+
+
+def test_an_unknown_mistake_is_refused() -> None:
+    with pytest.raises(SystemExit, match="no copy has the mistake 'nothing': choose from EMA not"):
+        chosen_copies(["nothing"])
+
+
+def test_table_has_the_first_cause() -> None:
+    """A bar in a cause would end the cell."""
+    (*_, row) = markdown([proof(names_the_cause=True)]).splitlines()
+    first_cells = "| EMA not kept | `examples/averaged.py` | `resumes` |"
+    assert row == rf"{first_cells} average \| is in no checkpoint |"
+
+
+def test_table_says_that_a_mistake_was_not_found() -> None:
+    (*_, row) = markdown([proof(names_the_cause=False)]).splitlines()
+    assert row.endswith("| **not named** |")
