@@ -39,7 +39,7 @@ from common.models.recompute import recompute
 from common.models.views import Views
 from common.models.whitening import whitening_filters
 from common.run import Run
-from common.training.muon import Muon, ParameterGroup
+from common.training.muon import Muon, MuonGroup
 
 # ------------------------------------------------------------------------------------- Config
 
@@ -154,7 +154,7 @@ def build_model(config: Config, data: ImageData) -> tuple[nn.Module, dict[str, A
     return model, {"name": "FastNet", "arguments": arguments, **data.preprocessing()}
 
 
-def parameter_groups(model: nn.Module, config: Config) -> list[ParameterGroup]:
+def parameter_groups(model: nn.Module, config: Config) -> list[MuonGroup]:
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return [
         {"params": [p for p in trained if p.ndim == 4], "orthogonal": True, "momentum": 0.6},

@@ -47,7 +47,7 @@ MATRICES_BY_SGD = '        {"params": [p for p in trained if p.ndim == 4]},\n'
 DIRAC = (
     "    nn.init.dirac_(convolution.weight[:inputs])  # its first channels begin as the identity\n"
 )
-LAST_IMPORT = "from common.training.muon import Muon, ParameterGroup\n"
+LAST_IMPORT = "from common.training.muon import Muon, MuonGroup\n"
 RANDOM_FLIPS = """\
 from common.data import images as image_module
 from common.data.order import random_bits

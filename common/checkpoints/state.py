@@ -112,7 +112,7 @@ class Parts:
         self.shared: dict[str, Stateful] = {}
         self.of_rank: dict[str, Stateful] = {}
         # The descriptions of the parts, by name; empty until training starts.
-        self.description: dict[str, PartDescription] = {}
+        self.parts_described: dict[str, PartDescription] = {}
 
     def add(self, name: str, part: Stateful, shared: bool = True) -> None:
         """Save a part in each checkpoint from now on.
@@ -153,7 +153,7 @@ class Parts:
 
     def freeze_description(self) -> None:
         """Describe the parts as they are now. All later manifests contain this description."""
-        self.description = describe({**self.shared, **self.of_rank})
+        self.parts_described = describe({**self.shared, **self.of_rank})
 
     def collect(self) -> Contents:
         """Return this rank's present state for a checkpoint; its tensors are not copied."""

@@ -53,7 +53,7 @@ def run_identity(started: StartedRun) -> RunIdentity:
         "model": started.description["name"],
         "objective": str(context.objective),
         "flags": flags_of_manifest(context.config),
-        "parts_described": context.parts.description,
+        "parts_described": context.parts.parts_described,
         "global_step": step,
         "global_sample_index": updates_in_epoch * plan.samples_per_update,
         "data": started.saved_config.data.to_json() | {"class_names": class_names},

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 
 
-class ParameterGroup(TypedDict, total=False):
+class MuonGroup(TypedDict, total=False):
     """A group of parameters that share their settings; missing settings have the defaults."""
 
     params: Iterable[torch.Tensor]
@@ -42,7 +42,7 @@ class Muon(Optimizer):
 
     def __init__(
         self,
-        groups: list[ParameterGroup],
+        groups: list[MuonGroup],
         lr: float,
         momentum: float = 0.6,
         weight_decay: float = 0.0,
@@ -76,7 +76,7 @@ class Muon(Optimizer):
         Args:
             parameter: a tensor of any shape; in an orthogonal group, of at least two dimensions.
             gradient: a tensor of the same shape.
-            group: the settings of the parameter's group; see `ParameterGroup`.
+            group: the settings of the parameter's group; see `MuonGroup`.
         """
         buffer: torch.Tensor = self.state[parameter]["momentum_buffer"]
         if self.grad_scale is not None:

@@ -132,7 +132,7 @@ class Attempt:
         flags = {n: v for n, v in vars(self.config).items() if not role_of(Config, n).free}
         del flags["mixed_precision"]
         facts = {"run_id": self.directory.run_id, "flags": flags, "recipe": "tiny"}
-        facts |= {"parts_described": self.parts.description, "data": {"sizes": {"train": 1}}}
+        facts |= {"parts_described": self.parts.parts_described, "data": {"sizes": {"train": 1}}}
         return facts | {"global_step": self.progress.step}
 
     def train(self, updates: int) -> None:

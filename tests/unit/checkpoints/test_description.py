@@ -78,7 +78,7 @@ def saved(folder: Path, parts: Parts) -> None:
 
 
 def identity(parts: Parts) -> dict[str, Any]:
-    return {"data": DATA, "global_step": 1, "flags": {}, "parts_described": parts.description}
+    return {"data": DATA, "global_step": 1, "flags": {}, "parts_described": parts.parts_described}
 
 
 def resumed(folder: Path, parts: Parts) -> None:
