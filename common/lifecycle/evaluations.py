@@ -81,7 +81,7 @@ class Evaluations:
 
     @contextmanager
     def rehearsing(self, bare_model: nn.Module) -> Iterator[None]:
-        """Let an evaluation read one batch, then restore the model's buffers."""
+        """Let an evaluation read two batches at most, then restore the model's buffers."""
         put_buffers_back = keep_buffers(bare_model)
         self.rehearsal.begin_evaluation()
         with self.context.meters.stopwatch.stopped():

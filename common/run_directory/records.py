@@ -30,6 +30,7 @@ from pydantic_core import ErrorDetails
 
 from common.errors import RunStatus, UserError
 from common.json_files import PUT_BACK, JsonObject, json_safe, read_json_if_there
+from common.sentences import shortened
 
 # The files of a run.
 CONFIG = "config.json"
@@ -486,9 +487,7 @@ def sentence_of(error: ErrorDetails) -> str:
     place = ".".join(str(name) for name in error["loc"])
     if error["type"] == "missing":
         return f"{place} is missing"
-    value = repr(error["input"])
-    if len(value) > MOST_CHARACTERS:
-        value = f"{value[:MOST_CHARACTERS]}…"
+    value = shortened(repr(error["input"]), MOST_CHARACTERS)
     expected = error["msg"].removeprefix("Input should be ")
     expected = expected.partition(", unable to parse")[0]  # the parser's own reason says no more
     return f"{place} is {value}, but should be {expected}"

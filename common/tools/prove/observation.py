@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field, TypeAdapter, ValidationError
 
@@ -286,6 +286,6 @@ def line_of(record: Observed) -> bytes:
     return record.model_dump_json().encode() + b"\n"
 
 
-def differing_keys(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
+def differing_keys(first: Mapping[str, object], second: Mapping[str, object]) -> list[str]:
     """Return the keys of both mappings whose values differ, in the order of the first."""
     return [key for key in first if key in second and first[key] != second[key]]

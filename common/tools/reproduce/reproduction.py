@@ -235,9 +235,7 @@ def train(
     if not (output / CONFIG).is_file():
         raise UserError(
             f"the new run did not begin to train: {run.reason()}",
-            advice=(
-                f"{PATHS_ADVICE if past.is_published else FIX_ADVICE}, then repeat the command"
-            ),
+            advice=advice_to_repeat(past),
         )
     new = read_past_run(output)
     if new.is_complete or is_far_enough(output, past):
@@ -247,8 +245,13 @@ def train(
         return new
     raise UserError(
         f"the new run ended at update {new.last_step} of {past.last_step}: {run.reason()}",
-        advice="fix the reported error, then repeat the command",
+        advice=advice_to_repeat(past),
     )
+
+
+def advice_to_repeat(past: PastRun) -> str:
+    """Return what to do after the new run has failed."""
+    return f"{PATHS_ADVICE if past.is_published else FIX_ADVICE}, then repeat the command"
 
 
 def is_far_enough(output: Path, past: PastRun) -> bool:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from common.errors import UserError
+from common.json_files import write_json
 from common.tools.reproduce import reproduction
 from common.tools.reproduce.facts import differences_of
-from common.tools.reproduce.past_run import PastRun
-from common.tools.reproduce.reproduction import DifferenceReporter, ReproductionRequest, claim
+from common.tools.reproduce.past_run import NO_FOLDER, PastRun
+from common.tools.reproduce.reproduction import (
+    DifferenceReporter,
+    ReproductionRequest,
+    claim,
+    train,
+)
 from tests.unit.tools.reproduce.made_up_runs import write_past_run
 
 DATA = {"name": "digits", "fingerprint": "one"}
@@ -60,3 +68,42 @@ def test_interrupted_reproduction_keeps_the_time_of_its_start(
     first = claim(request, past)
     assert first.began == "2026-01-01T00:00:00+00:00"
     assert claim(request, past) == first
+
+
+class FailingRun:
+    """A launched run that ends after its first row, because its data are gone."""
+
+    def __init__(self, command: list[str], directory: Path, environment: dict[str, str]) -> None:
+        write_past_run(directory, losses=(1.5,))
+        write_json(directory / "status.json", {"status": "failed", "run_id": directory.name})
+        (directory / "summary.json").unlink()
+
+    def follow(self) -> Iterator[None]:
+        yield from ()
+
+    def close(self) -> None:
+        pass
+
+    def reason(self) -> str:
+        return "the data are gone"
+
+
+@pytest.mark.parametrize(
+    ("folder", "advice"),
+    [
+        ("/nowhere", "fix the reported error, then repeat the command"),
+        (NO_FOLDER, "if data or a checkpoint are missing on this machine, add --dataset PATH"),
+    ],
+)
+def test_run_that_ends_midway_gets_the_advice_of_its_kind(
+    folder: str, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A published run has names in the place of paths, which may be missing at any update."""
+    attempt = {"trees": [{"folder": folder, "commit": "ab" * 20}]}
+    past = write_past_run(tmp_path / "past", data=DATA, attempt=attempt)
+    monkeypatch.setattr(reproduction, "LaunchedRun", FailingRun)
+    request = ReproductionRequest(past.directory, tmp_path / "new", (), None, False)
+    with pytest.raises(UserError) as refused:
+        train(request, past, [], {}, DifferenceReporter(past, past, []))
+    assert "ended at update 2 of 6: the data are gone" in refused.value.message
+    assert refused.value.advice.startswith(advice)
