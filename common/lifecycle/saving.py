@@ -84,7 +84,6 @@ def restore(started: StartedRun, resume_path: Path, saved_objective: str) -> Sta
         or if the number of processes has changed.
     """
     context = started.context
-    best = context.best
     last_checkpoint = named_checkpoint(resume_path)
     # Each rank reads files of its own. Rank 0 notes in `status.json` only afterwards that the run
     # goes on: it must not overwrite the note that another rank has failed.
@@ -102,23 +101,32 @@ def restore(started: StartedRun, resume_path: Path, saved_objective: str) -> Sta
         return None
     context.agreement.note_checkpoint()
     if restored.has_lost_best:
-        # Reset the search for the best model to its state before the first evaluation.
-        no_best = Best(context.objective, best.is_kept)
-        best.load_state_dict(no_best.state_dict())
-    best.insist_on(context.checkpoints.lasting_receipts, context.directory.path)
+        forget_lost_best(context)
+    context.best.insist_on(context.checkpoints.lasting_receipts, context.directory.path)
     world_size_before = len(restored.manifest.ranks)
-    world_size = context.accelerator.num_processes
-    if world_size_before != world_size:
-        accumulation = context.config.gradient_accumulation_steps
-        processes = counted(world_size, "process", "processes")
-        batches = counted(accumulation, "batch", "batches")
-        say(
-            f"the run continues with {processes} instead of {world_size_before}; each update still "
-            f"has the same samples, with {batches} accumulated"
-        )
+    if world_size_before != context.accelerator.num_processes:
+        say_other_world_size(context, world_size_before)
         return None
     # The generators were restored with the other parts. The rest of the start may use them.
     return context.random.state_dict()
+
+
+def forget_lost_best(context: Context) -> None:
+    """Reset the search for the best model to its state before the first evaluation."""
+    best = context.best
+    no_best = Best(context.objective, best.is_kept)
+    best.load_state_dict(no_best.state_dict())
+
+
+def say_other_world_size(context: Context, world_size_before: int) -> None:
+    """Say on rank 0 that a run continues with another number of processes."""
+    accumulation = context.config.gradient_accumulation_steps
+    processes = counted(context.accelerator.num_processes, "process", "processes")
+    batches = counted(accumulation, "batch", "batches")
+    say(
+        f"the run continues with {processes} instead of {world_size_before}; each update still "
+        f"has the same samples, with {batches} accumulated"
+    )
 
 
 def named_checkpoint(resume_path: Path) -> str | None:

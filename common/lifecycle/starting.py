@@ -32,6 +32,7 @@ from common.run_directory.records import (
     read_record,
 )
 from common.track import facts
+from common.track.card import flags_given
 from common.track.names import Facts
 from common.training.batch_size import (
     attempt,
@@ -66,18 +67,21 @@ def start(
     profiler = make_profiler(context, plan)
     keep_own_parts(context, loaded)
     context.resolution.resolve(**facts.flags_of(loaded.data))
-    saved = config_to_resume(context)
+    earlier_config = config_to_resume(context)
     # A resume compares these facts with those of its checkpoint, before they are written.
-    saved_config = compose_run_config(context, loaded, plan, kept, description, memory_plan, saved)
+    saved_config = compose_run_config(
+        context, loaded, plan, kept, description, memory_plan, earlier_config
+    )
     started = StartedRun(
         context, loaded, plan, kept, description, memory_plan, profiler, saved_config
     )
     random_states = None
-    if saved is not None and config.resume is not None:
-        random_states = restore(started, Path(config.resume), saved.objective)
+    if earlier_config is not None and config.resume is not None:
+        random_states = restore(started, Path(config.resume), earlier_config.objective)
         if context.progress.global_step > 0:
-            tell_other_device(saved.environment.device_type, context.accelerator.device.type)
-    started = replace(started, saved_config=write_run_config(started, saved))
+            device_before = earlier_config.environment.device_type
+            tell_other_device(device_before, context.accelerator.device.type)
+    started = replace(started, saved_config=write_run_config(started, earlier_config))
     context.logs.start(config, started.saved_config, position)
     tell_unknown_contents(started.saved_config)
     seed_generators(context, random_states)
@@ -170,22 +174,24 @@ def compose_run_config(
     kept: KeptParts,
     description: Facts,
     memory_plan: MemoryPlan,
-    saved: RunConfig | None,
+    earlier_config: RunConfig | None,
 ) -> RunConfig:
     """Return the contents of `config.json`, except for the recipe's source.
 
     Args:
-        saved: the contents that an earlier attempt wrote; None on a first start.
+        earlier_config: the contents that an earlier attempt wrote; None on a first start.
     """
     config = context.config
     meters = context.meters
     placement = loaded.loaders["train"].placement
     parameters = sum(parameter.numel() for parameter in kept.bare_model.parameters())
-    return facts.collect(
-        context.recipe,
-        config,
-        context.resolution.given,
-        saved,
+    given = facts.given_of_first_start(context.resolution.given, earlier_config)
+    run_config = RunConfig(
+        recipe=context.recipe,
+        config=json_safe(vars(config)),
+        given=json_safe(given),
+        command=f"{context.recipe}.py {flags_given(config, given, all_of_them=True)}",
+        wandb_run_id=facts.wandb_run_id_of(earlier_config),
         run_id=context.directory.run_id,
         environment=facts.environment(config, context.accelerator, placement),
         objective=str(context.objective),
@@ -195,9 +201,11 @@ def compose_run_config(
         memory_plan=memory_plan.facts(),
         peak=PeakRate(tflops=meters.peak, source=meters.peak_source),
     )
+    compared = facts.compared_otherwise(config)
+    return run_config.model_copy(update={"compared": compared}) if compared else run_config
 
 
-def write_run_config(started: StartedRun, saved: RunConfig | None) -> RunConfig:
+def write_run_config(started: StartedRun, earlier_config: RunConfig | None) -> RunConfig:
     """Add what the run begins with to the contents of `config.json`, write and return them.
 
     `status.json` says from now on that the run is at the present step. The provenance of this
@@ -208,35 +216,36 @@ def write_run_config(started: StartedRun, saved: RunConfig | None) -> RunConfig:
     step = context.progress.global_step
     if read_status(directory.path).status == "running":  # no rank has failed
         directory.write_status("running", step)
-    saved_source = Source() if saved is None else saved.source
+    saved_source = Source() if earlier_config is None else earlier_config.source
     source = context.source.record(directory, saved_source, step)
-    beginning = {"source": source, "initial_weights": initial_weights(started, saved)}
+    beginning = {"source": source, "initial_weights": initial_weights(started, earlier_config)}
     saved_config = started.saved_config.model_copy(update=beginning)
     directory.write(CONFIG, saved_config.to_json())
-    changes = changed_flags(context.config, saved)
+    changes = changed_flags(context.config, earlier_config)
     context.provenance.begin(step, saved_config.environment, changes)
     return saved_config
 
 
-def changed_flags(config: TrainingConfig, saved: RunConfig | None) -> Flags:
+def changed_flags(config: TrainingConfig, earlier_config: RunConfig | None) -> Flags:
     """Return the flags on which results depend and that a resume has changed."""
-    if saved is None:
+    if earlier_config is None:
         return {}
+    flags_before = earlier_config.config
     return {
         name: value
         for name, value in json_safe(vars(config)).items()
-        if role_of(type(config), name).compared and value != saved.config.get(name, value)
+        if role_of(type(config), name).compared and value != flags_before.get(name, value)
     }
 
 
-def initial_weights(started: StartedRun, saved: RunConfig | None) -> str | None:
+def initial_weights(started: StartedRun, earlier_config: RunConfig | None) -> str | None:
     """Return the digest of the weights that training starts with, on rank 0.
 
     A resume returns the one that the run has saved.
     """
     context = started.context
-    if saved is not None and context.progress.global_step > 0:
-        return saved.initial_weights
+    if earlier_config is not None and context.progress.global_step > 0:
+        return earlier_config.initial_weights
     if context.config.evaluate_only or not context.accelerator.is_main_process:
         return None
     return digest_of_model(context.accelerator.bare(started.kept.bare_model))

@@ -239,21 +239,21 @@ def newest_unfinished(config: ResumableConfig, recipe: str) -> Path | None:
     with_other_flags: list[tuple[Path, list[str]]] = []
     edited: list[tuple[Path, EditedConfigError]] = []
     for path in sorted(Path("runs").glob(f"*/{CONFIG}"), key=os.path.getmtime, reverse=True):
-        with contextlib.suppress(UserError):  # the run is another recipe's, or damaged
-            run = read_run(path.parent, type(config), recipe)
-            if is_finished(path.parent, run):
-                continue
-            try:
-                insist_on_written_config(path.parent, run.contents)
-            except EditedConfigError as refusal:
-                edited.append((path.parent, refusal))
-                continue
-            saved_flags = fixed_flags(type(config), run.given)
-            differences = differing_flags(saved_flags, values_in(config, saved_flags))
-            if not differences:
-                return path.parent
-            phrases = in_words(differences, "{flag} {saved} there and {present} here")
-            with_other_flags.append((path.parent, phrases))
+        directory = path.parent
+        run = read_run_if_possible(directory, type(config), recipe)
+        if run is None or is_finished(directory, run):
+            continue
+        try:
+            insist_on_written_config(directory, run.contents)
+        except EditedConfigError as refusal:
+            edited.append((directory, refusal))
+            continue
+        saved_flags = fixed_flags(type(config), run.given)
+        differences = differing_flags(saved_flags, values_in(config, saved_flags))
+        if not differences:
+            return directory
+        phrases = in_words(differences, "{flag} {saved} there and {present} here")
+        with_other_flags.append((directory, phrases))
     refuse_to_begin_again(edited, with_other_flags)
     return None
 
@@ -334,6 +334,13 @@ def read_run(directory: Path, config_class: type, recipe: str) -> SavedRun:
     given = known_flags(config_class, record.given, path)
     # If `given` lacks flags, their resolved values take their place.
     return SavedRun(resolved, resolved | given, record, contents)
+
+
+def read_run_if_possible(directory: Path, config_class: type, recipe: str) -> SavedRun | None:
+    """Read a run's `config.json`; None if the run is another recipe's, or its file is damaged."""
+    with contextlib.suppress(UserError):
+        return read_run(directory, config_class, recipe)
+    return None
 
 
 def known_flags(config_class: type, flags: Flags, path: Path) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""Collects the contents of `config.json`: the flags, and everything the figures depend on."""
+"""Finds what `config.json` says: how the flags were stated, and the environment of the run."""
 
 import platform
 import secrets
@@ -12,76 +12,37 @@ import torch
 from common.config import TrainingConfig
 from common.data.batch import Data
 from common.flags import role_of
-from common.json_files import json_safe
 from common.run_directory.code_tree import commit_of
-from common.run_directory.records import (
-    Architecture,
-    DataFacts,
-    Environment,
-    Flags,
-    MemoryPlanFacts,
-    PeakRate,
-    PlanFacts,
-    RunConfig,
-)
+from common.run_directory.records import Environment, Flags, RunConfig
 from common.system.devices import device_name
 from common.system.machine import processor_kind
-from common.track.card import flags_given
 from common.training.precision import running_precision
 from common.training.sharding import ShardingAccelerator
 
 PACKAGES = ("torch", "accelerate", "transformers", "datasets", "wandb", "numpy")
 
 
-def collect(
-    recipe: str,
-    config: TrainingConfig,
-    given: Flags,
-    saved: RunConfig | None,
-    *,
-    run_id: str,
-    environment: Environment,
-    objective: str,
-    data: DataFacts,
-    architecture: Architecture,
-    plan: PlanFacts,
-    memory_plan: MemoryPlanFacts | None,
-    peak: PeakRate,
-) -> RunConfig:
-    """Return the contents of `config.json`.
+def given_of_first_start(given: Flags, earlier_config: RunConfig | None) -> Flags:
+    """Return the flags as the run's first start stated them, without those that are gone since.
 
     Args:
-        recipe: the name of the recipe's file, without ``.py``.
-        config: the flags, with `auto` resolved.
-        given: the flags before anything resolved `auto`.
-        saved: the contents that the run's first attempt wrote; None on a first start.
-
-    The other arguments are fields of `RunConfig`.
+        given: the flags of this start, before anything resolved `auto`.
+        earlier_config: the contents of `config.json` that an earlier attempt wrote; None on a first
+            start.
     """
-    if saved is not None:  # take the first attempt's flags that the recipe still has
-        given = {name: saved.given[name] for name in saved.given if name in given}
-        wandb_run_id = saved.wandb_run_id
-    else:
-        # The id is chosen before the tracker starts, so that a run that is killed at once resumes
-        # the same W&B run.
-        wandb_run_id = secrets.token_hex(4)
-    run_config = RunConfig(
-        recipe=recipe,
-        config=json_safe(vars(config)),
-        given=json_safe(given),
-        command=f"{recipe}.py {flags_given(config, given, all_of_them=True)}",
-        wandb_run_id=wandb_run_id,
-        run_id=run_id,
-        environment=environment,
-        objective=objective,
-        data=data,
-        architecture=architecture,
-        plan=plan,
-        memory_plan=memory_plan,
-        peak=peak,
-    )
-    compared = compared_otherwise(config)
-    return run_config.model_copy(update={"compared": compared}) if compared else run_config
+    if earlier_config is None:
+        return given
+    earlier_given = earlier_config.given
+    return {name: earlier_given[name] for name in earlier_given if name in given}
+
+
+def wandb_run_id_of(earlier_config: RunConfig | None) -> str:
+    """Return the id of the run at W&B, which a first start chooses.
+
+    The id is chosen before the tracker starts, so that a run that is killed at once resumes the
+    same W&B run. See `given_of_first_start` for the argument.
+    """
+    return secrets.token_hex(4) if earlier_config is None else earlier_config.wandb_run_id
 
 
 def compared_otherwise(config: TrainingConfig) -> dict[str, bool]:
