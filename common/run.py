@@ -29,6 +29,7 @@ from common.lifecycle.evaluations import Evaluations
 from common.lifecycle.recording import log_interval, refuse_unread_flags
 from common.lifecycle.setup import set_up
 from common.lifecycle.stages import KeptParts, LoadedData, Stages, StartedRun, reached
+from common.lifecycle.trying_loss import try_loss
 from common.measure.flops import ComputeLoss
 from common.measure.memory import lift_limit
 from common.measure.values import Metrics
@@ -210,7 +211,7 @@ class Run:
         kept = self.kept
         context.agreement.request.save_first()
         if compute_loss is not None and not self.config.evaluate_only:
-            starting.try_loss(context, loaded, kept, compute_loss, couples_samples)
+            try_loss(context, loaded, kept, compute_loss, couples_samples)
         self.stages.started = starting.start(
             context, loaded, self.plan, kept, description, self.position
         )

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from accelerate.utils import set_seed
@@ -12,13 +11,11 @@ from common.checkpoints.state import State
 from common.config import TrainingConfig
 from common.console import say
 from common.data.iterable import IterableSamples
-from common.flag_reads import mark_read
 from common.flags import role_of
 from common.json_files import json_safe
 from common.lifecycle.initial_weights import digest_of_model
 from common.lifecycle.saving import restore
 from common.lifecycle.stages import Context, KeptParts, LoadedData, StartedRun
-from common.measure.flops import ComputeLoss
 from common.measure.memory_plan import MemoryPlan
 from common.profile.profiler import Profiler
 from common.run_directory.directory import read_status
@@ -34,14 +31,7 @@ from common.run_directory.records import (
 from common.track import facts
 from common.track.card import flags_given
 from common.track.names import Facts
-from common.training.batch_size import (
-    attempt,
-    batch_norm_sentence,
-    fit_batch_size,
-    refuse_unfit_loss,
-)
 from common.training.plan import Plan
-from common.training.precision import compute_dtype
 
 
 def start(
@@ -86,49 +76,6 @@ def start(
     tell_unknown_contents(started.saved_config)
     seed_generators(context, random_states)
     return started
-
-
-def try_loss(
-    context: Context,
-    loaded: LoadedData,
-    kept: KeptParts,
-    compute_loss: ComputeLoss,
-    couples_samples: bool,
-) -> None:
-    """Call the recipe's loss before training.
-
-    `--auto-batch-size` tries micro-batches with it, and the MFU needs the operations of a sample.
-    """
-    if context.config.auto_batch_size:
-        choose_batch_size(context, loaded, kept, compute_loss, couples_samples)
-    bare_model = context.accelerator.bare(kept.bare_model)
-    samples = loaded.loaders["train"].samples
-    dtype = compute_dtype(context.accelerator)
-    context.meters.find_flops(bare_model, compute_loss, samples, dtype)
-
-
-def choose_batch_size(
-    context: Context,
-    loaded: LoadedData,
-    kept: KeptParts,
-    compute_loss: ComputeLoss,
-    couples_samples: bool,
-) -> None:
-    """Choose the fastest micro-batch size with the same updates, for `--auto-batch-size`."""
-    config = context.config
-    model = kept.bare_model
-    train_loader = loaded.loaders["train"]
-    world_size = context.accelerator.num_processes
-    refuse_unfit_loss(model, train_loader, compute_loss, world_size, couples_samples)
-    try_size = partial(attempt, model, kept.optimizer, train_loader, compute_loss)
-    batch_size_before = config.batch_size
-    batch_size, accumulation = fit_batch_size(try_size, loaded.loaders, config, context.accelerator)
-    context.resolution.resolve(batch_size=batch_size, gradient_accumulation_steps=accumulation)
-    mark_read(config, "auto_batch_size")
-    sentence = batch_norm_sentence(model, batch_size_before, batch_size)
-    if sentence:
-        say(sentence)
-    context.meters.accumulate(accumulation)
 
 
 def make_profiler(context: Context, plan: Plan) -> Profiler:
