@@ -1,9 +1,10 @@
-"""This process's place in its job (rank, world size), and the machine's cores and network."""
+"""This process's place in its job (rank, world size); the machine's cores, network and clock."""
 
 import os
 import platform
 import socket
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 
 from common.system.platforms import usable_cores
@@ -113,3 +114,8 @@ def cpu_info() -> dict[str, str]:
         name, _, value = line.partition(":")
         info[name.strip()] = value.strip()
     return info
+
+
+def present_time() -> str:
+    """Return the time in UTC, to the second, in ISO 8601."""
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -50,6 +50,7 @@ STATISTICS = "common.tools.statistics"
 COMPARE = "common.tools.compare"
 LAUNCHING = "common.tools.launching"
 ROWS = "common.tools.rows"
+TENSORS = "common.tools.tensors"
 TUNE = "common.tools.tune"
 # The tools work on runs from outside. Each has its own list of what it may import besides itself.
 # `__main__` names the tools' modules as text, so that it imports only the one that runs.
@@ -60,6 +61,7 @@ TOOLS = {
     COMPARE: BASE | TRACKS | {PARSER, STATISTICS},
     RECIPE: BASE,
     ROWS: BASE | TRACKS,
+    TENSORS: set(),
     LAUNCHING: BASE | {COMPARE},
     TUNE: BASE | TRACKS | {PARSER, RECIPE, COMPARE, LAUNCHING, STATISTICS},
     "common.tools.workspace": BASE | TRACKS | {PARSER, COMPARE},
@@ -67,14 +69,12 @@ TOOLS = {
     "common.tools.predict": BASE
     | {PARSER, RECIPE}
     | {f"common.{room}" for room in ("data", "checkpoints", "models", "training")},
-    # It compares results bit by bit as a proof does.
     "common.tools.reproduce": BASE
     | TRACKS
-    | {PARSER, COMPARE, LAUNCHING, ROWS, "common.checkpoints"}
-    | {f"common.tools.prove.{module}" for module in ("receipt", "results")},
+    | {PARSER, COMPARE, LAUNCHING, ROWS, TENSORS, "common.checkpoints"},
     # It runs a recipe in a process of its own, and observes all that the recipe uses.
     "common.tools.prove": {f"common.{room}" for rooms in LEVELS for room in rooms}
-    | {PARSER, RECIPE, LAUNCHING, ROWS},
+    | {PARSER, RECIPE, LAUNCHING, ROWS, TENSORS},
 }
 
 

@@ -14,6 +14,7 @@ from common.digests import sha256_of_file
 from common.errors import UserError
 from common.run_directory.provenance import saved_attempts
 from common.sentences import writing
+from common.system.machine import present_time
 from common.system.platforms import command_line, shown_path
 from common.tools.prove import receipt as receipts
 from common.tools.prove.bench import Bench, Check, RunFailedError, RunSpec, Verdict
@@ -66,7 +67,7 @@ def prove(request: ProofRequest) -> bool:
     bench = Bench(recipe, folder, flags, request.seed)
     shown_flags = command_line(flag_words(flags.values))
     say(f"proof: {len(checks)} checks of {request.recipe} with {shown_flags}")
-    began = receipts.present_time()
+    began = present_time()
     start = time.monotonic()
     try:
         results = [run_check(check, bench) for check in checks]

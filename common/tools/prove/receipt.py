@@ -1,6 +1,5 @@
 """The receipt of a proof, `proof.json`: its checks and results, the code, and the machine."""
 
-from datetime import UTC, datetime
 from pathlib import Path
 
 from pydantic import Field
@@ -105,8 +104,3 @@ def is_edited(path: Path) -> bool | None:
 def hardware() -> tuple[str, int]:
     """Return the name of this machine's processor, and how many cores this process may use."""
     return processor_name(), usable_cores()
-
-
-def present_time() -> str:
-    """Return the time in UTC, to the second."""
-    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -7,7 +7,6 @@ from common.checkpoints.tensors import read_tensors
 from common.errors import UserError
 from common.objective import PREFIXES
 from common.run_directory.finished_model import WEIGHTS
-from common.tools.prove.results import first_differing_tensor
 from common.tools.reproduce.past_run import PastRun
 from common.tools.reproduce.receipt import (
     FigureDifference,
@@ -16,6 +15,7 @@ from common.tools.reproduce.receipt import (
     WeightsCompared,
 )
 from common.tools.rows import first_differing_figure, number_or_none, without_clock
+from common.tools.tensors import first_differing_tensor
 from common.track.names import is_proportion
 
 TOLERANCE = 0.02  # the relative tolerance for final figures that are not accuracies

@@ -15,10 +15,10 @@ from common.run_directory.provenance import machine_facts
 from common.run_directory.records import CONFIG
 from common.sentences import writing
 from common.system.devices import device_name
+from common.system.machine import present_time
 from common.system.platforms import shown_path
 from common.tools.launching.launched_run import LaunchedRun
 from common.tools.launching.stopping import stoppable
-from common.tools.prove.receipt import present_time
 from common.tools.reproduce.code import RestoredCode, restored_code
 from common.tools.reproduce.comparison import compare_final, compare_rows, compare_weights
 from common.tools.reproduce.conclusion import (

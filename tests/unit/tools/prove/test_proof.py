@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -41,7 +40,6 @@ from common.tools.prove.receipt import (
     write_receipt,
 )
 from common.tools.prove.report import badge, show_report, table
-from common.tools.prove.results import first_differing_tensor
 from common.tools.rows import MetricsRow, first_differing_row
 from tests.git_repository import commit_all
 from tests.launch import REPOSITORY
@@ -229,17 +227,6 @@ def test_rows_are_compared_without_the_clock() -> None:
     assert difference == "the row of update 3 has train/loss 0.5 and 0.25"
     assert first_differing_row([row], []) == "there are 1 and 0 rows"
     assert first_differing_row([row], [{"progress/global_step": 3}]) is not None
-
-
-def test_tensors_are_compared_by_their_bits() -> None:
-    first = {"a": torch.tensor([0.0, float("nan")]), "b": torch.ones(2, dtype=torch.bfloat16)}
-    same = {name: tensor.clone() for name, tensor in first.items()}
-    assert first_differing_tensor(first, same) is None
-    negative_zero = {**same, "a": torch.tensor([-0.0, float("nan")])}
-    assert first_differing_tensor(first, negative_zero) is not None
-    other = {**same, "b": torch.tensor([1.0, 1.5], dtype=torch.bfloat16)}
-    assert first_differing_tensor(first, other) == "1 of 2 tensors differ, b by up to 0.5"
-    assert first_differing_tensor(first, {"a": first["a"]}) == "only one of the runs has b"
 
 
 def receipt(*passed: bool | None) -> ProofReceipt:
