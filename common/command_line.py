@@ -41,7 +41,7 @@ GROUPS = {
 
 
 if TYPE_CHECKING:
-    from common.run_directory.resume import ResumableConfig
+    from common.run_directory.effective_batch import ResumableConfig
 
     class ParsableConfig(ResumableConfig, Protocol):
         """What the command line needs of a recipe's `Config`, which is a `TrainingConfig`."""
@@ -76,7 +76,7 @@ def parse_config(config_class: type[ConfigType], description: str | None = None)
         config = config_from_words(config_class, description, early)
         check_limits(config)
         if config.effective_batch_size is not None and not config.evaluate_only:
-            from common.run_directory.resume import with_effective_batch
+            from common.run_directory.effective_batch import with_effective_batch
 
             config = with_effective_batch(config, config.effective_batch_size)
         # This comes before `validate`, so that a flag which only `validate` reads counts as used.

@@ -1,12 +1,11 @@
 """Which run `--resume` means, and whether this command may go on with it."""
 
 import contextlib
-import math
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import Field, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import ClassVar, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple
 
 from common.console import say
 from common.errors import UserError
@@ -14,6 +13,7 @@ from common.files import locked
 from common.flags import from_json
 from common.json_files import JsonObject, read_json
 from common.run_directory.directory import INITIAL, LOCK, read_status
+from common.run_directory.effective_batch import Config, ResumableConfig, keep_effective_batch
 from common.run_directory.identity import EditedConfigError, insist_on_written_config, may_be_of_run
 from common.run_directory.records import (
     CONFIG,
@@ -31,24 +31,9 @@ from common.run_directory.saved_flags import (
     in_words,
     values_in,
 )
-from common.sentences import counted
 from common.system.machine import world_size
 from common.system.platforms import quoted
 from common.system.printable import listed
-
-
-class ResumableConfig(Protocol):
-    """The flags that a resume reads or sets. The `Config` of every recipe has them."""
-
-    __dataclass_fields__: ClassVar[dict[str, Field[object]]]
-    dataset: str
-    output_dir: str | None
-    batch_size: int
-    gradient_accumulation_steps: int
-    effective_batch_size: int | None
-
-
-Config = TypeVar("Config", bound=ResumableConfig)
 
 
 class SavedRun(NamedTuple):
@@ -357,80 +342,3 @@ def is_finished(directory: Path, run: SavedRun) -> bool:
     """Whether a run's own `status.json` says that the run is finished."""
     status = read_status(directory)
     return status.status == "finished" and may_be_of_run(status.run_id, run.record.run_id)
-
-
-def keep_effective_batch(config: Config, defaults: Config, effective_batch: int) -> Config:
-    """Return the configuration whose updates have as many samples as those of the saved run.
-
-    Args:
-        defaults: the flags of the saved run.
-
-    Raises:
-        UserError: the flags of the command line make updates of another size.
-    """
-    if config.effective_batch_size not in (None, effective_batch):
-        raise UserError(
-            (
-                f"--effective-batch-size {config.effective_batch_size} can't be used, because each "
-                f"update of the run to resume has {effective_batch} samples"
-            ),
-            advice="leave --effective-batch-size out, or start another run without --resume",
-        )
-    batch_size = config.batch_size
-    accumulation = config.gradient_accumulation_steps
-    saved_sizes = (defaults.batch_size, defaults.gradient_accumulation_steps)
-    # Unless the flags themselves choose other sizes, the accumulation follows from the batch.
-    if config.effective_batch_size or (batch_size, accumulation) == saved_sizes:
-        return with_effective_batch(config, effective_batch)
-    processes = world_size()
-    product = batch_size * accumulation * processes
-    if product != effective_batch:
-        raise UserError(
-            (
-                f"each update of the run to resume has {effective_batch} samples, but --batch-size "
-                f"{batch_size} × --gradient-accumulation-steps {accumulation} × "
-                f"{counted(processes, 'process', 'processes')} is {product}"
-            ),
-            advice=(
-                "leave --batch-size and --gradient-accumulation-steps out, or choose them so that "
-                f"the product is {effective_batch}"
-            ),
-        )
-    return config
-
-
-def with_effective_batch(config: Config, effective_batch: int) -> Config:
-    """Return the configuration that accumulates updates of `effective_batch` samples.
-
-    Raises:
-        UserError: no number of micro-batches makes such updates.
-    """
-    processes = world_size()
-    batch_size = config.batch_size
-    if batch_size < 1:  # `check_limits` refuses such a size with its own sentence
-        return replace(config, gradient_accumulation_steps=effective_batch // processes)
-    if effective_batch % (batch_size * processes) == 0:
-        accumulation = effective_batch // (batch_size * processes)
-        return replace(config, gradient_accumulation_steps=accumulation)
-    if effective_batch % processes:
-        advice = f"start a number of processes by which {effective_batch} can be divided, such as 1"
-    else:
-        advice = f"pass --batch-size {nearest_divisor(effective_batch // processes, batch_size)}"
-    raise UserError(
-        (
-            f"each update has {effective_batch} samples, which is not a multiple of "
-            f"{batch_size * processes} (--batch-size {batch_size} × "
-            f"{counted(processes, 'process', 'processes')})"
-        ),
-        advice=advice,
-    )
-
-
-def nearest_divisor(number: int, size: int) -> int:
-    """Return the divisor of `number` whose ratio to `size` is closest to 1, up to twice `size`.
-
-    The divisor is the batch size to advise in place of `size`. A larger one may not fit into
-    memory.
-    """
-    divisors = (n for n in range(1, min(2 * size, number) + 1) if number % n == 0)
-    return min(divisors, key=lambda divisor: abs(math.log(divisor / size)), default=1)
