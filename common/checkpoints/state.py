@@ -1,60 +1,31 @@
 """Saves a run's state as named parts in checkpoints, and restores it bit for bit."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from accelerate.utils import extract_model_from_parallel
 from torch import nn
 
 from common.agreement import ask_rank_zero
-from common.checkpoints.description import PartDescription, describe, insist_on_same
+from common.checkpoints.description import PartDescription, describe
 from common.checkpoints.finished import choose, damaged_best, read_manifest
 from common.checkpoints.kinds import MODEL_ADVICE, Network, OptimizerState, RandomState, State
 from common.checkpoints.pack import pack, unpack
+from common.checkpoints.same_run import RunIdentity, insist_on_same_run
 from common.checkpoints.shards import is_sharded, parts_of, read_parts
 from common.checkpoints.store import Checkpoints, Contents
 from common.console import say, warn
 from common.errors import UserError
-from common.json_files import json_safe
 from common.run_directory.records import Manifest
-from common.run_directory.saved_flags import differing_flags, in_words
-from common.sentences import as_user_error, shortened
+from common.sentences import as_user_error
 
 if TYPE_CHECKING:  # importing it takes a second
     from torch.distributed.device_mesh import DeviceMesh
 
-MOST_SHOWN = 200  # characters of a value in a message
-SAME_DATA = "change the data back, or start another run from the weights with --init-from"
-
-
-class FixedFact(NamedTuple):
-    """A fact of a run that a resume must not change."""
-
-    name: str  # in `RunIdentity` and `Manifest`, or in their entry ``data``
-    subject: str  # the fact in words, for a message
-    advice: str  # for a resume that changes it; may have the saved value as ``{saved}``
-
-
-MUST_MATCH_ON_RESUME = (
-    FixedFact("recipe", "the recipe", "resume it with its own recipe, or start another run"),
-    # The best value so far is meaningless under another objective.
-    FixedFact(
-        "objective", "the objective", "change OBJECTIVE back in the recipe, or start another run"
-    ),
-    FixedFact("mixed_precision", "the mixed precision", "pass --mixed-precision {saved}"),
-    FixedFact(
-        "effective_batch_size",
-        "the effective batch size",
-        "restore the run's config.json from a backup",
-    ),
-    FixedFact("sizes", "the number of samples in the splits", SAME_DATA),
-    FixedFact("class_names", "the list of class names", SAME_DATA),
-    FixedFact("fingerprint", "the fingerprint of the data", SAME_DATA),
-)
 # The packages whose classes get a sentence in place of a traceback if their state does not fit. A
 # recipe's own classes keep their traceback.
 LIBRARY_PACKAGES = ("common.", "torch.", "accelerate.")
@@ -75,28 +46,6 @@ class LoadsFromRanks(Protocol):
     def state_dict(self) -> object: ...
 
     def load_from_ranks(self, states: list[Any], /) -> object: ...  # one state for each rank
-
-
-class RunIdentity(TypedDict):
-    """The facts of a running training, all of them known; they become entries of a manifest.
-
-    `Manifest` is the whole file as a resume reads it: it also has files and states, and may lack
-    any of these facts, because older versions did not write them.
-    """
-
-    run_id: str
-    recipe: str
-    model: str
-    objective: str
-    flags: dict[str, object]  # the flags that a resume can't change
-    parts_described: dict[str, PartDescription]
-    global_step: int
-    global_sample_index: int  # counted within the epoch
-    data: Mapping[str, object]  # facts of the data set, such as its sizes and fingerprint
-    effective_batch_size: int
-    world_size: int
-    mixed_precision: str
-    versions: dict[str, str]  # versions of packages, by name
 
 
 class Parts:
@@ -366,76 +315,3 @@ def restore_newest(
     parts.restore(path, manifest, checkpoints.world_size)
     checkpoints.go_on_from(path, manifest, without_best=has_lost_best)
     return Restored(manifest, has_lost_best)
-
-
-def insist_on_same_run(
-    path: Path, manifest: Manifest, run_facts: RunIdentity, saved_objective: str | None
-) -> None:
-    """Raise a `UserError` if this run differs from the checkpoint's in what a resume can't change.
-
-    See `restore_newest` for the arguments.
-    """
-    # Compare only the entries that the file has, and without the large ones that are not compared.
-    saved_facts = manifest.model_dump(exclude_unset=True, exclude={"parts", "ranks", "files"})
-    if saved_objective is not None:
-        saved_facts.setdefault("objective", saved_objective)
-    insist_on_facts(path, saved_facts, run_facts)
-    insist_on_flags(path, manifest.flags, run_facts["flags"])
-    insist_on_same(path, manifest.parts_described, run_facts["parts_described"])
-
-
-def insist_on_facts(path: Path, saved: Mapping[str, object], run_facts: RunIdentity) -> None:
-    """Raise a `UserError` for the first fact in `MUST_MATCH_ON_RESUME` that has changed.
-
-    Both sides have the facts of the data set in their entry ``data``. A fact that is not saved is
-    not compared: older versions saved fewer.
-    """
-    facts_before = dict(saved)
-    saved_data = saved.get("data")
-    if isinstance(saved_data, dict):
-        facts_before |= saved_data
-    facts_now = {**run_facts, **run_facts["data"]}
-    for fact in MUST_MATCH_ON_RESUME:
-        if fact.name not in facts_before:
-            continue
-        saved_value = facts_before[fact.name]
-        present_value = facts_now.get(fact.name)
-        if saved_value != present_value:
-            before, now = excerpts(saved_value, present_value)
-            raise UserError(
-                f"{path} can't be resumed, because {fact.subject} changed from {before} to {now}",
-                advice=fact.advice.format(saved=before),
-            )
-
-
-def excerpts(before: object, now: object) -> tuple[str, str]:
-    """Return two differing values as texts, cut so that their first difference can be seen."""
-    texts = (str(before), str(now))
-    if max(map(len, texts)) <= MOST_SHOWN:
-        return texts
-    pairs = zip(*texts, strict=False)
-    is_equal = [character == character_now for character, character_now in pairs]
-    first_difference = is_equal.index(False) if False in is_equal else len(is_equal)
-    start = max(0, first_difference - MOST_SHOWN // 2)
-    ellipsis = "…" if start else ""
-    shown_before, shown_now = (ellipsis + shortened(text[start:], MOST_SHOWN) for text in texts)
-    return shown_before, shown_now
-
-
-def insist_on_flags(
-    path: Path, saved_flags: Mapping[str, object] | None, present_flags: Mapping[str, object]
-) -> None:
-    """Raise a `UserError` if flags have different values from the saved ones.
-
-    This happens if a user edits `config.json`, for example. A local data set may have moved: it is
-    recognised by its fingerprint, not by its path.
-    """
-    if saved_flags is None:
-        return  # older versions did not save their flags
-    changes = differing_flags(saved_flags, json_safe(present_flags), is_moved_data_fine=True)
-    if changes:
-        phrases = in_words(changes, "{flag} was {saved} and is {present} now")
-        raise UserError(
-            f"{path} can't be resumed with different flags from before ({', '.join(phrases)})",
-            advice="change these values back in the run's config.json, or start another run",
-        )

@@ -4,7 +4,8 @@ from pathlib import Path
 
 from common.agreement import do_on_each_rank
 from common.checkpoints.kinds import State
-from common.checkpoints.state import RunIdentity, restore_newest
+from common.checkpoints.same_run import RunIdentity
+from common.checkpoints.state import restore_newest
 from common.config import TrainingConfig
 from common.console import DISPLAY, say
 from common.lifecycle.stages import Context, StartedRun

@@ -279,8 +279,8 @@ class Manifest(Record):
     """`manifest.json` of a checkpoint: its files and the state of its parts, except tensors.
 
     A resume checks the digest on the JSON in the file, and parses it afterwards. The facts of the
-    training that wrote it are those of `RunIdentity` in `common.checkpoints.state`, each optional
-    here, because files of older versions lack some.
+    training that wrote it are those of `RunIdentity` in `common.checkpoints.same_run`. Each is
+    optional here, because files of older versions lack some.
     """
 
     global_step: int | None = None

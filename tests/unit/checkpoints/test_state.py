@@ -19,7 +19,8 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from common.checkpoints.finished import newest_whole, read_manifest
 from common.checkpoints.kinds import RandomState
-from common.checkpoints.state import Parts, excerpts
+from common.checkpoints.same_run import excerpts
+from common.checkpoints.state import Parts
 from common.checkpoints.store import Checkpoints
 from common.checkpoints.tensors import read_tensors, write_tensors
 from common.errors import UserError

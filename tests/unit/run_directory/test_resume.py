@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from common.checkpoints.state import insist_on_flags
+from common.checkpoints.same_run import insist_on_flags
 from common.digests import signed
 from common.errors import UserError
 from common.files import locked
