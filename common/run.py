@@ -19,13 +19,18 @@ from common.config import TrainingConfig
 from common.console import DISPLAY
 from common.data.batch import Batch, Data, Work, refuse_unread
 from common.data.loader import Loader, RunSignals, make_loaders
-from common.data.order import TrainingOrder
 from common.errors import Preempted, UserError
 from common.flag_reads import mark_read, record_reads
 from common.lifecycle import ending, keeping, saving, starting
 from common.lifecycle.closing import close_after
 from common.lifecycle.error_report import announce_error, report_once
 from common.lifecycle.evaluations import Evaluations
+from common.lifecycle.misuse import (
+    insist_on_name,
+    no_update_error,
+    training_order_of,
+    unfinished_error,
+)
 from common.lifecycle.recording import log_interval, refuse_unread_flags
 from common.lifecycle.setup import set_up
 from common.lifecycle.stages import KeptParts, LoadedData, Stages, StartedRun, reached
@@ -92,6 +97,7 @@ class Run:
         self.evaluations = Evaluations(context, rehearse)
         self.are_flags_checked = False  # becomes true after the first update
         self.stages = Stages()  # filled in by the calls below
+        self.is_finish_called = False
         self.early_stopping: EarlyStopping | None = None
         # The work of the present batch, and the seconds for which the loop waited for it.
         self.present_work: tuple[Work, float] | None = None
@@ -161,8 +167,7 @@ class Run:
             default_epochs: the number of epochs where no flag states one, by the name of the data
                 set, with ``"other"`` for all other data sets.
         """
-        order = train_loader.order
-        assert isinstance(order, TrainingOrder)
+        order = training_order_of(train_loader, "run.make_plan(train_loader, DEFAULT_EPOCHS)")
         plan = Plan(self.config, order, self.data.name, default_epochs)
         self.context.resolution.resolve(epochs=plan.epochs)
         self.stages.plan = plan
@@ -206,6 +211,7 @@ class Run:
             couples_samples: whether a sample's loss depends on the others of its micro-batch, as
                 in contrastive learning. Then `--auto-batch-size` is refused.
         """
+        insist_on_name(description)
         context = self.context
         loaded = self.loaded
         kept = self.kept
@@ -224,7 +230,13 @@ class Run:
     # In the loop
 
     def batches(self, loader: Loader) -> Iterator[Batch]:
-        """Yield training batches from the present update to the end of the run."""
+        """Yield training batches from the present update to the end of the run.
+
+        Raises:
+            UserError: the loader is one of an evaluation, or the loop recorded no update in a whole
+                epoch.
+        """
+        training_order_of(loader, "run.batches(train_loader)")
         if self.config.evaluate_only:
             return
         started = self.started
@@ -234,6 +246,7 @@ class Run:
         started.kept.model.train()
         self.context.meters.start()
         while progress.global_step < total_steps:
+            first_step = progress.global_step
             epoch, step_in_epoch = divmod(progress.global_step, started.plan.updates_per_epoch)
             epoch_batches = loader.epoch(epoch, step_in_epoch)
             batches = started.profiler.watch(epoch_batches, loader, progress.global_step)
@@ -251,19 +264,17 @@ class Run:
                     yield batch
                 rehearsal.end()
                 if self.context.agreement.stopping:
-                    self.leave()
+                    self.save_and_leave()  # saves nothing if the loop has saved this update
+            if progress.global_step == first_step:
+                raise no_update_error()
         self.context.meters.stopwatch.stop()
 
-    def leave(self) -> None:
-        """End this process by `Preempted`, once its last checkpoint is written."""
+    def save_and_leave(self) -> None:
+        """Save, and end this process by `Preempted`, once the checkpoint is written."""
+        self.save()
         self.context.meters.stopwatch.stop()
         self.checkpoints.wait()
         self.context.agreement.stop(self.progress.global_step)
-
-    def save_and_leave(self) -> None:
-        """Save and end this process; `Evaluations` calls this for a request to stop."""
-        self.save()
-        self.leave()
 
     def clip_grad_norm_(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Clip the gradients' global norm in place; skip the update if the norm is not finite."""
@@ -426,6 +437,7 @@ class Run:
             TrainingError: the final evaluation misses `--target`. The model is exported all the
                 same.
         """
+        self.is_finish_called = True
         ending.finish(self.started, self.evaluations, evaluation, self.log_training)
 
     def __enter__(self) -> Self:
@@ -442,7 +454,19 @@ class Run:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Note in `status.json` and at the tracker how the run ended; leave the process group."""
+        """Note in `status.json` and at the tracker how the run ended; leave the process group.
+
+        Raises:
+            UserError: the recipe started a run and did not finish it.
+        """
+        if error is None and self.stages.started is not None and not self.is_finish_called:
+            unfinished = unfinished_error(self.directory.path)
+            self.close(unfinished)
+            raise unfinished
+        self.close(error)
+
+    def close(self, error: BaseException | None) -> None:
+        """Note how the run ended, and give back what it holds."""
         DISPLAY.close()
         request = self.context.agreement.request
         stages = self.stages

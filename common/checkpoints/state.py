@@ -78,13 +78,14 @@ class Parts:
         the state of rank 0.
 
         Raises:
-            ValueError: the name is taken, or it has characters that are not letters, digits or "-".
+            UserError: the name is taken, or it has characters that are not letters, digits or "-".
             TypeError: the state has a value that a checkpoint can't hold.
         """
         is_taken = name in self.shared or name in self.of_rank
         if is_taken or not re.fullmatch(r"(?!rank-|frozen-)[\w-]+", name):
-            raise ValueError(
-                f"a part can't be named {name!r}: choose another name of letters, digits and dashes"
+            raise UserError(
+                f"run.keep(...) got a part named {name!r}, which the run can't use as a name",
+                advice="choose another name, of letters, digits and dashes",
             )
         if isinstance(part, nn.Module):
             module: nn.Module = extract_model_from_parallel(part)

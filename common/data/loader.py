@@ -151,8 +151,16 @@ class Loader:
         return self.samples.finish(batch, samples, 0)
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yield each batch of an evaluation, until a request to stop ends the evaluation."""
-        assert isinstance(self.order, EvaluationOrder)
+        """Yield each batch of an evaluation, until a request to stop ends the evaluation.
+
+        Raises:
+            UserError: this is the loader for training.
+        """
+        if not isinstance(self.order, EvaluationOrder):
+            raise UserError(
+                "a loop over train_loader itself is not saved in checkpoints",
+                advice="loop over run.batches(train_loader)",
+            )
         if self.signals.is_rehearsing():
             yield from self.rehearsed(self.rehearsal_of(self.order.micro_batches()))
             return

@@ -513,7 +513,7 @@ def test_invalid_part_names_are_refused(name: str) -> None:
     """A name may be taken already, or unusable as a file name."""
     parts = Parts(0)
     parts.add("model", nn.Linear(1, 1))
-    with pytest.raises(ValueError, match="can't be named"):
+    with pytest.raises(UserError, match="which the run can't use as a name"):
         parts.add(name, Counts())
 
 

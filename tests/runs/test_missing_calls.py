@@ -1,0 +1,82 @@
+"""A copy that has lost a call of `Run` says so in one sentence, or does what the call would do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.launch import REPOSITORY, Runner
+
+FLAGS = ("--dataset", "digits", "--hidden-sizes", 16, "--batch-size", 64, "--tracker", "none")
+RECORD = "            run.record(loss, metrics(logits, batch))\n"
+SAVE = "            if run.should_save:\n                run.save()\n"
+FINISH = "        run.finish(evaluate(run, model, test_loader))\n"
+STOP = """\
+            if run.progress.global_step == 3:
+                import os, signal
+                os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+def copy_with(folder: Path, *edits: tuple[str, str]) -> Path:
+    """Write a copy of the MLP in which texts are replaced by others."""
+    source = (REPOSITORY / "recipes" / "mnist_mlp.py").read_text()
+    for old, new in edits:
+        assert source.count(old) == 1, old
+        source = source.replace(old, new)
+    path = folder / "train.py"
+    path.write_text(source)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("edit", "sentence"),
+    [
+        ((RECORD, ""), "error: a whole epoch made no update, because the loop does not call "),
+        ((FINISH, ""), "error: the recipe did not call run.finish, so there is no final "),
+        (
+            ("run.make_plan(train_loader", "run.make_plan(test_loader"),
+            "error: the recipe trains on a loader for evaluations: call run.make_plan(",
+        ),
+        (
+            ("run.batches(train_loader)", "run.batches(test_loader)"),
+            "error: the recipe trains on a loader for evaluations: call run.batches(",
+        ),
+        (
+            ("run.batches(train_loader)", "train_loader"),
+            "error: a loop over train_loader itself is not saved in checkpoints: ",
+        ),
+        (
+            ("run.keep(model=model", "run.keep(log=model, model=model"),
+            "error: run.keep(...) got a part named 'log', which the run can't use as a name: ",
+        ),
+        (("run.start(description", "run.start({}"), "has no 'name' of the model: pass a dict"),
+    ],
+    ids=["record", "finish", "make_plan", "batches", "loader", "keep", "start"],
+)
+def test_a_missing_or_wrong_call_gives_one_sentence(
+    edit: tuple[str, str], sentence: str, runner: Runner, tmp_path: Path
+) -> None:
+    recipe = copy_with(tmp_path, edit)
+    run = runner.run(recipe, *FLAGS, "--epochs", 2, succeeds=False)
+    assert run.returncode == 1, run.explain()
+    assert sentence in " ".join(run.printed().split()), run.explain()
+    assert run.printed().count("error: ") == 1, run.explain()
+    assert "Traceback" not in run.printed(), run.explain()
+
+
+def test_a_stop_saves_without_a_call_of_save(runner: Runner, tmp_path: Path) -> None:
+    """The resumed run ends with the weights of a run that was never stopped."""
+    whole = runner.run("mnist_mlp", *FLAGS, "--max-steps", 8)
+    recipe = copy_with(tmp_path, (RECORD, RECORD + STOP), (SAVE, ""))
+    stopped = runner.run(recipe, *FLAGS, "--max-steps", 8, succeeds=False)
+    assert stopped.returncode == 75, stopped.explain()
+    assert "everything is saved" in stopped.printed(), stopped.explain()
+    resumed = runner.run(recipe, "--resume", stopped.directory, output_directory=False)
+    assert "error" not in resumed.printed()
+    weights = [
+        (directory / "model" / "model.safetensors").read_bytes()
+        for directory in (whole.directory, stopped.directory)
+    ]
+    assert weights[0] == weights[1]
