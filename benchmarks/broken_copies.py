@@ -90,7 +90,7 @@ def prove(broken: Broken) -> BrokenProof:
         command += ["--checks", ",".join(checks), "--updates", str(broken.updates)]
         command += ["--output", str(receipt_path), "--folder", str(Path(folder) / "runs")]
         start = time.perf_counter()
-        finished = subprocess.run(command, capture_output=True, text=True)
+        finished = subprocess.run(command, capture_output=True, encoding="utf-8")
         seconds = time.perf_counter() - start
         if not receipt_path.exists():
             raise SystemExit(f"{broken.name}: the proof wrote no receipt\n{finished.stderr}")
