@@ -12,7 +12,12 @@ from common.run_directory.saved_flags import differing_flags, in_words
 from common.sentences import shortened
 
 MOST_SHOWN = 200  # characters of a value in a message
-SAME_DATA = "change the data back, or start another run from the weights with --init-from"
+SAME_DATA = (
+    "change the data back, or start a new run, which may begin from the weights of a finished one "
+    "with --init-from runs/NAME"
+)
+# A resume takes these facts from `config.json`, so they change only if that file does.
+SAME_CONFIG = "restore the run's config.json from a backup"
 
 
 class FixedFact(NamedTuple):
@@ -20,7 +25,7 @@ class FixedFact(NamedTuple):
 
     name: str  # in `RunIdentity` and `Manifest`, or in their entry ``data``
     subject: str  # the fact in words, for a message
-    advice: str  # for a resume that changes it; may have the saved value as ``{saved}``
+    advice: str  # for a resume that changes it
 
 
 MUST_MATCH_ON_RESUME = (
@@ -29,12 +34,8 @@ MUST_MATCH_ON_RESUME = (
     FixedFact(
         "objective", "the objective", "change OBJECTIVE back in the recipe, or start another run"
     ),
-    FixedFact("mixed_precision", "the mixed precision", "pass --mixed-precision {saved}"),
-    FixedFact(
-        "effective_batch_size",
-        "the effective batch size",
-        "restore the run's config.json from a backup",
-    ),
+    FixedFact("mixed_precision", "the mixed precision", SAME_CONFIG),
+    FixedFact("effective_batch_size", "the effective batch size", SAME_CONFIG),
     FixedFact("sizes", "the number of samples in the splits", SAME_DATA),
     FixedFact("class_names", "the list of class names", SAME_DATA),
     FixedFact("fingerprint", "the fingerprint of the data", SAME_DATA),
@@ -102,7 +103,7 @@ def insist_on_facts(path: Path, saved: Mapping[str, object], run_facts: RunIdent
             before, now = excerpts(saved_value, present_value)
             raise UserError(
                 f"{path} can't be resumed, because {fact.subject} changed from {before} to {now}",
-                advice=fact.advice.format(saved=before),
+                advice=fact.advice,
             )
 
 

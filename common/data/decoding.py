@@ -201,7 +201,10 @@ def check_disk_space(needed_bytes: int, folder: Path) -> None:
                 f"the decoded images take {needed_bytes / 2**30:.1f} GiB, but {folder.parent} has "
                 "less free space"
             ),
-            advice="lower --image-size, or set XDG_CACHE_HOME to a folder on a larger disk",
+            advice=(
+                "set XDG_CACHE_HOME to a folder on a larger disk, or start a new run with a lower "
+                "--image-size"
+            ),
         )
 
 
@@ -309,9 +312,14 @@ def own_file(path: str, source: DataSource) -> str:
         datasets.config.HF_DATASETS_CACHE,
     )
     if not any(Path(file).is_relative_to(folder) for folder in allowed_folders):
+        advice = "pass a folder that contains the table and its images as --dataset"
+        if os.path.isdir(source.location):
+            advice = (
+                "copy the image into that folder and write its path there into the table, or "
+                "remove its row"
+            )
         raise UserError(
-            f"image {path} is not inside the folder of data set {source.location}",
-            advice="copy the image into that folder, or remove its row from the table",
+            f"image {path} is not inside the folder of data set {source.location}", advice=advice
         )
     return file
 

@@ -91,7 +91,10 @@ def find_checkpoint(config: CheckpointFlags, is_accelerated: bool) -> str:
         "there is no such folder, it is not cached, and the Hub has no such model or does not "
         "answer"
     )
-    advice = "pass a local folder or a Hub id, or --model scratch to train a small model"
+    advice = (
+        "check the id, the connection and HF_TOKEN; or start a new run with a local folder, or "
+        "with --model scratch to train a small model"
+    )
     raise UserError(f"--model {name} can't be loaded, because {reason}", advice=advice)
 
 

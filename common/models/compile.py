@@ -55,7 +55,11 @@ def refuse_device_without_compiler() -> None:
     device = default_device()
     if is_accelerator(device) and not has_compiler(device):
         raise UserError(
-            f"torch.compile does not support {device.type}", advice="leave --compile out"
+            f"torch.compile does not support {device.type}",
+            advice=(
+                "leave --compile out; on a resume, which keeps the flag, use a device that "
+                "torch.compile supports"
+            ),
         )
 
 

@@ -127,10 +127,13 @@ def shard(accelerator: ShardingAccelerator, config: TrainingConfig) -> None:
         UserError: `--auto-batch-size` is set.
     """
     if config.auto_batch_size:
+        advice = "leave --auto-batch-size out, and pass --batch-size N"
+        if config.resume is not None:  # it keeps the flag
+            advice = "resume this run without FSDP, or start a new run without --auto-batch-size"
         raise UserError(
             "--auto-batch-size can't be used with a sharded model, because each process tries "
             "sizes on its own",
-            advice="leave --auto-batch-size out, and pass --batch-size N",
+            advice=advice,
         )
     accelerator.shard_over_ranks(config.gradient_compression)
 
@@ -143,6 +146,8 @@ def prepare_cpu(config: TrainingConfig, precision: Precision) -> None:
     """
     if config.gradient_compression == "bf16":
         advice = "pass --gradient-compression fp16, or leave the flag out"
+        if config.resume is not None:  # it keeps the compression
+            advice = "resume this run on GPUs, or start a new run without this flag"
         raise UserError("--gradient-compression bf16 can't be used on a CPU", advice=advice)
     warn_of_slow_bf16(precision, config.resume is not None)
     torch.set_num_threads(cpu_threads(config.num_threads))

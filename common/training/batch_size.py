@@ -26,6 +26,7 @@ from common.system.devices import empty_cache, is_accelerator, synchronize_strea
 from common.system.machine import is_main_rank
 from common.tables import print_table
 from common.training.evaluation import keep_buffers
+from common.training.out_of_memory import one_sample_advice, placed_bytes
 
 MIN_SPEEDUP = 1.1  # a larger batch is only taken if it is this many times as fast
 MIN_SECONDS = 0.3  # seconds for which a size is timed, after a first pass
@@ -85,7 +86,7 @@ def fit_batch_size(
     memory.forget_peaks(loader.device)
     rates, peaks = combine_over_ranks(trials, sizes, accelerator)
     show_trials(rates, peaks)
-    chosen = choose_size(rates, requested, per_update)
+    chosen = choose_size(rates, config, loaders)
     accumulation = per_update // chosen
     if chosen != requested:
         reason = "does not fit" if chosen < requested else "is slower"
@@ -96,23 +97,30 @@ def fit_batch_size(
     return chosen, accumulation
 
 
-def choose_size(rates: Mapping[int, float], requested: int, per_update: int) -> int:
+def choose_size(
+    rates: Mapping[int, float], config: TrainingConfig, loaders: Mapping[str, Loader]
+) -> int:
     """Return the fastest size with the same updates; print a faster size that changes the updates.
 
     Args:
         rates: samples a second, by size. A rate is 0 if the size does not fit, -1 if a rank did not
             try it, and infinite if no rank did.
-        requested: the size that the flags ask for.
-        per_update: samples of an update on this rank.
+        config: the flags.
+        loaders: the run's loaders, by split.
 
     Raises:
         TrainingError: not even one sample fits.
     """
+    requested = config.batch_size
+    per_update = requested * config.gradient_accumulation_steps  # samples on this rank
     fitting = {size: rate for size, rate in rates.items() if 0 < rate < math.inf}
     same_updates = [size for size in fitting if per_update % size == 0]
     if not same_updates:
-        advice = "pass --gradient-checkpointing if it is off, or use a smaller model or samples"
-        raise TrainingError("out of memory even with one sample per batch", advice=advice)
+        data_bytes = placed_bytes(loaders["train"].device, loaders.values())
+        raise TrainingError(
+            "out of memory even with one sample per batch",
+            advice=one_sample_advice(config, has_placed_data=data_bytes > 0),
+        )
     # If the requested size does not fit, begin with the largest size that fits.
     start = requested if requested in fitting else same_updates[-1]
     chosen = fastest(fitting, same_updates, start)
@@ -223,7 +231,10 @@ def refuse_unfit_loss(
                 "--auto-batch-size can't be used, because compute_loss communicates with other "
                 f"processes ({finder.name}), while each process tries sizes on its own"
             ),
-            advice="leave --auto-batch-size out, and pass --batch-size N",
+            advice=(
+                "leave --auto-batch-size out, and pass --batch-size N; on a resume, which keeps "
+                "the flag, use one process"
+            ),
         )
 
 
@@ -240,8 +251,8 @@ def batch_norm_sentence(model: nn.Module, before: int, now: int) -> str | None:
         return None
     return (
         f"batch norm: its statistics are now those of {now} samples in place of {before}, so that "
-        f"updates are not quite the same; pass --batch-size {before} without --auto-batch-size "
-        "to keep them"
+        f"updates are not quite the same; a new run with --batch-size {before} and without "
+        "--auto-batch-size keeps them"
     )
 
 

@@ -133,12 +133,12 @@ class GradientGuard:
             if id(parameter) in not_updated:
                 raise UserError(
                     (
-                        f"{name.removeprefix('module.')} was unfrozen, but it is in no prepared "
-                        "optimizer"
+                        f"{name.removeprefix('module.')} was unfrozen, but no prepared optimizer "
+                        "has it, so it would not be trained"
                     ),
                     advice=(
-                        "create the optimizer (as with decay_groups) before layers are frozen, or "
-                        "add its layer with optimizer.add_param_group(...) before "
+                        "create the optimizer before you freeze layers, or add the parameters that "
+                        "you unfreeze later with optimizer.add_param_group({'params': ...}) before "
                         "accelerator.prepare"
                     ),
                 )
@@ -234,8 +234,8 @@ class GradientGuard:
                     "not applied"
                 ),
                 advice=(
-                    "lower --learning-rate or --max-grad-norm, or pass --mixed-precision no; "
-                    "also look for damaged samples in the data"
+                    "start a new run with a lower --learning-rate or --max-grad-norm, or with "
+                    "--mixed-precision no; also look for damaged samples in the data"
                 ),
             )
         if self.skipped_in_a_row >= MOST_SKIPS_IN_A_ROW:
@@ -244,7 +244,9 @@ class GradientGuard:
                     f"{self.skipped_in_a_row} fp16 updates in a row overflowed by update "
                     f"{global_step} and were not applied"
                 ),
-                advice="try --mixed-precision bf16, or a lower --learning-rate",
+                advice=(
+                    "start a new run with --mixed-precision bf16, or with a lower --learning-rate"
+                ),
             )
 
     def figures(self) -> dict[str, float]:

@@ -89,7 +89,8 @@ def refuse_launchers_compiler() -> None:
             problem,
             advice=(
                 "leave dynamo_backend out of the launcher's command or configuration file (and "
-                "unset ACCELERATE_DYNAMO_BACKEND if you set it), and pass --compile to the recipe"
+                "unset ACCELERATE_DYNAMO_BACKEND if you set it); to compile the model, pass "
+                "--compile to the recipe when you start a new run"
             ),
         )
 
@@ -151,7 +152,7 @@ def refuse_missing_processes(processes: int) -> None:
     expects_more = {"ACCELERATE_USE_CPU", "MASTER_ADDR"} <= {*os.environ}
     if expects_more and "WORLD_SIZE" not in os.environ and processes == 1:
         raise UserError(
-            "the launcher started one process, but was asked for more (or MASTER_ADDR is set but "
-            "should not be)",
+            "the launcher started one process, although its command or configuration asks for "
+            "several; or MASTER_ADDR is set, although there is only one process",
             advice=f"{LAUNCH}, or unset MASTER_ADDR if you set it yourself",
         )

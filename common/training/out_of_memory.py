@@ -27,21 +27,49 @@ def out_of_memory_error(
     """
     peak = memory.peak_memory(memory.memory_used(device))
     problem = f"out of memory at batch size {config.batch_size}, with a peak of {peak:,.0f} MiB"
-    placed_mib = sum(loader.placed_bytes for loader in loaders) / memory.MEBIBYTE
-    # On a CPU, the data lie in the host's memory in any case.
-    if is_accelerator(device) and placed_mib:
+    placed_mib = placed_bytes(device, loaders) / memory.MEBIBYTE
+    if placed_mib:
         problem += (
             f" (the data take {placed_mib:,.0f} MiB of it, or none with --data-placement workers)"
         )
-    smaller_model = smaller_model_advice(config)
     if config.batch_size == 1:
-        advice = f"pass --gradient-checkpointing if it is off, or {smaller_model}"
+        advice = one_sample_advice(config, has_placed_data=placed_mib > 0)
     else:
         is_even = config.batch_size % 2 == 0
         updates = "the same updates" if is_even else "almost the same updates"
         command = command_with_half_the_batch(config, directory)
-        advice = f"{smaller_model}, or make {updates} from half the batch size with: {command}"
+        advice = (
+            f"start a new run with {smaller_model(config)}, or make {updates} from half the batch "
+            f"size with: {command}"
+        )
     return TrainingError(problem, advice=advice, every_rank=True)
+
+
+def placed_bytes(device: torch.device, loaders: Iterable[Loader]) -> int:
+    """Return the bytes of the data that `--data-placement workers` would keep out of the memory.
+
+    On a CPU, the data lie in the host's memory in any case.
+    """
+    return sum(loader.placed_bytes for loader in loaders) if is_accelerator(device) else 0
+
+
+def one_sample_advice(config: TrainingConfig, has_placed_data: bool) -> str:
+    """Return advice for a run in which not even one sample per batch fits into memory.
+
+    A resume can't change what the model computes, so the advice names such flags for a new run.
+    Call this only for an error, because it reads `--gradient-checkpointing`: see
+    `common.flag_reads`.
+
+    Args:
+        has_placed_data: whether `--data-placement workers` would free memory.
+    """
+    remedies = ["end other programs that use this memory"]
+    if has_placed_data:
+        remedies.append("pass --data-placement workers")
+    changes = [] if config.gradient_checkpointing else ["--gradient-checkpointing"]
+    changes.append(smaller_model(config))
+    remedies.append(f"or start a new run with {' or '.join(changes)}")
+    return ", ".join(remedies)
 
 
 def command_with_half_the_batch(config: TrainingConfig, directory: Path) -> str:
@@ -57,13 +85,13 @@ def command_with_half_the_batch(config: TrainingConfig, directory: Path) -> str:
     return f"{command} --batch-size {batch_size} --gradient-accumulation-steps {accumulation}"
 
 
-def smaller_model_advice(config: TrainingConfig) -> str:
-    """Return advice to make the model or its samples smaller: the recipe's flags to lower."""
+def smaller_model(config: TrainingConfig) -> str:
+    """Return words for a smaller model or smaller samples: the recipe's flags to lower."""
     size_flags = [
         spelled(field.name)
         for field in fields(config)
         if stated(type(config), field.name)["role"] == "size"
     ]
     if not size_flags:
-        return "use a smaller model or smaller samples"
-    return f"lower {' or '.join(size_flags)}"
+        return "a smaller model or smaller samples"
+    return f"a lower {' or '.join(size_flags)}"

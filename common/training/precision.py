@@ -18,11 +18,8 @@ from common.system.devices import (
 )
 from common.training.loss_scale import SharedScaler
 
-# What an error adds about a precision that the device can't run.
-REMARKS: dict[Precision, str] = {
-    "fp16": " (Accelerate would silently train in fp32)",
-    "tf32": " (it needs a GPU such as NVIDIA's since Ampere, 2020)",
-}
+# What an error adds about TF32 on a device that can't run it.
+TF32_REMARK = " (it needs a GPU such as NVIDIA's since Ampere, 2020)"
 # What `auto` chooses, if the device has it, on accelerators whose matrix units are faster in 16
 # bits. NVIDIA and AMD: fp16. Intel: bf16, which needs no loss scale; torch's loss scale takes
 # float64, which many Intel GPUs lack. Apple is missing here, because its GPUs compute fp16 no
@@ -54,20 +51,18 @@ def choose_precision(
         precision = best if launcher_precision == "no" else launcher_precision
     else:
         precision = requested
-    advice = f"pass --mixed-precision {best}"
-    if resumes:
-        advice = (
-            "resume this run on a machine that supports it, or start another run from its model "
-            "with --init-from runs/NAME"
-        )
     if not is_offered(precision, use_cpu):
         asked_by = "--mixed-precision" if requested != "auto" else "the launcher's mixed_precision"
         is_on_cpu = use_cpu or not is_accelerator(default_device())
         device = "a CPU" if is_on_cpu else "this GPU"
-        raise UserError(
-            f"{asked_by} {precision} can't be used on {device}{REMARKS.get(precision, '')}",
-            advice=advice,
-        )
+        remark = TF32_REMARK if precision == "tf32" else ""
+        advice = f"pass --mixed-precision {best}"
+        if resumes:
+            advice = (
+                "resume this run on a machine that supports this precision, or start a new run "
+                f"with --mixed-precision {best}"
+            )
+        raise UserError(f"{asked_by} {precision} can't be used on {device}{remark}", advice=advice)
     return precision
 
 

@@ -61,7 +61,7 @@ def take_fsdp_request() -> bool:
             f"set it to {supported} in {launcher}" if supported else f"remove it from {launcher}"
         )
         if name == "ACTIVATION_CHECKPOINTING":
-            advice += ", and pass --gradient-checkpointing"
+            advice += ", and pass --gradient-checkpointing when you start a new run"
         setting = f"fsdp_{name.lower()}={value}"
         raise UserError(
             f"the launcher's setting {setting} is not supported by recipes", advice=advice

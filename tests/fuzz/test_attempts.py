@@ -166,7 +166,7 @@ def test_precision_that_the_machine_lacks_is_refused(
     (directory / "config.json").write_text(json.dumps(signed(facts)))
     error, _ = run("--resume", directory)
     assert isinstance(error, UserError)
-    assert "mixed precision changed from no to bf16: pass --mixed-precision no" in error.message
+    assert "mixed precision changed from no to bf16: restore the run's config" in error.message
 
 
 # One identity.

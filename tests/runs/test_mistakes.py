@@ -87,7 +87,7 @@ def test_launcher_that_starts_too_few_processes_is_refused(runner: Runner, tmp_p
     run = subprocess.run([*words, script], env=clean_environment(runner.folder), cwd=tmp_path,
                          capture_output=True, text=True, timeout=120)  # fmt: skip
     assert run.returncode != 0
-    assert run.stderr.count("error: the launcher started one process, but was asked for more") == 1
+    assert run.stderr.count("error: the launcher started one process, although its command") == 1
     assert "multi_cpu.yaml" in run.stderr
     assert not (tmp_path / "runs").exists()
 

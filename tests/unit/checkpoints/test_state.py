@@ -19,7 +19,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from common.checkpoints.finished import newest_whole, read_manifest
 from common.checkpoints.kinds import RandomState
-from common.checkpoints.same_run import excerpts
+from common.checkpoints.same_run import excerpts, insist_on_facts
 from common.checkpoints.state import Parts
 from common.checkpoints.store import Checkpoints
 from common.checkpoints.tensors import read_tensors, write_tensors
@@ -614,6 +614,30 @@ def test_excerpts_show_where_values_differ(prefix: str, before: str, now: str) -
     shown_before, shown_now = excerpts(prefix + before, prefix + now)
     assert (shown_before != shown_now) == (before != now)
     assert max(len(shown_before), len(shown_now)) <= 202  # with an ellipsis at both ends
+
+
+@pytest.mark.parametrize(
+    ("changes", "advice"),
+    [
+        ({"mixed_precision": "bf16"}, "restore the run's config.json from a backup"),
+        ({"effective_batch_size": 8}, "restore the run's config.json from a backup"),
+        (
+            {"data": {"fingerprint": "b"}},
+            "change the data back, or start a new run, which may begin from the weights of a "
+            "finished one with --init-from runs/NAME",
+        ),
+    ],
+)
+def test_advice_on_a_changed_fact_names_no_flag_that_a_resume_refuses(
+    changes: dict[str, Any], advice: str
+) -> None:
+    """Flags that a resume can't change are only for a new run."""
+    data = {"fingerprint": "a"}
+    saved: Any = {"mixed_precision": "no", "effective_batch_size": 4, "data": data}
+    insist_on_facts(Path("step-1"), saved, saved)
+    with pytest.raises(UserError, match="step-1 can't be resumed, because the ") as refused:
+        insist_on_facts(Path("step-1"), saved, saved | changes)
+    assert refused.value.advice == advice
 
 
 def test_errors_raised_by_a_part_keep_their_traceback(tmp_path: Path) -> None:

@@ -283,6 +283,17 @@ def test_row_with_a_path_elsewhere_is_refused(path: str, tmp_path: Path) -> None
     assert ("is not inside the folder of data set" in message) == is_outside
 
 
+def test_path_outside_of_a_single_file_has_advice_that_works(tmp_path: Path) -> None:
+    """A file alone has no folder for its images. In a folder, the row must name the copy."""
+    folder = write_image_parquet(tmp_path / "mine", {"train": grey_images(12, 0)})
+    Image.new("L", (8, 8)).save(tmp_path / "secret.png")
+    file = folder / "train-00000-of-00001.parquet"
+    replace_value(file, "image", 4, {"bytes": None, "path": str(tmp_path / "secret.png")})
+    assert "write its path there into the table" in refusal(lambda: images(folder))
+    advice = "pass a folder that contains the table and its images as --dataset"
+    assert advice in refusal(lambda: images(file))
+
+
 def test_row_with_a_path_inside_the_folder_is_read(tmp_path: Path) -> None:
     """Paths are relative to the folder, and the user may have linked a file into it."""
     folder = write_image_parquet(tmp_path / "mine", {"train": grey_images(12, 0)})

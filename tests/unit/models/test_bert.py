@@ -123,6 +123,7 @@ def test_named_model_is_never_replaced() -> None:
         choose_checkpoint(config, accelerator)  # type: ignore[arg-type]
     assert "nobody/nothing" in error.value.message
     assert "--model scratch" in error.value.message
+    assert "HF_TOKEN" in error.value.advice
     config.model = "auto"
     assert choose_checkpoint(config, accelerator) == "scratch"  # type: ignore[arg-type]
 

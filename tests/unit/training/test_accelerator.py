@@ -137,6 +137,36 @@ def test_emulated_bf16_is_warned_of(
     assert ("emulates bf16" in capsys.readouterr().out) == is_slow
 
 
+@pytest.mark.parametrize(
+    ("resume", "advice"),
+    [
+        (None, "pass --gradient-compression fp16, or leave the flag out"),
+        ("runs/mine", "resume this run on GPUs, or start a new run without this flag"),
+    ],
+)
+def test_compression_that_a_cpu_lacks_is_refused(
+    resume: str | None, advice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A resume can't change the flag, so it gets other advice."""
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    config = TrainingConfig(mixed_precision="no", gradient_compression="bf16", resume=resume)
+    with pytest.raises(UserError) as refused:
+        accelerator.build_accelerator(config)
+    assert refused.value.advice == advice
+
+
+@pytest.mark.parametrize(
+    ("resume", "advice"),
+    [(None, "leave --auto-batch-size out, and"), ("runs/mine", "resume this run without FSDP")],
+)
+def test_sharded_model_has_no_automatic_batch_size(resume: str | None, advice: str) -> None:
+    """A run that was begun without FSDP keeps the flag when it is resumed."""
+    config = TrainingConfig(auto_batch_size=True, resume=resume)
+    built: Any = SimpleNamespace()
+    with pytest.raises(UserError, match=f"can't be used with a sharded model, .*: {advice}"):
+        accelerator.shard(built, config)
+
+
 def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """More processes than GPUs are refused before CUDA reports an "invalid device ordinal"."""
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
@@ -161,7 +191,7 @@ def test_single_process_in_place_of_several_is_refused(
     for name in exported.keys() - os.environ.keys():
         monkeypatch.setenv(name, exported[name])
     if asked_for_more:
-        with pytest.raises(UserError, match=r"started one process, but was asked.*multi_cpu\.yaml"):
+        with pytest.raises(UserError, match=r"started one process, although.*multi_cpu\.yaml"):
             accelerator.build_accelerator(TrainingConfig(mixed_precision="no"))
     else:
         assert accelerator.build_accelerator(TrainingConfig(mixed_precision="no")) is alone

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,9 +15,11 @@ from torch import nn
 
 from common.config import TrainingConfig
 from common.errors import TrainingError, UserError
+from common.flags import flag
 from common.measure.memory import peaks
 from common.training import batch_size
 from common.training.batch_size import Trial, fit_batch_size, sizes_to_try
+from common.training.out_of_memory import one_sample_advice, out_of_memory_error, placed_bytes
 
 CPU = torch.device("cpu")
 
@@ -157,10 +160,48 @@ def test_resumed_run_keeps_its_size() -> None:
     assert fit({8: 50.0}, resume="runs/mine") == (8, [16, 8])
 
 
-def test_no_fitting_size_is_an_error() -> None:
-    """One sentence says that not even one sample fits."""
-    with pytest.raises(TrainingError, match="one sample per batch"):
-        fit({})
+@pytest.mark.parametrize("resume", [None, "runs/mine"])
+def test_no_fitting_size_is_an_error(resume: str | None) -> None:
+    """One sentence says that not even one sample fits, with flags only for a new run."""
+    with pytest.raises(TrainingError, match="one sample per batch") as refused:
+        fit({}, resume=resume)
+    assert refused.value.advice == (
+        "end other programs that use this memory, or start a new run with "
+        "--gradient-checkpointing or a smaller model or smaller samples"
+    )
+
+
+@dataclass(kw_only=True)
+class SizedConfig(TrainingConfig):
+    """Flags of a recipe that has a flag for the size of its samples."""
+
+    image_size: int = flag(32, role="size")
+
+
+def test_advice_for_one_sample_leaves_out_what_is_set() -> None:
+    """It names the placement only if data lie in the memory, and the recipe's flags of size."""
+    config = SizedConfig(gradient_checkpointing=True)
+    assert one_sample_advice(config, has_placed_data=True) == (
+        "end other programs that use this memory, pass --data-placement workers, or start a new "
+        "run with a lower --image-size"
+    )
+
+
+def test_data_of_a_cpu_are_not_placed_elsewhere() -> None:
+    """On a GPU, the loaders' data count."""
+    loaders: Any = [SimpleNamespace(placed_bytes=3), SimpleNamespace(placed_bytes=4)]
+    assert placed_bytes(CPU, loaders) == 0
+    assert placed_bytes(torch.device("cuda"), loaders) == 7
+
+
+@pytest.mark.parametrize(("size", "words"), [(1, "end other programs"), (6, "--batch-size 3")])
+def test_out_of_memory_in_training_names_what_helps(size: int, words: str, tmp_path: Path) -> None:
+    """Other sizes of the model or its samples need a new run."""
+    error = out_of_memory_error(SizedConfig(batch_size=size), tmp_path, CPU, [])
+    assert f"out of memory at batch size {size}, " in error.problem
+    assert words in error.advice
+    assert "start a new run with " in error.advice
+    assert "a lower --image-size" in error.advice
 
 
 def small_attempt(
@@ -233,7 +274,9 @@ def test_loss_that_communicates_is_refused(tmp_path: Path) -> None:
     )
     try:
         model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
-        with pytest.raises(UserError, match="communicates with other processes"):
+        with pytest.raises(
+            UserError, match=r"communicates.*: leave .* on a resume, .* one process"
+        ):
             batch_size.refuse_unfit_loss(model, small_loader(), loss_with_a_collective, 2, False)
         batch_size.refuse_unfit_loss(model, small_loader(), loss_of, 2, False)
         assert all(parameter.grad is None for parameter in model.parameters())

@@ -105,6 +105,18 @@ def test_precision_follows_flag_launcher_and_hardware(
         assert choose_precision(requested, use_cpu=not has_cuda) == expected
 
 
+def test_resumed_run_is_not_told_to_change_its_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A resume refuses another precision, so the flag is for a new run."""
+    monkeypatch.setattr("common.training.precision.cpu_has_bf16", lambda: False)
+    with pytest.raises(UserError) as refused:
+        choose_precision("fp16", use_cpu=True, resumes=True)
+    assert refused.value.problem == "--mixed-precision fp16 can't be used on a CPU"
+    assert refused.value.advice == (
+        "resume this run on a machine that supports this precision, or start a new run with "
+        "--mixed-precision no"
+    )
+
+
 @pytest.mark.parametrize("precision", ["bf16", "tf32"])
 def test_older_gpu_has_neither_bf16_nor_tf32(
     precision: str, monkeypatch: pytest.MonkeyPatch
