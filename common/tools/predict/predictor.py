@@ -28,7 +28,7 @@ from common.run_directory.records import (
     TextInput,
     parse_record,
 )
-from common.sentences import reading
+from common.sentences import counted, reading
 from common.tools.predict.loading import finished_model, load_model
 from common.training.accelerator import build_accelerator
 from common.training.precision import compute_dtype
@@ -127,11 +127,7 @@ class Predictor:
                 outputs_of_batches.append(logits.float().softmax(-1))
         except (RuntimeError, MemoryError) as error:
             if is_out_of_memory(error):
-                smaller = "pass a smaller --batch-size"
-                raise UserError(
-                    f"a batch of --batch-size {self.batch_size} does not fit into memory",
-                    advice=smaller if self.batch_size > 1 else "free some memory",
-                ) from None
+                raise self.out_of_memory_error(len(inputs)) from None
             raise
         # Batches hold samples of similar length. Put the outputs back into the order of the inputs.
         input_order = torch.cat(order.micro_batches()).argsort()
@@ -145,6 +141,17 @@ class Predictor:
                 else "pass --mixed-precision no",
             )
         return probabilities
+
+    def out_of_memory_error(self, count: int) -> UserError:
+        """Return the error for a prediction of `count` inputs that ran out of memory."""
+        size = min(self.batch_size, count)
+        advice = "end other programs that use this memory"
+        if size > 1:
+            advice = f"pass a --batch-size below {size}"
+        elif self.accelerator.device.type != "cpu":
+            advice += ", or pass --device cpu"
+        batch = counted(size, "input")
+        return UserError(f"a batch of {batch} does not fit into memory", advice=advice)
 
     def images(self, inputs: Sequence[Input]) -> ImageSamples:
         """Decode images and normalise them as in training.

@@ -67,20 +67,39 @@ def restored_code(past: PastRun, uses_present_code: bool) -> Iterator[RestoredCo
             sources.append(source)
         recipe = recipe_in(folders[0], past, stack)
         if recipe is None:
-            # Without --present-code, the code is in a temporary folder, which says nothing.
-            raise UserError(
-                f"the code of {past.directory} lacks its recipe, {past.saved_config.recipe}.py",
-                advice=(
-                    f"put the file back into {trees_of(past)[0].folder} and add --present-code, or "
-                    "reproduce another run"
-                ),
-            )
+            raise missing_recipe_error(past, folders[0] if uses_present_code else None)
         library = folders[-1] if (folders[-1] / "common" / "run.py").is_file() else LIBRARY
         present_trees = [
             collected_as(tree, folder).tree
             for tree, folder in zip(trees_of(past), folders, strict=True)
         ]
         yield RestoredCode(recipe, library, present_trees, "; ".join(dict.fromkeys(sources)))
+
+
+def missing_recipe_error(past: PastRun, searched: Path | None) -> UserError:
+    """Return the error for code of a run that has no file of the recipe.
+
+    Args:
+        searched: the folder with the present code; None if the code that the run saved was
+            searched. That may lie in a temporary folder, which says nothing to the user.
+    """
+    path = past.attempt.recipe or f"{past.saved_config.recipe}.py"
+    folder = trees_of(past)[0].folder
+    if searched is not None:
+        code = f"the present code in {searched}"
+        place = str(searched / path)
+    else:
+        code = "the code that the run saved"
+        place = str(Path(folder, path))
+        if folder == NO_FOLDER:
+            place = f"{path} in the git clone that contains the run"
+        place += " and pass --present-code"
+    # For an older run, git is asked where the file is: see `recipe_in`.
+    action = "put the file back" if past.attempt.recipe is not None else "add the file to git"
+    return UserError(
+        f"{past.directory} can't be reproduced, because {code} has no file {path}, its recipe",
+        advice=f"{action} as {place}, or reproduce another run",
+    )
 
 
 def trees_of(past: PastRun) -> list[CodeTree]:

@@ -18,6 +18,7 @@ from common.errors import UserError
 from common.objective import Objective
 from common.run_directory.directory import read_status
 from common.run_directory.records import CONFIG
+from common.sentences import counted
 from common.system.platforms import command_line, quoted, shown_path
 from common.tools.compare.comparison import compare
 from common.tools.compare.readers import RunRecord, read_directory, read_runs
@@ -239,10 +240,7 @@ def report(search: Search, recipe: Recipe) -> None:
     # The user may have removed the directories of some trials.
     ranked = [trial for trial in finished if (search.directory_of(trial) / CONFIG).is_file()]
     if not ranked:
-        raise UserError(
-            "no trial of the search finished",
-            advice="repeat the command with a larger --trials, or search a narrower range",
-        )
+        raise no_result_error(search, has_finished=bool(finished))
     directories = [str(search.directory_of(trial)) for trial in ranked[:TRIALS_SHOWN]]
     show(compare(read_runs(directories)))
     metric = describe(f"val/{search.objective.metric}")
@@ -260,6 +258,31 @@ def report(search: Search, recipe: Recipe) -> None:
     figure = f"{average}validation {metric.label} {metric.text(mean)}"
     say(f"best: {search.directory_of(best).name}{others}, {figure}")
     say(search.best_command(best, recipe))
+
+
+def no_result_error(search: Search, has_finished: bool) -> UserError:
+    """Return the error for a search without a single finished trial to report on.
+
+    Args:
+        has_finished: whether trials finished, whose directories are gone now.
+    """
+    if has_finished:
+        total = len(search.study.get_trials(deepcopy=False))
+        return UserError(
+            f"the directories of the finished trials in {shown_path(search.directory)} were "
+            f"removed, or have no {CONFIG}",
+            advice=(
+                "put them back, or run more trials with "
+                f"{command_to_continue(search.directory)} --trials {total + FIRST_TRIALS}"
+            ),
+        )
+    failed = search.study.get_trials(states=(TrialState.FAIL,))
+    reasons = [trial.user_attrs["reason"] for trial in failed if "reason" in trial.user_attrs]
+    last_reason = f"; the last reason is: {reasons[-1]}" if reasons else ""
+    return UserError(
+        f"no trial of the search finished ({counted(len(failed), 'trial')} failed{last_reason})",
+        advice="correct the cause of the failures, and start a new search",
+    )
 
 
 def readable_records(search: Search, trials: Sequence[FrozenTrial]) -> list[RunRecord]:

@@ -215,6 +215,30 @@ def test_outputs_that_are_not_finite_are_refused(
         predictor([Image.new("RGB", (2, 2), "white")])
 
 
+@pytest.mark.parametrize(
+    ("count", "device", "message"),
+    [
+        (3, "cpu", "a batch of 2 inputs does not fit into memory: pass a --batch-size below 2"),
+        (1, "cpu", "a batch of 1 input does not fit into memory: end other programs that use this"),
+        (1, "cuda", "end other programs that use this memory, or pass --device cpu"),
+    ],
+)
+def test_inputs_that_do_not_fit_into_memory(
+    run: Path, recipe: Path, count: int, device: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A smaller batch size is advised only if it makes a smaller batch."""
+    predictor = Predictor(run, batch_size=2, recipe=recipe)
+
+    def run_out(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried")
+
+    monkeypatch.setattr(predictor, "images", run_out)
+    monkeypatch.setattr(predictor.accelerator.state, "device", torch.device(device))
+    with pytest.raises(UserError) as refused:
+        predictor([Image.new("RGB", (2, 2))] * count)
+    assert message in refused.value.message
+
+
 def test_benchmark_reports_consistent_figures(
     predicted: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from common.run_directory.provenance import present_attempt
 from common.run_directory.records import PROVENANCE
 from common.tools.reproduce import code as code_module
 from common.tools.reproduce.code import restored_code
-from common.tools.reproduce.past_run import PastRun
+from common.tools.reproduce.past_run import NO_FOLDER, PastRun
 from tests.git_repository import commit_all, git
 from tests.unit.tools.reproduce.made_up_runs import write_past_run
 
@@ -108,6 +110,30 @@ def test_missing_or_damaged_parts_are_named(recipe: Path, tmp_path: Path) -> Non
     lost = tree.model_copy(update={"commit": "ab" * 20})
     with ExitStack() as stack, pytest.raises(UserError, match="git fetch"):
         code_module.restore(lost, past, stack)
+
+
+def test_missing_recipe_is_named_with_its_place(recipe: Path, tmp_path: Path) -> None:
+    """The present code lacks it, or the run saved code without it, or the run is published."""
+    past = run_of(recipe, tmp_path / "run")
+    recipe.unlink()
+    expected = f"has no file recipes/tiny.py, its recipe: put the file back as {recipe}, or"
+    with pytest.raises(UserError, match=re.escape(expected)), restored_code(past, True):
+        pass
+    saved = code_module.missing_recipe_error(past, None)
+    assert "the code that the run saved has no file recipes/tiny.py" in saved.problem
+    assert f"put the file back as {recipe} and pass --present-code" in saved.advice
+    tree = past.attempt.trees[0].model_copy(update={"folder": NO_FOLDER})
+    published = with_attempt(past, trees=[tree])
+    advice = code_module.missing_recipe_error(published, None).advice
+    assert "recipes/tiny.py in the git clone that contains the run and pass" in advice
+    older = with_attempt(past, recipe=None)
+    advice = code_module.missing_recipe_error(older, tmp_path).advice
+    assert f"add the file to git as {tmp_path}" in advice
+
+
+def with_attempt(past: PastRun, **changes: object) -> PastRun:
+    """Return a run whose only attempt has other entries."""
+    return replace(past, attempts=[past.attempt.model_copy(update=changes)])
 
 
 def test_hooks_of_the_repository_do_not_run(recipe: Path, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from common.objective import Objective
 from common.tools.recipe import load_recipe
 from common.tools.tune.command import main, read_command_line
 from common.tools.tune.records import read_settings
+from common.tools.tune.search import Search, report
 from common.tools.tune.space import Distribution, command_words, parse_space
 from common.tools.tune.study import finished_trials, open_study
 from tests.launch import CONFIGS, REPOSITORY
@@ -184,6 +185,34 @@ def test_best_trial_follows_the_direction(mode: str, ranked: list[int], tmp_path
     assert [trial.number for trial in finished_trials(study)] == ranked
     with pytest.raises(UserError, match=f"score:{mode}, not rmse:min"):
         open_study(tmp_path, Objective("rmse", "min"), prune=True, space={})
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        (
+            TrialState.FAIL,
+            "no trial of the search finished (2 trials failed; the last reason is: no such data): "
+            "correct the cause of the failures, and start a new search",
+        ),
+        (TrialState.COMPLETE, "were removed, or have no config.json: put them back, or run more"),
+    ],
+)
+def test_search_without_results_says_why(state: TrialState, message: str, tmp_path: Path) -> None:
+    """The trials failed, or their directories are gone."""
+    objective = Objective("accuracy", "max")
+    study = open_study(tmp_path, objective, prune=True, space={})
+    for reason in (None, "no such data"):
+        trial = study.ask()
+        if reason is not None:
+            trial.set_user_attr("reason", reason)
+        study.tell(trial, 0.5 if state == TrialState.COMPLETE else None, state)
+    settings: Any = None
+    search = Search(tmp_path, settings, {}, (), objective, study)
+    with pytest.raises(UserError) as refused:
+        report(search, load_recipe(STUB))
+    assert message in refused.value.message
+    assert ("--trials 5" in refused.value.message) == (state == TrialState.COMPLETE)
 
 
 # A whole search
