@@ -189,8 +189,10 @@ def find_damage(folder: Path) -> str | None:
         for name, digest in facts["files"].items():
             if sha256_of_file(folder / name) != digest:
                 return f"{name} has changed"
-    except (UserError, OSError) as problem:
-        return str(problem)
+    except UserError as error:
+        return error.problem  # without advice, because the cache is made again
+    except OSError as error:
+        return str(error)
     save_stamps(folder, stamps)
     return None
 

@@ -11,7 +11,9 @@ from common.errors import UserError
 
 
 def empty_split(
-    data_set: str, split: str, advice: str = "add rows to the files of this split, or remove them"
+    data_set: str,
+    split: str,
+    advice: str = "add rows to the files of this split, or remove these files",
 ) -> UserError:
     """Return the error for a split without samples."""
     return UserError(f"split {split} of data set {data_set} is empty", advice=advice)

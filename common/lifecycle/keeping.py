@@ -34,12 +34,12 @@ def keep(
     if missing_class:
         raise UserError(
             (
-                f"the Accelerator prepared an object of class {missing_class} that was not passed "
-                "to run.keep(), so a resume would lose its state"
+                f"accelerator.prepare returned an object of class {missing_class} that was not "
+                "passed to run.keep(), so a resume could lose its state"
             ),
             advice=(
-                "pass the object under any name, as in run.keep(..., "
-                "second_optimizer=second_optimizer)"
+                "pass what accelerator.prepare returned, not what it was given; a further object "
+                "may have any name, as in run.keep(..., second_optimizer=second_optimizer)"
             ),
         )
     return KeptParts(

@@ -66,8 +66,8 @@ class Best:
         name = f"best-{self.step:08d}"
         if not any(file.startswith(name) for file in files):
             raise UserError(
-                f"the checkpoint of {directory} can't be resumed, because it does not list the "
-                f"best model, {name}",
+                f"the checkpoint of {directory} can't be resumed, because its manifest.json names "
+                f"no file of the best model, {name}",
                 advice=(
                     f"restore {directory} from a backup, or resume an older checkpoint, as with "
                     f"--resume {quoted(directory / 'checkpoints' / 'step-NUMBER')}"

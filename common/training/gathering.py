@@ -96,8 +96,9 @@ class Gatherer:
         if len(set(shapes_of_ranks)) > 1 or not rows.ndim:
             shown = ", ".join(f"{shape} of {dtype}" for shape, dtype in shapes_of_ranks)
             advice = (
-                "pass tensors with one row per sample and the same number of rows on each rank; "
-                "in an evaluation, run.equal_batches(loader) yields such batches"
+                "pass tensors with one row per sample and the same shape and dtype on each rank: "
+                "pad rows to one length, and in an evaluation, take batches of the same number of "
+                "rows from run.equal_batches(loader)"
             )
             raise UserError(f"run.gather got tensors that can't be joined ({shown})", advice=advice)
         self.known_equal.add(shape_and_dtype)

@@ -113,8 +113,8 @@ def test_network_that_is_not_kept_is_refused(runner: Runner, tmp_path: Path) -> 
     run = runner.run(path, *LISTED["gan"].flags, "--tracker", "none", succeeds=False)
     assert run.returncode == 1
     assert (
-        "prepared an object of class MLP that was not passed to run.keep(), so a resume would lose "
-        "its state" in run.printed()
+        "accelerator.prepare returned an object of class MLP that was not passed to run.keep(), so "
+        "a resume could lose its state" in run.printed()
     )
 
 

@@ -131,6 +131,7 @@ def test_damaged_cache_is_prepared_again(
     (line,) = capsys.readouterr().out.splitlines()
     assert str(folder) in line
     assert "made again" in line
+    assert "restore it from a backup" not in line
     assert times() == 2
     assert not capsys.readouterr().out
 

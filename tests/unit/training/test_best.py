@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
+from common.errors import UserError
 from common.objective import Objective
 from common.training.best import Best
 
@@ -39,3 +44,14 @@ def test_state_of_older_checkpoints_still_loads() -> None:
     best.load_state_dict({"value": 1.0, "step": 4, "later": 1})
     assert best.record(1.0, 8, 0.5)
     assert (best.step, best.evaluations_since_best, best.loss) == (8, 2, 0.5)
+
+
+def test_checkpoint_without_the_best_model_is_refused(tmp_path: Path) -> None:
+    """The message names the file that should list the model."""
+    best = Best(Objective.parse("accuracy:max"))
+    best.insist_on([], tmp_path)  # nothing was evaluated yet
+    best.record(1.0, 8)
+    best.insist_on(["best-00000008.safetensors"], tmp_path)
+    message = r"manifest\.json names no file of the best model, best-00000008: restore"
+    with pytest.raises(UserError, match=message):
+        best.insist_on(["best-00000004.safetensors"], tmp_path)

@@ -87,6 +87,9 @@ def on_rank(rank: int, folder: Path) -> None:
         gather(torch.ones(2 + rank, 3))
     assert "run.gather got tensors that can't be joined ((2, 3)" in refused.value.message
     assert "(3, 3)" in refused.value.message
+    with pytest.raises(UserError) as refused:
+        gather(torch.ones(2, 3 + rank))
+    assert "same shape and dtype on each rank: pad rows" in refused.value.advice
     torch.distributed.destroy_process_group()
 
 
