@@ -62,7 +62,8 @@ def weights_file(path: str | Path) -> Path:
     names = os.listdir(local_path) if os.path.isdir(local_path) else []
     if PUBLISHED in names and WEIGHTS in names:
         return local_path / WEIGHTS
-    return model_folder(path) / WEIGHTS  # an error repeats `path` in the user's own words
+    # With `path` in place of `local_path`, an error shows what the user typed.
+    return model_folder(path) / WEIGHTS
 
 
 def initial_facts(path: str | None) -> InitialFacts:

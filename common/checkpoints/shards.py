@@ -51,7 +51,7 @@ def rows_here(mesh: "DeviceMesh", length: int) -> slice:
 
 
 def fill(tensor: torch.Tensor, value: "torch.Tensor | Rows") -> None:
-    """Copy a value over a tensor, in place; unsharded, both have the same shape.
+    """Copy a value into a tensor, in place. As whole tensors, both have the same shape.
 
     Args:
         tensor: a plain tensor, or a sharded one, of which this rank's rows are filled.

@@ -96,7 +96,8 @@ def read_tensors(path: Path) -> dict[str, torch.Tensor]:
 def read_metadata(path: Path) -> dict[str, str]:
     """Return the metadata that a file of tensors was written with; empty if it can't be read.
 
-    The metadata of the files beside the checkpoints name the run that wrote them.
+    Files that lie beside the checkpoints, such as the best model, name in their metadata the run
+    that wrote them.
     """
     with suppress(UserError, OSError), open_tensors(plain(path)) as file:
         return file.metadata() or {}

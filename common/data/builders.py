@@ -172,7 +172,7 @@ def load_splits(source: DataSource) -> tuple["DatasetDict", list[str]]:
     notes = [*opened.notes, *dialect_notes(dialects, source)]
     with reading(description, DATA_ADVICE):
         try:
-            splits = load_with(opened, dialects)
+            splits = load_in_dialects(opened, dialects)
         except Exception:
             refuse_damaged_table(opened.builder, dialects, description)
             raise  # no single table is damaged
@@ -241,8 +241,8 @@ def csv_options(dialect: Dialect | None) -> CsvOptions:
     return options
 
 
-def load_with(opened: Builder, dialects: dict[str, Dialect]) -> "DatasetDict":
-    """Read all splits of a data set.
+def load_in_dialects(opened: Builder, dialects: dict[str, Dialect]) -> "DatasetDict":
+    """Read all splits of a data set, each CSV file in its dialect.
 
     Args:
         dialects: the dialects of CSV files, by path; the files of each dialect are read with their

@@ -365,7 +365,7 @@ def scale_as_initially(
 
 
 def cached_splits(arrays: Arrays, facts: ImageFacts, dtype: torch.dtype) -> dict[str, ImageSamples]:
-    """Make the splits of decoded images from the arrays of images and labels of each split."""
+    """Make each split from its arrays of decoded images and labels."""
     return {
         name: ImageSamples(images, labels, facts["mean"], facts["std"], dtype)
         for name, (images, labels) in arrays.items()

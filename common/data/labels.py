@@ -234,7 +234,8 @@ class LabelledData:
         """Return the share of train that becomes the validation split, from 0 to 1.
 
         A data set with a validation split needs no share. Otherwise the share is the user's
-        `--validation-share`, or 10 % if train is the only split.
+        `--validation-share`. Without that flag, it is 10 % if train is the only split, and 0 if
+        there is another one.
 
         Raises:
             UserError: nothing could be evaluated.

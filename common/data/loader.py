@@ -209,7 +209,7 @@ class Loader:
                 self.workers.close()
 
     def epoch(self, epoch: int, first_update: int = 0) -> Iterator[tuple[Batch, Work]]:
-        """Yield each batch and how much it holds, from an update to the end of the epoch."""
+        """Yield each batch and how much work it holds, from an update to the end of the epoch."""
         assert isinstance(self.order, TrainingOrder)
         if self.placement == "workers":
             yield from self.make_batches(self.order.micro_batches(epoch, first_update), epoch)
@@ -226,7 +226,7 @@ class Loader:
     def make_batches(
         self, micro_batches: MicroBatches, epoch: int | None, first_micro_batch: int = 0
     ) -> Iterator[tuple[Batch, Work]]:
-        """Yield a batch and how much it holds for each micro-batch.
+        """For each micro-batch, yield its batch and how much work it holds.
 
         Args:
             micro_batches: the sample indices of each micro-batch, int64 [batch].

@@ -38,7 +38,8 @@ def image_to_pixels(
         ValueError: pixels are real numbers or negative, or the image has more than 8 bits a channel
             and there is no white level.
     """
-    pixels, loaded = deep_pixels(image)
+    # The pixels are None unless the image has more than 8 bits a channel.
+    pixels, decoded_image = deep_pixels(image)
     if pixels is not None:
         if white_level is None:
             raise ValueError(
@@ -46,8 +47,8 @@ def image_to_pixels(
             )
         result = Image.fromarray(to_eight_bits(pixels, white_level))
     else:
-        result = loaded
-    orientation = loaded.getexif().get(ExifTags.Base.Orientation, 1)
+        result = decoded_image
+    orientation = decoded_image.getexif().get(ExifTags.Base.Orientation, 1)
     if orientation in TURNS:
         result = result.transpose(TURNS[orientation])
     result = result.convert("L" if channels == 1 else "RGB")

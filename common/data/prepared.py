@@ -147,17 +147,18 @@ def find_moved_data(
 
 
 def check_as_trained(source: DataSource, trained: TrainedOn, data: Prepared[FactsType]) -> None:
-    """Note for the user that the samples which a run held out are evaluated.
+    """Check that the samples which a run held out are held out again, and note it for the user.
 
-    The same samples are held out again only if the data are as they were. If the content has
-    changed but the sizes have not, a note warns that training samples may be among them.
+    They are held out again only if the data are as they were. If the content has changed but the
+    sizes have not, a note warns that training samples may be among the evaluated ones.
 
     Raises:
         UserError: the number of samples has changed, so that other samples would be held out.
     """
     notes = data.facts["notes"]
     notes.append(f"{trained.run} was trained on them: what it held out is evaluated")
-    is_held_out = data.facts["held_out"] > 0  # splits of the data set itself stay valid
+    # False if the data set has a split to evaluate on, which new training samples do not change.
+    is_held_out = data.facts["held_out"] > 0
     if not is_held_out or trained.fingerprint in (None, data.facts["fingerprint"]):
         return
     sizes = {name: size_of(arrays) for name, arrays in data.arrays.items()}

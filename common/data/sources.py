@@ -162,7 +162,7 @@ def built_in_source(name: str, reason: str) -> DataSource:
     """Return the source of a built-in data set."""
     # Docstrings change with the version of Python, digits and synthetic images do not.
     version = platform.python_version() if name == "docstrings" else "1"
-    # The 5 counts the changes to how these data are made, which need new caches.
+    # Raise the 5 whenever these data are made in a different way, so that no old cache is used.
     return DataSource(name, name, None, reason, f"{name}-5-{version}")
 
 

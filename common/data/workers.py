@@ -110,7 +110,7 @@ class Workers:
         self.patience = patience
         self.is_stopping = is_stopping
         self.watch: Watch | None = None  # None until worker processes have started
-        self.free_memory: int | None = None  # bytes of shared memory before the workers started
+        self.free_shared_bytes: int | None = None  # of shared memory, before the workers started
         self.largest_batch = 0  # bytes
 
     @cached_property
@@ -193,7 +193,7 @@ class Workers:
 
     def start_workers(self) -> Iterator[Batch]:
         """Start the workers and the watch over them; do without workers if the system refuses."""
-        self.free_memory = free_shared_memory()
+        self.free_shared_bytes = free_shared_memory()
         earlier_children = multiprocessing.active_children()
         try:
             with without_child_handler(), stop_signals_held_back():
@@ -240,7 +240,7 @@ class Workers:
 
         Batches of text differ in size, so each batch that is larger than all before it is checked.
         """
-        if self.count == 0 or self.free_memory is None or "shared memory" in self.announced:
+        if self.count == 0 or self.free_shared_bytes is None or "shared memory" in self.announced:
             return
         size = bytes_of(batch)
         if size <= self.largest_batch:
@@ -248,10 +248,10 @@ class Workers:
         self.largest_batch = size
         # There is one more batch, because the training process still holds the one that it uses.
         needed = size * (PREFETCHED * self.count + 1)
-        if self.free_memory >= needed:
+        if self.free_shared_bytes >= needed:
             return
         self.announced.add("shared memory")
-        free_mib = self.free_memory / 2**20
+        free_mib = self.free_shared_bytes / 2**20
         needed_mib = needed / 2**20
         warn(
             f"data    {SHARED_MEMORY} has {free_mib:,.2f} MiB free, but the batches that workers "

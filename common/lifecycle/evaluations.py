@@ -120,7 +120,8 @@ class Evaluations:
         """Log the final evaluation; return its figures by their full names.
 
         Args:
-            position: the position of the evaluated model.
+            position: the step, epoch and samples up to which the evaluated model was trained. They
+                are earlier than the present ones if `load_best` loaded an earlier model.
         """
         logs = self.context.logs
         values = logs.checked(figures)

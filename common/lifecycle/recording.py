@@ -1,4 +1,8 @@
-"""What a run does with the figures of its updates."""
+"""What a run does after its updates.
+
+It logs the figures of each log interval. After the first update, it refuses flags that nothing
+used.
+"""
 
 from pathlib import Path
 

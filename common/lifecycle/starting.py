@@ -46,7 +46,8 @@ def start(
 
     Args:
         description: the model's ``name``, and whatever else is needed to build it again.
-        position: returns the figures of the present step's position.
+        position: returns where training is at present, as figures by name: the step, the epoch and
+            so on.
     """
     config = context.config
     if config.init_from is not None:

@@ -47,7 +47,8 @@ def training_flops(model: nn.Module, compute_loss: ComputeLoss, samples: Samples
         model: the model without the wrapper that Accelerate adds for several processes.
 
     Raises:
-        Exception: an error of any class, if the model needs values; see `training_flops_of_values`.
+        Exception: an error of any class, if the model needs values; see
+            `training_flops_of_real_samples`.
     """
     stand_ins: dict[torch.Tensor, torch.Tensor] = {}  # tied weights share a stand-in
     tensors = {}
@@ -71,7 +72,7 @@ def training_flops(model: nn.Module, compute_loss: ComputeLoss, samples: Samples
     return fit_to_lengths(counts)
 
 
-def training_flops_of_values(
+def training_flops_of_real_samples(
     model: nn.Module, compute_loss: ComputeLoss, samples: Samples, device: torch.device
 ) -> TrainingFlops:
     """Count the operations of a sample on a few real samples.
@@ -83,7 +84,7 @@ def training_flops_of_values(
         NotImplementedError: the samples come from a stream, which can't be read ahead.
     """
     if not samples.is_sized:
-        raise NotImplementedError("samples without numbers can't be read ahead")
+        raise NotImplementedError("samples that come from a stream can't be read ahead")
     generators = RandomState(device)
     state_before = generators.state_dict()
     try:

@@ -21,7 +21,7 @@ from common.measure.flops import (
     ComputeLoss,
     TrainingFlops,
     training_flops,
-    training_flops_of_values,
+    training_flops_of_real_samples,
 )
 from common.measure.machine_load import MachineLoad, other_cpu_fraction
 from common.measure.memory import MEBIBYTE, memory_now, memory_used, peaks
@@ -99,7 +99,9 @@ class Meters:
             self.flops = training_flops(model, compute_loss, samples)
         except Exception as problem:  # a recipe's model may raise anything, here and below
             with contextlib.suppress(Exception):
-                self.flops = training_flops_of_values(model, compute_loss, samples, self.device)
+                self.flops = training_flops_of_real_samples(
+                    model, compute_loss, samples, self.device
+                )
             if self.flops is None:
                 cause = cause_text(problem, first_line=True)
                 warn(

@@ -131,8 +131,8 @@ class Stopwatch:
         steady = self.whole_run
         if steady is self.marked:  # there were only first updates
             return steady.seconds
-        # Without warming up, the first updates would have taken as long as others, at most as long
-        # as they took.
+        # Without warming up, the first updates would have taken as long as the others, but no
+        # longer than they did take.
         first_seconds = FIRST_UPDATES * steady.seconds / steady.updates
         return steady.seconds + min(first_seconds, self.first.seconds)
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from common.run_directory.directory import LOCK, read_status
 from common.run_directory.records import CONFIG, Status
-from common.system.platforms import is_lock_free, quoted
+from common.system.platforms import is_unlocked, quoted
 
 
 def present_status(directory: Path) -> Status:
@@ -13,7 +13,7 @@ def present_status(directory: Path) -> Status:
     A job that is killed leaves the status ``running`` behind, but the system releases its lock.
     """
     status = read_status(directory)
-    if status.status == "running" and is_lock_free(directory / LOCK):
+    if status.status == "running" and is_unlocked(directory / LOCK):
         reason = "its process ended before it could record a reason"
         return status.model_copy(update={"status": "stopped", "reason": reason})
     return status

@@ -319,13 +319,13 @@ def retry_while_open(move: Callable[[], None]) -> None:
         time.sleep(0.05)
 
 
-def is_lock_free(lock_file: Path) -> bool:
+def is_unlocked(lock_file: Path) -> bool:
     """Whether a lock file exists and no process holds its lock; False if that is unknown.
 
     This changes neither the file nor the lock.
     """
     if fcntl is None:
-        return is_lock_free_by_taking_it(lock_file)
+        return can_take_lock(lock_file)
     try:
         # The file is opened only for reading, because it may be another user's. Without O_NONBLOCK,
         # a pipe in its place would block this process.
@@ -342,8 +342,8 @@ def is_lock_free(lock_file: Path) -> bool:
     return True
 
 
-def is_lock_free_by_taking_it(lock_file: Path) -> bool:
-    """`is_lock_free` for Windows, where a lock can only be tested by taking it."""
+def can_take_lock(lock_file: Path) -> bool:
+    """`is_unlocked` for Windows, where a lock can only be tested by taking it."""
     from filelock import FileLock, Timeout
 
     if not lock_file.is_file():

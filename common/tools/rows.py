@@ -48,7 +48,8 @@ def first_differing_figure(
 ) -> str | None:
     """Return the name of the first figure in which two rows differ; None if they are equal.
 
-    Figures that depend on the clock are not compared. NaN, which is null in rows, equals only NaN.
+    Figures that depend on the clock are not compared. A null, which stands for NaN and infinities,
+    equals only null.
     """
     first = without_clock(first_row)
     second = without_clock(second_row)

@@ -69,8 +69,7 @@ class Log:
         self.media = RecordedMedia(directory, accelerator.is_main_process)
         self.file: TextIO | None = None
         self.output: TextIO | None = None
-        # A function that returns the figures of the present step's position, such as its epoch.
-        # `start` sets it.
+        # A function that returns where training is at present, as figures by name. `start` sets it.
         self.position: Callable[[], Mapping[str, float]] = dict
         self.pending: dict[str, float] = {}  # the row of the present step, not yet written
         self.latest: dict[str, float] = {}  # the latest value of each figure
@@ -88,7 +87,8 @@ class Log:
         file.
 
         Args:
-            position: returns the figures of the present step's position, such as its epoch.
+            position: returns where training is at present, as figures by name: the step, the epoch
+                and so on.
         """
         self.position = position
         step = int(position()[STEP])

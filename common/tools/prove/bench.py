@@ -220,7 +220,9 @@ class Cause:
     advice: str
 
 
-def failed(compared: str, causes: Sequence[Cause], differences: Sequence[str] = ()) -> Verdict:
+def failed_verdict(
+    compared: str, causes: Sequence[Cause], differences: Sequence[str] = ()
+) -> Verdict:
     """Return the verdict of a check that fails, with the advice for its first cause.
 
     Args:
@@ -233,7 +235,7 @@ def failed(compared: str, causes: Sequence[Cause], differences: Sequence[str] = 
     return Verdict(False, compared, tuple(dict.fromkeys(sentences)), advice)
 
 
-def skipped(reason: str) -> Verdict:
+def skipped_verdict(reason: str) -> Verdict:
     """Return the verdict for a recipe whose runs a check can't compare."""
     return Verdict(None, f"{reason}: not comparable, skipped")
 

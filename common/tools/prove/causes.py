@@ -110,8 +110,9 @@ def lost_values(reference: ObservedRun, other: ObservedRun) -> dict[str, Descrip
     """Return the values that changed during training and were not restored, by path.
 
     A launch has lost a value if the value had changed in the reference run by the update at which
-    the launch began, and differs in the launch. Variables that the loop sets again in each pass
-    agree after one update of the launch. They count only if no other value was lost.
+    the launch began, and differs in the launch. A variable that the loop merely sets anew each
+    time, such as the last loss, has the right value again one update later. Such variables are
+    returned only if no other value was lost.
     """
     lasting: dict[str, Description] = {}
     temporary: dict[str, Description] = {}

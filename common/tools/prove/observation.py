@@ -216,7 +216,7 @@ class ObservedLaunch:
 class ObservedRun:
     """A finished run, with all records of its launches.
 
-    `launches` are sorted by number and then by rank.
+    `launches` holds one entry for each rank of each launch, sorted by launch and then by rank.
     """
 
     name: str
@@ -231,11 +231,11 @@ class ObservedRun:
         return len(self.of_launch(0))
 
     def of_launch(self, number: int) -> list[ObservedLaunch]:
-        """Return the ranks of one launch."""
+        """Return the entries of one launch, one for each rank."""
         return [launch for launch in self.launches if launch.launch == number]
 
     def of_rank(self, rank: int) -> list[ObservedLaunch]:
-        """Return the launches of one rank."""
+        """Return the entries of one rank, one for each launch."""
         return [launch for launch in self.launches if launch.rank == rank]
 
     def all(self, record_class: type[RecordType]) -> Iterator[tuple[ObservedLaunch, RecordType]]:
@@ -251,7 +251,7 @@ class ObservedRun:
 
 
 def read_launches(folder: Path) -> tuple[ObservedLaunch, ...]:
-    """Return the records that all ranks of all launches have written into a folder.
+    """Return one `ObservedLaunch` for each rank of each launch that wrote into a folder.
 
     If a launch was killed, its last line may be incomplete. It is left out then.
 

@@ -206,7 +206,9 @@ def mistaken_factors_of_processes(correct: float | None, processes: int) -> Iter
 
 
 def split_passes_of(losses_by_rank: Sequence[Sequence[EvaluationLoss]]) -> list[SplitPass]:
-    """Return the passes of an evaluation, once for each loss that a batch computes.
+    """Return each pass over a split, once for each loss that the recipe computes per batch.
+
+    A pass is left out if a rank has no batch of it, or if the outcomes of a batch are unknown.
 
     Args:
         losses_by_rank: for each rank, the losses that one evaluation computed.

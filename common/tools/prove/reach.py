@@ -190,7 +190,7 @@ class Search:
         if self.is_left_out(value, depth):
             return
         self.visited[id(value)] = value
-        state = state_of_generator(value)
+        state = state_of_random_generator(value)
         if state is not None:
             text = f"random generator {class_name(value)}, {where}"
             self.reached.add(path, "generator", text, state)
@@ -212,7 +212,7 @@ class Search:
             CONTAINERS: self.visit_container,
             (nn.Module,): self.visit_module,
             FUNCTIONS: self.visit_function,
-            (types.GeneratorType,): self.visit_generator,
+            (types.GeneratorType,): self.visit_python_generator,
             (type,): self.visit_class,
         }
         for classes, visitor in visitors.items():
@@ -231,7 +231,7 @@ class Search:
         text = f"position of an open file, {where}"
         self.reached.add(path, "file", text, position_of(value))
 
-    def visit_generator(
+    def visit_python_generator(
         self, path: str, where: str, value: "types.GeneratorType[Any, Any, Any]", depth: int
     ) -> None:
         """Visit the local variables of the recipe's generator functions."""
@@ -366,7 +366,7 @@ def sample_of(array: torch.Tensor | np.ndarray) -> torch.Tensor | np.ndarray:
     return flat[::stride]
 
 
-def state_of_generator(value: object) -> object:
+def state_of_random_generator(value: object) -> object:
     """Return the state of a random generator; None for other values."""
     if isinstance(value, torch.Generator):
         return value.get_state()

@@ -130,6 +130,7 @@ def facts_of_machine(run: PastRun) -> RecordedFacts:
         device = CORES.sub("", device)
     facts = {
         "processes": RecordedFact(value_text(attempt.world_size or environment.world_size)),
+        # Without a recorded attempt, `attempt` is a default one, which states 1 machine.
         "machines": RecordedFact(value_text(attempt.machines) if run.attempts else None),
         "sharding": RecordedFact(environment.sharding),
         "effective batch": experiment_fact(value_text(environment.effective_batch_size)),

@@ -38,7 +38,7 @@ def tail(t: float, degrees: float) -> float:
         return 1.0 - tail(-t, degrees)
     if degrees >= MANY_DEGREES:
         return 0.5 * math.erfc(t / math.sqrt(2.0))
-    return 0.5 * incomplete_beta(t, degrees)
+    return 0.5 * two_sided_tail(t, degrees)
 
 
 def quantile(probability: float, degrees: float) -> float:
@@ -74,7 +74,7 @@ def density(t: float, degrees: float) -> float:
     return math.exp(log_scale - 0.5 * (degrees + 1.0) * math.log1p(t * t / degrees))
 
 
-def incomplete_beta(t: float, degrees: float) -> float:
+def two_sided_tail(t: float, degrees: float) -> float:
     """Return the probability that the absolute value of Student's t is larger than `t` >= 0.
 
     This is the regularised incomplete beta function I_x(degrees / 2, 1 / 2) at

@@ -30,8 +30,9 @@ def certainty_lines(
 ) -> list[str]:
     """Return sentences on the lead of the best settings over the second, and over the defaults.
 
-    Settings with several seeds are compared by how much the seeds differ. Other settings show only
-    the chance in the samples of the validation data, which makes a verdict too confident.
+    Settings with several seeds are compared by how much the seeds differ. For settings with one
+    seed, only the sampling error of the validation data is known, and not how much seeds differ.
+    So a verdict on them is too confident.
 
     Args:
         trials: the runs of finished trials. A run whose summary was lost is left out.

@@ -149,7 +149,9 @@ def table(columns: str, rows: Iterable[Iterable[object]]) -> "wandb.Table":
 
 
 def confusion(counts: torch.Tensor, class_names: Sequence[str]) -> "wandb.Table | CustomChart":
-    """Return W&B's chart of a confusion matrix, or a table of the worst pairs of many classes.
+    """Return W&B's chart of a confusion matrix.
+
+    With many classes, return a table of the pairs that are confused most often.
 
     Args:
         counts: the number of samples, [true class, predicted class].

@@ -252,7 +252,7 @@ def test_later_batch_too_large_for_shared_memory_is_announced(
     """Batches of text differ in size, and the first may be small."""
     monkeypatch.setattr(module.Workers, "announced", set())
     workers = make_loader(Odd(), 2).workers
-    workers.free_memory = 5 * 400
+    workers.free_shared_bytes = 5 * 400
     for length in (10, 100):
         workers.check_shared_memory({"tokens": torch.zeros(length)})
         assert "shared memory" not in workers.announced

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from common.data.batch import TensorSamples
-from common.measure.flops import training_flops, training_flops_of_values
+from common.measure.flops import training_flops, training_flops_of_real_samples
 
 SIZE = 6
 CLASSES = 6
@@ -42,13 +42,13 @@ def compute_loss(model: Any, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("sharing", ["nothing", "module", "weight", "name", "buffer"])
-@pytest.mark.parametrize("count", [training_flops, training_flops_of_values])
+@pytest.mark.parametrize("count", [training_flops, training_flops_of_real_samples])
 def test_counting_operations_leaves_the_model_unchanged(sharing: str, count: Any) -> None:
     """Tensors stay the same, and sharing does not change the count."""
     model = Model(sharing)
     samples = TensorSamples(rows=torch.randn(8, SIZE))
     before = model.state_dict(keep_vars=True)
-    device = [torch.device("cpu")] if count is training_flops_of_values else []
+    device = [torch.device("cpu")] if count is training_flops_of_real_samples else []
     per_sample = count(model, compute_loss, samples, *device).per_sample
     # Both layers count forward and the weights' gradients, the second also its input's gradient.
     assert per_sample == 2 * SIZE * (2 * SIZE + 3 * CLASSES)

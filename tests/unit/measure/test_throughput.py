@@ -11,7 +11,7 @@ from transformers import BertConfig, BertForSequenceClassification
 from common.data.batch import DatasetSamples, TensorSamples, Work
 from common.data.images import ImageSamples
 from common.data.text import TextSamples
-from common.measure.flops import TrainingFlops, training_flops, training_flops_of_values
+from common.measure.flops import TrainingFlops, training_flops, training_flops_of_real_samples
 from common.measure.stopwatch import FIRST_UPDATES, Interval, Stopwatch, throughput
 from recipes.bert import compute_loss as bert_loss
 from recipes.mnist_mlp import MLP
@@ -200,7 +200,7 @@ def test_operations_of_a_data_dependent_model_are_counted() -> None:
         training_flops(model, masked_loss, samples)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     generator = torch.get_rng_state()
-    counted = training_flops_of_values(model, masked_loss, samples, torch.device("cpu"))
+    counted = training_flops_of_real_samples(model, masked_loss, samples, torch.device("cpu"))
     # The first layer needs no gradient of its input.
     assert counted == TrainingFlops(4 * 5 * 3 * 8 + 6 * 3 * 8 * 2)
     assert torch.equal(torch.get_rng_state(), generator)
@@ -210,14 +210,14 @@ def test_operations_of_a_data_dependent_model_are_counted() -> None:
     assert not model.norm.training
 
 
-@pytest.mark.parametrize("count", [training_flops, training_flops_of_values])
+@pytest.mark.parametrize("count", [training_flops, training_flops_of_real_samples])
 def test_operations_depend_on_the_lengths_of_samples(count: Any) -> None:
     """A cost per token extrapolates to lengths that were never counted."""
     layer = nn.Linear(3, 2)
     lengths = [2, 9, 4, 7, 5, 3]
     samples = DatasetSamples([{"points": torch.ones(length, 3)} for length in lengths])
     samples.lengths = np.array(lengths)
-    devices = [torch.device("cpu")] if count is training_flops_of_values else []
+    devices = [torch.device("cpu")] if count is training_flops_of_real_samples else []
 
     def loss_of(model: Any, batch: Any) -> tuple[torch.Tensor, None]:
         return model(batch["points"]).sum(), None

@@ -223,12 +223,12 @@ def test_lock_is_tested_by_taking_it(tmp_path: Path, monkeypatch: Any) -> None:
     """This is for systems without shared locks. The lock file stays in place."""
     monkeypatch.setattr(platforms, "fcntl", None)
     lock_file = tmp_path / ".lock"
-    assert not platforms.is_lock_free(lock_file)
+    assert not platforms.is_unlocked(lock_file)
     lock_file.touch()
-    assert platforms.is_lock_free(lock_file)
+    assert platforms.is_unlocked(lock_file)
     assert lock_file.exists()
     with FileLock(lock_file):
-        assert not platforms.is_lock_free(lock_file)
+        assert not platforms.is_unlocked(lock_file)
 
 
 # Processes and signals.

@@ -1,6 +1,6 @@
 """Checks that n micro-batches of b samples make the same update as one of n × b."""
 
-from common.tools.prove.bench import Bench, Cause, Check, Verdict, failed, skipped
+from common.tools.prove.bench import Bench, Cause, Check, Verdict, failed_verdict, skipped_verdict
 from common.tools.prove.comparison import (
     drawn_generators,
     mixing_modules_of,
@@ -38,26 +38,28 @@ def verdict_of(pair: RunPair) -> Verdict:
     # These mistakes can be seen even if the samples of a micro-batch are mixed.
     cause = cause_of_counts(pair) or cause_of_steps(pair)
     if cause is not None:
-        return failed(comparison_in_words(pair), [cause])
+        return failed_verdict(comparison_in_words(pair), [cause])
     mixing = sample_mixing_of(pair.variant)
     if mixing.layers:
-        return skipped(f"{' and '.join(mixing.layers)} mixes the samples of a micro-batch")
+        return skipped_verdict(f"{' and '.join(mixing.layers)} mixes the samples of a micro-batch")
     if mixing.couples_samples:
-        return skipped("the recipe states couples_samples=True")
+        return skipped_verdict("the recipe states couples_samples=True")
     cause = cause_of_difference(pair) or cause_of_weights(pair) or cause_of_figures(pair)
     if cause is None:
         return Verdict(True, comparison_in_words(pair))
     mixing_modules = mixing_modules_of(pair.variant)
     if mixing_modules:
-        return skipped(
+        return skipped_verdict(
             f"the updates differ, and {' and '.join(mixing_modules)} mixes the samples of a "
             "micro-batch"
         )
     generators = drawn_generators(pair.variant)
     if generators:
         names = " and ".join(generators)
-        return skipped(f"the loop draws random numbers for each micro-batch (generator {names})")
-    return failed(comparison_in_words(pair), [cause])
+        return skipped_verdict(
+            f"the loop draws random numbers for each micro-batch (generator {names})"
+        )
+    return failed_verdict(comparison_in_words(pair), [cause])
 
 
 def cause_of_counts(pair: RunPair) -> Cause | None:

@@ -9,7 +9,7 @@ from statistics import fmean, median
 from pydantic import JsonValue
 
 from common.objective import PREFIXES
-from common.tools.prove.bench import Bench, Cause, Check, Verdict, failed
+from common.tools.prove.bench import Bench, Cause, Check, Verdict, failed_verdict
 from common.tools.prove.comparison import run_with_layout, update_layouts
 from common.tools.prove.counts import FigureCounts
 from common.tools.prove.notes import EvaluationLoss, LogInterval, TrainingLoss, TrainingMode
@@ -59,7 +59,7 @@ def verdict_of(causes: Sequence[Cause], counts: FigureCounts) -> Verdict:
     """Return the verdict. The check does not apply if no loss or metric could be computed again."""
     compared = counts.in_words()
     if causes:
-        return failed(compared, causes)
+        return failed_verdict(compared, causes)
     return Verdict(True if counts.has_outcomes else None, compared)
 
 
@@ -78,7 +78,7 @@ def wrong_rows(run: ObservedRun, counts: FigureCounts) -> Iterator[Cause]:
                 continue
             counts.rows.compared += 1
             logged = number_or_nan(row[name])
-            if not is_mean(logged, value):
+            if not is_as_expected(logged, value):
                 yield Cause(
                     f"{name} of update {step} was logged as {logged:.6g}, but the mean of what "
                     f"the loop recorded is {value:.6g}",
@@ -93,8 +93,11 @@ def number_or_nan(value: JsonValue) -> float:
     return math.nan if number is None else number
 
 
-def is_mean(logged: float, expected: float) -> bool:
-    """Whether a logged figure equals a mean within the tolerance. NaN stands for infinities too."""
+def is_as_expected(logged: float, expected: float) -> bool:
+    """Whether a logged figure equals an expected one within the tolerance.
+
+    A logged NaN stands for infinities too.
+    """
     if math.isnan(logged):
         return not math.isfinite(expected)
     return math.isclose(logged, expected, rel_tol=ROW_TOLERANCE, abs_tol=SMALLEST_VALUE)

@@ -9,8 +9,8 @@ from common.tools.prove.bench import (
     Check,
     Interruption,
     Verdict,
-    failed,
-    skipped,
+    failed_verdict,
+    skipped_verdict,
 )
 from common.tools.prove.comparison import (
     UpdateLayout,
@@ -129,7 +129,7 @@ def verdict_of(pair: RunPair) -> Verdict:
     """Compare a run on one process with one on two."""
     mixing = sample_mixing_of(pair.variant)
     if "SyncBatchNorm" in mixing.layers:
-        return skipped("SyncBatchNorm mixes the samples of all processes")
+        return skipped_verdict("SyncBatchNorm mixes the samples of all processes")
     mixing_modules = mixing_modules_of(pair.variant)
     cause = cause_of(pair)
     if cause is None and not mixing.layers and not mixing_modules:
@@ -150,8 +150,8 @@ def verdict_of(pair: RunPair) -> Verdict:
     generators = drawn_generators(pair.variant)
     if generators:
         names = " and ".join(generators)
-        return skipped(f"the loop draws random numbers on each process (generator {names})")
-    return failed(compared, [cause])
+        return skipped_verdict(f"the loop draws random numbers on each process (generator {names})")
+    return failed_verdict(compared, [cause])
 
 
 def cause_of(pair: RunPair) -> Cause | None:

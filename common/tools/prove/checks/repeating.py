@@ -1,6 +1,6 @@
 """Checks that the same command gives the same bits twice."""
 
-from common.tools.prove.bench import Bench, Check, RunSpec, Verdict, failed
+from common.tools.prove.bench import Bench, Check, RunSpec, Verdict, failed_verdict
 from common.tools.prove.causes import causes_of_repeat
 from common.tools.prove.differences import first_difference
 from common.tools.prove.results import Results, differences_of_results
@@ -16,7 +16,7 @@ def check_repeating(bench: Bench) -> Verdict:
     difference = first_difference(reference, repeated)
     if difference is None and not differences:
         return Verdict(True, compared)
-    return failed(compared, causes_of_repeat(reference, repeated, difference), differences)
+    return failed_verdict(compared, causes_of_repeat(reference, repeated, difference), differences)
 
 
 CHECK = Check(

@@ -2,7 +2,7 @@
 
 import random
 
-from common.tools.prove.bench import Bench, Check, Interruption, RunSpec, Verdict, failed
+from common.tools.prove.bench import Bench, Check, Interruption, RunSpec, Verdict, failed_verdict
 from common.tools.prove.causes import causes_of_resume
 from common.tools.prove.differences import first_difference
 from common.tools.prove.observation import Interrupted, ObservedEvaluation, ObservedRun, Saved
@@ -21,7 +21,9 @@ def check_resuming(bench: Bench) -> Verdict:
     differences = differences_of_results(results, Results(interrupted.directory))
     difference = first_difference(reference, interrupted)
     if difference is not None or differences:
-        return failed(compared, causes_of_resume(reference, interrupted, difference), differences)
+        return failed_verdict(
+            compared, causes_of_resume(reference, interrupted, difference), differences
+        )
     missing = missing_manners(interrupted)
     if missing:
         return Verdict(

@@ -5,7 +5,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from common.tools.prove.bench import Bench, Cause, Check, RunFailedError, Verdict, failed
+from common.tools.prove.bench import Bench, Cause, Check, RunFailedError, Verdict, failed_verdict
 from common.tools.prove.checks.resuming import interrupted_spec
 from common.tools.prove.comparison import run_with_layout, update_layouts
 from common.tools.prove.notes import MissingRows, UnusedRows
@@ -56,7 +56,7 @@ def check_samples(bench: Bench) -> Verdict:
         f"{samples} training samples and {evaluations} evaluations, in {len(runs)} runs with "
         f"{launches} starts; whole epochs: {epochs}"
     )
-    return failed(compared, causes) if causes else Verdict(True, compared)
+    return failed_verdict(compared, causes) if causes else Verdict(True, compared)
 
 
 def interrupted_runs(bench: Bench) -> Iterator[ObservedRun]:

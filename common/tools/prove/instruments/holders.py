@@ -41,7 +41,10 @@ def holder_of(examples: Sequence[object], frame: FrameType, folder: Path) -> str
 def named_holder(
     objects: Sequence[object], names: dict[int, str], ignored: set[int], depth: int
 ) -> str | None:
-    """Return the name of a container that holds the objects, directly or in other containers."""
+    """Return the name of a container of several items that holds some of the objects.
+
+    It holds them directly or in other containers.
+    """
     if depth == 0:
         return None
     ignored = ignored | {id(objects)}
@@ -51,6 +54,7 @@ def named_holder(
         if isinstance(item, CONTAINERS) and id(item) not in ignored
     ]
     for item in referrers:
+        # A container of one item, such as the present batch, does not hold what grows.
         if id(item) in names and len(item) > 1:
             return names[id(item)]
     if not referrers:
