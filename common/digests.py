@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TypedDict
 
-from common.files import plain
+from common.files import refuse_pipe
 from common.json_files import JsonObject
 
 SIGNATURE = "sha256"  # the entry of a signed JSON object with the digest of all other entries
@@ -30,7 +30,7 @@ def receipt_of(path: Path) -> FileReceipt:
     Raises:
         OSError: it can't be read.
     """
-    with plain(path).open("rb") as file:
+    with refuse_pipe(path).open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         return {"size": file.tell(), "sha256": digest}
 

@@ -32,7 +32,7 @@ def write_text(path: Path, text: str) -> None:
             temporary.unlink(missing_ok=True)
 
 
-def plain(path: Path) -> Path:
+def refuse_pipe(path: Path) -> Path:
     """Return the path; an OSError if it is a pipe or a device, from which a read may never end."""
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise OSError("it is not a file but a pipe or a device")
@@ -42,7 +42,9 @@ def plain(path: Path) -> Path:
 def open_to_append(path: Path) -> TextIO:
     """Open a text file to add lines at its end; a `UserError` if that fails."""
     with writing(str(path)):
-        return plain(path).open("a", encoding="utf-8", errors="backslashreplace", newline="\n")
+        return refuse_pipe(path).open(
+            "a", encoding="utf-8", errors="backslashreplace", newline="\n"
+        )
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import UserError
-from common.files import plain, write_text
+from common.files import refuse_pipe, write_text
 from common.sentences import as_user_error
 
 PUT_BACK = (
@@ -53,7 +53,7 @@ def read_json_if_there(path: Path) -> JsonObject | None:
     """
     with reading_saved(path):
         try:
-            value = parse(plain(path).read_text(encoding="utf-8"))
+            value = parse(refuse_pipe(path).read_text(encoding="utf-8"))
         except (FileNotFoundError, NotADirectoryError):
             return None
     if not isinstance(value, dict):
@@ -89,7 +89,7 @@ def read_lines(path: Path, key: str, warn: Callable[[str], None] | None = None) 
     """
     with reading_saved(path):
         try:
-            lines = plain(path).read_bytes().splitlines()
+            lines = refuse_pipe(path).read_bytes().splitlines()
         except (FileNotFoundError, NotADirectoryError):
             return []  # a run that has logged nothing
     rows = []

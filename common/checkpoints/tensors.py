@@ -12,7 +12,7 @@ from safetensors import safe_open
 
 from common.digests import receipt_of
 from common.errors import UserError
-from common.files import plain
+from common.files import refuse_pipe
 from common.json_files import PUT_BACK
 from common.run_directory.records import Receipt
 from common.sentences import reading
@@ -99,7 +99,7 @@ def read_metadata(path: Path) -> dict[str, str]:
     Files that lie beside the checkpoints, such as the best model, name in their metadata the run
     that wrote them.
     """
-    with suppress(UserError, OSError), open_tensors(plain(path)) as file:
+    with suppress(UserError, OSError), open_tensors(refuse_pipe(path)) as file:
         return file.metadata() or {}
     return {}
 

@@ -102,11 +102,14 @@ class Muon(Optimizer):
 
 
 def orthogonalized(matrix: torch.Tensor, steps: int) -> torch.Tensor:
-    """Return approximately the nearest matrix whose singular values are 1, by Newton and Schulz.
+    """Return approximately the nearest matrix whose singular values are 1.
+
+    It is found by the Newton-Schulz iteration.
 
     Args:
         matrix: [rows, columns].
-        steps: the number of iterations; after three, singular values lie between about 0.3 and 1.2.
+        steps: the number of iterations. After three, singular values that were above about 0.75 %
+            of the matrix's Frobenius norm lie between about 0.3 and 1.2. Smaller ones stay below.
     """
     a, b, c = NEWTON_SCHULZ
     is_tall = matrix.shape[0] > matrix.shape[1]

@@ -9,7 +9,7 @@ from pathlib import Path
 from PIL import Image
 
 from common.errors import UserError
-from common.files import plain
+from common.files import refuse_pipe
 from common.sentences import reading
 
 
@@ -58,7 +58,7 @@ def read_texts(file: str) -> Iterator[str]:
             advice=f"pass the files in it, as in {file}/*",
         )
     with reading(file, "pass a file of lines in UTF-8, or - for standard input"):
-        text = plain(Path(file)).read_text(encoding="utf-8-sig")
+        text = refuse_pipe(Path(file)).read_text(encoding="utf-8-sig")
     # `splitlines` would also split at characters that do not end a line in a text file.
     yield from nonempty_lines(io.StringIO(text))
 

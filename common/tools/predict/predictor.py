@@ -18,7 +18,7 @@ from common.data.pixels import FULL_SCALE, image_to_pixels
 from common.data.text import TextSamples
 from common.data.tokens import encode, load_tokenizer
 from common.errors import UserError, is_out_of_memory
-from common.files import plain
+from common.files import refuse_pipe
 from common.json_files import PUT_BACK, read_json
 from common.models.packing import leave_out_padding, token_positions
 from common.run_directory.records import (
@@ -246,4 +246,4 @@ def pixels_of(
     if isinstance(image, Image.Image):
         return image_to_pixels(image, size, channels, white_level)
     with reading(f"image {image}", "pass image files, or - for their paths on standard input"):
-        return image_to_pixels(Image.open(plain(Path(image))), size, channels, white_level)
+        return image_to_pixels(Image.open(refuse_pipe(Path(image))), size, channels, white_level)

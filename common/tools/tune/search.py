@@ -40,9 +40,9 @@ from common.tools.tune.settings import SearchSettings
 from common.tools.tune.space import Space, command_words, parse_space
 from common.tools.tune.study import (
     STUDY,
-    consistent_study,
     finished_trials,
     open_study,
+    rebuild_if_inconsistent,
     study_errors_for_users,
     with_defaults,
 )
@@ -70,7 +70,7 @@ def run_search(directory: Path, settings: SearchSettings) -> None:
         study_errors_for_users(directory / STUDY),
     ):
         study = open_study(directory, recipe.objective, settings.prune, space)
-        study = consistent_study(directory, study, recipe, settings.prune, space, shared)
+        study = rebuild_if_inconsistent(directory, study, recipe, settings.prune, space, shared)
         write_settings(directory, settings)
         search = Search(directory, settings, space, shared, recipe.objective, study)
         say(f"search: {len(study.trials)} of {settings.trials} trials begun in {directory}")

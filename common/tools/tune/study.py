@@ -71,7 +71,7 @@ def seed_sampler(study: Study, trial_count: int) -> None:
     study.sampler = optuna.samplers.TPESampler(seed=trial_count)
 
 
-def consistent_study(
+def rebuild_if_inconsistent(
     directory: Path, study: Study, recipe: Recipe, prune: bool, space: Space, shared: Sequence[str]
 ) -> Study:
     """Return the study, rebuilt from the trials' directories if it disagrees with them.

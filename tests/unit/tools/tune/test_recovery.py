@@ -21,7 +21,7 @@ from common.tools.compare.readers import read_directory
 from common.tools.recipe import load_recipe
 from common.tools.tune.recovery import denotes, number_in_range, stated_flags
 from common.tools.tune.space import command_words, parse_space
-from common.tools.tune.study import consistent_study, open_study, with_defaults
+from common.tools.tune.study import open_study, rebuild_if_inconsistent, with_defaults
 from tests.conftest import first
 from tests.unit.tools.tune.test_search import STUB
 
@@ -52,7 +52,7 @@ def searched(directory: Path, trials: int = 3) -> None:
 def reopened(directory: Path) -> Study:
     """Reopen the search as the command does."""
     study = open_study(directory, RECIPE.objective, True, SPACE)
-    return consistent_study(directory, study, RECIPE, True, SPACE, SHARED)
+    return rebuild_if_inconsistent(directory, study, RECIPE, True, SPACE, SHARED)
 
 
 def insist_on_credit(study: Study, directory: Path) -> None:
@@ -165,7 +165,7 @@ def test_rebuilt_study_keeps_failures_and_unfinished_trials(tmp_path: Path) -> N
     shared = [*SHARED, "--fail-above", "0.01"]
     study = open_study(tmp_path, RECIPE.objective, True, SPACE)
     with pytest.raises(UserError, match=r"trial-000 .*--fail-above 1000000000\.0"):
-        consistent_study(tmp_path, study, RECIPE, True, SPACE, shared)
+        rebuild_if_inconsistent(tmp_path, study, RECIPE, True, SPACE, shared)
     shutil.rmtree(tmp_path / "trial-001")
     study = reopened(tmp_path)
     names = [trial.state.name for trial in study.get_trials()]
