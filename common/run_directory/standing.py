@@ -31,7 +31,9 @@ def advice_to_go_on(directory: Path) -> str:
         return "repeat the command that started it, because it ended before training began"
     if status.resumable is False:
         reason = status.reason or "its status.json does not say why"
+        # The same command would fail again. The cause may be a wrong flag, or the training itself.
         return (
-            f"start another run, because this one would fail again for the same reason ({reason})"
+            f"correct what made its last command fail ({reason}) and continue it with --resume "
+            f"{quoted(directory)}, or start another run"
         )
     return f"continue it with --resume {quoted(directory)}"

@@ -59,7 +59,7 @@ def test_reading_the_status_leaves_the_lock_free(tmp_path: Path) -> None:
         (
             {"status": "failed", "resumable": False, "reason": "NaN"},
             True,
-            r"start another run, .* reason \(NaN\)",
+            r"last command fail \(NaN\) and continue it with --resume .*, or start another run",
         ),
         (
             {"status": "failed", "resumable": True},
