@@ -112,8 +112,8 @@ def load_recipe_model(folder: Path, facts: ModelFacts, recipe_file: str | Path |
     if facts.arguments is None:
         name = model_class.__name__
         advice = (
-            f'in the recipe, add the arguments of {name} as "arguments" to the description that '
-            "run.start gets, and train again"
+            f'add "arguments": {{...}} with the arguments of {name} to this file, and for later '
+            "runs, to the description that run.start gets in the recipe"
         )
         raise UserError(
             f"{folder / MODEL_JSON} does not contain the arguments with which to build the model "
@@ -150,15 +150,17 @@ def own_recipe(folder: Path, facts: ModelFacts) -> Path:
     """Return the recipe of this repository that trained a model, as a path.
 
     Raises:
-        UserError: the model's recipe is not in this repository, so the user must name its file.
+        UserError: the model's recipe is not in `recipes/`, so the user must name its file.
     """
     name = str(facts.recipe)
     path = RECIPES / f"{name}.py"
     # A name with slashes could lead to a file outside of the repository, which must not run.
     if Path(name).name != name or not path.is_file():
-        advice = f"pass its file with --recipe {name}.py, or in a program to load_model"
         raise UserError(
-            f"{folder} was trained by the recipe {name}, which is not in this repository",
-            advice=advice,
+            f"{folder} was trained by the recipe {name}, which is not one of the files in recipes/",
+            advice=(
+                "pass the path of that file with --recipe, such as --recipe examples/lora.py, or "
+                "in a program to load_model"
+            ),
         )
     return path

@@ -85,7 +85,7 @@ def test_module_beside_a_recipe_is_found(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "file", "message"),
     [
-        ({"arguments": None}, "copy", r'add the arguments of MLP as "arguments"'),
+        ({"arguments": None}, "copy", r'add "arguments": .* of MLP to this file, and'),
         (
             {"class": "Other"},
             "copy",
@@ -95,7 +95,8 @@ def test_module_beside_a_recipe_is_found(tmp_path: Path) -> None:
         (
             {},
             None,
-            r"by the recipe regression, .*: pass its file with --recipe .*to load_model",
+            "by the recipe regression, which is not one of the files in recipes/: pass the path "
+            "of that file with --recipe, .*to load_model",
         ),
         ({}, "missing.py", r"there is no file missing\.py"),
     ],
