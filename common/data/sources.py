@@ -78,7 +78,7 @@ def choose_source(
 
     def choose() -> DataSource:
         if config.dataset != "auto":
-            return find_named(config.dataset, configuration)
+            return find_named(config.dataset, configuration, config.resume is not None)
         if accelerator.device.type == "cpu" and not public_on_cpu:
             return built_in_source(built_in, f"auto: {public} would take hours without a GPU")
         location, public_configuration = PUBLIC[public]
@@ -94,7 +94,7 @@ def choose_source(
     if config.streaming and source.location in BUILT_IN:
         raise UserError(
             f"--streaming reads files, but data set {source.name} is built in",
-            advice="leave --streaming out",
+            advice="pass --no-streaming",
         )
     source = replace(source, validation_share=config.validation_share, streaming=config.streaming)
     if not config.evaluate_only:
@@ -166,12 +166,13 @@ def built_in_source(name: str, reason: str) -> DataSource:
     return DataSource(name, name, None, reason, f"{name}-5-{version}")
 
 
-def find_named(name: str, configuration: str | None) -> DataSource:
+def find_named(name: str, configuration: str | None, is_resumed: bool = False) -> DataSource:
     """Find the data set that the user names.
 
     Args:
         name: a built-in or public name, a Hub id, or a path to a folder or file.
         configuration: the value of `--dataset-config`.
+        is_resumed: whether the data set is that of a run to resume, which accepts no other.
 
     Raises:
         UserError: there is no such data set; the message says what to pass.
@@ -193,17 +194,41 @@ def find_named(name: str, configuration: str | None) -> DataSource:
         return DataSource(
             name, location, configuration or public_configuration, "named, from the Hub", commit
         )
-    suggestion = similar_name(name)
-    similar = "" if suggestion is None else f"{suggestion} if you meant that, "
     raise UserError(
         (
             f"--dataset {name} can't be found, because there is no such folder or file, it is not "
             f"cached, and the Hub has no data set {location} or does not answer"
         ),
-        advice=(
-            f"pass {similar}a local folder or file, or one that is built in ({', '.join(BUILT_IN)})"
-        ),
+        advice=advice_for_resume(name) if is_resumed else advice_for_missing(name),
     )
+
+
+def advice_for_resume(name: str) -> str:
+    """Return what to do if the data set of a run to resume is not found: its name was right."""
+    if is_path(name):
+        return "pass the new path of these data with --dataset"
+    return (
+        "repeat the command when the Hub can be reached, or pass the new path of local data with "
+        "--dataset"
+    )
+
+
+def advice_for_missing(name: str) -> str:
+    """Return what to do if the data set of a new run is not found."""
+    suggestion = similar_name(name)
+    similar = "" if suggestion is None else f"{suggestion} if you meant that, "
+    others = f"{similar}a local folder or file, or one that is built in ({', '.join(BUILT_IN)})"
+    if is_path(name):
+        return f"check the spelling, or pass {others}"
+    return (
+        "check the spelling and the connection, log in with hf auth login or set HF_TOKEN if the "
+        f"data set is private, or pass {others}"
+    )
+
+
+def is_path(name: str) -> bool:
+    """Whether a data set's name can only be a path; a name such as a/b may also be a Hub id."""
+    return name.startswith((".", "~")) or Path(name).is_absolute()
 
 
 def find_local(name: str, configuration: str | None) -> DataSource | None:

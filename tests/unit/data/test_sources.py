@@ -70,6 +70,23 @@ def test_nearest_name_is_suggested(name: str, suggestion: str, tmp_path: Path) -
     assert "if you meant that" not in refusal(lambda: find_named("nobody/nothing", None))
 
 
+@pytest.mark.parametrize(
+    ("name", "is_resumed", "advice"),
+    [
+        ("nobody/nothing", False, "check the spelling and the connection, log in with hf auth"),
+        ("/no-such-folder", False, "check the spelling, or pass "),
+        ("./no-such-folder", False, "check the spelling, or pass "),
+        ("nobody/nothing", True, "repeat the command when the Hub can be reached, or pass the new"),
+        ("/no-such-folder", True, "pass the new path of these data with --dataset"),
+    ],
+)
+def test_advice_fits_a_resume_and_a_path(name: str, is_resumed: bool, advice: str) -> None:
+    """A resume accepts no other data, and no connection helps to find a path."""
+    message = refusal(lambda: find_named(name, None, is_resumed))
+    assert f"does not answer: {advice}" in message
+    assert ("digits" in message) is not is_resumed
+
+
 @pytest.mark.parametrize("name", ["mnist", "nobody/nothing", "./no-such-folder"])
 def test_missing_data_set_is_never_replaced(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The message names the built-in data sets instead."""
