@@ -362,7 +362,7 @@ def iterable_order(config: TrainingConfig, accelerator: Accelerator, name: str) 
         elif config.max_steps is None:
             advice = "pass --max-steps N"
         else:
-            advice = "leave --auto-batch-size out, and pass --batch-size N"
+            advice = "pass --no-auto-batch-size, and --batch-size N"
         raise UserError(
             "an IterableDataset does not state its number of samples, so it can only be used for "
             "training, with a stated number of updates of a stated size",

@@ -124,7 +124,10 @@ class ParquetRows:
         column = self.columns[row.index(None)] if None in row else label_column
         return UserError(
             f"{shard} contains a row without a value in column {column}",
-            advice="remove such rows, or leave --streaming out, so that they are skipped",
+            advice=(
+                "start another run after removing such rows, or with --no-streaming, which skips "
+                "them"
+            ),
         )
 
     def table(self, block: int) -> "pyarrow.Table":
@@ -224,7 +227,7 @@ class ParquetTables(LabelledData):
         if builder.name != "parquet":
             raise UserError(
                 f"--streaming reads only parquet files, but {self.where} has {builder.name} files",
-                advice="leave --streaming out, or convert the files with Dataset.to_parquet",
+                advice="pass --no-streaming, or convert the files with Dataset.to_parquet",
             )
         return files
 

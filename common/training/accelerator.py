@@ -127,7 +127,7 @@ def shard(accelerator: ShardingAccelerator, config: TrainingConfig) -> None:
         UserError: `--auto-batch-size` is set.
     """
     if config.auto_batch_size:
-        advice = "leave --auto-batch-size out, and pass --batch-size N"
+        advice = "pass --no-auto-batch-size, and --batch-size N"
         if config.resume is not None:  # it keeps the flag
             advice = "resume this run without FSDP, or start a new run without --auto-batch-size"
         raise UserError(

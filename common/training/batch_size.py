@@ -212,7 +212,7 @@ def refuse_unfit_loss(
         raise UserError(
             "--auto-batch-size would change the updates, because this recipe's loss depends on the "
             "other samples of a micro-batch (couples_samples=True)",
-            advice="leave --auto-batch-size out, and pass --batch-size N",
+            advice="pass --no-auto-batch-size, and --batch-size N",
         )
     if processes == 1:
         return
@@ -232,8 +232,8 @@ def refuse_unfit_loss(
                 f"processes ({finder.name}), while each process tries sizes on its own"
             ),
             advice=(
-                "leave --auto-batch-size out, and pass --batch-size N; on a resume, which keeps "
-                "the flag, use one process"
+                "pass --no-auto-batch-size, and --batch-size N; on a resume, which keeps the flag, "
+                "use one process"
             ),
         )
 

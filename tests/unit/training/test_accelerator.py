@@ -157,7 +157,7 @@ def test_compression_that_a_cpu_lacks_is_refused(
 
 @pytest.mark.parametrize(
     ("resume", "advice"),
-    [(None, "leave --auto-batch-size out, and"), ("runs/mine", "resume this run without FSDP")],
+    [(None, "pass --no-auto-batch-size, and"), ("runs/mine", "resume this run without FSDP")],
 )
 def test_sharded_model_has_no_automatic_batch_size(resume: str | None, advice: str) -> None:
     """A run that was begun without FSDP keeps the flag when it is resumed."""
