@@ -26,6 +26,17 @@ LABEL_NAMES = ("label", "labels", "class", "target", "category")  # usual names 
 LABELLED_DATA_FLAGS = frozenset(
     {"dataset", "dataset_config", "label_column", "validation_share", "streaming"}
 )
+# What the columns hold that a flag may name, and data that have such columns, for messages.
+CONTENT_OF_COLUMNS = {
+    "--label-column": "text or numbers",
+    "--text-columns": "strings",
+    "--image-column": "images",
+}
+DATA_WITH_COLUMNS = {
+    "--label-column": "data with a column of labels",
+    "--text-columns": "a table with a column of text",
+    "--image-column": "a folder of images or parquet files with images",
+}
 DEFAULT_VALIDATION_SHARE = 0.1  # the share of train, if train is the only split
 
 LabelValue = str | int | float | None  # a value in the label column; None if it is missing
@@ -158,10 +169,13 @@ class LabelledData:
             if column not in suitable:
                 problem = f"data set {self.name} has no column {column}"
                 if column in self.features:
-                    problem = f"column {column} of data set {self.name} has an unsuitable type"
+                    problem = (
+                        f"column {column} of data set {self.name} is of type "
+                        f"{self.type_name(column)}, and the flag needs {CONTENT_OF_COLUMNS[flag]}"
+                    )
                 raise UserError(
                     f"{flag} {column} can't be used, because {problem}",
-                    advice=f"choose one of the columns {self.describe_columns()}",
+                    advice=self.advice_to_choose(flag, suitable, "choose one of the columns"),
                 )
         if not 1 <= len(columns) <= at_most:
             needed = "one column" if at_most == 1 else f"one column or up to {at_most}"
@@ -173,21 +187,26 @@ class LabelledData:
                     f"data set {self.name} has {len(columns) or 'no'} columns that {flag} could "
                     f"stand for{candidate_names}"
                 )
-            raise UserError(
-                problem,
-                advice=f"name {needed} with {flag}; the columns are {self.describe_columns()}",
-            )
+            wish = f"name {needed} with {flag}; the suitable columns are"
+            raise UserError(problem, advice=self.advice_to_choose(flag, suitable, wish))
         return columns
 
-    def describe_columns(self) -> str:
-        """Return the names of all columns with their types, for a message."""
+    def advice_to_choose(self, flag: str, suitable: list[str], wish: str) -> str:
+        """Return the advice to name a suitable column, or to pass other data if there is none.
+
+        Args:
+            wish: the words before the names of the suitable columns.
+        """
+        if not suitable:
+            return f"pass {DATA_WITH_COLUMNS[flag]} as --dataset"
+        return f"{wish} {', '.join(f'{column} ({self.type_name(column)})' for column in suitable)}"
+
+    def type_name(self, column: str) -> str:
+        """Return the name of a column's type, for a message."""
         from datasets import Value
 
-        descriptions = []
-        for column, feature in self.features.items():
-            type_name = feature.dtype if isinstance(feature, Value) else type(feature).__name__
-            descriptions.append(f"{column} ({type_name})")
-        return ", ".join(descriptions)
+        feature = self.features[column]
+        return feature.dtype if isinstance(feature, Value) else type(feature).__name__
 
     def find_classes(self, labels: Iterable[LabelValue]) -> None:
         """Set `classes` and `class_names`.
@@ -246,9 +265,9 @@ class LabelledData:
             raise UserError(
                 (
                     f"--validation-share 0 leaves nothing to evaluate on, because data set "
-                    f"{self.name} has no split besides train"
+                    f"{self.name} has no validation or test split with labels"
                 ),
-                advice="leave --validation-share out, or add a test split",
+                advice="leave --validation-share out, or add such a split or its labels",
             )
         if "validation" in self.splits:
             return 0
@@ -296,7 +315,7 @@ class LabelledData:
         reason = f"at least one of these {unit} must stay in train"
         remedies = []
         if unit != "rows":
-            remedies.append("write the parquet files with more row groups, or omit --streaming")
+            remedies.append("write the parquet files with more row groups, or pass --no-streaming")
         elif candidates < total:
             reason = (
                 f"only {candidates:,} rows belong to a class with more than one row, and some of "

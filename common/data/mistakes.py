@@ -55,5 +55,8 @@ def other_columns(
     differing = ", ".join(name for name in names if expected.get(name) != columns.get(name))
     return UserError(
         f"{file} and {first_file} have different columns, by name or type: {differing}",
-        advice="give all files the same columns, with the same types",
+        advice=(
+            "give all files the same columns, with the same types, or move a file that does not "
+            "belong to these data, such as an unlabelled test set, out of the folder"
+        ),
     )

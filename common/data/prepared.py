@@ -168,7 +168,10 @@ def check_as_trained(source: DataSource, trained: TrainedOn, data: Prepared[Fact
                 f"{source.location} has changed since {trained.run} was trained on it, so it is "
                 "not known which samples that run held out"
             ),
-            advice="put the new samples into another folder, or into a split named test",
+            advice=(
+                "restore the data as they were, or put the new samples into a data set of their "
+                "own, and pass it with --dataset"
+            ),
         )
     notes.append(
         f"the data or their flags have changed since {trained.run} was trained, so some of the "
@@ -194,7 +197,7 @@ def with_labels_of(
                 f"the classes of data set {source.name} differ from those of {evaluated.model}, or "
                 "are in another order"
             ),
-            advice="leave --streaming out, so that the classes can be matched by name",
+            advice="pass --no-streaming, so that the classes can be matched by name",
         )
     note = None
     for arrays in data.arrays.values():

@@ -129,7 +129,9 @@ def test_data_that_have_grown_since_the_run_are_refused(
     """The samples that the run held out can no longer be told."""
     folder, _, run = trained
     write_images(folder, per_class=14)
-    assert "has changed since" in refusal(lambda: evaluated(folder, run))
+    message = refusal(lambda: evaluated(folder, run))
+    assert "has changed since" in message
+    assert "restore the data as they were, or put the new samples into a data set" in message
 
 
 def test_notes_do_not_decide_what_was_held_out() -> None:
@@ -194,7 +196,9 @@ def test_training_without_validation_needs_a_test_split(tmp_path: Path) -> None:
             dtype=torch.float32,
         )
 
-    assert "--validation-share 0" in refusal(load)
+    message = refusal(load)
+    assert "--validation-share 0 leaves nothing to evaluate on" in message
+    assert "no validation or test split with labels" in message
     write_images(folder, per_class=3, split="test")
     assert load().facts().sizes == {"train": 30, "test": 9}
 

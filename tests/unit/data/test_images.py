@@ -164,11 +164,19 @@ def test_two_image_columns_need_a_flag(tmp_path: Path) -> None:
 
 
 def test_data_without_images_are_refused(tmp_path: Path) -> None:
-    """The message names the flag and the columns."""
+    """The message names the flag, the type of a named column, and data that would do."""
     write_csv(tmp_path / "words" / "train.csv", sentences(20, 0))
     message = refusal(lambda: images(tmp_path / "words"))
-    assert "no columns that --image-column could stand for" in message
-    assert "sentence" in message
+    assert "no columns that --image-column could stand for: pass a folder of images" in message
+    message = refusal(lambda: images(tmp_path / "words", image_column="sentence"))
+    assert "string, and the flag needs images: pass a folder of images" in message
+
+
+def test_only_columns_of_images_are_suggested(tmp_path: Path) -> None:
+    """The message does not name the refused column as a choice."""
+    folder = write_image_parquet(tmp_path / "grey", {"train": grey_images(60, 1)})
+    message = refusal(lambda: images(folder, image_column="label"))
+    assert message.endswith("the flag needs images: choose one of the columns image (Image)")
 
 
 @pytest.mark.parametrize("shift", [8, 9, 65536])

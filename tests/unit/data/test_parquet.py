@@ -213,13 +213,15 @@ def test_row_without_a_value_is_refused_when_read(
     split = images(source_of(tmp_path / "data")).splits["train"]
     message = refusal(lambda: every_batch(split, workers))
     assert f"train-0.parquet contains a row without a value in column {column}" in message
+    assert "or with --no-streaming, which skips them" in message
 
 
 def test_data_that_cannot_be_streamed_are_refused(tmp_path: Path) -> None:
     """Other formats, shards with different columns and too few row groups are refused."""
     columns = sentences(30, 0)
     write_csv(tmp_path / "csv" / "train.csv", columns)
-    assert "csv" in refusal(lambda: images(source_of(tmp_path / "csv")))
+    message = refusal(lambda: images(source_of(tmp_path / "csv")))
+    assert "csv files: pass --no-streaming, or convert" in message
     write_images(tmp_path / "odd", "train-0", 40)
     features = Features({"image": Image(), "label": ClassLabel(names=["a", "b"])})
     write_rows(tmp_path / "odd" / "train-1.parquet", grey_images(40, 0, classes=2), features)
@@ -240,7 +242,7 @@ def test_data_that_cannot_be_streamed_are_refused(tmp_path: Path) -> None:
     assert (
         "1 of the 1 row groups of train in data set one can't be held out for validation" in message
     )
-    assert "write the parquet files with more row groups, or omit --streaming" in message
+    assert "write the parquet files with more row groups, or pass --no-streaming" in message
     write_images(tmp_path / "cut", "train-0", 40)
     shard = tmp_path / "cut" / "train-0.parquet"
     shard.write_bytes(shard.read_bytes()[:-100])
