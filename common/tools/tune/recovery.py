@@ -241,8 +241,12 @@ def refuse(run: RunRecord, difference: str) -> None:
     """
     directory = Path(run.source)
     raise UserError(
-        f"{directory} is not a trial of this search, because it was run with {difference}",
-        advice=f"move the folder {directory.name} out of {directory.parent}",
+        f"{directory} does not fit this search, because it was run with {difference}",
+        advice=(
+            "if the search's flags or the recipe's defaults have changed, change them back or "
+            "start a new search with --study NEW; otherwise move the folder "
+            f"{directory.name} out of {directory.parent}"
+        ),
     )
 
 

@@ -194,7 +194,8 @@ def test_foreign_run_is_refused(
     shutil.rmtree(place, ignore_errors=True)
     train(place, **({"learning_rate": 0.01, "batch_size": 64} | flags))
     with pytest.raises(
-        UserError, match=rf"trial-00{number} is not a trial of this search, because .*{message}"
+        UserError,
+        match=rf"trial-00{number} does not fit this search, because .*{message}: if .* move the",
     ):
         reopened(tmp_path)
 
