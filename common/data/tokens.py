@@ -214,10 +214,13 @@ def load_tokenizer(checkpoint: str) -> "PreTrainedTokenizerBase":
     if folder.is_dir() and not has_vocabulary:
         raise UserError(
             (
-                f"the tokenizer of checkpoint {checkpoint} can't be loaded, because there is no "
-                "tokenizer.json in this folder"
+                f"the tokenizer of checkpoint {checkpoint} can't be loaded, because there is "
+                "neither tokenizer.json nor vocab.txt in this folder"
             ),
-            advice="put a tokenizer.json into it, or pass another model",
+            advice=(
+                "save the tokenizer there, as in AutoTokenizer.from_pretrained(ORIGINAL_MODEL)"
+                ".save_pretrained(FOLDER), or pass another model"
+            ),
         )
     advice = "check its files, or for a model of the Hub, the connection; or pass another model"
     with reading(f"the tokenizer of checkpoint {checkpoint}", advice):

@@ -298,10 +298,12 @@ def refuse_other_weights(model: nn.Module) -> None:
         # Every forward pass makes this comparison, so `map` runs it in C.
         if not all(map(is_, map(dict.get, dictionaries, names), own_parameters)):
             raise UserError(
-                "a sharded network can't be called with other weights, as functional_call does",
+                "the network is sharded, and its parameters were replaced, for example by "
+                "functional_call",
                 advice=(
-                    "turn their gradients off with requires_grad_(False) instead, or change a "
-                    "copy.deepcopy of the network"
+                    "to stop gradients, call network.requires_grad_(False); to compute with other "
+                    "weights, write them into a copy made by copy.deepcopy(network) before its "
+                    "first call"
                 ),
             )
 

@@ -112,7 +112,7 @@ def test_folder_without_a_tokenizer_is_refused(odd_text: Path, checkpoint: Path)
     assert json.loads((folder / "config.json").read_text())["model_type"] == "bert"
     with pytest.raises(UserError) as error:
         data_for(str(folder), odd_text)
-    assert "tokenizer" in error.value.message
+    assert "neither tokenizer.json nor vocab.txt" in error.value.message
 
 
 def test_named_model_is_never_replaced() -> None:
