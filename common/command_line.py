@@ -38,6 +38,8 @@ GROUPS = {
     "output": "output_dir",
     "tracking": "tracker",
 }
+# Flags that name data or models of the Hub, so that a user may pass an address.
+FLAGS_WITH_ADDRESSES = ("--dataset", "--init-from", "--model")
 
 
 if TYPE_CHECKING:
@@ -271,9 +273,16 @@ def refuse_credentials(words: list[str]) -> None:
         # The message has the flag without its value. The flag is a part of the same word, as in
         # --dataset=VALUE, or it is the word before.
         if has_secret(word):
-            flag = word if word.startswith("--") else word_before
+            flag_and_value = word if word.startswith("--") else word_before
+            flag = flag_and_value.split("=")[0]
+            if flag.replace("_", "-") not in FLAGS_WITH_ADDRESSES:
+                raise UserError(
+                    f"{flag} contains a token, or looks like an address with a user name or a "
+                    "token (text between : and @)",
+                    advice="leave that out",
+                )
             raise UserError(
-                f"the address in {flag.split('=')[0]} contains a user name or a token",
+                f"the address in {flag} contains a user name or a token",
                 advice=(
                     "pass a Hub id or a local folder, and set the environment variable HF_TOKEN "
                     "to the token"

@@ -43,6 +43,15 @@ class MapStyle(Protocol):
     def __getitem__(self, index: int, /) -> object: ...
 
 
+def lacking_methods(split: object) -> list[str]:
+    """Return the methods of a map-style data set that a split lacks."""
+    has_length = hasattr(type(split), "__len__")
+    # An `IterableDataset` of torch inherits a `__getitem__` that only raises an error.
+    has_items = hasattr(type(split), "__getitem__") and not isinstance(split, IterableDataset)
+    is_there = {"__len__": has_length, "__getitem__": has_items}
+    return [name for name in is_there if not is_there[name]]
+
+
 class Work(NamedTuple):
     """How much a micro-batch holds, from which speed is measured."""
 
@@ -333,11 +342,12 @@ class Data:
             UserError: the split is empty, can't be read by index, or has lengths of a wrong shape.
         """
         if not isinstance(split, Samples):
-            if isinstance(split, IterableDataset) or not isinstance(split, MapStyle):
+            lacking = lacking_methods(split)
+            if lacking or not isinstance(split, MapStyle):
                 raise UserError(
                     (
                         f"split {name} of data set {self.name} is of type {type(split).__name__}, "
-                        "whose samples can't be read by index"
+                        f"which lacks {' and '.join(lacking)}"
                     ),
                     advice=(
                         "pass a map-style Dataset with __len__ and __getitem__, TensorSamples, "

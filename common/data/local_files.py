@@ -14,7 +14,9 @@ TABLE_SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
 # If links lead to one folder more often than this, the search for files might never end.
 MOST_VISITS = 16
 # What to do about links that lead nowhere.
-FETCH = "fetch the files (for example with git annex get or dvc pull), or remove the links"
+FETCH = (
+    "fetch the files (for example with git annex get or dvc pull), or correct or remove the links"
+)
 # Paths that `datasets` ignores: hidden ones, __MACOSX and __pycache__.
 HIDDEN = re.compile(r"(^|/)(\.|__[Mp])")
 

@@ -397,10 +397,18 @@ class Stream(IterableDataset[int]):
         return iter([1])
 
 
+class WithoutLength:
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
 @pytest.mark.parametrize(
     ("splits", "words"),
     [
         ({"train": Stream(), "test": [1]}, ["mine", "split train", "Stream", "map-style"]),
+        ({"train": Stream(), "test": [1]}, ["which lacks __len__ and __getitem__"]),
+        ({"train": [1], "test": WithoutLength()}, ["split test", "which lacks __len__: pass"]),
+        ({"train": [1], "test": {1}}, ["split test", "set", "which lacks __getitem__: pass"]),
         ({"train": [1], "test": 5}, ["split test", "int"]),
         ({"train": [1], "test": []}, ["split test", "empty"]),
         ({"train": [1]}, ["train", "validation or test"]),
