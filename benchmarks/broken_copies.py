@@ -3,8 +3,8 @@
     python benchmarks/broken_copies.py
     python benchmarks/broken_copies.py "EMA not kept" "loss not divided"     # only these
 
-`tests/broken_copies.py` lists the copies: each is a recipe with one mistake. The results go to
-`benchmarks/results/broken-copies.json`. The exit status is 1 if a proof does not name the mistake.
+`benchmarks/harness/broken_copies.py` lists the copies: each is a recipe with one mistake. The
+results go to `benchmarks/results/broken-copies.json`. The exit status is 1 if a proof does not name the mistake.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import time
 from pathlib import Path
 from typing import TypedDict
 
-if __package__ in (None, ""):  # started as a file: make the packages importable
+if __package__ in (None, ""):  # started as a file: make the package importable
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
+from benchmarks.harness.broken_copies import BROKEN, Broken
 from benchmarks.harness.results import describe_machine
 from benchmarks.harness.text_tables import markdown_table
 from common.tools.prove.receipt import read_receipt
-from tests.broken_copies import BROKEN, Broken
 
 RESULTS = Path(__file__).parent / "results" / "broken-copies.json"
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.harness.broken_copies import BROKEN, BY_DEFAULT, Broken
 from common.tools.prove.command import main
 from common.tools.prove.receipt import read_receipt
-from tests.broken_copies import BROKEN, BY_DEFAULT, Broken
 
 VARIABLE = "RECIPE_TESTS_BROKEN"
 OTHERS = pytest.mark.skipif(os.environ.get(VARIABLE) != "all", reason=f"{VARIABLE} is not all")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.broken_copies import BrokenProof, chosen_copies, markdown
-from tests.broken_copies import BROKEN
+from benchmarks.harness.broken_copies import BROKEN
 
 
 def proof(*, names_the_cause: bool) -> BrokenProof:

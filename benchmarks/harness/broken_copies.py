@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.launch import REPOSITORY
-
+REPOSITORY = Path(__file__).resolve().parents[2]
 LOOP = "        for batch in run.batches(train_loader):\n"
 FORWARD = "                loss, logits = compute_loss(model, batch)\n"
 RECORD = "            run.record(loss, metrics(logits, batch))\n"
@@ -51,16 +50,16 @@ class Broken:
         Raises:
             AssertionError: a text that the mistake replaces is not exactly once in the recipe.
         """
-        source = (REPOSITORY / f"{self.recipe}.py").read_text()
+        source = (REPOSITORY / f"{self.recipe}.py").read_text(encoding="utf-8")
         for old, new in self.edits:
             assert source.count(old) == 1, (self.name, old)
             source = source.replace(old, new)
         path = folder / "train.py"
-        path.write_text(source)
+        path.write_text(source, encoding="utf-8")
         for name, text in self.helpers:
             helper = folder / name
             helper.parent.mkdir(exist_ok=True)
-            helper.write_text(text)
+            helper.write_text(text, encoding="utf-8")
         return path
 
 
