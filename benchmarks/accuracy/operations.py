@@ -12,9 +12,9 @@ from common.data.batch import Batch, Samples
 from common.measure.flops import (
     ComputeLoss,
     TrainingFlops,
-    copies_of_tensors,
     count_operations,
     fit_to_lengths,
+    stand_ins_of_tensors,
     training_flops,
 )
 
@@ -51,7 +51,7 @@ def cost_of_peer(
     """
     compute = forward_alone(compute_loss)
     counts = {
-        length: count_operations(model, compute, batch, copies_of_tensors(model))
+        length: count_operations(model, compute, batch, stand_ins_of_tensors(model))
         for length, batch in batches.items()
     }
     return as_cost(fit_to_lengths(counts))

@@ -54,6 +54,8 @@ def name_of(separator: str) -> str:
 def find_dialect(path: str) -> Dialect:
     """Return the separator and the encoding of a CSV file.
 
+    The separator is inferred from the beginning of the file; the encoding is checked on all of it.
+
     Raises:
         UserError: the file is empty, its encoding is not certain, its first line is not a header,
             or the header has fewer names than the first row has values.

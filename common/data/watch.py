@@ -56,7 +56,11 @@ class Watch(threading.Thread):
             self.waiting_since = None
 
     def run(self) -> None:
-        """Look at the wait every second, until the watch is over or the workers were killed."""
+        """Look at the wait every second, until the watch is over or the workers were killed.
+
+        All workers are killed if one is gone, if no batch came within `patience`, or if the run was
+        asked to stop. Before that, the user is told of a long wait.
+        """
         while self.verdict is None and not self.ended.wait(LOOK_EVERY):
             since = self.waiting_since
             if since is None:

@@ -108,7 +108,7 @@ class Evaluations:
             logs.refuse_means(figures)
             self.rehearsal.accept_figures()
             return
-        is_best = self.record_if_validation(values, split)
+        is_best = self.compare_with_best(values, split)
         logs.evaluation(values, split, is_best)
         if is_best and context.best.is_kept:
             with context.meters.stopwatch.stopped():
@@ -117,7 +117,9 @@ class Evaluations:
                 context.checkpoints.save_best(context.best.step, weights)
 
     def log_final(self, figures: Facts, split: Split, position: Facts) -> dict[str, float]:
-        """Log the final evaluation; return its figures by their full names.
+        """Log the final evaluation, and return its figures by their full names.
+
+        If it is on validation data, it is compared with the best evaluation.
 
         Args:
             position: the step, epoch and samples up to which the evaluated model was trained. They
@@ -125,14 +127,14 @@ class Evaluations:
         """
         logs = self.context.logs
         values = logs.checked(figures)
-        is_best = self.record_if_validation(values, split)
+        is_best = self.compare_with_best(values, split)
         logs.evaluation(values, split, is_best, position)
         return {f"{PREFIXES[split]}/{name}": value for name, value in values.items()}
 
-    def record_if_validation(self, values: Facts, split: Split) -> bool:
-        """Record an evaluation of validation data; return whether its model is the one to keep.
+    def compare_with_best(self, values: Facts, split: Split) -> bool:
+        """Compare an evaluation of validation data with the best one, and return whether it wins.
 
-        Test data choose no model, so their evaluations are not recorded.
+        Test data choose no model, so their evaluations are not compared.
         """
         context = self.context
         if split != "validation":

@@ -95,7 +95,7 @@ def training_flops_of_real_samples(
         counts = {}
         for length, number in numbers.items():
             batch = samples.values_of(number, device)
-            total = count_operations(model, compute_loss, batch, copies_of_tensors(model))
+            total = count_operations(model, compute_loss, batch, stand_ins_of_tensors(model))
             counts[length] = total / len(number)
     finally:
         generators.load_state_dict(state_before)
@@ -118,19 +118,19 @@ def own_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
             yield f"{prefix}.{name}" if prefix else name, tensor
 
 
-def copies_of_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+def stand_ins_of_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
     """Return stand-ins for a model's tensors by name, so that a pass changes nothing of the model.
 
     A parameter is not copied, but its stand-in has a gradient of its own. Buffers are copied.
     """
-    copies: dict[torch.Tensor, torch.Tensor] = {}
+    stand_ins: dict[torch.Tensor, torch.Tensor] = {}
     named = {}
     for name, tensor in own_tensors(model):
-        if tensor not in copies:
+        if tensor not in stand_ins:
             is_parameter = isinstance(tensor, nn.Parameter)
-            copy = tensor.detach() if is_parameter else tensor.clone()
-            copies[tensor] = copy.requires_grad_(tensor.requires_grad)
-        named[name] = copies[tensor]
+            stand_in = tensor.detach() if is_parameter else tensor.clone()
+            stand_ins[tensor] = stand_in.requires_grad_(tensor.requires_grad)
+        named[name] = stand_ins[tensor]
     return named
 
 

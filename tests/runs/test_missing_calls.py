@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch import REPOSITORY, Runner
+from tests.edited_copies import edited
+from tests.launch import Runner
 
 FLAGS = ("--dataset", "digits", "--hidden-sizes", 16, "--batch-size", 64, "--tracker", "none")
 RECORD = "            run.record(loss, metrics(logits, batch))\n"
@@ -17,17 +18,6 @@ STOP = """\
                 import os, signal
                 os.kill(os.getpid(), signal.SIGTERM)
 """
-
-
-def copy_with(folder: Path, *edits: tuple[str, str]) -> Path:
-    """Write a copy of the MLP in which texts are replaced by others."""
-    source = (REPOSITORY / "recipes" / "mnist_mlp.py").read_text()
-    for old, new in edits:
-        assert source.count(old) == 1, old
-        source = source.replace(old, new)
-    path = folder / "train.py"
-    path.write_text(source)
-    return path
 
 
 @pytest.mark.parametrize(
@@ -58,7 +48,7 @@ def copy_with(folder: Path, *edits: tuple[str, str]) -> Path:
 def test_a_missing_or_wrong_call_gives_one_sentence(
     edit: tuple[str, str], sentence: str, runner: Runner, tmp_path: Path
 ) -> None:
-    recipe = copy_with(tmp_path, edit)
+    recipe = edited(tmp_path, edit)
     run = runner.run(recipe, *FLAGS, "--epochs", 2, succeeds=False)
     assert run.returncode == 1, run.explain()
     assert sentence in " ".join(run.printed().split()), run.explain()
@@ -69,7 +59,7 @@ def test_a_missing_or_wrong_call_gives_one_sentence(
 def test_a_stop_saves_without_a_call_of_save(runner: Runner, tmp_path: Path) -> None:
     """The resumed run ends with the weights of a run that was never stopped."""
     whole = runner.run("mnist_mlp", *FLAGS, "--max-steps", 8)
-    recipe = copy_with(tmp_path, (RECORD, RECORD + STOP), (SAVE, ""))
+    recipe = edited(tmp_path, (RECORD, RECORD + STOP), (SAVE, ""))
     stopped = runner.run(recipe, *FLAGS, "--max-steps", 8, succeeds=False)
     assert stopped.returncode == 75, stopped.explain()
     assert "everything is saved" in stopped.printed(), stopped.explain()

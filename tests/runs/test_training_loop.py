@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.edited_copies import edited
 from tests.launch import REPOSITORY, Runner, clean_environment, free_port, run_command
 
-SOURCE = (REPOSITORY / "recipes" / "mnist_mlp.py").read_text()
 FLAGS = ("--dataset", "digits", "--tracker", "none", "--hidden-sizes", 16, 16, "--log-every", 5)
 STEP = "            with accelerator.accumulate(model):\n"
 FREEZE = """            is_first_epoch = run.progress.global_step < run.plan.updates_per_epoch
@@ -24,17 +24,6 @@ OWN_SCHEDULE = "scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5)"
 UNEVEN = """            if run.progress.global_step == 3 and accelerator.process_index == 1:
                 torch.distributed.all_reduce(torch.ones(100_000))
 """
-
-
-def edited(folder: Path, *changes: tuple[str, str]) -> Path:
-    """Return a copy of the recipe with some lines changed."""
-    text = SOURCE
-    for old, new in changes:
-        assert text.count(old) == 1, old
-        text = text.replace(old, new)
-    path = folder / "mine.py"
-    path.write_text(text)
-    return path
 
 
 @pytest.mark.slow

@@ -156,7 +156,11 @@ def whole_number(flags: FlagValues, name: str, default: int) -> int:
 
 
 def built_in_dataset(recipe: Path) -> str | None:
-    """Return the data set that a recipe passes to `choose_source` as `built_in`, or None."""
+    """Return the data set that a recipe passes to `choose_source` as `built_in`, or None.
+
+    A proof trains on it instead of on ``auto``, which may mean data of the Hub. The recipe is
+    parsed, and not run.
+    """
     with loading(recipe):
         module = ast.parse(recipe.read_text(encoding="utf-8"))
     for node in ast.walk(module):

@@ -95,8 +95,7 @@ class Recorded(Observed):
     metrics: dict[str, tuple[float, int]]  # the sum and number of this rank's elements, by name
     generators: dict[str, str]  # digests after the loop has used the batch
     learning_rates: list[float]  # one for each group of each kept optimizer, after this batch
-    clock: float  # seconds of `time.perf_counter`
-    host_bytes: int  # resident memory of this process
+    clock: float  # seconds of `time.perf_counter`, for the time of an update
 
 
 class EvaluationBatch(Observed):

@@ -12,7 +12,6 @@ from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 
 import numpy as np
-import psutil
 import torch
 from accelerate.utils import extract_model_from_parallel
 from torch import nn
@@ -59,7 +58,6 @@ class Observers:
         self.session = session
         self.interrupter = interrupter
         self.is_observed = is_observed
-        self.process = psutil.Process()
         self.kept: dict[str, Stateful] = {}  # the parts that the recipe passed to `run.keep`
         self.reach: Reach | None = None
         # The digests at the last record of a micro-batch.
@@ -210,6 +208,7 @@ class Observers:
     def write_recorded(
         self, run: Run, step: int, is_update: bool, loss: Loss, metrics: Metrics
     ) -> None:
+        """Write the values in which two runs are compared, and the clock."""
         total, count = sum_and_count(loss)
         self.session.write(
             Recorded(
@@ -221,7 +220,6 @@ class Observers:
                 generators=generator_digests(run.device),
                 learning_rates=self.learning_rates(),
                 clock=time.perf_counter(),
-                host_bytes=self.process.memory_info().rss,
             )
         )
 

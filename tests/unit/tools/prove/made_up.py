@@ -90,7 +90,6 @@ def recorded(
         generators=dict(generators or {"torch": "t"}),
         learning_rates=[0.1],
         clock=clock,
-        host_bytes=1,
     )
 
 

@@ -67,7 +67,6 @@ def recorded(step: int) -> Recorded:
         generators={"torch": f"torch-{step + 1}", "numpy": "numpy"},
         learning_rates=[0.1],
         clock=float(step),
-        host_bytes=2**20,
     )
 
 
