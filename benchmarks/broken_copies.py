@@ -4,7 +4,8 @@
     python benchmarks/broken_copies.py "EMA not kept" "loss not divided"     # only these
 
 `benchmarks/harness/broken_copies.py` lists the copies: each is a recipe with one mistake. The
-results go to `benchmarks/results/broken-copies.json`. The exit status is 1 if a proof does not name the mistake.
+results go to `benchmarks/results/broken-copies.json`. The exit status is 1 if a proof does not name
+the mistake.
 """
 
 from __future__ import annotations
