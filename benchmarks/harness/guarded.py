@@ -24,10 +24,16 @@ Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 Batch = dict[str, torch.Tensor]
 # Methods that may wait: they do so at the log interval, or for a checkpoint or an evaluation.
-MAY_WAIT: list[tuple[type, str]] = [
-    *((Run, name) for name in ("log_training", "save", "leave", "log")),
-    *((Stopwatch, name) for name in ("start", "stop", "lap")),
-    *((GradientGuard, "check"), (StopAgreement, "check")),
+MAY_WAIT: list[tuple[type, Callable[..., object]]] = [
+    (Run, Run.log_training),
+    (Run, Run.save),
+    (Run, Run.save_and_leave),
+    (Run, Run.log),
+    (Stopwatch, Stopwatch.start),
+    (Stopwatch, Stopwatch.stop),
+    (Stopwatch, Stopwatch.lap),
+    (GradientGuard, GradientGuard.check),
+    (StopAgreement, StopAgreement.check),
 ]
 
 
@@ -86,7 +92,8 @@ def without_waiting(recipe: ModuleType, settled: int) -> Iterator[None]:
                 sync_mode.change("default")
 
     with ExitStack() as stack:
-        for owner, name in MAY_WAIT:
+        for owner, method in MAY_WAIT:
+            name = method.__name__
             may_wait = allowed(getattr(owner, name), sync_mode)
             stack.enter_context(patch.object(owner, name, may_wait))
         stack.enter_context(patch.object(recipe, "Run", GuardedRun))
