@@ -33,6 +33,7 @@ from common.models.compile import compile_model
 from common.models.convolution import Convolution
 from common.models.recompute import recompute
 from common.run import Run
+from common.training.muon import Muon, MuonGroup
 from common.training.optim import decay_groups
 
 # ------------------------------------------------------------------------------------- Config
@@ -43,6 +44,8 @@ class Config(TrainingConfig):
     batch_size: int = 64  # Samples per process and micro-batch.
     learning_rate: float = 0.1  # Peak learning rate.
     weight_decay: float = 5e-4  # Decay of weight matrices; biases and norms have none.
+    # Muon needs fewer epochs, and batches of 250 or more, because its updates take longer.
+    optimizer: Literal["sgd", "muon"] = "sgd"
     model: Literal["resnet18", "resnet34", "resnet50"] = "resnet18"  # Depth of the network.
     label_smoothing: float = flag(0.1, least=0, most=1)  # Share of the target spread over classes.
     horizontal_flip: bool | None = None  # Mirror every other epoch (default: colour images only).
@@ -165,6 +168,23 @@ def build_model(config: Config, data: ImageData) -> tuple[nn.Module, dict[str, A
     return model, {"name": config.model, "arguments": arguments, **data.preprocessing()}
 
 
+def build_optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:
+    rate = config.learning_rate
+    if config.optimizer == "sgd":
+        groups = decay_groups(model, config.weight_decay)
+        return torch.optim.SGD(groups, lr=rate, momentum=0.9, nesterov=True, fused=True)
+    norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
+    filters = [p for p in model.parameters() if p.ndim == 4]  # a batch norm follows each of them
+    head = model.get_submodule("fc")
+    muon_groups: list[MuonGroup] = [
+        {"params": filters, "orthogonal": True, "momentum": 0.6},
+        {"params": [norm.bias for norm in norms], "lr": 60 * rate},
+        {"params": [norm.weight for norm in norms], "lr": rate},
+        {"params": head.parameters(), "lr": 0.3 * rate, "weight_decay": config.weight_decay},
+    ]
+    return Muon(muon_groups, lr=rate, momentum=0.85)
+
+
 def compute_loss(
     model: nn.Module, batch: Batch, label_smoothing: float = 0.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -202,11 +222,9 @@ def main(config: Config) -> None:
         model, description = build_model(config, data)
         if config.compile:
             compile_model(model, config)
-        groups = decay_groups(model, config.weight_decay)
-        optimizer = torch.optim.SGD(
-            groups, lr=config.learning_rate, momentum=0.9, nesterov=True, fused=True
-        )
-        scheduler = run.plan.schedule(optimizer, warmup_share=0.2)
+        optimizer = build_optimizer(model, config)
+        warmup_share = 0.2 if config.optimizer == "sgd" else 0.0
+        scheduler = run.plan.schedule(optimizer, warmup_share=warmup_share)
         model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
         run.keep(model=model, optimizer=optimizer, scheduler=scheduler)  # in checkpoints
         run.start(description, compute_loss)  # resumes, opens the logs, shows the plan
