@@ -48,12 +48,19 @@ class Objective(NamedTuple):
         """Whether a value is as good as a target, or better; NaN never is."""
         return value >= target if self.mode == "max" else value <= target
 
-    def require(self, value: float, target: float | None) -> None:
-        """Raise a `TrainingError` if the final value is worse than `--target`."""
+    def require(self, value: float, target: float | None, *, was_trained: bool) -> None:
+        """Raise a `TrainingError` if the final value is worse than `--target`.
+
+        Args:
+            was_trained: whether the run trained the model; otherwise, it only evaluated it.
+        """
         if target is not None and not self.reaches(value, target):
+            remedy = "evaluate another model"
+            if was_trained:  # a resume of this run can't train for longer
+                remedy = "start another run that trains for longer"
             raise TrainingError(
                 f"the final {self.metric} {value:.4f} is worse than --target {target}",
-                advice="train for longer, or pass another --target",
+                advice=f"{remedy}, or pass another --target",
             )
 
     def best(self, values: Iterable[float]) -> float | None:

@@ -31,6 +31,13 @@ BYTE_ORDER_MARKS = (
     (codecs.BOM_UTF16_BE, "utf-16"),
     (codecs.BOM_UTF8, "utf-8"),  # pandas skips the mark
 )
+# What a file is instead of a CSV file, and what to do, by its first bytes.
+ARCHIVES = {
+    b"PK\x03\x04": ("a zip archive or an Excel file", "export the table as CSV"),
+    b"\x1f\x8b": ("a gzip archive", "unpack the file"),
+}
+LEAST_ZEROS = 1 / 8  # the share of zeros among the bytes of a text in UTF-16
+MOST_LOW_ZEROS = 1 / 10  # the share of low bytes among these zeros
 
 
 class Dialect(NamedTuple):
@@ -126,10 +133,8 @@ def find_encoding(path: str) -> str:
     with open(path, "rb") as file:
         head = file.read(BLOCK)
     marked_encodings = [encoding for mark, encoding in BYTE_ORDER_MARKS if head.startswith(mark)]
-    # Text in UTF-8 has no zero bytes. `refuse_unmarked_utf16` always raises an error.
-    if not marked_encodings and b"\0" in head:
-        refuse_stray_zeros(path, head)
-        refuse_unmarked_utf16(path, head)
+    if not marked_encodings and b"\0" in head:  # text in UTF-8 has no zero bytes
+        raise zeros_error(path, head)
     encoding = marked_encodings[0] if marked_encodings else "utf-8"
     check_encoding(path, encoding)
     return encoding
@@ -152,36 +157,52 @@ def check_encoding(path: str, encoding: str) -> None:
             decoded_bytes += len(block)
 
 
-def refuse_stray_zeros(path: str, head: bytes) -> None:
-    """Raise a `UserError` if the beginning of a file is UTF-8 with a few zero bytes in it.
+def zeros_error(path: str, head: bytes) -> UserError:
+    """Return the error for a file with zero bytes and no byte order mark.
 
-    Latin letters in UTF-16 can be decoded as UTF-8, too, but every second byte is zero. So a file
-    with fewer zeros than an eighth of its bytes is not in UTF-16.
+    Args:
+        head: the beginning of the file, with at least one zero byte.
     """
-    try:
-        # The decoder is an incremental one, because `head` may end within a character.
-        codecs.getincrementaldecoder("utf-8")().decode(head)
-    except UnicodeDecodeError:
-        return
-    if head.count(0) < len(head) / 8:
-        place = head.index(0)
+    for mark, (kind, advice) in ARCHIVES.items():
+        if head.startswith(mark):
+            return UserError(f"{path} is not a CSV file, but {kind}", advice=advice)
+    encoding = likely_utf16(head)
+    if encoding is not None:
+        return UserError(
+            f"{path} is not in UTF-8, but probably in {encoding} without a byte order mark",
+            advice=conversion_advice(path, encoding),
+        )
+    advice = "save the table as CSV in UTF-8"
+    if has_few_zeros(head) and is_beginning_of_utf8(head):
         command = f"tr -d '\\000' < {quoted(path)} > new.csv"
         advice = with_posix_command("remove the zero bytes", command)
-        raise UserError(f"{path} is not a text file, because byte {place:,} is zero", advice=advice)
+    place = head.index(0)
+    return UserError(f"{path} is not a text file, because byte {place:,} is zero", advice=advice)
 
 
-def refuse_unmarked_utf16(path: str, head: bytes) -> None:
-    """Raise a `UserError` for a file with many zero bytes and no byte order mark.
+def likely_utf16(head: bytes) -> str | None:
+    """Return the likely encoding of a text in UTF-16 without a mark; None for other contents.
 
-    The error names the likely order of the two bytes of a character: in Latin letters, the high
-    byte is zero.
+    The high byte of a Latin letter or a separator is zero. So zeros are frequent, and nearly all of
+    them are at even places in UTF-16BE, or at odd places in UTF-16LE.
     """
-    are_high_bytes_last = head[1::2].count(0) > head[::2].count(0)
-    encoding = "UTF-16LE" if are_high_bytes_last else "UTF-16BE"
-    raise UserError(
-        f"{path} is not in UTF-8, but probably in {encoding} without a byte order mark",
-        advice=conversion_advice(path, encoding),
-    )
+    even, odd = head[::2].count(0), head[1::2].count(0)
+    if has_few_zeros(head) or min(even, odd) > MOST_LOW_ZEROS * (even + odd):
+        return None
+    return "UTF-16LE" if odd > even else "UTF-16BE"
+
+
+def has_few_zeros(head: bytes) -> bool:
+    return head.count(0) < len(head) * LEAST_ZEROS
+
+
+def is_beginning_of_utf8(head: bytes) -> bool:
+    """Whether bytes are in UTF-8; the last character may be cut off."""
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(head)
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def decoding_error(path: str, encoding: str, problem: UnicodeDecodeError, place: int) -> UserError:

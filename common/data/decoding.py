@@ -202,8 +202,8 @@ def check_disk_space(needed_bytes: int, folder: Path) -> None:
                 "less free space"
             ),
             advice=(
-                "set XDG_CACHE_HOME to a folder on a larger disk, or start a new run with a lower "
-                "--image-size"
+                "free some space, set XDG_CACHE_HOME to a folder on a larger disk, or start a new "
+                "run with a lower --image-size"
             ),
         )
 

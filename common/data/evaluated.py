@@ -120,53 +120,67 @@ def own_configuration(config: TrainingConfig) -> str | None:
     return config.dataset_config
 
 
-def relabelled(
-    evaluated: Evaluated, name: str, class_names: list[str], labels: np.ndarray
+def model_labels_of(
+    evaluated: Evaluated, name: str, class_names: list[str], occurring: set[int]
 ) -> tuple[np.ndarray, str | None]:
-    """Return the labels in the model's numbering of the classes, and a note for the user.
+    """Return the model's label of each class of the data, and a note for the user.
 
     The data may name their classes as the model does, in any order, or by the model's numbers, as
     folders called 0, 1 and 2 do. The note is None if the data have all classes of the model, under
-    the same names.
+    the same names. Classes that do not occur may have any names, because the type of a column may
+    list such classes, too.
 
     Args:
         name: the name of the data set.
-        class_names: the classes of the data; `labels` (int64 [samples]) are indices into this list.
+        class_names: the classes of the data, with at least one that differs from the model's.
+        occurring: the classes that samples have, as indices into `class_names`.
+
+    Returns:
+        int64 [classes of the data], -1 for a class that does not occur; and the note.
 
     Raises:
-        UserError: the data have a class that the model does not have.
+        UserError: samples have a class that the model does not have.
     """
     model_classes = evaluated.class_names
-    if model_classes is None or model_classes == class_names:
-        return labels, None
-    model_labels = {class_name: label for label, class_name in enumerate(model_classes)}
-    model_numbers = {str(label) for label in range(len(model_classes))}
+    assert model_classes is not None  # otherwise, nothing is known to differ
+    names = {label: class_names[label] for label in sorted(occurring)}
+    by_name = {class_name: label for label, class_name in enumerate(model_classes)}
+    by_number = {str(label): label for label in range(len(model_classes))}
     note: str | None = None
-    # renumbering[i] is the model's label for label i of the data.
-    if {*class_names} <= model_labels.keys():
-        renumbering = np.array([model_labels[each] for each in class_names], dtype=np.int64)
-        if len(class_names) < len(model_classes):
+    if {*names.values()} <= by_name.keys():
+        model_labels = by_name
+        if len(names) < len(model_classes):
             note = (
                 f"of the {len(model_classes)} classes of {evaluated.model}, the data have "
-                f"{len(class_names)}"
+                f"{len(names)}"
             )
-    elif {*class_names} <= model_numbers:
-        renumbering = np.array([int(each) for each in class_names], dtype=np.int64)
-        meanings = ", ".join(f"{label} is {model_classes[label]}" for label in renumbering.tolist())
+    elif {*names.values()} <= by_number.keys():
+        model_labels = by_number
+        meanings = ", ".join(f"{each} is {model_classes[int(each)]}" for each in names.values())
         note = f"classes are named by their numbers: {meanings:.200}"
     else:
-        raise unknown_class(name, class_names, evaluated.model, model_classes)
-    return renumbering[labels], note
+        raise unknown_class(name, [*names.values()], evaluated.model, model_classes)
+    renumbering = np.full(len(class_names), -1, dtype=np.int64)
+    for label, class_name in names.items():
+        renumbering[label] = model_labels[class_name]
+    return renumbering, note
 
 
 def unknown_class(
     name: str, class_names: list[str], model: str, model_classes: list[str]
 ) -> UserError:
-    """Return the error for data with a class that the model does not have."""
-    unknown = next(class_name for class_name in class_names if class_name not in model_classes)
+    """Return the error for data with a class that the model does not have.
+
+    Args:
+        class_names: the classes of the data, of which at least one is not the model's.
+    """
+    unknown = [class_name for class_name in class_names if class_name not in model_classes]
+    # Other classes may be meant as the model's numbers.
+    numbers = {str(label) for label in range(len(model_classes))}
+    example = next((class_name for class_name in unknown if class_name not in numbers), unknown[0])
     return UserError(
         (
-            f"data set {name} has the class {unknown:.60}, but {model} knows only "
+            f"data set {name} has the class {example:.60}, but {model} knows only "
             f"{', '.join(model_classes):.200}"
         ),
         advice=(

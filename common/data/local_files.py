@@ -49,7 +49,7 @@ def find_files(folder: Path) -> LocalFiles:
 
     Raises:
         OSError: a folder can't be listed.
-        UserError: links lead to one folder again and again.
+        UserError: links lead to one folder more than `MOST_VISITS` times.
     """
     search = FileSearch(LocalFiles(str(folder)))
     search.list_folder(str(folder), (identity_of(os.stat(folder)),))
@@ -84,8 +84,9 @@ class FileSearch:
             entries = list(iterator)
         for entry in entries:
             try:
-                status = entry.stat()
                 is_folder = entry.is_dir()
+                # On Windows, `entry.stat()` has no device and inode, which tell folders apart.
+                status = os.stat(entry.path) if is_folder else entry.stat()
             except OSError:
                 if not entry.is_symlink():
                     raise
@@ -113,8 +114,9 @@ class FileSearch:
         self.visits[identity] += 1
         if self.visits[identity] > MOST_VISITS:
             raise UserError(
-                f"links in {self.listing.folder} form a loop at {folder.path}",
-                advice="remove the link that leads back to this folder",
+                f"{self.listing.folder} contains {os.path.realpath(folder.path)} more than "
+                f"{MOST_VISITS} times, because links lead there",
+                advice="remove links to this folder, or copy its files to where they are needed",
             )
         self.list_folder(folder.path, (*parents, identity))
 

@@ -119,7 +119,7 @@ class ParquetRows:
             return UserError(
                 f"{shard} contains a row with the label {label!r:.60} in column {label_column}, "
                 f"which is none of the {counted(len(self.numbers), 'class', 'classes')}",
-                advice="correct this label in the data",
+                advice="start another run after correcting this label in the data",
             )
         column = self.columns[row.index(None)] if None in row else label_column
         return UserError(

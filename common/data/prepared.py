@@ -11,7 +11,7 @@ from typing import Generic
 import numpy as np
 
 from common.data.cache import FactsType, Prepared, cached
-from common.data.evaluated import Evaluated, TrainedOn, relabelled
+from common.data.evaluated import Evaluated, TrainedOn, model_labels_of
 from common.data.parquet import ROWS
 from common.data.sources import DataSource
 from common.errors import UserError
@@ -199,10 +199,13 @@ def with_labels_of(
             ),
             advice="pass --no-streaming, so that the classes can be matched by name",
         )
-    note = None
+    # The last array of each split holds the labels.
+    occurring: set[int] = set()
     for arrays in data.arrays.values():
-        # The last array holds the labels. The note is the same for all splits.
-        arrays[-1], note = relabelled(evaluated, source.name, class_names, arrays[-1])
+        occurring |= {*np.unique(arrays[-1]).tolist()}
+    model_labels, note = model_labels_of(evaluated, source.name, class_names, occurring)
+    for arrays in data.arrays.values():
+        arrays[-1] = model_labels[arrays[-1]]
     if note is not None:
         data.facts["notes"].append(note)
     data.facts["class_names"] = evaluated.class_names

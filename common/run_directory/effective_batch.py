@@ -55,10 +55,7 @@ def keep_effective_batch(config: Config, defaults: Config, effective_batch: int)
                 f"{batch_size} × --gradient-accumulation-steps {accumulation} × "
                 f"{counted(processes, 'process', 'processes')} is {product}"
             ),
-            advice=(
-                "leave --batch-size and --gradient-accumulation-steps out, or choose them so that "
-                f"the product is {effective_batch}"
-            ),
+            advice=advice_on_sizes(config, effective_batch),
         )
     return config
 
@@ -76,17 +73,33 @@ def with_effective_batch(config: Config, effective_batch: int) -> Config:
     if effective_batch % (batch_size * processes) == 0:
         accumulation = effective_batch // (batch_size * processes)
         return replace(config, gradient_accumulation_steps=accumulation)
-    if effective_batch % processes:
-        advice = f"start a number of processes by which {effective_batch} can be divided, such as 1"
-    else:
-        advice = f"pass --batch-size {nearest_divisor(effective_batch // processes, batch_size)}"
     raise UserError(
         (
             f"each update has {effective_batch} samples, which is not a multiple of "
             f"{batch_size * processes} (--batch-size {batch_size} × "
             f"{counted(processes, 'process', 'processes')})"
         ),
-        advice=advice,
+        advice=advice_on_sizes(config, effective_batch),
+    )
+
+
+def advice_on_sizes(config: ResumableConfig, effective_batch: int) -> str:
+    """Return the advice to pass sizes that make updates of `effective_batch` samples.
+
+    If no sizes do so on the present number of processes, the advice names another number.
+    """
+    processes = world_size()
+    fitting_processes = math.gcd(effective_batch, processes)
+    share = effective_batch // fitting_processes  # samples of each process in an update
+    batch_size = nearest_divisor(share, config.batch_size)
+    sizes = f"--batch-size {batch_size}"
+    if config.effective_batch_size is None:  # otherwise, the accumulation follows from the batch
+        sizes += f" --gradient-accumulation-steps {share // batch_size}"
+    if fitting_processes == processes:
+        return f"pass {sizes}"
+    return (
+        f"start a number of processes by which {effective_batch} can be divided, such as "
+        f"{fitting_processes} with {sizes}"
     )
 
 

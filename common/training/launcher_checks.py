@@ -123,17 +123,18 @@ def refuse_other_launchers() -> None:
 
 
 def refuse_missing_devices() -> None:
-    """Raise a `UserError` if this machine has fewer accelerators than processes."""
+    """Raise a `UserError` if the processes of this machine see fewer accelerators than needed."""
     devices = torch.accelerator.device_count()
     local_processes = local_world_size()
     if local_processes > devices:
         gpus = counted(devices, "GPU")
-        counts = f"{local_processes} processes on this machine, which has only {gpus}"
+        counts = f"{local_processes} processes on this machine, but they see only {gpus}"
         raise UserError(
             f"the launcher started {counts}",
             advice=(
                 "start at most one process for each GPU, as with accelerate launch "
-                f"--num_processes {devices} on one machine"
+                f"--num_processes {devices} on one machine; or make more GPUs visible, if "
+                "CUDA_VISIBLE_DEVICES or the job's allocation hides some"
             ),
         )
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from common.errors import UserError
+from common.errors import TrainingError, UserError
 from common.objective import Objective
 
 NAN = float("nan")
@@ -44,3 +44,15 @@ def test_better_value_depends_on_the_direction() -> None:
     assert not least.reaches(-1.0, -2.0)
     assert not most.reaches(NAN, 0.0)
     assert not least.reaches(NAN, 0.0)
+
+
+@pytest.mark.parametrize("was_trained", [True, False])
+def test_missed_target_has_advice_that_can_be_followed(was_trained: bool) -> None:
+    """A resume can't train for longer, and an evaluation does not train."""
+    objective = Objective.parse("accuracy:max")
+    objective.require(0.9, 0.9, was_trained=was_trained)
+    objective.require(NAN, None, was_trained=was_trained)
+    with pytest.raises(TrainingError, match=r"0\.8000 is worse than --target 0\.9") as missed:
+        objective.require(0.8, 0.9, was_trained=was_trained)
+    remedy = "start another run that trains for longer" if was_trained else "evaluate another model"
+    assert missed.value.advice == f"{remedy}, or pass another --target"

@@ -110,9 +110,11 @@ def new_settings(
     study = arguments.study
     if recipe is None:
         problem = "the recipe is missing"
+        advice = "pass a recipe first, such as recipes/resnet.py"
         if study is not None:
             problem += f", and --study {study} contains no search to continue"
-        raise UserError(problem, advice="pass a recipe first, such as recipes/resnet.py")
+            advice = f"correct --study, or {advice}, to start a search there"
+        raise UserError(problem, advice=advice)
     if study is not None and study.is_dir() and any(study.iterdir()):
         raise UserError(
             f"--study {study} contains files, but no search to continue",

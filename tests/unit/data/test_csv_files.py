@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import codecs
 import csv
+import gzip
 import itertools
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +150,48 @@ def test_zero_byte_is_no_sign_of_another_encoding(tmp_path: Path) -> None:
     message = refusal(lambda: find_dialect(str(path)))
     assert "byte 514 is zero" in message
     assert "iconv" not in message
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "cp1252", "utf-32-le", "utf-32-be"])
+@pytest.mark.parametrize("zeros", [1, 2, 9])
+@pytest.mark.parametrize("shift", [0, 1])
+def test_only_many_zeros_at_every_second_place_suggest_utf16(
+    encoding: str, zeros: int, shift: int, tmp_path: Path
+) -> None:
+    """A few zeros may all be at even or at odd places, and those of UTF-32 are at both."""
+    path = tmp_path / "train.csv"
+    two_rows = "a café,b\n" * 2  # an even number of bytes in each encoding
+    rows = two_rows.replace("a", "\0", 1) * zeros + two_rows * (25 - zeros)
+    path.write_text("review,label" + "s" * shift + "\n" + rows, encoding=encoding)
+    message = refusal(lambda: find_dialect(str(path)))
+    assert "is not a text file, because byte" in message
+    assert "iconv" not in message
+    assert ("remove the zero bytes" in message) == (encoding == "utf-8")
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize("text", ["rather good", "naïve Āā", "было очень хорошо", "ωραία ταινία"])
+def test_utf16_is_recognised_in_several_scripts(encoding: str, text: str, tmp_path: Path) -> None:
+    """Separators and spaces have a byte that is zero, even if letters do not."""
+    path = tmp_path / "train.csv"
+    path.write_text("review,label\n" + f"{text},good\n" * 20, encoding=encoding)
+    name = encoding.upper().replace("16-", "16")
+    assert f"probably in {name} without" in refusal(lambda: find_dialect(str(path)))
+
+
+@pytest.mark.parametrize("rows", [1, 50, 5000])
+def test_archive_is_named(rows: int, tmp_path: Path) -> None:
+    """An Excel file is a zip archive."""
+    path = tmp_path / "train.csv"
+    table = b"".join(b"review %d,label\n" % row for row in range(rows))
+    for compression in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        with zipfile.ZipFile(path, "w", compression) as archive:
+            archive.writestr("xl/sheet1.xml", table)
+        message = refusal(lambda: find_dialect(str(path)))
+        assert "is not a CSV file, but a zip archive or an Excel file: export the table" in message
+    path.write_bytes(gzip.compress(table))
+    message = refusal(lambda: find_dialect(str(path)))
+    assert "is not a CSV file, but a gzip archive: unpack the file" in message
 
 
 # Single files as data sets, and columns without a telling name.

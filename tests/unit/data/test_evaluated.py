@@ -14,9 +14,9 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from common.data.cache import Prepared, PreparedFacts
-from common.data.evaluated import TrainedOn
+from common.data.evaluated import Evaluated, TrainedOn
 from common.data.images import ImageData, load_images
-from common.data.prepared import check_as_trained
+from common.data.prepared import check_as_trained, with_labels_of
 from common.data.sources import DataSource, find_named, for_evaluation
 from common.data.text import TextData, load_text
 from common.errors import UserError
@@ -68,6 +68,15 @@ def with_share(folder: Path, share: float | None) -> DataSource:
     import dataclasses
 
     return dataclasses.replace(find_named(str(folder), None), validation_share=share)
+
+
+SOURCE = DataSource("mine", "/mine", None, "named", "01")
+
+
+def prepared_with(class_names: list[str], **labels: np.ndarray) -> Prepared[PreparedFacts]:
+    """Return prepared data of some classes, with these labels in each split."""
+    facts = PreparedFacts(class_names=class_names, notes=[])
+    return Prepared(Path(), facts, {name: [split, split] for name, split in labels.items()})
 
 
 @pytest.fixture
@@ -181,6 +190,41 @@ def test_class_that_the_model_lacks_is_named(
     message = refusal(lambda: evaluated(new_folder, trained[2]))
     assert "zebra" in message
     assert "a, b, c" in message
+
+
+@pytest.mark.parametrize("names", [("cat", "dog", "emu"), ("0", "1", "2")])
+@pytest.mark.parametrize("others", [(), ("zebra",), ("10", "zebra"), ("zebra", "3")])
+@pytest.mark.parametrize("seed", range(3))
+def test_only_classes_that_occur_must_be_those_of_the_model(
+    names: tuple[str, ...], others: tuple[str, ...], seed: int
+) -> None:
+    """A column's type may list others. Classes may have the model's names or its numbers."""
+    random = np.random.default_rng(seed)
+    model = Evaluated("runs/one", ["cat", "dog", "emu"], {}, ())
+    listed = [str(name) for name in random.permutation([*names, *others])]
+    by_name = {"cat": 0, "dog": 1, "emu": 2, "0": 0, "1": 1, "2": 2}
+    allowed = [label for label, name in enumerate(listed) if name in names]
+    labels = random.choice(allowed, size=20)
+    data = prepared_with(listed, test=labels[:10], train=labels[10:])
+    numbered = with_labels_of(model, SOURCE, data)
+    assert numbered.facts["class_names"] == model.class_names
+    found = np.concatenate([arrays[-1] for arrays in numbered.arrays.values()])
+    assert found.tolist() == [by_name[listed[label]] for label in labels]
+    for label in {*range(len(listed))} - {*allowed}:
+        data = prepared_with(listed, test=np.array([*allowed, label]))
+        message = refusal(lambda data=data: with_labels_of(model, SOURCE, data))
+        assert f"has the class {listed[label]}, but runs/one knows only cat, dog" in message
+
+
+@pytest.mark.parametrize(
+    ("listed", "named"),
+    [([str(label) for label in range(4)], "3"), (["cat", "1"], "1"), (["0", "1", "x"], "x")],
+)
+def test_message_names_the_class_that_does_not_fit(listed: list[str], named: str) -> None:
+    """A number that the model has is named only if other classes have the model's names."""
+    model = Evaluated("runs/one", ["cat", "dog", "emu"], {}, ())
+    data = prepared_with(listed, test=np.arange(len(listed)))
+    assert f"has the class {named}, " in refusal(lambda: with_labels_of(model, SOURCE, data))
 
 
 def test_training_without_validation_needs_a_test_split(tmp_path: Path) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from common.data.images import ImageData
-from common.data.local_files import find_files
+from common.data.local_files import MOST_VISITS, find_files
 from common.data.sources import find_named, fingerprint_of_folder
 from tests.local_data import sentences, write_csv, write_image_folder
 from tests.unit.data.loading import images, refusal, text
@@ -64,12 +67,63 @@ def test_circular_links_end(pets: Path) -> None:
 
 
 def test_maze_of_links_is_refused(tmp_path: Path) -> None:
-    """The message says that links lead through the same folders again and again."""
+    """The message names a folder to which links lead again and again."""
     for name in "abcdefgh":
         for other in "abcdefgh":
             (tmp_path / name).mkdir(exist_ok=True)
             (tmp_path / name / f"to-{other}").symlink_to(tmp_path / other)
-    assert "form a loop" in refusal(lambda: find_files(tmp_path))
+    message = refusal(lambda: find_files(tmp_path))
+    named = re.search(r"contains (\S+) more than 16 times, because links lead there", message)
+    assert named is not None
+    assert Path(named[1]).parent == tmp_path.resolve()
+    assert named[1][-1] in "abcdefgh"
+
+
+@pytest.mark.parametrize("links", [16, 17])
+def test_folder_that_many_links_share_is_named(links: int, tmp_path: Path) -> None:
+    """There is no loop, so the message speaks of none."""
+    folder, shared = tmp_path / "pets", tmp_path / "shared"
+    shared.mkdir()
+    (shared / "a.png").touch()
+    for number in range(links):
+        (folder / f"class-{number}").mkdir(parents=True)
+        (folder / f"class-{number}" / "more").symlink_to(shared)
+    if links <= MOST_VISITS:
+        assert len(find_files(folder).files) == links
+    else:
+        message = refusal(lambda: find_files(folder))
+        assert f"{folder} contains {shared.resolve()} more than 16 times" in message
+        assert "remove links to this folder, or copy its files" in message
+
+
+def test_many_folders_are_told_apart_on_windows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There, the status of a listed entry has neither device nor inode."""
+
+    class Entry:
+        def __init__(self, entry: os.DirEntry[str]) -> None:
+            self.entry = entry
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self.entry, name)
+
+        def stat(self) -> os.stat_result:
+            status = self.entry.stat()
+            return os.stat_result((status.st_mode, 0, 0, *status[3:]))
+
+    listing = os.scandir
+
+    @contextmanager
+    def scandir(path: str) -> Iterator[Iterator[Entry]]:
+        with listing(path) as entries:
+            yield map(Entry, entries)
+
+    for number in range(MOST_VISITS + 1):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "a.png").touch()
+    monkeypatch.setattr(os, "scandir", scandir)
+    assert len(find_files(tmp_path).files) == MOST_VISITS + 1
 
 
 @pytest.mark.parametrize("gone", [1, 6, 8])

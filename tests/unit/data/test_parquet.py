@@ -216,6 +216,25 @@ def test_row_without_a_value_is_refused_when_read(
     assert "or with --no-streaming, which skips them" in message
 
 
+def test_label_without_a_class_is_refused_when_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By then, a run has begun: the fingerprint forbids a resume with corrected data."""
+    write_images(tmp_path / "data", "test-0", 20)
+    path = tmp_path / "data" / "train-0.parquet"
+    write_images(path.parent, path.stem, 60)
+    table = pq.read_table(path)
+    place = table.schema.get_field_index("label")
+    labels = pa.array([*table["label"].to_pylist()[:-1], 7])
+    table = table.set_column(place, table.schema.field("label"), labels)
+    pq.write_table(table, path, row_group_size=GROUP)
+    monkeypatch.setattr("common.data.decoding.SAMPLED_IMAGES", 1)
+    split = images(source_of(tmp_path / "data")).splits["train"]
+    message = refusal(lambda: every_batch(split))
+    assert "a row with the label 7 in column label, which is none of the 3 classes" in message
+    assert "start another run after correcting this label in the data" in message
+
+
 def test_data_that_cannot_be_streamed_are_refused(tmp_path: Path) -> None:
     """Other formats, shards with different columns and too few row groups are refused."""
     columns = sentences(30, 0)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from common.errors import UserError
 from common.files import locked
 from common.flags import role_of
 from common.run_directory.directory import LOCK
+from common.run_directory.effective_batch import keep_effective_batch
 from common.run_directory.identity import (
     EditedConfigError,
     insist_on_written_config,
@@ -328,6 +331,66 @@ def test_effective_batch_size_sets_accumulation(
         UserError, match=rf"is not a multiple of {64 * processes} \(--batch-size 64 × {processes}"
     ):
         parse(monkeypatch, "mnist_mlp", "--batch-size", 64, "--effective-batch-size", 100)
+
+
+@pytest.mark.parametrize("saved_processes", [1, 2, 3, 8])
+@pytest.mark.parametrize("processes", [1, 2, 3, 4, 6, 8])
+def test_advice_on_sizes_can_be_followed(
+    saved_processes: int, processes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run with these sizes, resumed or new, has the effective batch that was asked for."""
+    for batch, accumulation in itertools.product((5, 48, 64), (1, 2, 3)):
+        saved = MLP(batch_size=batch, gradient_accumulation_steps=accumulation)
+        effective = batch * accumulation * saved_processes
+        for size, steps, total in itertools.product(
+            (0, 7, 32, batch), (1, 3, accumulation), (None, effective)
+        ):
+            config = dataclasses.replace(
+                saved,
+                batch_size=size,
+                gradient_accumulation_steps=steps,
+                effective_batch_size=total,
+            )
+            monkeypatch.setenv("WORLD_SIZE", str(processes))
+            try:
+                kept = keep_effective_batch(config, saved, effective)
+            except UserError as refused:
+                config = following(refused.advice, config, monkeypatch)
+                kept = keep_effective_batch(config, saved, effective)
+            if kept.batch_size:  # another check refuses 0
+                product = kept.batch_size * kept.gradient_accumulation_steps
+                assert product * int(os.environ["WORLD_SIZE"]) == effective
+
+
+def following(advice: str, config: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Start as many processes as the advice says, and return a configuration of its sizes."""
+    parts = re.fullmatch(
+        r"(?:pass|start .* such as (\d+) with) --batch-size (\d+)"
+        r"(?: --gradient-accumulation-steps (\d+))?",
+        advice,
+    )
+    assert parts is not None, advice
+    processes, size, steps = parts.groups()
+    if processes:
+        monkeypatch.setenv("WORLD_SIZE", processes)
+    sizes = {"batch_size": int(size)}
+    if steps:
+        sizes["gradient_accumulation_steps"] = int(steps)
+    return dataclasses.replace(config, **sizes)
+
+
+def test_advice_on_sizes_is_accepted_by_a_resume(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The accumulation of the saved run would not fit to the batch size that is advised."""
+    run = write_run(tmp_path / "run", MLP(batch_size=64, gradient_accumulation_steps=2))
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(UserError) as refused:
+        parse(monkeypatch, "mnist_mlp", "--resume", run)
+    assert refused.value.advice == "pass --batch-size 32 --gradient-accumulation-steps 1"
+    flags = refused.value.advice.split()[1:]
+    resumed = parse(monkeypatch, "mnist_mlp", "--resume", run, *flags)
+    assert (resumed.batch_size, resumed.gradient_accumulation_steps) == (32, 1)
 
 
 def damaged(value: dict[str, Any]) -> list[dict[str, Any]]:

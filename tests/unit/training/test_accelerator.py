@@ -173,7 +173,7 @@ def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
     monkeypatch.setenv("ACCELERATE_USE_CPU", "false")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    with pytest.raises(UserError, match="4 processes on this machine, which has only 2 GPUs"):
+    with pytest.raises(UserError, match="4 processes on this machine, but they see only 2 GPUs"):
         accelerator.build_accelerator(TrainingConfig(mixed_precision="no"))
 
 

@@ -445,8 +445,10 @@ def test_search_is_not_mixed_with_another(tmp_path: Path) -> None:
     assert (directory, settings.trials) == (study, 1)
     with pytest.raises(UserError, match="contains files, but no search to continue"):
         read_command_line([str(STUB), "--study", str(study / "trial-000")])
-    with pytest.raises(UserError, match="pass a recipe first"):
+    with pytest.raises(UserError, match="correct --study, or pass a recipe first, such as"):
         read_command_line(["--study", str(tmp_path / "none")])
+    with pytest.raises(UserError, match="the recipe is missing: pass a recipe first"):
+        read_command_line([])
     with pytest.raises(UserError, match="1 or more"):
         read_command_line([str(STUB), "--trials", "0"])
     with pytest.raises(UserError, match=r"none\.yaml does not exist"):
