@@ -33,7 +33,7 @@ from common.models.compile import compile_model
 from common.models.convolution import Convolution
 from common.models.recompute import recompute
 from common.run import Run
-from common.training.muon import Muon, MuonGroup
+from common.training.muon import Muon, muon_groups
 from common.training.optim import decay_groups
 
 # ------------------------------------------------------------------------------------- Config
@@ -43,14 +43,12 @@ from common.training.optim import decay_groups
 class Config(TrainingConfig):
     batch_size: int = 64  # Samples per process and micro-batch.
     learning_rate: float = 0.1  # Peak learning rate.
-    weight_decay: float = 5e-4  # Decay of weight matrices; biases and norms have none.
-    # Muon needs fewer epochs, and batches of 250 or more, because its updates take longer.
-    optimizer: Literal["sgd", "muon"] = "sgd"
+    weight_decay: float = 5e-4  # Decay of weight matrices; with Muon, of the last layer only.
+    optimizer: Literal["sgd", "muon"] = "sgd"  # Muon: fewer epochs, but slow for small batches.
     model: Literal["resnet18", "resnet34", "resnet50"] = "resnet18"  # Depth of the network.
     label_smoothing: float = flag(0.1, least=0, most=1)  # Share of the target spread over classes.
     horizontal_flip: bool | None = None  # Mirror every other epoch (default: colour images only).
-    # Height and width of images in pixels (default: the data set's).
-    image_size: int | None = flag(None, 1, 65536, role="size")
+    image_size: int | None = flag(None, 1, 65536, role="size")  # Height and width (default: as is).
     image_column: str | None = flag(None, role="data")  # Column of images, if it can't be inferred.
 
 
@@ -87,14 +85,13 @@ class Block(nn.Module):
     def __init__(self, in_channels: int, width: int, stride: int, is_bottleneck: bool):
         super().__init__()
         self.is_bottleneck = is_bottleneck
+        channels = width * 4 if is_bottleneck else width
         # The first 3×3 convolution has the stride.
         if is_bottleneck:
-            channels = width * 4
             self.conv1, self.bn1 = convolve(in_channels, width, 1, 1)
             self.conv2, self.bn2 = convolve(width, width, 3, stride)
             self.conv3, self.bn3 = convolve(width, channels, 1, 1)
         else:
-            channels = width
             self.conv1, self.bn1 = convolve(in_channels, width, 3, stride)
             self.conv2, self.bn2 = convolve(width, width, 3, 1)
         self.downsample = nn.Sequential()  # the shortcut; empty: the input itself
@@ -119,8 +116,7 @@ class ResNet(nn.Module):
     """ResNet-18, 34 or 50 (arXiv 1512.03385): [batch, channels, height, width] to [batch, classes].
 
     Its parts are named as torchvision and timm name them. A first convolution of 3×3 keeps the size
-    of small images. One of 7×7, as in published weights, is followed by pooling; together they
-    reduce images to a quarter of their height and width.
+    of small images. One of 7×7, as in published weights, and pooling reduce it to a quarter.
     """
 
     DEPTHS = {"resnet18": (2, 2, 2, 2), "resnet34": (3, 4, 6, 3), "resnet50": (3, 4, 6, 3)}
@@ -137,8 +133,7 @@ class ResNet(nn.Module):
             # The first block of each stage but the first halves height and width.
             blocks = [Block(features, width, 1 if width == 64 else 2, is_bottleneck)]
             features = width * 4 if is_bottleneck else width
-            for _ in range(1, depth):
-                blocks.append(Block(features, width, 1, is_bottleneck))
+            blocks += [Block(features, width, 1, is_bottleneck) for _ in range(1, depth)]
             stages.append(nn.Sequential(*blocks))
         self.layer1, self.layer2, self.layer3, self.layer4 = stages
         self.fc = nn.Linear(features, classes)
@@ -153,10 +148,9 @@ class ResNet(nn.Module):
 
 
 def build_model(config: Config, data: ImageData) -> tuple[nn.Module, dict[str, Any]]:
-    kernel = 3 if data.image_size <= 64 else 7
+    default_kernel = 3 if data.image_size <= 64 else 7
     initial_shape = initial_shapes(config.init_from).get("conv1.weight")
-    if initial_shape is not None:
-        kernel = initial_shape[-1]
+    kernel = initial_shape[-1] if initial_shape else default_kernel
     arguments: dict[str, Any] = {
         "name": config.model,
         "channels": data.channels,
@@ -170,19 +164,10 @@ def build_model(config: Config, data: ImageData) -> tuple[nn.Module, dict[str, A
 
 def build_optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:
     rate = config.learning_rate
-    if config.optimizer == "sgd":
-        groups = decay_groups(model, config.weight_decay)
-        return torch.optim.SGD(groups, lr=rate, momentum=0.9, nesterov=True, fused=True)
-    norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
-    filters = [p for p in model.parameters() if p.ndim == 4]  # a batch norm follows each of them
-    head = model.get_submodule("fc")
-    muon_groups: list[MuonGroup] = [
-        {"params": filters, "orthogonal": True, "momentum": 0.6},
-        {"params": [norm.bias for norm in norms], "lr": 60 * rate},
-        {"params": [norm.weight for norm in norms], "lr": rate},
-        {"params": head.parameters(), "lr": 0.3 * rate, "weight_decay": config.weight_decay},
-    ]
-    return Muon(muon_groups, lr=rate, momentum=0.85)
+    if config.optimizer == "muon":
+        return Muon(muon_groups(model, rate, config.weight_decay), lr=rate, momentum=0.85)
+    groups = decay_groups(model, config.weight_decay)
+    return torch.optim.SGD(groups, lr=rate, momentum=0.9, nesterov=True, fused=True)
 
 
 def compute_loss(
@@ -223,8 +208,7 @@ def main(config: Config) -> None:
         if config.compile:
             compile_model(model, config)
         optimizer = build_optimizer(model, config)
-        warmup_share = 0.2 if config.optimizer == "sgd" else 0.0
-        scheduler = run.plan.schedule(optimizer, warmup_share=warmup_share)
+        scheduler = run.plan.schedule(optimizer, 0.2 if config.optimizer == "sgd" else 0.0)
         model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
         run.keep(model=model, optimizer=optimizer, scheduler=scheduler)  # in checkpoints
         run.start(description, compute_loss)  # resumes, opens the logs, shows the plan

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from typing import Any, TypedDict
 
 import torch
+from torch import nn
 from torch.optim import Optimizer
 
 # The quintic iteration of https://kellerjordan.github.io/posts/muon/, whose coefficients bring
@@ -56,9 +57,6 @@ class Muon(Optimizer):
             "newton_schulz_steps": newton_schulz_steps,
         }
         super().__init__([dict(group) for group in groups], defaults)
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -78,7 +76,11 @@ class Muon(Optimizer):
             gradient: a tensor of the same shape.
             group: the settings of the parameter's group; see `MuonGroup`.
         """
-        buffer: torch.Tensor = self.state[parameter]["momentum_buffer"]
+        state = self.state[parameter]
+        # Not in `__init__`: `fully_shard` replaces the parameters after it.
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(parameter)
+        buffer: torch.Tensor = state["momentum_buffer"]
         if self.grad_scale is not None:
             gradient = gradient / self.grad_scale
         if group["weight_decay"]:
@@ -99,6 +101,31 @@ class Muon(Optimizer):
             updated = torch.where(is_finite, updated, parameter)
         buffer.copy_(momentum)
         parameter.copy_(updated)
+
+
+def muon_groups(model: nn.Module, learning_rate: float, weight_decay: float) -> list[MuonGroup]:
+    """Return the parameters of a network of convolutions and batch norms as groups for Muon.
+
+    The biases of batch norms learn faster (arXiv 2404.00498, section 3.4), and the last layer
+    learns more slowly, because its rate is meant for filters of a fixed norm.
+
+    Args:
+        model: each of its filters stands before a batch norm.
+        learning_rate: of the filters and of the scales of batch norms.
+        weight_decay: of the matrices. It would not change filters, whose scale is fixed.
+    """
+    norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
+    filters = [p for p in model.parameters() if p.ndim == 4]
+    biases = [norm.bias for norm in norms]
+    scales = [norm.weight for norm in norms]
+    grouped = {id(parameter) for parameter in (*filters, *biases, *scales)}
+    others = [p for p in model.parameters() if id(p) not in grouped]
+    return [
+        {"params": filters, "orthogonal": True, "momentum": 0.6},
+        {"params": biases, "lr": 60 * learning_rate},
+        {"params": scales},
+        {"params": others, "lr": 0.3 * learning_rate, "weight_decay": weight_decay},
+    ]
 
 
 def orthogonalized(matrix: torch.Tensor, steps: int) -> torch.Tensor:
