@@ -53,14 +53,14 @@ def log_line(line: str) -> None:
         listener(line)
 
 
-# Log lines that a run prints at once, and then each second. A run may have more updates a second
-# than anybody reads.
+# The log lines that a run may print: so many at once, and so many more with each second. A run may
+# make more updates a second than anybody reads.
 LINES_AT_ONCE = 100
 LINES_PER_SECOND = 5
 
 
 class LineLimit:
-    """Lets some lines through at once, and the same number each second afterwards."""
+    """Lets `LINES_AT_ONCE` lines through at once, and `LINES_PER_SECOND` more with each second."""
 
     def __init__(self) -> None:
         self.began = time.monotonic()

@@ -58,14 +58,17 @@ def read_manifest(checkpoint: Path) -> Manifest:
 
 
 def owner_of(checkpoint: Path) -> str | None:
-    """Return the id of the run that wrote a checkpoint; None if its manifest has none."""
+    """Return the id of the run that wrote a checkpoint.
+
+    The result is None if the manifest names no run, is missing or is damaged.
+    """
     with contextlib.suppress(UserError):
         return read_manifest(checkpoint).run_id
     return None
 
 
 def is_of_another_run(checkpoint: Path, run_id: str | None) -> bool:
-    """Whether another run wrote a checkpoint; False if its manifest is damaged or names no run.
+    """Whether another run wrote a checkpoint; False if `owner_of` does not know the run.
 
     Older versions did not name the run. A `run_id` of None means that the question does not matter.
     """

@@ -56,8 +56,9 @@ def class_of_unkept_part(accelerator: Accelerator, kept_parts: Iterable[object])
     Only objects that `run.keep` names are saved, so a forgotten one would be lost on resume.
     """
     # Accelerate may wrap a network in DDP, which has the network as `module`. A recipe may keep the
-    # network or the wrapper, so both are compared by the network. Optimizers are compared as they
-    # are: `optimizer` of Accelerate's wrapper only gives the name of the class.
+    # network or the wrapper, so both are compared by the network. Optimizers and schedulers are
+    # compared as they are. The optimizer inside Accelerate's wrapper is read only to name its class
+    # in the message.
     kept_ids = {id(getattr(part, "module", part)) for part in kept_parts}
     for part in (*accelerator._models, *accelerator._optimizers, *accelerator._schedulers):
         if id(getattr(part, "module", part)) not in kept_ids:

@@ -136,7 +136,11 @@ class Meters:
         self.power.sample_if_due()
 
     def interval(self) -> dict[str, float]:
-        """Return the ``train/``, ``perf/`` and ``memory/`` metrics of an interval, over ranks."""
+        """Return the metrics of an interval over all ranks.
+
+        Their prefixes are ``train/``, ``perf/`` and ``memory/``, and on an NVIDIA GPU also
+        ``gpu/``. It must be called on all ranks.
+        """
         self.warn_of_contention()
         with self.stopwatch.stopped():
             used = memory_used(self.device) | self.power.readings()
@@ -179,8 +183,9 @@ class Meters:
             numbers: n further numbers of this rank.
 
         Returns:
-            The figures, with the maximum over ranks of each value in `used`; and the `numbers` of
-            all ranks, float64 [world_size, n].
+            The figures, without those that a rank can't report; and the `numbers` of all ranks,
+            float64 [world_size, n]. Of each value in `used`, the figures have the maximum over
+            ranks, but of ``gpu/utilization`` the mean, and ``gpu/utilization_min``.
         """
         own_interval = [*vars(interval).values()]
         own_used = [*used.values()]

@@ -265,7 +265,9 @@ def reason_to_leave_out(path: Path) -> str | None:
     try:
         size = path.lstat().st_size
     except OSError:
-        return None  # the file was deleted, or git will say what is wrong
+        # Git takes a file that can't be found for deleted, and the patch then removes it. If git
+        # does not track the file, `new_file` reports that it can't be read.
+        return None
     return f"it has {size:,} bytes" if size > MOST_BYTES_OF_FILE else None
 
 

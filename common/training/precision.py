@@ -121,9 +121,10 @@ def cpu_has_bf16() -> bool:
 
 
 def warn_of_slow_bf16(precision: Precision, resumes: bool) -> None:
-    """Say if this processor only emulates the bf16 that a training on the CPU is to run in.
+    """Warn that this processor only emulates bf16, if the run computes in bf16.
 
-    A resumed run can't change its precision, so it gets no such advice.
+    Call this only if the CPU trains. A resumed run can't change its precision, so it gets no
+    warning.
     """
     if precision == "bf16" and not (cpu_has_bf16() or resumes):
         problem = "this processor emulates bf16, which takes many times as long as fp32"

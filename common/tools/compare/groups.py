@@ -10,7 +10,7 @@ from common.tools.compare.readers import RunRecord
 from common.tools.compare.setting_text import value_text
 
 SEED = spelled("seed")
-# A group is called by its settings up to this length, and by its first run otherwise.
+# The most characters of a label that has settings; see `label_groups`.
 LONGEST_LABEL = 48
 
 Settings = Mapping[str, object]  # a run's facts and flags, by the label that a table shows
@@ -35,7 +35,7 @@ def group_runs(
         runs: all runs of a comparison.
         settings_of_runs: each run's facts and flags.
         labels: the group of each run. By default, runs with equal settings, apart from the seed,
-            form one group, which is called by the settings that tell the groups apart.
+            form one group, and `label_groups` names it.
     """
     if labels is not None:
         return [RunGroup(label, indices) for label, indices in indices_by_key(labels).items()]
@@ -69,9 +69,9 @@ def label_groups(
 ) -> list[str]:
     """Return a label for each group, such as ``dropout=0.1``.
 
-    A label has all settings in which the groups differ. If a label would be too long, or if two
-    would look the same, all groups are called by their first run. If each group is a single run,
-    groups have the runs' names as well.
+    A label has all settings in which the groups differ, except the seed. If each group is a single
+    run, the labels are always the runs' names. They are also names, such as ``a and 2 more``, if a
+    label would be empty or too long, or if two would look the same.
     """
     names = []
     for indices in indices_of_groups:

@@ -122,7 +122,7 @@ class Bench:
             seconds += result.seconds
             is_interrupted = was_interrupted(read_launches(folder), number)
             require_expected_end(spec, number, result, directory, is_interrupted)
-            if not is_interrupted:
+            if not is_interrupted:  # the run has finished, perhaps before a planned interruption
                 break
             words = ["--resume", str(directory)]
             processes = spec.resumed_processes or spec.processes

@@ -87,6 +87,7 @@ def causes_of_resume(
     if difference is None:
         return []
     record = difference.record
+    # The first micro-batch after a resume shows the state that the checkpoint restored.
     is_restored = isinstance(record, MicroBatch) and is_in_first_micro_batch(other, difference)
     if is_restored and difference.launch > 0 and difference.subject == "parts":
         return [cause_of_part(name) for name in difference.names]
@@ -138,7 +139,11 @@ def reference_of(reference: ObservedRun, rank: int) -> ObservedLaunch | None:
 
 
 def lost_at(uninterrupted: ObservedLaunch, launch: ObservedLaunch, step: int) -> list[str]:
-    """Return the paths that had changed in the uninterrupted run by an update, and differ there."""
+    """Return the paths of the values that a launch has lost before its update `step` + 1.
+
+    A lost value has changed in the uninterrupted run since its first micro-batch, and the launch
+    has a different value at the same update.
+    """
     expected = uninterrupted.micro_batches.get((step, 0))
     resumed = launch.micro_batches[step, 0]
     if expected is None:
@@ -226,9 +231,13 @@ def causes_of_repeat(
 def early_differences(
     reference: ObservedRun, other: ObservedRun, difference: Difference | None
 ) -> dict[str, Description]:
-    """Return the reachable values that differed by the first difference of the training.
+    """Return the reachable values in which two runs differ before their training does.
 
-    Strings are left out, because the runs have different directories.
+    Texts are left out, because the runs have different directories.
+
+    Args:
+        difference: the first difference of the training. Values count up to its update. None: the
+            values of all updates count.
     """
     described: dict[str, Description] = {}
     for launch, twin in zip(reference.launches, other.launches, strict=False):

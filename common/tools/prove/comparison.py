@@ -1,7 +1,7 @@
 """Compares two runs that make the same updates in different layouts, within a tolerance.
 
 Sums in another order round differently. So the losses, the gradients and the weights of such runs
-agree within a tolerance, and learning rates exactly. Dropout is off in these runs.
+agree only within a tolerance. That of learning rates is tiny. Dropout is off in these runs.
 """
 
 import math
@@ -32,12 +32,12 @@ INSTRUMENTS = tuple(
     for name in ("without_dropout", "updates", "mixing", "outcomes", "rows_used")
 )
 UPDATES = 6  # the number of compared updates
-# Tolerances. All but the last are relative.
+# Relative tolerances.
 LOSS_TOLERANCE = 1e-3
 GRADIENT_TOLERANCE = 1e-2
 RATE_TOLERANCE = 1e-6
 FIGURE_TOLERANCE = 1e-2  # figures of an evaluation, which may also differ by FLIPPED samples
-FLIPPED = 2
+FLIPPED = 2  # samples that rounding may put into another class
 WEIGHT_TOLERANCE = 2e-2  # a share of the distance that the weights moved up to COMPARED_UPDATE
 # Absolute differences that are always allowed.
 SMALL_LOSS = 1e-5
@@ -162,7 +162,7 @@ def updates_of(run: ObservedRun) -> dict[int, Update]:
     for launch, record in run.all(Recorded):
         if last_launch.get(record.step) == launch.launch:
             losses[record.step].append(record.loss)
-            micro_batches[record.step] += launch.rank == 0
+            micro_batches[record.step] += launch.rank == 0  # all ranks have equally many
     for launch, optimizer_step in run.all(OptimizerStep):
         step = optimizer_step.step
         if launch.rank == 0 and last_launch.get(step) == launch.launch:

@@ -139,7 +139,7 @@ def keyed_records(launch: ObservedLaunch) -> Iterator[tuple[Key, AnyObserved]]:
                 evaluated_step = record.step
         elif isinstance(record, Saved):
             # After an update, a run may save both before and after its evaluation. The evaluation
-            # changes the state of the best evaluation.
+            # changes the state of the best evaluation, so the two saves have different keys.
             is_evaluated = record.step == evaluated_step
             yield ("saved", record.step, is_evaluated), record
         elif isinstance(record, Finished):

@@ -56,7 +56,10 @@ def sorting_key(key: object) -> tuple[str, str]:
 
 
 def add_tensor(digest: Digest, tensor: torch.Tensor) -> None:
-    """Add a tensor's dtype, shape and bytes. Of a sharded tensor, add only this rank's rows."""
+    """Add a tensor's dtype, shape and bytes. Of a sharded tensor, add only this rank's rows.
+
+    Of a sparse or quantized tensor, and of one on the meta device, add no bytes.
+    """
     values = tensor.detach()
     if is_sharded(values):
         values = local(values)

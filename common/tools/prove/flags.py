@@ -13,8 +13,8 @@ FlagValues = dict[str, list[str]]  # the values of each flag by its name, such a
 EPOCHS = 4
 BATCH_SIZE = 16
 ACCUMULATION = 2
-LOG_EVERY = 3  # updates; does not divide an epoch, so that some rows span two epochs
-CHECKPOINT_EVERY = 3
+LOG_EVERY = 3  # updates; by default it does not divide an epoch, so some rows span two epochs
+CHECKPOINT_EVERY = 3  # updates
 # Flags that the proof sets itself or can't use, each with the reason.
 REFUSED = {
     "--output-dir": "a proof writes into a folder of its own (name it with --folder)",
@@ -105,7 +105,8 @@ def proof_flags(
         user_flags: the flags that the user has passed.
         config_class: the class of the recipe's config.
         built_in: the recipe's built-in data set, which replaces ``auto``; None if it has none.
-        updates: the number of updates of the training.
+        updates: about the number of updates of the training, which has whole epochs of at least
+            two updates. The user's `--max-steps` has precedence.
 
     Raises:
         UserError: a flag of the user can't be part of a proof, or is not a whole number.

@@ -139,7 +139,7 @@ class Interrupted(Observed):
     kind: Literal["interrupted"] = "interrupted"
     step: int
     manner: Manner
-    place: str  # in words, such as "while model.safetensors was being written"
+    place: str  # in words, such as "after update 4"
 
 
 class Finished(Observed):

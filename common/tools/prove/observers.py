@@ -148,11 +148,18 @@ class Observers:
             yield batch
 
     def write_micro_batch(self, run: Run, batch: Batch, frame: FrameType) -> None:
+        """Write a batch that the loop is about to use, and what has changed since the last record.
+
+        Args:
+            frame: the frame of the loop, whose variables are read.
+        """
         session = self.session
         state = dict(self.state)
         described: dict[str, Description] = {}
         parts = dict(self.parts)
-        if session.micro_batch == 0:  # checkpoints are saved only between updates
+        # Checkpoints are saved only between updates, so a resume can begin only here. It is enough
+        # to read the recipe's values and parts once an update.
+        if session.micro_batch == 0:
             assert self.reach is not None
             reached = self.reach.look(frame)
             state = reached.digests

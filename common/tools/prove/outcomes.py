@@ -111,7 +111,7 @@ def perplexity(outcomes: Sequence[SampleOutcome]) -> float | None:
 
 
 def f1_of_classes(outcomes: Sequence[SampleOutcome]) -> list[float] | None:
-    """Return the F1 of each class, 0 where undefined; None if samples lack a single class."""
+    """Return the F1 of each class, 0 where undefined; None unless each sample has one class."""
     classes = max((outcome.classes for outcome in outcomes), default=0)
     if not classes or any(
         outcome.predicted is None or outcome.label is None for outcome in outcomes
@@ -284,12 +284,18 @@ class FigureCheck:
     """Whether a logged figure agrees with the outcomes of its samples."""
 
     is_correct: bool | None  # None: the figure can't be computed again
-    expected: float | None = None
+    expected: float | None = None  # what the outcomes give; None unless the figure is wrong
     explanation: str = ""  # how the recipe probably computed a wrong figure
 
 
 def check_figure(name: str, logged: float, split_passes: Sequence[SplitPass]) -> FigureCheck:
-    """Compare a figure that a recipe logged with the outcomes of its evaluation."""
+    """Compare a figure that a recipe logged with the outcomes of its evaluation.
+
+    Args:
+        name: the name of the figure without its prefix, such as "accuracy".
+        logged: its value.
+        split_passes: the passes of the evaluation. The figure is correct if it follows from one.
+    """
     function = FIGURE_FUNCTIONS.get(name)
     if function is None:
         return FigureCheck(None)

@@ -20,7 +20,7 @@ from common.tools.prove.comparison import (
 from common.tools.prove.instruments.updates import COMPARED_UPDATE
 from common.tools.prove.observation import ObservedRun
 
-RATIO_TOLERANCE = 0.02  # relative, between a ratio of gradients and a whole number
+RATIO_TOLERANCE = 0.02  # relative, between a ratio of gradient norms and the number it may be
 
 
 @dataclass(frozen=True)

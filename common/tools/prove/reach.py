@@ -199,7 +199,10 @@ class Search:
         visit(path, where, value, depth)
 
     def is_left_out(self, value: object, depth: int) -> bool:
-        """Whether a value is too deep, was visited before, or can't hold state of the recipe."""
+        """Whether a value is too deep, was visited before, or can't hold state of the recipe.
+
+        After `MOST_VALUES` values, all others are left out.
+        """
         if depth > DEEPEST or len(self.visited) > MOST_VALUES or id(value) in self.visited:
             return True
         return can_hold_no_state(value) or value is self.reach.run
@@ -296,7 +299,10 @@ class Search:
             )  # they were added above, or checkpoints have them
 
     def visit_stateful(self, path: str, where: str, value: Any, depth: int) -> None:
-        """Add the state of an object that could be kept but is not, and visit its attributes."""
+        """Add the state of an object that could be kept but is not.
+
+        Visit its attributes as well, unless it is an optimizer.
+        """
         if id(value) not in self.reach.kept:
             text = f"{class_name(value)} with state_dict, {where}"
             self.reached.add(path, "stateful", text, value.state_dict())
@@ -350,7 +356,11 @@ def can_hold_no_state(value: object) -> bool:
 
 
 def class_name(value: object) -> str:
-    """Return the name of a value's class, with its package if it is a library's."""
+    """Return the name of a value's class, such as ``numpy.ndarray``.
+
+    The top-level package or module comes first, except for classes of the recipe's own file and
+    built-in classes.
+    """
     value_class = type(value)
     module = value_class.__module__.partition(".")[0]
     name = value_class.__qualname__

@@ -54,7 +54,7 @@ class Results:
 
     @cached_property
     def best(self) -> dict[str, torch.Tensor]:
-        """The tensors of the best model by name; empty if the run kept no best model."""
+        """The tensors of the best model, by file and name; empty if the run kept no best model."""
         tensors: dict[str, torch.Tensor] = {}
         for path in sorted((self.directory / "checkpoints").glob("best-*.safetensors")):
             for name, tensor in tensors_of_file(path).items():
@@ -69,7 +69,7 @@ class Results:
 
 
 def tensors_of_file(path: Path) -> dict[str, torch.Tensor]:
-    """Return the tensors of a file; empty if the run has not written the file."""
+    """Return the tensors of a file by name; empty if the file is missing or damaged."""
     try:
         return read_tensors(path)
     except UserError:

@@ -31,7 +31,11 @@ ADVICE = (
 
 
 def wrong_metrics(run: ObservedRun, count: FigureCount) -> Iterator[Cause]:
-    """Yield a cause for each metric that does not follow from the outputs of its micro-batch."""
+    """Yield a cause for each metric that does not follow from the outputs of its micro-batch.
+
+    Args:
+        count: counts the metrics that could be computed again, and those that could not.
+    """
     reported_names: set[str] = set()
     for launch in run.launches:
         losses = losses_by_micro_batch(launch)
@@ -71,7 +75,7 @@ def follows_from_outputs(name: str, value: float, expected: Sequence[float]) -> 
 
     Args:
         expected: a value for each loss of the micro-batch that gives the metric. If there are
-            several losses, the metric may belong to other outputs.
+            several and none of them agrees, the metric may belong to other outputs.
     """
     tolerance = TOLERANCES.get(SYNONYMS.get(name, name))
     if tolerance is None or not expected or not math.isfinite(value):

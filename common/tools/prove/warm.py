@@ -168,7 +168,8 @@ def set_up_fork(request: LaunchRequest) -> None:
 def main() -> None:
     """Serve requests; in a fork, run the recipe under observation."""
     request = serve(Path(sys.argv[1]))
-    # `serve` returns in a fork only, which has this module already: `LIBRARIES` names it.
+    # `serve` returns only in a fork. The probe is one of `LIBRARIES`, so the fork has imported it
+    # already.
     probe = importlib.import_module("common.tools.prove.probe")
     probe.main(request["words"])
 

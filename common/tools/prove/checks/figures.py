@@ -155,10 +155,10 @@ def wrong_losses(whole: ObservedRun, run: ObservedRun, counts: FigureCounts) -> 
 
 
 def multiples_of_losses(run: ObservedRun) -> list[float | None]:
-    """Return the ratio of the recorded losses to the computed losses; None if it varies.
+    """Return the ratio of the recorded losses to the computed losses.
 
-    A micro-batch may compute several losses. Each has an entry, and the last entry is for their
-    sum.
+    The ratio is None if it varies, or if it is unknown for a recorded micro-batch. If micro-batches
+    compute several losses, each of these has an entry. The last entry is for their sum.
     """
     recorded = recorded_losses(run)
     multiples: list[float | None] = []

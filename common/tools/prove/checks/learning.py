@@ -29,7 +29,7 @@ class Learning:
 
     before: ObjectiveValue | None  # None: the recipe makes no evaluation before the first update
     after: ObjectiveValue | None  # None: no evaluation has the objective as a number
-    updates: int  # the number of updates before the latter
+    updates: int  # the number of updates before `after`
 
 
 def learning_of(run: ObservedRun, metric: str) -> Learning:

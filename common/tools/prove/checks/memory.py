@@ -43,7 +43,7 @@ class Growth:
     """The growth of one type of memory."""
 
     memory_type: str  # a key of MOST
-    slope: float  # MiB for each update
+    slope: float  # the median, in MiB for each update or evaluation
     most: float  # the allowed slope
     rising_share: float  # the share of neighbouring points with more than half of the allowed slope
 
@@ -66,7 +66,7 @@ def verdict_of(run: ObservedRun, unit: str = "update", most: Mapping[str, float]
     """Compare the growth of each type of memory with the limit, and name tensors that accumulate.
 
     Args:
-        unit: the event that memory may grow with, an update or an evaluation.
+        unit: the event with which memory may grow, for the message: "update" or "evaluation".
         most: the allowed growth of each type of memory, in MiB for each event.
     """
     notes = run.launches[0].of(MemoryInUse)

@@ -52,7 +52,9 @@ def draw_interruptions(
     """
     total_steps = reference.started.total_steps
     rank_zero = reference.launches[0]
-    last_steps = {
+    # An interruption waits for the first save or evaluation from its update on, so it must not come
+    # after the last one. That may move it to an earlier section.
+    last_chances = {
         "save": max((record.step for record in rank_zero.of(Saved)), default=total_steps),
         "evaluation": max(
             (record.step for record in rank_zero.of(ObservedEvaluation)), default=total_steps
@@ -65,7 +67,8 @@ def draw_interruptions(
         section_begin = number * total_steps // len(manners)
         section_end = (number + 1) * total_steps // len(manners)
         step = generator.randint(section_begin + 1, max(section_begin + 1, section_end - 1))
-        step = min(step, last_steps.get(manner, total_steps - 1))
+        # The other manners interrupt the run between two updates.
+        step = min(step, last_chances.get(manner, total_steps - 1))
         interruptions.append(Interruption(manner, max(1, step), generator.random()))
     return tuple(interruptions)
 

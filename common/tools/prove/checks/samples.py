@@ -131,7 +131,7 @@ def final_micro_batches(run: ObservedRun) -> list[MicroBatch]:
 
 
 def completed_epochs(run: ObservedRun) -> list[int]:
-    """Return the epochs, from 0, whose updates a run has all made."""
+    """Return the numbers of the epochs that a run has completed; epochs count from 0."""
     updates: defaultdict[int, set[int]] = defaultdict(set)
     for record in final_micro_batches(run):
         updates[record.epoch].add(record.step)

@@ -11,7 +11,8 @@ from common.tools.prove.observation import ObservedRun
 
 UPDATES = 12
 LOG_EVERY = 4
-FIRST_CHECKED = 2  # in earlier updates, code may do work that is needed only once
+# The number of updates that are left out first. In these, code may do work that it does only once.
+FIRST_CHECKED = 2
 ADVICE = (
     "pass tensors to run.record(loss, {...}), which reads them only at log lines; on the device, "
     "use torch.where instead of `if`, and multiply by a mask instead of selecting rows"

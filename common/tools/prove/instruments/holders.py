@@ -17,7 +17,8 @@ def holder_of(examples: Sequence[object], frame: FrameType, folder: Path) -> str
     """Return the variable that holds most of some objects, in words.
 
     An example is "the list `kept` of main in train.py". A variable may hold a single object by
-    chance, such as the present batch. So this function searches the holders of several objects.
+    chance, such as the present batch. So this function searches the holders of several objects, and
+    returns the most frequent one.
 
     Args:
         examples: the objects.
@@ -44,6 +45,12 @@ def named_holder(
     """Return the name of a container of several items that holds some of the objects.
 
     It holds them directly or in other containers.
+
+    Args:
+        objects: the objects.
+        names: the names of the recipe's containers, by id.
+        ignored: the ids of containers that do not count.
+        depth: how many levels of containers are still searched.
     """
     if depth == 0:
         return None
@@ -63,7 +70,11 @@ def named_holder(
 
 
 def container_ids(frame: FrameType, folder: Path) -> Iterator[int]:
-    """Yield the ids of the containers in the local variables of functions outside the recipe."""
+    """Yield the ids of the containers in the local variables of functions outside the recipe.
+
+    They do not count as holders, because they hold tensors only for a moment. One of them is the
+    list of all live tensors that the measurement makes.
+    """
     caller: FrameType | None = frame
     while caller is not None:
         if not is_within(caller, folder):

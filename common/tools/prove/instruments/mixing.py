@@ -81,7 +81,11 @@ class MixingObserver:
 
 
 def rows_with_gradient(values: object, count: int) -> list[torch.Tensor]:
-    """Return the tensors in nested values that have a row for each sample, and a gradient."""
+    """Return the tensors in nested values that require a gradient and have a row for each sample.
+
+    Args:
+        count: the number of samples.
+    """
     return [
         tensor
         for tensor in tree.tree_leaves(values)

@@ -168,7 +168,10 @@ class LossObserver:
         arguments: Sequence[Any],
         named: dict[str, Any],
     ) -> list[float] | None:
-        """Return the mean loss of each sample, in float64; None if samples have weights."""
+        """Return the mean loss of each sample, computed in float64.
+
+        The result is None with weights or ignored labels, and if options are passed by position.
+        """
         weights = {"weight", "pos_weight", "size_average", "reduce"}
         if arguments or any(named.get(name) is not None for name in weights):
             return None
@@ -188,7 +191,7 @@ def behaves_differently_in_training(module: nn.Module) -> bool:
 
 
 def outcomes_of_samples(function: str, input: torch.Tensor, target: torch.Tensor) -> SampleOutcomes:
-    """Return the outcome of each sample; empty for targets of other types.
+    """Return the outcome of each sample; empty if the outputs and targets do not tell it.
 
     Args:
         function: the name of the loss function.

@@ -35,7 +35,9 @@ class RowObserver:
         self.session = session
         self.leaves: list[torch.Tensor] = []  # the tensors of the current batch
         self.count = 0  # the number of samples in the current batch
-        self.has_gradient: torch.Tensor | None = None  # bool [count], on the host
+        # Whether each row of the output has a gradient that is not zero: bool [count], on the host.
+        # None: no gradient was seen yet.
+        self.has_gradient: torch.Tensor | None = None
 
     def __deepcopy__(self, memo: object) -> "RowObserver":
         """Return the same object. A recipe may copy its model, which has this object's hooks."""
@@ -88,7 +90,10 @@ class RowObserver:
                 return
 
     def is_part_of_batch(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor's rows are as large as the rows of a tensor of the batch."""
+        """Whether a tensor's rows are as large as the rows of a tensor of the batch.
+
+        Rows of a single value do not count, because many other tensors have such rows.
+        """
         row_size = tensor.numel() // len(tensor)
         return any(
             len(leaf) == self.count and leaf.numel() // self.count == row_size > 1
@@ -96,7 +101,10 @@ class RowObserver:
         )
 
     def after_forward(self, module: nn.Module, inputs: object, output: object) -> None:
-        """Watch the gradients of the model's output, if it has a row for each sample."""
+        """Watch the gradient of the model's output, if it has a row for each sample.
+
+        Of several outputs, only the first one that requires a gradient is watched.
+        """
         if not self.is_training:
             return
         for tensor in tree.tree_leaves(output):

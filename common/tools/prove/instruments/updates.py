@@ -40,7 +40,8 @@ class UpdateObserver:
     def __init__(self, session: Session) -> None:
         self.session = session
         self.has_started = False
-        self.numbers: dict[int, int] = {}  # optimizers in order of first use, by id
+        # The number of each optimizer, in order of first use, by its id.
+        self.numbers: dict[int, int] = {}
         # Norms of gradients before clipping, by the id of the optimizer, until its next step.
         self.unclipped: dict[int, float] = {}
 
@@ -120,7 +121,10 @@ def gradient_norm(optimizer: Optimizer) -> float:
 
 
 def mixing_layers(networks: Iterable[nn.Module]) -> list[str]:
-    """Return the classes of layers whose output for a sample depends on other samples."""
+    """Return the class names of the batch norms; `mixing.py` finds other modules that mix samples.
+
+    The output of a batch norm for a sample depends on the other samples of the batch.
+    """
     names = set()
     for network in networks:
         for module in network.modules():

@@ -209,18 +209,21 @@ class Operations(TorchDispatchMode):
     def __torch_dispatch__(
         self, operation: Any, types: Any, arguments: Any = (), named: Any = None
     ) -> Any:
+        """Write an operation if it waits for the device, run it, and note where its result is."""
         named = named or {}
         inputs = [*tensors_in((arguments, named))]
-        are_on_host = all(self.observer.is_host(tensor) for tensor in inputs)
-        if inputs and not are_on_host:
+        has_device_tensors = not all(self.observer.is_host(tensor) for tensor in inputs)
+        if has_device_tensors:
             wait = self.wait_of(operation, arguments, named)
             if wait is not None:
                 self.observer.note_wait(wait)
         result = operation(*arguments, **named)
-        if are_on_host and (inputs or not self.observer.is_on_device):
-            self.observer.put_on_host(result)
-        elif not are_on_host:
+        if has_device_tensors:
             self.observer.take_from_host(result)
+        # What is computed from host tensors alone is on the host. So is a new tensor, unless the
+        # function that the loop called names the device or has tensors on it.
+        elif inputs or not self.observer.is_on_device:
+            self.observer.put_on_host(result)
         return result
 
     def wait_of(self, operation: Any, arguments: Any, named: dict[str, Any]) -> str | None:
@@ -262,6 +265,10 @@ class Functions(TorchFunctionMode):
     def __torch_function__(
         self, function: Any, types: Any, arguments: Any = (), named: Any = None
     ) -> Any:
+        """Write a function if it waits for the device, run it, and note a result made on the host.
+
+        While it runs, the observer knows its name and whether it uses the device.
+        """
         named = named or {}
         observer = self.observer
         name = getattr(function, "__name__", "")
