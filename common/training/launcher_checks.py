@@ -134,7 +134,7 @@ def refuse_missing_devices() -> None:
             advice=(
                 "start at most one process for each GPU, as with accelerate launch "
                 f"--num_processes {devices} on one machine; or make more GPUs visible, if "
-                "CUDA_VISIBLE_DEVICES or the job's allocation hides some"
+                "an environment variable or the job's allocation hides some"
             ),
         )
 
