@@ -60,7 +60,10 @@ LINES_PER_SECOND = 5
 
 
 class LineLimit:
-    """Lets `LINES_AT_ONCE` lines through at once, and `LINES_PER_SECOND` more with each second."""
+    """Lets `LINES_AT_ONCE` lines through at once, and `LINES_PER_SECOND` more with each second.
+
+    A run of thousands of short updates would otherwise fill a log file or a terminal.
+    """
 
     def __init__(self) -> None:
         self.began = time.monotonic()

@@ -31,7 +31,7 @@ WORDS = {
 }
 BYTES_OF_TENSOR = 512  # the Python and C++ objects of a tensor, without its values
 LEAST_POINTS = 5
-LEAST_RISING_SHARE = 0.7  # the share of neighbouring points with a rise; noise has half
+LEAST_RISING_SHARE = 0.7  # compared with `Growth.rising_share`, which is about a half for noise
 ADVICE = (
     "do not keep tensors from update to update, or from evaluations: pass them to run.record, or "
     "keep numbers; call .detach() on a loss that is added up, or its graph of gradients stays"
