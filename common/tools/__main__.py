@@ -34,7 +34,7 @@ TOOLS = {
 def main(words: Sequence[str] | None = None) -> None:
     """Run the tool that the first word names, with the other words as its command line.
 
-    Without a word, print what tools there are.
+    Without a word, or with ``--help``, print the list of tools.
 
     Args:
         words: the command line after ``recipes``. None stands for this process's command line.
@@ -44,7 +44,7 @@ def main(words: Sequence[str] | None = None) -> None:
     """
     name, *rest = [*(sys.argv[1:] if words is None else words)] or ["--help"]
     if name in ("-h", "--help"):
-        protect_tool_output()  # a tool does this itself, by `tool_parser`
+        protect_tool_output()  # each tool does this itself, in `tool_parser`
         print(overview())
         return
     if name not in TOOLS:

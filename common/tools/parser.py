@@ -16,8 +16,12 @@ def tool_parser(
         name: the subcommand, such as ``compare``.
         description: the text above the options in ``--help``, printed as it is.
         usage: the usage line, in which ``%(prog)s`` stands for the command.
-        outlives_terminal: whether the tool goes on when nobody can read its output any more, which
-            suits a search of many hours. Otherwise the tool ends then, without a traceback.
+        outlives_terminal: whether the tool goes on after its terminal is closed, which suits a
+            search of many hours. Otherwise the tool ends, without a traceback, as soon as it can't
+            write its output.
+
+    Raises:
+        SystemExit: standard output is closed, unless the tool outlives its terminal.
     """
     if outlives_terminal:
         protect_output()
@@ -37,12 +41,12 @@ def refuse_early_flags(
 ) -> None:
     """Raise a `UserError` if a flag of the recipe stands before the recipe or run of the command.
 
-    The parser does not know the recipe's flags. It takes the first word without dashes for the
-    recipe or run, although that word is the value of a flag if the flag comes first.
+    The parser does not know the recipe's flags, so it takes the first word without dashes for the
+    recipe or run. In ``--epochs 3 recipes/resnet.py``, that word is 3, the value of a flag.
 
     Args:
         words: the whole command line.
-        flags: the words that the parser does not know.
+        flags: the words that the parser does not know: the recipe's flags, and their values.
         subject: the word that the parser took for the recipe or run.
         kind: what the subject is: "recipe" or "run".
         example: a correct command without flags, such as "recipes prove recipes/resnet.py".

@@ -28,12 +28,12 @@ class Recipe(NamedTuple):
 
 @contextmanager
 def loading(path: Path) -> Iterator[None]:
-    """Turn any error that Python raises while loading a recipe into a `UserError` with the line."""
+    """Turn any error while Python loads a recipe into a `UserError` that names the line."""
     try:
         yield
-    except (SystemExit, KeyboardInterrupt, GeneratorExit):
+    except (SystemExit, KeyboardInterrupt, GeneratorExit):  # exits; a `UserError` is one, too
         raise
-    except BaseException as error:  # a panic in Rust code is not an Exception
+    except BaseException as error:  # includes a panic in Rust code, which is not an `Exception`
         location = error_location(error, path)
         raise UserError(
             f"{path} fails when Python loads it ({location}{cause_text(error)})",
@@ -42,11 +42,12 @@ def loading(path: Path) -> Iterator[None]:
 
 
 def error_location(error: BaseException, path: Path) -> str:
-    """Return the file and line of the user's code where an error arose, or an empty text.
+    """Return the file and line of the user's code where an error arose, as in ``a.py, line 3: ``.
 
-    The user's code is the recipe and what it imports from its own folder.
+    The user's code is the recipe and what it imports from its own folder. The result is empty if
+    the error passed through none of this code, or if the error's own text has the line.
     """
-    if isinstance(error, SyntaxError):  # its own text names the file and the line
+    if isinstance(error, SyntaxError):  # its text names the file and the line
         return ""
     folder = path.resolve().parent
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
@@ -59,7 +60,8 @@ def load_recipe(path: Path) -> Recipe:
     """Import a recipe under a name other than ``__main__``, so that it does not train.
 
     Raises:
-        UserError: the path is not a recipe.
+        UserError: there is no such file, Python can't load it, or it does not define `Config` and a
+            valid `OBJECTIVE`.
     """
     if not os.path.isfile(path):
         problem = f"{path} is a folder" if os.path.isdir(path) else f"there is no file {path}"
@@ -73,7 +75,7 @@ def load_recipe(path: Path) -> Recipe:
         )
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # `dataclass` looks up the types of the fields there
-    # A recipe may import modules from its own folder.
+    # Python must find the modules that a recipe imports from its own folder.
     recipe_folder = str(path.resolve().parent)
     sys.path.insert(0, recipe_folder)
     try:

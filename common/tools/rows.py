@@ -27,7 +27,7 @@ def read_rows(directory: Path) -> list[MetricsRow]:
 
 
 def step_of_row(row: Mapping[str, JsonValue]) -> int:
-    """Return the update of a row."""
+    """Return the update at which a row was logged."""
     step = row[STEP]
     assert is_number(step)  # `read_lines` has checked this
     return int(step)
@@ -63,7 +63,11 @@ def first_differing_figure(
 def first_differing_row(
     first_rows: Sequence[MetricsRow], second_rows: Sequence[MetricsRow]
 ) -> str | None:
-    """Return a text on the first difference of two runs' rows; None if all figures are equal."""
+    """Return a text on the first difference between two runs' rows; None if there is none.
+
+    Figures that depend on the clock are not compared. A different number of rows is a difference,
+    too, but a different figure comes first.
+    """
     for first_row, second_row in zip(first_rows, second_rows, strict=False):
         name = first_differing_figure(first_row, second_row)
         if name is not None:

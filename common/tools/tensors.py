@@ -8,7 +8,12 @@ import torch
 def first_differing_tensor(
     first: Mapping[str, torch.Tensor], second: Mapping[str, torch.Tensor]
 ) -> str | None:
-    """Return a phrase that says how many tensors differ, and by how much; None for equal bits."""
+    """Return a phrase on the first tensor that differs; None if all bits are equal.
+
+    The phrase says how many tensors differ, and gives the largest difference in the first of them.
+    If only one run has a tensor, the phrase names that tensor instead. If the first differing
+    tensors have different shapes, the phrase gives both shapes.
+    """
     if first.keys() != second.keys():
         names = sorted(first.keys() ^ second.keys())
         return f"only one of the runs has {names[0]}"
@@ -24,11 +29,15 @@ def first_differing_tensor(
 
 
 def have_same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Whether two tensors have the same shape, dtype and bits. So a NaN equals the same NaN."""
+    """Whether two tensors have the same shape, dtype and bits.
+
+    By their bits, a NaN equals the same NaN, and 0.0 differs from -0.0.
+    """
     if first.shape != second.shape or first.dtype != second.dtype:
         return False
     return torch.equal(raw_bytes(first), raw_bytes(second))
 
 
 def raw_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of a tensor's elements, as uint8 [bytes]."""
     return tensor.contiguous().reshape(-1).view(torch.uint8)

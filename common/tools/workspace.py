@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from wandb_workspaces.reports.v2.interface import BlockTypes, PanelTypes
     from wandb_workspaces.workspaces import Workspace
 
-    Panels = dict[str, list[PanelTypes]]  # by title of their section
+    Panels = dict[str, list[PanelTypes]]  # the panels of each section, by its title
 
 # Besides the lines over steps, these metrics get a bar for each run's last value.
 BARS = ("perf/samples_per_second", "memory/peak_allocated_mib")
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Save the view or the report that the command line asks for; only print it with ``--dry-run``.
+    """Save the view or the report that the command line asks for; with ``--dry-run``, print it.
 
     The page shows the objective of the runs as a bar chart and as a column of the table. Without
     ``--objective``, the page shows the metrics of this repository that should be high; see
@@ -77,6 +77,7 @@ def goal_metrics(objective: str | None) -> list[str]:
     """
     if objective is not None:
         return [Objective.parse(objective).metric]
+    # Metrics of evaluations are listed without their split, so their names have no slash.
     return [name for name, metric in METRICS.items() if "/" not in name and metric.better == "max"]
 
 
@@ -123,6 +124,7 @@ def build_view(entity: str, project: str, name: str, goals: Sequence[str]) -> "W
     """
     import wandb_workspaces.workspaces as workspaces
 
+    # The columns are the objectives' best and final values, and the throughput.
     final_metrics = [f"{prefix}{goal}" for prefix in ("val/best_", "test/") for goal in goals]
     columns = [f"summary:{metric}" for metric in (*final_metrics, BARS[0])]
     sections = [

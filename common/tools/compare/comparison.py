@@ -13,7 +13,7 @@ from common.track.names import PEAK, THROUGHPUT
 
 @dataclass(frozen=True)
 class UnfairPair:
-    """A difference from the baseline that makes a run's figures incomparable with it."""
+    """A difference that makes a run's figures incomparable with those of the baseline."""
 
     run: str  # the run's name
     label: str  # the label of the fact that differs
@@ -52,7 +52,7 @@ def compare(
         runs: at least one, the baseline first.
         target: a value of the baseline's objective. The default is the worst of the best values of
             all runs with this objective, so that each of them reached it.
-        labels: the group of each run; see `group_runs` for the default.
+        labels: the name of each run's group; see `group_runs` for the default.
     """
     objective = runs[0].objective
     target_is_given = target is not None
@@ -80,10 +80,11 @@ def compare(
 
 
 def worst_of_best(runs: Sequence[RunRecord], objective: Objective) -> float | None:
-    """Return the worst of the runs' best values, a target that each of these runs has reached.
+    """Return the worst of the runs' best values, which is a target that each run has reached.
 
-    Runs with a different objective do not count. The result is None if fewer than two runs remain,
-    because there is nothing to compare then, or if none of the runs has evaluated.
+    Runs with a different objective do not count, and neither do runs that have not evaluated yet.
+    The result is None if fewer than two runs have the objective, because there is nothing to
+    compare then, or if none of them has evaluated.
     """
     runs_with_objective = [run for run in runs if run.objective == objective]
     if len(runs_with_objective) < 2:
@@ -102,7 +103,7 @@ def with_ratios(figures: RunFigures, baseline: RunFigures) -> RunFigures:
     """
     throughput_ratio = ratio_of(figures, baseline, THROUGHPUT)
     memory_ratio = None
-    # A device's memory and the host's can't be compared.
+    # A device's memory and the host's can't be compared, so they have no ratio.
     if figures.memory_kind == baseline.memory_kind:
         memory_ratio = ratio_of(figures, baseline, PEAK)
     scaling_efficiency = None

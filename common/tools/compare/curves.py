@@ -51,7 +51,7 @@ def mean_curve(curves: Sequence[Curve]) -> list[MeanPoint]:
     for step in steps:
         values = [curve[step][1] for curve in curves]
         mean = fmean(values)
-        # Runs reach the same step at different times, so the x-positions have a mean as well.
+        # Runs reach the same step at different times, so the x-position is a mean, too.
         x = fmean(curve[step][0] for curve in curves)
         points.append(MeanPoint(step, x, mean, deviation_from(mean, values)))
     return points
@@ -60,6 +60,7 @@ def mean_curve(curves: Sequence[Curve]) -> list[MeanPoint]:
 def deviation_from(mean: float, values: Sequence[float]) -> float:
     """Return the standard deviation of at least two values.
 
-    `statistics.stdev` computes with fractions. That takes too long for each point of a curve.
+    `statistics.stdev` computes with exact fractions, which takes too long for every point of a
+    curve.
     """
     return math.dist(values, [mean] * len(values)) / math.sqrt(len(values) - 1)

@@ -59,7 +59,7 @@ def facts_of_machine(run: RunConfig) -> RunFacts:
     """Return the device and the versions on which the run was measured."""
     environment = run.environment
     facts = {"device": RunFact(environment.device, makes_unfair=True)}
-    if environment.device_type == "cpu":  # on other devices, the host hardly matters
+    if environment.device_type == "cpu":  # on other devices, the host hardly changes figures
         facts["processor"] = RunFact(environment.processor, makes_unfair=True)
         facts["threads per process"] = RunFact(environment.threads_per_process, makes_unfair=True)
     return {
@@ -105,7 +105,10 @@ def facts_of_flags(run: RunConfig, runs: Sequence[RunConfig]) -> RunFacts:
 
 
 def unfair_facts(label: str, values: Mapping[str, object]) -> RunFacts:
-    """Return a fact for each of several values, such as "version of torch"."""
+    """Return a fact for each of several values, such as "version of torch".
+
+    Without values, there is one fact, which says that there are none.
+    """
     if not values:
         return {label: RunFact(values, makes_unfair=True)}
     return {f"{label} {name}": RunFact(value, makes_unfair=True) for name, value in values.items()}

@@ -34,7 +34,7 @@ MEMORY_METRICS: dict[MemoryKind, str] = {
 class RunFigures:
     """The figures of one run. A figure that is unknown is None."""
 
-    status: str  # how far an unfinished run came is part of it
+    status: str  # for an unfinished run, it includes how far the run came
     processes: int
     objective: str  # such as "accuracy:max"
     metrics: dict[str, float | None]  # the metrics in `FIGURES`, by name
@@ -90,7 +90,7 @@ def figures_of(run: RunRecord, target: float | None) -> RunFigures:
     """
     best_split, final_split = run.splits
     final = final_metrics(run)
-    # A run without a summary has not ended. Its best value is the best so far.
+    # A run without a summary has not ended, so its best value is the best so far.
     best = run.summary.get(run.objective.best_key, run.objective.best(run.values(run.goal)))
     memory_kind, peak = peak_memory(run)
     metrics = {name: figure_of_run(run, name) for name in FIGURES}
@@ -125,7 +125,7 @@ def status_text(run: RunRecord) -> str:
 
 
 def mfu_kind(run: RunRecord) -> str:
-    """Return the peak rate that a run's MFU is a share of: it depends on the precision."""
+    """Return a phrase on the rate that a run's MFU is a share of, such as "of the bf16 peak"."""
     measured = "measured " if run.saved_config.peak.source == "measured" else ""
     precision = precision_name(run.saved_config.environment.mixed_precision)
     return f"of the {measured}{precision} peak"
@@ -134,8 +134,8 @@ def mfu_kind(run: RunRecord) -> str:
 def standard_error(run: RunRecord, value: float | None, split: Split) -> float | None:
     """Return the standard error of a value of the run's objective, from its number of samples.
 
-    The error comes from the chance in which samples a split happens to have. It is known for
-    proportions such as an accuracy, and None for other metrics.
+    A split is a random choice of samples, and the error says how much the value would vary with
+    another choice. It is known for proportions such as an accuracy, and None for other metrics.
 
     Args:
         value: a value of the objective; None if unknown.

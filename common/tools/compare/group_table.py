@@ -69,16 +69,19 @@ def seed_lists(comparison: Comparison) -> list[str]:
 
 
 def samples_of(row: FigureRow, comparison: Comparison) -> list[Sample]:
-    """Return the sample of each group for one metric."""
+    """Return the sample of each group for one metric.
+
+    Each seed counts once for a metric of the trained model, and each run for any other metric.
+    """
     describe_group = sample_of_seeds if row.is_of_model else sample_of_runs
     return [describe_group(comparison, group, row.values) for group in comparison.groups]
 
 
 def cells_of(row: FigureRow, samples: Sequence[Sample], comparison: Comparison) -> list[str]:
     """Return the cells of one metric: mean, standard deviation, and the ratio to the baseline."""
-    # A device's memory and the host's can't be compared.
+    # A device's memory and the host's can't be compared, so they have no ratio.
     are_comparable = len(set(row.known_qualifiers.values())) <= 1
-    # Runs have ratios of speed and memory. Means have a ratio of energy as well.
+    # The table of runs has ratios of speed and of memory. This table also has a ratio of energy.
     has_ratio = are_comparable and (bool(row.ratios) or row.metric.panel == "Energy")
     cells = []
     for number, (group, sample) in enumerate(zip(comparison.groups, samples, strict=True)):

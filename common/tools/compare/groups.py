@@ -34,8 +34,8 @@ def group_runs(
     Args:
         runs: all runs of a comparison.
         settings_of_runs: each run's facts and flags.
-        labels: the group of each run. By default, runs with equal settings, apart from the seed,
-            form one group, and `label_groups` names it.
+        labels: the name of each run's group. By default, runs whose settings are equal, apart from
+            the seed, form one group, and `label_groups` names it.
     """
     if labels is not None:
         return [RunGroup(label, indices) for label, indices in indices_by_key(labels).items()]
@@ -49,7 +49,7 @@ def group_runs(
 
 
 def indices_by_key(keys: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """Return the indices of each key, in the order in which the keys occur first."""
+    """Return the indices at which each key occurs, the keys in the order of first occurrence."""
     indices: dict[str, tuple[int, ...]] = {}
     for index, key in enumerate(keys):
         indices[key] = (*indices.get(key, ()), index)
@@ -57,7 +57,7 @@ def indices_by_key(keys: Sequence[str]) -> dict[str, tuple[int, ...]]:
 
 
 def group_key(settings: Settings) -> str:
-    """Return a text that is the same for runs of one group. The order of flags does not matter."""
+    """Return a text that is equal for runs of one group. The order of the flags does not matter."""
     settings_without_seed = {label: value for label, value in settings.items() if label != SEED}
     return json.dumps(settings_without_seed, sort_keys=True, default=str)
 
@@ -69,9 +69,9 @@ def label_groups(
 ) -> list[str]:
     """Return a label for each group, such as ``dropout=0.1``.
 
-    A label has all settings in which the groups differ, except the seed. If each group is a single
-    run, the labels are always the runs' names. They are also names, such as ``a and 2 more``, if a
-    label would be empty or too long, or if two would look the same.
+    A label has all settings in which the groups differ, except the seed. All labels are names of
+    runs instead, such as ``a and 2 more``, in two cases: each group is a single run; or a label of
+    settings would be empty or too long, or equal to another one.
     """
     names = []
     for indices in indices_of_groups:

@@ -86,7 +86,10 @@ def as_json(comparison: Comparison) -> dict[str, object]:
 
 
 def verdict_as_json(verdict: Verdict) -> dict[str, object]:
-    """Return a verdict with its interval; a throughput's numbers are logarithms of ratios."""
+    """Return a verdict with its interval, as ``--json`` prints it.
+
+    For the throughput, the difference and the ends of the interval are logarithms of ratios.
+    """
     interval = verdict.interval
     return {
         "group": verdict.group,

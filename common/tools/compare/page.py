@@ -74,7 +74,7 @@ def digest_for_policy(text: str) -> str:
 
 
 def escaped(text: str) -> str:
-    """Return text in HTML, in which it is shown as it is and never acts as markup."""
+    """Return HTML that shows a text as it is: no part of the text acts as markup."""
     return html.escape(printable(text))
 
 
@@ -87,7 +87,7 @@ def json_for_script(value: object) -> str:
 
 
 def warnings_as_html(report: Report) -> str:
-    """Return the warnings as a list; nothing without warnings."""
+    """Return the warnings as a list in HTML; an empty text if there are none."""
     if not report.warnings:
         return ""
     items = [

@@ -125,7 +125,7 @@ def metric_names(run: RunRecord) -> list[str]:
 
 
 def limit_of_points(comparison: Comparison, metrics_of_runs: Sequence[Sequence[str]]) -> int:
-    """Return the most points that a curve may have, so that the page does not become too large."""
+    """Return the largest number of points of a curve with which the page stays small enough."""
     lengths = []
     for run, names in zip(comparison.runs, metrics_of_runs, strict=True):
         counts = Counter(name for row in run.rows for name in row)
@@ -142,7 +142,10 @@ def limit_of_points(comparison: Comparison, metrics_of_runs: Sequence[Sequence[s
 
 
 def charts_of(comparison: Comparison, metrics: Sequence[str]) -> list[Chart]:
-    """Return the charts: the loss and each objective first, which are shown from the start."""
+    """Return the charts: first those of the loss and of each objective, then all others.
+
+    The page shows only the first ones from the start. Without any of them, it shows one chart.
+    """
     series_of_charts: dict[str, list[Series]] = {}
     for name in metrics:
         key, split = chart_and_split(name)
@@ -157,7 +160,7 @@ def charts_of(comparison: Comparison, metrics: Sequence[str]) -> list[Chart]:
     charts: list[Chart] = []
     for key in keys:
         heading = metric_of_key[key].heading
-        if uses[heading] > 1:  # other metrics look the same without their full name
+        if uses[heading] > 1:  # charts with the same heading also show their key
             heading += f" ({key})"
         charts.append(
             {
@@ -260,5 +263,5 @@ def position(value: float | None, x_name: str) -> float | None:
 
 
 def without_decimal_point(value: float) -> float:
-    """Return an integer for a whole number, because JSON writes it in fewer characters."""
+    """Return a whole number below 2**53 as an integer, which has fewer characters in JSON."""
     return int(value) if value == int(value) and abs(value) < 2**53 else value

@@ -56,7 +56,7 @@ def plot_comparison(comparison: Comparison, file: Path) -> None:
     metrics = list(dict.fromkeys(["loss", *(run.objective.metric for run in comparison.runs)]))
     row_count = len(metrics) + 1
     figure = Figure(figsize=(13, 3.4 * row_count), layout="constrained", dpi=110)
-    # `X_AXES` is as long as `BARS` and the legend together.
+    # The last row is full, too: it has the charts of `BARS` and the legend, as many as `X_AXES`.
     *curve_rows, (*bar_axes, legend_axes) = figure.subplots(row_count, len(X_AXES), sharey="row")
     for axes_row, metric in zip(curve_rows, metrics, strict=True):
         axes_row[0].set_ylabel(describe(metric).heading)
@@ -112,9 +112,8 @@ def draw_curves(
 def draw_group(axes: Axes, all_curves: Sequence[Curve], style: Style, stage_style: Style) -> None:
     """Draw the curves of a group; for several curves, add their mean and a band around it.
 
-    The band is one standard deviation wide to each side.
-
-    The mean and the band cover the steps that all of these curves have.
+    The band extends by one standard deviation to each side. Mean and band cover the steps that all
+    curves have. Curves without points are left out.
     """
     curves = [curve for curve in all_curves if curve]
     if len(curves) < 2:

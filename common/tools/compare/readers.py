@@ -43,7 +43,7 @@ STATUS_BY_WANDB_STATE: dict[str, RunStatus] = {
     "running": "running",
     "preempted": "preempted",
 }
-LARGEST_COUNT = 2**53  # larger integers become floats, because a chart takes integers of 64 bits
+LARGEST_COUNT = 2**53  # larger integers become floats: a chart takes only integers of 64 bits
 
 
 @dataclass(frozen=True)
@@ -96,14 +96,19 @@ class RunRecord:
 
     @property
     def last_step(self) -> int:
+        """The update of the last row; 0 without rows."""
         return int(self.rows[-1][STEP]) if self.rows else 0
 
     def values(self, metric: str) -> list[float]:
+        """Return a metric's values in the rows, in order. Rows without the metric are left out."""
         return [row[metric] for row in self.rows if metric in row]
 
 
 def chartable_numbers(values: Mapping[str, object]) -> dict[str, float]:
-    """Return the values that are numbers and that a chart can show."""
+    """Return the values that are numbers and that a chart can show: no NaN, nothing too large.
+
+    Integers from `LARGEST_COUNT` on become floats.
+    """
     numbers: dict[str, float] = {}
     for name, value in values.items():
         if is_number(value) and abs(value) < TOO_LARGE:
@@ -199,7 +204,7 @@ def read_directory(path: Path) -> RunRecord:
 def refuse_damaged_status(path: Path) -> None:
     """Raise a `UserError` if a run's `status.json` is damaged.
 
-    `present_status` would treat a damaged file as a missing one.
+    `present_status` would treat a damaged file as a missing one, so this check comes first.
     """
     read_json_if_there(path / STATUS)
 
@@ -253,7 +258,9 @@ def inspect_offline(file: Path, *flags: str) -> str:
 
 @contextmanager
 def wandb_errors_for_users(problem: str, advice: str) -> Iterator[None]:
-    """Turn a missing key, an unreachable server or a refusal by W&B into a `UserError`.
+    """Turn a missing API key, an unreachable server or a refusal by W&B into a `UserError`.
+
+    If `WANDB_MODE` does not allow W&B to go online, that is such an error, too.
 
     Args:
         problem: the beginning of the message.
@@ -327,16 +334,19 @@ def record_of(
         history: the run's rows, in which W&B's own names are among the metrics.
         summary: W&B's latest values, which are the run's own summary only after its end.
         state: W&B's word for the run's status.
+
+    Raises:
+        UserError: W&B's flags and facts are not those of a run of these recipes.
     """
+    # W&B's own names, such as _step, have no slash.
     rows_of_metrics = (
         {metric: value for metric, value in row.items() if "/" in metric} for row in history
     )
     rows = merge_rows(rows_of_metrics)
-    # A run writes its total time only at its end.
+    # A run writes its total time only at its end. Without it, the values are not yet a summary.
     final_summary = chartable_numbers(summary) if "time/total_seconds" in summary else {}
-    status = STATUS_BY_WANDB_STATE.get(
-        state, "failed"
-    )  # W&B's "crashed" and "killed" are failures, too
+    # Other states, such as "crashed" and "killed", are failures.
+    status = STATUS_BY_WANDB_STATE.get(state, "failed")
     reason = None
     # W&B also says "finished" of a run that saved itself and stopped before its end.
     if status == "finished" and not final_summary:

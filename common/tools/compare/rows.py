@@ -18,7 +18,8 @@ class FigureRow(NamedTuple):
     # The split, memory or peak rate that each value belongs to; empty for other metrics.
     qualifiers: Sequence[str | None] = ()
     ratios: Sequence[float | None] = ()  # values over the baseline's; empty for other metrics
-    is_of_model: bool = False  # whether the metric is of the trained model, which has a seed
+    # Whether the metric is of the trained model, so that runs with equal seeds repeat its value.
+    is_of_model: bool = False
     is_final_objective: bool = False
 
     @property
@@ -70,7 +71,10 @@ def figure_rows(comparison: Comparison) -> Iterator[FigureRow]:
 
 
 def qualifiers_of(name: str, all_figures: Sequence[RunFigures]) -> list[str | None]:
-    """Return whose memory a metric measures, or of which peak rate the MFU is a share."""
+    """Return whose memory a metric measures, or of which peak rate the MFU is a share.
+
+    The result has an entry for each run. For other metrics, it is empty.
+    """
     if name == PEAK:
         return [figures.memory_kind for figures in all_figures]
     if name == "perf/mfu":

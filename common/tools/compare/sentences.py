@@ -26,8 +26,8 @@ def difference(
         objective: says which direction is better.
         baseline: the baseline's values, at least two.
         group: the group's values, at least two.
-        interval: that of the group's mean minus the baseline's; None if all values of a group are
-            equal.
+        interval: that of the group's mean minus the baseline's; None if neither group's values
+            vary.
         needed: the seeds per group that could show such a difference; see `runs_needed`.
     """
     gain = gain_of(objective, baseline, group)
@@ -100,7 +100,10 @@ def scale_of(objective: Objective) -> tuple[float, str]:
 
 
 def decimals_for(half_width: float) -> int:
-    """Return the decimals that show two digits of an interval's half-width."""
+    """Return the number of decimals that show two digits of an interval's half-width.
+
+    It is at most `MOST_DECIMALS`, and 2 for a half-width that is 0 or not finite.
+    """
     if not 0 < half_width < math.inf:
         return 2
     return min(max(1 - math.floor(math.log10(half_width)), 0), MOST_DECIMALS)
@@ -115,7 +118,7 @@ def ratio(baseline: Sample, group: Sample, interval: Interval | None, needed: in
     Args:
         baseline: logarithms of the baseline's rates, at least two.
         group: logarithms of the group's rates, at least two.
-        interval: that of the difference of the logarithms; None if all runs of a group are equal.
+        interval: that of the difference of the logarithms; None if neither group's rates vary.
         needed: the runs per group that could show such a difference; see `runs_needed`.
     """
     times = f"{ratio_of(baseline, group):.2f} ×"

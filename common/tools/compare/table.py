@@ -23,7 +23,8 @@ from common.tools.compare.verdicts import (
 from common.track.names import OTHER_CPU, UNKNOWN, describe
 
 MOST_COLUMNS = 5  # up to this many runs have a column each, more runs have a row each
-BUSY = 0.1  # share of the machine's CPU time with which other programs may slow a run down
+# If other programs use at least this share of the machine's CPU time, they may slow a run down.
+BUSY = 0.1
 GROUPS_TITLE = "groups of runs that differ in the seed alone"
 UNFAIR = "not a fair comparison"
 
@@ -39,7 +40,10 @@ def warnings(comparison: Comparison) -> list[str]:
 
 
 def load_warnings(comparison: Comparison) -> list[str]:
-    """Return a sentence if other programs slowed some of the runs down, which distorts speeds."""
+    """Return one sentence if other programs may have slowed some runs down; otherwise nothing.
+
+    A single run has no speeds to compare, so it gets no sentence.
+    """
     if len(comparison.runs) < 2:
         return []
     loads: dict[str, float] = {}
@@ -96,7 +100,7 @@ def table_cells(comparison: Comparison) -> list[list[str]]:
     rows = [["", *names], ["status", *(figures.status for figures in comparison.figures)]]
     for label, values in comparison.differences.items():
         cells = [value_text(value) for value in values]
-        if len(set(cells)) > 1:  # values that differ may look the same as text
+        if len(set(cells)) > 1:  # values that look the same as text would show no difference
             rows.append([label, *cells])
     for row in figure_rows(comparison):
         if any(value is not None for value in row.values):
@@ -131,7 +135,10 @@ def has_standard_error(comparison: Comparison) -> bool:
 
 
 def cells_of_standard_errors(comparison: Comparison) -> list[str]:
-    """Return the row of the final objective's standard errors from the number of samples."""
+    """Return the row of the final objective's standard errors from the number of samples.
+
+    The heading states the number of samples. If the runs differ in it, each cell states its own.
+    """
     metric = describe(comparison.runs[0].objective.metric)
     known_counts = set()
     for figures in comparison.figures:
@@ -149,7 +156,7 @@ def cells_of_standard_errors(comparison: Comparison) -> list[str]:
 
 
 def arranged(rows: list[list[str]]) -> list[list[str]]:
-    """Transpose a table with a column for each run if there are too many columns."""
+    """Return a table with a column for each run, transposed if it has too many columns."""
     is_wide = len(rows[0]) - 1 > MOST_COLUMNS
     return [list(cells) for cells in zip(*rows, strict=True)] if is_wide else rows
 
@@ -184,10 +191,10 @@ def labelled_warnings(comparison: Comparison, differences: Sequence[str]) -> lis
 
 
 class TitledTable(NamedTuple):
-    """A table with a heading of its own."""
+    """A table, and the title above it."""
 
     title: str  # empty for the table of runs
-    rows: list[list[str]]  # the heading first
+    rows: list[list[str]]  # the row of headings first
 
 
 @dataclass(frozen=True)
@@ -200,7 +207,7 @@ class Report:
 
     warnings: list[LabelledWarning]
     tables: list[TitledTable]
-    lines: list[str]  # notes, and verdicts, which are indented below the heading of their groups
+    lines: list[str]  # verdicts, indented below a heading for each pair of groups; then notes
 
 
 def report_of(comparison: Comparison, most_pairs: int | None = MOST_PAIRS_IN_TEXT) -> Report:

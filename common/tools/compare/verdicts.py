@@ -45,8 +45,9 @@ class Verdict:
     count: int  # number of the group's seeds, or of its runs for the throughput
     baseline_count: int
     difference: float
-    interval: Interval | None  # None if there are too few values
-    runs_needed: int | None  # runs per group that would show a difference as large as this one
+    interval: Interval | None  # None if there are too few values, or if they do not vary
+    # The runs per group that would show a difference as large as this one; None: see `runs_needed`.
+    runs_needed: int | None
     is_repeated: bool  # whether both groups have several seeds, or runs for the throughput
 
     @property
@@ -155,7 +156,8 @@ def pairs_to_judge(groups: Sequence[GroupFigures]) -> list[tuple[GroupFigures, G
 def verdict_on_objective(
     baseline: GroupFigures, group: GroupFigures, confidence: float, by_validation: bool
 ) -> Verdict | None:
-    """Compare the objective of two groups; None if it is unknown or not the same metric."""
+    """Compare the objective of two groups; None if it is unknown, or if metric or split differ."""
+    # `splits` has the split that training evaluates, and then that of the final evaluation.
     split_index = 0 if by_validation else 1
     split = baseline.first_run.splits[split_index]
     objective = baseline.first_run.objective
@@ -196,8 +198,8 @@ def verdict_on_throughput(
 ) -> Verdict | None:
     """Compare the throughput of two groups; None if a group has no throughput.
 
-    Single runs are compared by their log lines, which show how much the throughput varies within a
-    run, which is less than it varies between runs.
+    Single runs are compared by their log lines. These show how much the throughput varies within a
+    run. It varies more between runs, so such an interval is too narrow.
     """
     baseline_sample = baseline.speed
     group_sample = group.speed
@@ -237,8 +239,8 @@ def make_verdict(
     Args:
         baseline_sample: the baseline's values, at least one.
         group_sample: the group's values, at least one.
-        interval: that of the difference; None if there are too few values.
-        needed: the runs per group that could tell such a difference; see `runs_needed`.
+        interval: that of the difference; None if there are too few values, or if they do not vary.
+        needed: the runs per group that could show such a difference; see `runs_needed`.
     """
     assert baseline_sample.mean is not None
     assert group_sample.mean is not None
@@ -257,14 +259,15 @@ def make_verdict(
 
 
 def logarithm(rate: float | None) -> float | None:
-    """Return the logarithm of a rate; None if it is unknown or not positive."""
+    """Return the logarithm of a rate; None if the rate is unknown, infinite or not positive."""
     return math.log(rate) if rate is not None and 0 < rate < math.inf else None
 
 
 def sample_of_log_lines(run: RunRecord) -> Sample:
-    """Describe the logarithms of the throughput at a run's log lines, if there are enough.
+    """Describe the logarithms of the throughput at a run's log lines.
 
-    Lines that follow each other are alike, so they count as fewer independent lines.
+    Lines that follow each other are alike, so they count as fewer independent lines. With fewer
+    than `FEWEST_LOG_LINES` lines, the sample is empty.
     """
     logarithms = [logarithm(rate) for rate in run.values(THROUGHPUT)]
     known = [value for value in logarithms if value is not None]
@@ -278,7 +281,8 @@ def verdict_lines(
 ) -> list[str]:
     """Return lines of text: a heading for each pair of groups, with its verdicts indented below.
 
-    If several pairs can't be judged, because a group ran once, one sentence stands for all of them.
+    A pair can't be judged if one of its groups has a single run. If there are several such pairs,
+    one sentence at the end stands for all of them.
 
     Args:
         most_pairs: how many pairs to show. A sentence counts the others. None shows all of them.

@@ -23,8 +23,8 @@ def options_for(processes: int) -> list[str]:
 def launch_command(launcher_options: Sequence[str], script: str, words: Sequence[str]) -> list[str]:
     """Return the command that starts a script with this interpreter.
 
-    With options for `accelerate launch`, the command uses that launcher, and otherwise plain
-    Python.
+    If there are options for `accelerate launch`, that launcher starts the script. Otherwise the
+    interpreter starts it directly.
 
     Args:
         launcher_options: see `options_for`.

@@ -10,7 +10,7 @@ from common.errors import UserError
 from common.sentences import writing
 from common.tools.launching.stopping import stoppable
 
-LOCK = ".lock"  # the file in the folder that is locked
+LOCK = ".lock"  # the file, within the folder, that a process locks
 
 
 @contextmanager
@@ -25,12 +25,12 @@ def working_in(directory: Path, flag: str, command_to_continue: str) -> Iterator
         command_to_continue: the command that continues the work, for a message.
 
     Raises:
-        UserError: another process uses the folder.
+        UserError: another process uses the folder, or it can't be created or written.
         SystemExit: with status 130, after Ctrl-C or SIGTERM.
     """
     with writing(f"{flag} {directory}"):
         directory.mkdir(parents=True, exist_ok=True)
-        (directory / LOCK).touch()
+        (directory / LOCK).touch()  # a folder without write permission fails here, with advice
     try:
         with FileLock(directory / LOCK, timeout=0), stoppable(command_to_continue):
             yield

@@ -20,7 +20,7 @@ STOP_SECONDS = 120.0  # the time in which a recipe must finish its update and sa
 
 
 class LaunchedRun:
-    """Starts, follows and stops a run. A run that has already finished is only read."""
+    """Starts, follows and stops a run. A run that has already finished is read, but not started."""
 
     def __init__(
         self,
@@ -35,7 +35,9 @@ class LaunchedRun:
         Args:
             command: see `run_command`.
             directory: the run's directory, absolute. The log lies beside it.
-            environment: all variables of the run; by default, those of this process.
+            environment: all environment variables of the run. By default, they are those of this
+                process, and the name of the directory's parent is the run's group at W&B, unless
+                `WANDB_RUN_GROUP` names another group.
         """
         self.directory = directory
         self.log = directory.with_name(f"{directory.name}.log")
@@ -60,10 +62,14 @@ class LaunchedRun:
         return self.process is not None and self.process.poll() is None
 
     def follow(self) -> Iterator[RunRecord]:
-        """Yield the record of the run so far every `POLL_SECONDS`, and once more after its end."""
+        """Yield the record of the run so far every `POLL_SECONDS`, and once more after its end.
+
+        Yield nothing as long as the run has no `config.json`, which it writes before it trains.
+        """
         is_running = True
         while is_running:
-            # Look at the process before the files: a run may write and end in between.
+            # Look at the process before the files. In the other order, a run could write its last
+            # rows and end in between, and these rows would be missed.
             is_running = self.is_running()
             if (self.directory / CONFIG).exists():
                 yield read_directory(self.directory)
@@ -90,7 +96,7 @@ class LaunchedRun:
         status = read_status(self.directory)
         if status.status == "failed" and status.reason:
             return status.reason
-        # Without a process, the run had finished before, so its exit status was 0. The tool calls
-        # such a run failed only if files are missing in its directory.
+        # Without a process, the run had finished before, so its exit status was 0. A tool then
+        # asks for a reason only if files of the run are missing.
         exit_status = self.process.returncode if self.process is not None else 0
         return ending_in_words(exit_status, self.log)

@@ -11,13 +11,14 @@ from common.tools.predict.predictor import Predictor
 
 WARM_UP_BATCHES = 3  # the number of first batches that are not measured
 FEWEST_BATCHES = 20
-SECONDS = 5.0  # the shortest duration of a measurement
+SECONDS = 5.0  # the shortest duration of a measurement, with its warm-up
 
 
 def benchmark(predictor: Predictor, inputs: Sequence[str]) -> dict[str, object]:
-    """Return latency and throughput of batches, from files or texts to probabilities on the host.
+    """Return the latency and the throughput of batches, with the conditions of the measurement.
 
-    The inputs are repeated until `FEWEST_BATCHES` were measured and `SECONDS` have passed.
+    A batch is measured from the files or texts to the probabilities on the host. The inputs are
+    repeated until `FEWEST_BATCHES` were measured and `SECONDS` have passed.
     """
     endless_inputs = itertools.cycle(inputs)
     durations: list[float] = []  # seconds of each batch

@@ -43,7 +43,7 @@ def main(words: Sequence[str] | None = None) -> None:
         arguments.run, arguments.batch_size, arguments.mixed_precision, arguments.recipe
     )
     inputs = read_inputs(arguments.files, predictor.is_text)
-    # Inputs are read only when they are needed, so the first one shows whether there are any.
+    # `read_inputs` is lazy, so read one input to find out whether there are any.
     first = next(inputs, None)
     if first is None:
         sources = ["standard input" if file == "-" else file for file in arguments.files]
@@ -123,11 +123,11 @@ def print_predictions(
     """Print one JSON object for each input, as soon as its chunk is predicted."""
     input_name = "text" if predictor.is_text else "file"
     names = predictor.class_names
-    # Encodings other than UTF lack some letters, which JSON can escape.
+    # Encodings other than UTF lack some letters, so JSON must escape them.
     escapes_letters = "utf" not in (sys.stdout.encoding or "").lower()
     while chunk := [*itertools.islice(inputs, chunk_size)]:
-        # In bf16, classes may be equally probable. A stable sort, like `argmax`, ranks the first of
-        # these classes first.
+        # In bf16, several classes may be equally probable. A stable sort ranks the first of them
+        # first, so the label is that of `argmax`, by which evaluations count.
         ranked = predictor(chunk).sort(descending=True, stable=True)
         probabilities = ranked.values[:, :top_k].tolist()
         classes = ranked.indices[:, :top_k].tolist()

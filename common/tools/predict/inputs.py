@@ -19,6 +19,10 @@ def read_inputs(files: Sequence[str], is_text: bool) -> Iterator[str]:
     Args:
         files: files of texts; or images and folders of images. `-` stands for standard input.
         is_text: whether the model reads texts.
+
+    Raises:
+        UserError: a file of texts, a folder or standard input can't be read, or a folder has no
+            images. Image files are not opened here.
     """
     for file in files:
         if file == "-":
@@ -71,7 +75,7 @@ def nonempty_lines(stream: Iterable[str]) -> Iterator[str]:
 
 
 def images_in(folder: Path) -> list[str]:
-    """Return the sorted paths of all images in a folder and its subfolders; follow links.
+    """Return the sorted paths of all images in a folder and its subfolders, also behind links.
 
     Hidden files and folders are left out, and so are files without an image's suffix.
 
@@ -80,7 +84,7 @@ def images_in(folder: Path) -> list[str]:
     """
     suffixes = image_suffixes()
     paths: list[str] = []
-    visited: set[str] = set()  # a link may lead back to a folder above it
+    visited: set[str] = set()  # a link to a folder above it would lead round and round
 
     def refuse(problem: OSError) -> None:
         raise UserError(
@@ -88,7 +92,7 @@ def images_in(folder: Path) -> list[str]:
             advice="give your user the right to read it, or pass other files",
         )
 
-    # `os.walk` goes on with the folders that remain in the list `folders`.
+    # `os.walk` visits only those subfolders that remain in the list `folders`.
     for parent, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
         if os.path.realpath(parent) in visited:
             folders.clear()

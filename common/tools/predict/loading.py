@@ -105,7 +105,12 @@ def load_transformers_model(
 
 
 def load_recipe_model(folder: Path, facts: ModelFacts, recipe_file: str | Path | None) -> nn.Module:
-    """Build the model from the class and the arguments that `model.json` states."""
+    """Build the model from the class and the arguments that `model.json` states.
+
+    Raises:
+        UserError: the file does not define the class, the arguments are missing or do not fit, or
+            the weights do not fit.
+    """
     from common.checkpoints.export import load_weights
 
     model_class = class_of_recipe(folder, facts, recipe_file)

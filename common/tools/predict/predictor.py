@@ -33,7 +33,8 @@ from common.tools.predict.loading import finished_model, load_model
 from common.training.accelerator import build_accelerator
 from common.training.precision import compute_dtype
 
-# The number of words in a test text. It is above any model's limit, to test that texts are cut.
+# The number of words in the text of the probe. No model takes so many, so the probe also tests that
+# texts are truncated.
 PROBE_WORDS = 4096
 
 
@@ -73,7 +74,7 @@ class Predictor:
         self.class_names = [str(name) for name in self.input.class_names]
         # The number of texts in a sample, which is 1 for images.
         self.columns = len(self.input.text_columns) if isinstance(self.input, TextInput) else 1
-        # On a CPU, recipes leave out the padding of texts, so the predictor does so as well.
+        # On a CPU, recipes leave out the padding of texts. The predictor must compute alike.
         self.leaves_out_padding = self.is_text and self.accelerator.device.type == "cpu"
         model = self.for_evaluation(load_model(self.folder, recipe))
         if self.is_text:
@@ -118,7 +119,9 @@ class Predictor:
         outputs_of_batches = []
         try:
             samples = self.texts(inputs) if self.is_text else self.images(inputs)
-            order = EvaluationOrder(len(samples), self.batch_size, 1, 0, samples.lengths)
+            order = EvaluationOrder(
+                len(samples), self.batch_size, world_size=1, rank=0, lengths=samples.lengths
+            )
             for batch in Loader(samples, order, self.accelerator.device, "device"):
                 del batch["labels"]  # they mean nothing here, and a text model would compute a loss
                 outputs = self.model(**batch) if self.is_text else self.model(batch["images"])
@@ -129,7 +132,7 @@ class Predictor:
             if is_out_of_memory(error):
                 raise self.out_of_memory_error(len(inputs)) from None
             raise
-        # Batches hold samples of similar length. Put the outputs back into the order of the inputs.
+        # The order sorts texts by length, so put the outputs back into the order of the inputs.
         input_order = torch.cat(order.micro_batches()).argsort()
         probabilities = torch.cat(outputs_of_batches).cpu()[input_order]
         if not probabilities.isfinite().all():

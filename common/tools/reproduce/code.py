@@ -52,7 +52,8 @@ def restored_code(past: PastRun, uses_present_code: bool) -> Iterator[RestoredCo
         uses_present_code: whether to use the files in their present state.
 
     Raises:
-        UserError: the code is unknown, its commit is missing, or its patch does not fit.
+        UserError: the code is unknown, its commit is missing, its patch is damaged or does not fit,
+            or it has no file of the recipe.
     """
     with ExitStack() as stack:
         folders: list[Path] = []
@@ -65,6 +66,7 @@ def restored_code(past: PastRun, uses_present_code: bool) -> Iterator[RestoredCo
                 folder, source = restore(tree, past, stack)
             folders.append(folder)
             sources.append(source)
+        # The first tree has the recipe, and the last one has the library unless it was installed.
         recipe = recipe_in(folders[0], past, stack)
         if recipe is None:
             raise missing_recipe_error(past, folders[0] if uses_present_code else None)
@@ -81,7 +83,7 @@ def missing_recipe_error(past: PastRun, searched: Path | None) -> UserError:
 
     Args:
         searched: the folder with the present code; None if the code that the run saved was
-            searched. That may lie in a temporary folder, which says nothing to the user.
+            searched. The saved code may lie in a temporary folder, so the error does not name it.
     """
     path = past.attempt.recipe or f"{past.saved_config.recipe}.py"
     folder = trees_of(past)[0].folder
@@ -94,7 +96,7 @@ def missing_recipe_error(past: PastRun, searched: Path | None) -> UserError:
         if folder == NO_FOLDER:
             place = f"{path} in the git clone that contains the run"
         place += " and pass --present-code"
-    # For an older run, git is asked where the file is: see `recipe_in`.
+    # For an older run, `recipe_in` asks git where the file is, so git must know it.
     action = "put the file back" if past.attempt.recipe is not None else "add the file to git"
     return UserError(
         f"{past.directory} can't be reproduced, because {code} has no file {path}, its recipe",
@@ -129,6 +131,9 @@ def trees_of(past: PastRun) -> list[CodeTree]:
 def present_folder(tree: CodeTree, past: PastRun) -> Path:
     """Return the folder with the present state of a tree.
 
+    A published run does not say where its code lies. For such a run, the result is a repository
+    that has the tree's commit, or else the first one to search.
+
     Raises:
         UserError: the folder does not exist any more, or is unknown.
     """
@@ -157,6 +162,9 @@ def present_folder(tree: CodeTree, past: PastRun) -> Path:
 
 def restore(tree: CodeTree, past: PastRun, stack: ExitStack) -> tuple[Path, str]:
     """Return a folder with the code of a tree, and a text that says where it comes from.
+
+    A folder that still has the saved state is used as it is. Otherwise the tree is restored in a
+    temporary folder.
 
     Args:
         stack: removes the temporary folder, if one is needed, when the stack closes.
@@ -217,7 +225,7 @@ def collected_as(tree: CodeTree, folder: Path) -> CollectedTree:
 
 
 def has_commit(repository: Path, commit: str) -> bool:
-    """Whether a folder is in a repository that has a commit."""
+    """Whether a folder exists and its git repository has the commit."""
     return (
         repository.is_dir()
         and ask_git(repository, "cat-file", "-e", f"{commit}^{{commit}}") is not None
@@ -243,12 +251,16 @@ def worktree(repository: Path, commit: str) -> Iterator[Path]:
         try:
             yield folder
         finally:
-            with contextlib.suppress(UserError):
+            with contextlib.suppress(UserError):  # `temporary_folder` deletes the files anyway
                 run_git(repository, "worktree", "remove", "--force", str(folder))
 
 
 def apply_patch(tree: CodeTree, past: PastRun, folder: Path) -> None:
-    """Apply the saved patch of a tree to a folder with its commit.
+    """Apply the saved patch of a tree, if it has one.
+
+    Args:
+        folder: a folder with the tree's commit. Without a commit, the folder is empty, because the
+            patch then adds whole files.
 
     Raises:
         UserError: the patch is missing or damaged, or does not fit.
@@ -278,7 +290,8 @@ def run_git(folder: Path, *arguments: str) -> None:
         UserError: the command fails. The message ends with the end of git's own message.
     """
     command = ["git", "-C", str(folder), *arguments]
-    # A temporary folder may lie in a repository, to which git would apply a patch.
+    # A temporary folder may lie in a repository. There, git would apply a patch to the repository,
+    # so it must not look for one above the folder.
     environment = {**git_environment(), "GIT_CEILING_DIRECTORIES": str(folder.parent)}
     try:
         completed = subprocess.run(command, env=environment, capture_output=True, encoding="utf-8")
@@ -296,7 +309,7 @@ def recipe_in(folder: Path, past: PastRun, stack: ExitStack) -> Path | None:
     """Return the recipe's file in a folder of code; None if it is not there.
 
     An older run did not save the recipe's path, so its name and digest decide. If no file has that
-    digest, the run's own copy of the text is used.
+    digest, the run's own copy of the text is used. Without a copy, a file of that name is used.
     """
     if past.attempt.recipe is not None:
         path = folder / past.attempt.recipe

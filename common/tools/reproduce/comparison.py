@@ -61,7 +61,7 @@ def compare_weights(past: PastRun, new: PastRun) -> WeightsCompared:
     """Compare the digests of the checkpoints that both runs wrote, and of the exported weights.
 
     The clock decides when some checkpoints are written, so each run may have some that the other
-    lacks.
+    lacks. These are not compared.
     """
     common_steps = [step for step in sorted(past.digests) if step in new.digests]
     first_differing_step = None
@@ -109,6 +109,8 @@ def difference_of_exports(past: PastRun, new: PastRun) -> str:
 def compare_final(past: PastRun, new: PastRun, tolerance: float | None) -> FinalCompared:
     """Compare the figures of the final evaluation; without one, those of the last common row.
 
+    Without any common figure, the result is not within the tolerance.
+
     Args:
         tolerance: the tolerance for all figures, relative to the larger of two values. If it is
             None, `allowed_difference` chooses one for each figure.
@@ -141,12 +143,12 @@ def compare_final(past: PastRun, new: PastRun, tolerance: float | None) -> Final
 def allowed_difference(name: str, figures: PairedFigures, tolerance: float | None) -> float:
     """Return the largest absolute difference of a figure that is within the tolerance.
 
-    For an accuracy over n samples, it is two standard errors of the difference of two proportions,
-    twice the square root of 2 p (1 - p) / n, where p is the mean of both. For other figures it is
-    `TOLERANCE`, relative to the larger value.
+    For an accuracy over n samples, it is two standard errors of the difference of two proportions:
+    twice the square root of 2 p (1 - p) / n, where p is the mean of both. For other figures, it is
+    `TOLERANCE` times the larger value. If a value is unknown, it is 0.
 
     Args:
-        tolerance: a relative tolerance for all figures, which replaces these rules; None: no such.
+        tolerance: a tolerance for all figures, relative to the larger value; None for these rules.
     """
     past_value, new_value = figures[name]
     if past_value is None or new_value is None:
@@ -162,7 +164,8 @@ def allowed_difference(name: str, figures: PairedFigures, tolerance: float | Non
 def samples_behind(name: str, figures: PairedFigures) -> int | None:
     """Return the number of samples behind an accuracy; None for other metrics.
 
-    It is also None if the runs evaluated different numbers of samples, or did not log the number.
+    It is also None if a value is not a proportion, or if the runs did not log the number of samples
+    or evaluated different numbers.
     """
     if not is_proportion(name):
         return None
@@ -176,7 +179,10 @@ def samples_behind(name: str, figures: PairedFigures) -> int | None:
 
 
 def difference_between(past_value: float | None, new_value: float | None) -> float | None:
-    """Return the absolute difference of two values; None if only one of them is unknown."""
+    """Return the absolute difference of two values; None if only one of them is unknown.
+
+    Two unknown values count as equal.
+    """
     if past_value == new_value:
         return 0.0
     if past_value is None or new_value is None:
@@ -185,7 +191,10 @@ def difference_between(past_value: float | None, new_value: float | None) -> flo
 
 
 def share_of_allowed(past_value: float | None, new_value: float | None, allowed: float) -> float:
-    """Return the difference of two values as a multiple of the allowed one."""
+    """Return the difference of two values as a multiple of the allowed one.
+
+    The result is infinite if only one value is unknown, or if they differ and must not.
+    """
     difference = difference_between(past_value, new_value)
     if difference == 0:
         return 0.0

@@ -33,7 +33,11 @@ class Conclusion:
 
 
 def are_bits_equal(rows: RowsCompared, weights: WeightsCompared) -> bool:
-    """Return whether all rows and weights that could be compared are equal bit for bit."""
+    """Return whether all rows and weights that could be compared are equal bit for bit.
+
+    There must be a row to compare, and the new run must have all rows of the old one. Weights that
+    a run lacks do not count.
+    """
     are_rows_equal = rows.first is None and not rows.missing and rows.rows > 0
     are_weights_equal = weights.first_differing is None and weights.exported_is_equal is not False
     return are_rows_equal and are_weights_equal
@@ -122,7 +126,10 @@ def difference_in_words(difference: FigureDifference) -> str:
 
 
 def rows_in_words(rows: RowsCompared) -> str:
-    """Return the first difference between the rows of two runs, and that in the last row."""
+    """Return a text on the first difference between the rows, and on the same figure at the end.
+
+    The text also says how many rows are equal if all are, and how many are missing.
+    """
     if rows.missing:
         count = counted(len(rows.missing), "row is", "rows are")
         missing = f"; {count} missing, the first of update {rows.missing[0]}"

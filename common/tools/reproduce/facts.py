@@ -22,7 +22,7 @@ NUMERIC_PACKAGES = (
     *("scikit-learn", "triton", "safetensors", "pyarrow", "mkl", "intel-openmp", "torchvision"),
 )
 NUMERIC_PREFIXES = ("nvidia-", "rocm-")
-CORES = re.compile(r", \d+ cores?$")
+CORES = re.compile(r", \d+ cores?$")  # the end of a CPU's name
 # Facts on where the data come from: the same data may be stored in several places.
 FACTS_OF_LOCATION = ("--dataset", "--dataset-config", "data set")
 FLAGS_OF_DATA = ("dataset", "dataset_config")  # a resume changes them if the data have moved
@@ -76,7 +76,10 @@ def facts_of(run: PastRun) -> RecordedFacts:
 
 
 def initial_file(run: PastRun) -> str | None:
-    """Return the digest of the weights of `--init-from`; "none" without that flag."""
+    """Return the digest of the weights of `--init-from`; "none" without that flag.
+
+    The result is None, which stands for unknown, if the run was published.
+    """
     if run.is_published:  # a published run has no copy of the weights
         return None
     return digest_prefix(run.initial_digest) or "none"
@@ -130,7 +133,7 @@ def facts_of_machine(run: PastRun) -> RecordedFacts:
         device = CORES.sub("", device)
     facts = {
         "processes": RecordedFact(value_text(attempt.world_size or environment.world_size)),
-        # Without a recorded attempt, `attempt` is a default one, which states 1 machine.
+        # Without a recorded attempt, `attempt` is a default one, whose 1 machine is a guess.
         "machines": RecordedFact(value_text(attempt.machines) if run.attempts else None),
         "sharding": RecordedFact(environment.sharding),
         "effective batch": experiment_fact(value_text(environment.effective_batch_size)),
@@ -184,8 +187,8 @@ def text_if_known(value: object) -> str | None:
 def differences_of(past: PastRun, new: PastRun) -> list[FactDifference]:
     """Return the facts in which two runs differ. A fact that one of them lacks is not compared.
 
-    Earlier attempts of the old run that differ from its last one count as well, because the new run
-    is trained like the last one from its start.
+    The new run trains from its first update like the last attempt of the old run. So the facts in
+    which earlier attempts of the old run differ from its last one are differences, too.
     """
     return [*differences_of_last_attempts(past, new), *differences_of_attempts(past)]
 
@@ -201,7 +204,7 @@ def differences_of_attempts(run: PastRun) -> list[FactDifference]:
             label = f"{difference.fact}{until}"
             differences.append(difference.model_copy(update={"fact": label}))
         # A resume can change only flags that do not matter for what the model learns, and those
-        # that it adapts to the number of processes.
+        # that it adapts to the number of processes. So the flags change bits at most.
         for name, value in following.changed_flags.items():
             if name not in (*FLAGS_OF_OTHER_FACTS, *FLAGS_OF_DATA):
                 difference = FactDifference(
@@ -223,7 +226,7 @@ def differences_of_last_attempts(past: PastRun, new: PastRun) -> list[FactDiffer
         past_fact = past_facts.get(label)
         new_fact = new_facts.get(label)
         if past.attempts and new.attempts:
-            # Packages and variables are lists, so one that is missing in a list is a difference.
+            # Attempts list all of their packages and variables, so a missing one is a difference.
             past_fact = past_fact or missing_fact(new_fact)
             new_fact = new_fact or missing_fact(past_fact)
         if past_fact is None or new_fact is None:
@@ -264,10 +267,10 @@ def is_cut_path(past: PastRun, difference: FactDifference) -> bool:
 
 
 def mark_explained_weights(differences: Sequence[FactDifference]) -> list[FactDifference]:
-    """Return the differences, in which initial weights count only if nothing else explains them.
+    """Return the differences; initial weights define an experiment only if nothing explains them.
 
-    Different weights define a different experiment, unless the machine may have changed their last
-    bits.
+    A different device or version, for example, may change the last bits of random initial weights.
+    Such weights do not make the new run a different experiment.
     """
     if not any(may_change_initialization(difference) for difference in differences):
         return [*differences]
@@ -280,7 +283,10 @@ def mark_explained_weights(differences: Sequence[FactDifference]) -> list[FactDi
 
 
 def may_change_initialization(difference: FactDifference) -> bool:
-    """Whether a differing fact may change the last bits of randomly initialized weights."""
+    """Whether a differing fact may change the last bits of randomly initialized weights.
+
+    Numbers of processes, machines and threads do not.
+    """
     is_of_machine = difference.changes_bits and not difference.defines_experiment
     return is_of_machine and difference.fact not in FACTS_OF_PROCESSES
 

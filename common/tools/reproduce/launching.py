@@ -18,8 +18,8 @@ from common.tools.reproduce.past_run import PastRun
 def flags_of_reproduction(past: PastRun) -> list[str]:
     """Return the words of the flags that repeat a run.
 
-    A flag that the run resolved itself, such as a precision of `auto`, gets the resolved value. A
-    tracker and a target change no figure, and are left out.
+    A flag that the run resolved itself, such as a precision of `auto`, gets the resolved value. The
+    new run has no tracker and no target, because these change no figure.
     """
     environment = past.saved_config.environment
     flags = ["--config", str(past.directory / CONFIG)]

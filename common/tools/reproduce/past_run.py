@@ -101,7 +101,7 @@ class PastRun:
     @property
     def exported_digest(self) -> str | None:
         """The SHA-256 of the exported weights; None if there are none."""
-        if self.is_published:
+        if self.is_published:  # the weights were not copied, but their digest was
             return stated_digest(self.directory / "model")
         return digest_in(self.directory / "model")
 
@@ -196,7 +196,8 @@ def read_original(directory: Path) -> PastRun:
     """Read a run that is to be reproduced.
 
     Raises:
-        UserError: the run is still training, or has nothing to compare.
+        UserError: the run is still training, trained nothing or logged no rows, or `read_past_run`
+            can't read it.
     """
     past = read_past_run(directory)
     if past.saved_config.config.get("evaluate_only"):

@@ -73,11 +73,14 @@ def publish_run(directory: Path, folder: Path) -> None:
 
 
 def publish_receipt(run: PastRun, folder: Path) -> None:
-    """Copy the receipt of a run's reproduction to a folder, without paths; if there is one."""
+    """Copy the receipt of a run's reproduction to a folder, without paths.
+
+    If there is no receipt of this run, remove the one that an earlier published run left there.
+    """
     reproduced = default_output(run.directory)
     receipt = read_receipt(reproduced)
     if receipt is None or receipt.original_run_id != run.saved_config.run_id:
-        (folder / RECEIPT).unlink(missing_ok=True)  # of a run that was published here before
+        (folder / RECEIPT).unlink(missing_ok=True)
         return
     contents = without_paths(receipt.model_dump(mode="json"), names={})
     with writing(str(folder)):
@@ -85,7 +88,10 @@ def publish_receipt(run: PastRun, folder: Path) -> None:
 
 
 def publish_if_possible(directory: Path, folder: Path) -> None:
-    """Publish a run after a long measurement, whose results must not be lost if this fails."""
+    """Publish a run, or warn if that is impossible.
+
+    An error at this point would lose the results of a long measurement.
+    """
     try:
         publish_run(directory, folder)
     except UserError as error:
@@ -104,6 +110,7 @@ def refuse_to_publish(run: PastRun, folder: Path) -> None:
             f"{run.directory} does not say which code it used, so no one could reproduce it",
             advice="publish another run",
         )
+    # Only the directory of a run has checkpoints, and a published run has none.
     if folder.resolve() == run.directory.resolve() or (folder / "checkpoints").exists():
         raise UserError(
             f"--publish {folder} would overwrite a run in that folder",

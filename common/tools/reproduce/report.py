@@ -22,7 +22,7 @@ COMMIT_DIGITS = 7
 def show_plan(
     past: PastRun, code: str, flags: Sequence[str], differences: Sequence[FactDifference]
 ) -> None:
-    """Print the source of the code, what the old run did not record, and what differs from it."""
+    """Print the source of the code, what the old run did not record, and what differs from then."""
     say(f"code: {code}")
     for sentence in past.gaps():
         say(f"not certain: {sentence}")

@@ -41,7 +41,7 @@ from common.tools.reproduce.receipt import (
 from common.tools.reproduce.report import result_line, show_differences, show_plan, show_result
 
 FIX_ADVICE = "fix the reported error"
-# A published run has names in the place of paths.
+# A published run has names in place of paths, so this machine may not find its data.
 PATHS_ADVICE = (
     "if data or a checkpoint are missing on this machine, add --dataset PATH, --model PATH or "
     "--init-from PATH behind the run; otherwise fix the reported error"
@@ -104,9 +104,10 @@ class DifferenceReporter:
         self.is_done = False
 
     def compare_facts(self, output: Path) -> None:
-        """Compare the new run in `output`, which has written its `config.json`; only once.
+        """Show the differences of the new run in `output`, which has written its `config.json`.
 
-        This comes before the new run trains for long, so that the user can stop it.
+        Only the first call does so. It comes before the new run has trained for long, so that the
+        user can stop a different experiment.
         """
         if self.is_done:
             return
@@ -255,7 +256,10 @@ def advice_to_repeat(past: PastRun) -> str:
 
 
 def is_far_enough(output: Path, past: PastRun) -> bool:
-    """Whether the new run has trained enough: it ended, or reached the old run's last update."""
+    """Whether the new run has trained enough to be compared.
+
+    It must be complete. If the old run is not complete, its last update is enough.
+    """
     if not (output / CONFIG).is_file():
         return False
     new = read_past_run(output)

@@ -44,13 +44,15 @@ class Sample:
 def series_sample(values: Sequence[float]) -> Sample:
     """Describe values that follow each other in time, such as the speeds at a run's log lines.
 
-    Neighbours are alike, so they say less than independent values. The count is the number of
-    independent values whose mean would be as uncertain, for a series that is autoregressive of
-    order one: n (1 - r) / (1 + r) with the autocorrelation r of neighbours (G. V. Bayley and J. M.
-    Hammersley, "The 'effective' number of independent observations in an autocorrelated time
-    series", Supplement to the Journal of the Royal Statistical Society 8, 1946). The estimate of r
-    is corrected for its bias of about -(1 + 3 r) / n (M. G. Kendall, "Note on bias in the
-    estimation of autocorrelation", Biometrika 41, 1954). A negative r does not raise the count.
+    Neighbours are alike, so they say less than independent values. Therefore the result's count is
+    not n, the number of values, but the number of independent values whose mean would be as
+    uncertain. For a series that is autoregressive of order one, it is n (1 - r) / (1 + r), where r
+    is the autocorrelation of neighbours (G. V. Bayley and J. M. Hammersley, "The 'effective' number
+    of independent observations in an autocorrelated time series", Supplement to the Journal of the
+    Royal Statistical Society 8, 1946). The estimate of r is corrected for its bias of about
+    -(1 + 3 r) / n (M. G. Kendall, "Note on bias in the estimation of autocorrelation", Biometrika
+    41, 1954). A negative r does not raise the count, and the count is at least 2. Values without
+    any spread keep their number.
     """
     sample = Sample.of(values)
     if sample.mean is None or not sample.deviation:
@@ -133,13 +135,14 @@ def runs_needed(
     variance = first.deviation**2 + second.deviation**2
     if variance == 0.0:
         return None
-    # The square of a tiny difference would underflow to 0, so the quotient is squared instead.
+    # The square of a tiny difference would underflow to 0, so divide first and square afterwards.
     relative_deviation = math.sqrt(variance) / (second.mean - first.mean)
     ratio = relative_deviation * relative_deviation
     first_share = first.deviation**2 / variance
     degrees_per_run = 1.0 / (first_share**2 + (1.0 - first_share) ** 2)
     probability = 0.5 + confidence / 2
-    # With the normal distribution, the formula gives a number that is too small.
+    # With the quantiles of the normal distribution, the formula gives too small a number, so the
+    # count starts there.
     normal = NormalDist()
     estimate = (normal.inv_cdf(probability) + normal.inv_cdf(power)) ** 2 * ratio
     if estimate > MOST_RUNS:
@@ -159,11 +162,11 @@ def simultaneous_confidence(comparisons: int, confidence: float = CONFIDENCE) ->
     """Return the confidence that each interval needs, so that all hold at once with `confidence`.
 
     This is Bonferroni's correction, which makes each interval wider: O. J. Dunn, "Multiple
-    comparisons among means", Journal of the American Statistical Association 56, 1961. It holds for
-    any intervals, also for those of all pairs of groups, which share groups. Holm's procedure would
-    find slightly more differences, but it corrects only the verdicts: the printed intervals would
-    contradict them. Tukey and Kramer's intervals of all pairs are narrower, but they assume that
-    all groups vary equally.
+    comparisons among means", Journal of the American Statistical Association 56, 1961. It holds
+    even for intervals that depend on each other, as those of all pairs of groups do. Holm's
+    procedure would find slightly more differences, but it corrects only the verdicts: the printed
+    intervals would contradict them. Tukey and Kramer's intervals of all pairs are narrower, but
+    they assume that all groups vary equally.
     """
     return 1.0 - (1.0 - confidence) / max(1, comparisons)
 
@@ -172,8 +175,8 @@ def proportion_error(proportion: float, count: float) -> float | None:
     """Return the standard error of a proportion among independent samples, such as an accuracy.
 
     The error is the square root of p (1 - p) / count. For a proportion of 0 or 1, this would be 0,
-    as if no other sample could turn out differently. Then the result is the error of the proportion
-    that is half a sample away.
+    as if no other sample could turn out differently. So a proportion that is less than half a
+    sample away from 0 or 1 gets the error of the proportion half a sample away.
 
     The result is None if the proportion is not between 0 and 1, or if there are no samples.
     """

@@ -42,7 +42,7 @@ def tail(t: float, degrees: float) -> float:
 
 
 def quantile(probability: float, degrees: float) -> float:
-    """Return the number that Student's t does not exceed with a probability.
+    """Return the number that Student's t does not exceed with the given probability.
 
     Args:
         probability: between 0 and 1, without the bounds.
@@ -55,12 +55,13 @@ def quantile(probability: float, degrees: float) -> float:
         raise ValueError(f"no quantile for probability {probability} and {degrees} degrees")
     if probability < 0.5:
         return -quantile(1.0 - probability, degrees)
-    # The tails of t are heavier than those of the normal distribution, so this start is too small.
+    # The tails of t are heavier than those of the normal distribution, so Newton's method starts
+    # below the quantile.
     t = NormalDist().inv_cdf(probability)
     if degrees >= MANY_DEGREES:
         return t
-    # The tail is a convex, falling function of t ≥ 0, so that Newton's method only steps to the
-    # right and never beyond the quantile. A step to the left can only be rounding.
+    # The tail is a convex, falling function of t ≥ 0, so Newton's method only steps to the right,
+    # and never beyond the quantile. A step to the left can only be rounding, so it is the last.
     step = math.inf
     while step > PRECISION * t:
         step = (tail(t, degrees) - (1.0 - probability)) / density(t, degrees)

@@ -1,8 +1,8 @@
 """Says whether chance alone may explain the lead of a search's best settings.
 
-The best of many equal trials is further ahead of the others than chance explains in a single
-comparison. So every limit here has Bonferroni's correction for the number of the best trial's
-rivals.
+Even if all settings are equally good, the best of many trials leads by more than chance explains in
+a comparison of only two. So every limit here has Bonferroni's correction for the number of the best
+trial's rivals.
 """
 
 import dataclasses
@@ -39,7 +39,7 @@ def certainty_lines(
         recipe: the recipe, which has the default values of the flags.
         space: the flags that were searched.
         tried_settings: the number of settings that the search tried, also in trials that it stopped
-            early. If it is less than the number of settings of `trials`, the latter counts.
+            early. If `trials` has more settings than this, their number counts instead.
     """
     groups = group_trials(trials, recipe.objective, space)
     if not groups:
@@ -59,7 +59,11 @@ def certainty_lines(
 def lines_on_defaults(
     groups: Sequence[TrialGroup], recipe: Recipe, space: Space, candidates: int
 ) -> list[str]:
-    """Return a sentence that compares the best settings with the defaults, if a trial had them."""
+    """Return one sentence, in a list, that compares the best settings with the defaults.
+
+    If no finished trial had the defaults, or if the best settings are the defaults, the sentence
+    says so instead.
+    """
     best = groups[0]
     defaults = [group for group in groups if has_default_values(group.runs[0], recipe, space)]
     if not defaults:
@@ -119,7 +123,7 @@ def pair_text(best: TrialGroup, other: TrialGroup, objective: Objective, candida
 def text_by_seeds(
     best: TrialGroup, other: TrialGroup, objective: Objective, candidates: int
 ) -> str:
-    """Compare two settings that ran with several seeds each."""
+    """Return the lead of the best settings over others, with its interval from their seeds."""
     names = f"{best.name} against {other.name}"
     scale, unit = scale_of(objective)
     lead = scale * abs(best.mean - other.mean)
@@ -148,7 +152,10 @@ def interval_of_lead(best: TrialGroup, other: TrialGroup, candidates: int) -> In
 def text_by_samples(
     best: TrialGroup, other: TrialGroup, objective: Objective, candidates: int
 ) -> str:
-    """Compare two settings by the chance in the samples of the validation data."""
+    """Return the lead of the best settings over others, judged by the sampling error.
+
+    The validation data are a sample, so another sample would give other values.
+    """
     names = f"{best.name} against {other.name}"
     scale, unit = scale_of(objective)
     error = error_of_lead(best, other)
@@ -172,7 +179,8 @@ def text_by_samples(
 def error_of_lead(best: TrialGroup, other: TrialGroup) -> float | None:
     """Return the standard error of a difference from the number of samples; None if unknown.
 
-    All trials have the same samples, which makes the true error smaller than this.
+    The error is that of independent samples. All trials are evaluated on the same samples, so the
+    true error is smaller.
     """
     errors = [standard_error(group.runs[0], group.mean, "validation") for group in (best, other)]
     if errors[0] is None or errors[1] is None:

@@ -102,7 +102,7 @@ def saved_settings(
 def new_settings(
     arguments: argparse.Namespace, recipe: str | None, flags: list[str]
 ) -> SearchSettings:
-    """Return the settings of a new search.
+    """Return the settings of a new search; the caller adds the number of trials and the pruning.
 
     Raises:
         UserError: the recipe is missing, or the directory contains other files.

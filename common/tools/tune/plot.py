@@ -16,7 +16,7 @@ from PIL import Image
 
 from common.sentences import writing
 
-FEWEST_TRIALS = 4  # finished trials from which Optuna may estimate which flags mattered
+FEWEST_TRIALS = 4  # with fewer finished trials, Optuna can't tell which flags mattered
 ROW_SIZE = (13, 4.5)  # inches
 DOTS_PER_INCH = 100
 
@@ -30,6 +30,9 @@ def plot_search(study: Study, metric: str, file: Path) -> None:
         study: a study with at least one finished trial.
         metric: the heading of the objective's metric.
         file: the picture's path, whose suffix is the format.
+
+    Raises:
+        UserError: the file can't be written.
     """
     matplotlib.use("Agg")  # a backend that needs no display
     # Optuna changes matplotlib's style, which the context restores.
@@ -52,7 +55,7 @@ def plot_search(study: Study, metric: str, file: Path) -> None:
 def shows_importances(study: Study) -> bool:
     """Return whether the trials can tell which flags mattered.
 
-    They need several finished trials with different results, and more than one flag.
+    That takes at least `FEWEST_TRIALS` finished trials, different results, and several flags.
     """
     finished = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
     has_different_results = len({trial.value for trial in finished}) > 1

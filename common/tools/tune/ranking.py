@@ -41,7 +41,7 @@ def group_trials(
 ) -> list[TrialGroup]:
     """Return the groups of trials, the one with the best mean first.
 
-    A trial whose best value is unknown is left out.
+    A trial whose best value is unknown, NaN or infinite is left out.
     """
     sign = sign_of(objective)
     runs_of_groups: dict[str, list[RunRecord]] = {}
@@ -74,10 +74,10 @@ def settings_of_trial(trial: FrozenTrial) -> str:
 
 
 def ranked_by_settings(trials: Sequence[FrozenTrial], sign: int) -> list[FrozenTrial]:
-    """Return finished trials, those with the best mean first; trials of one mean by their value.
+    """Return finished trials, those with the best settings first.
 
-    Settings that ran with several seeds rank by the mean over the seeds, and not by the luckiest
-    seed.
+    Settings rank by their mean over the seeds, and not by the luckiest seed. If a seed occurs
+    twice, its last trial counts. Trials with the same settings follow each other, the best first.
 
     Args:
         sign: 1 if more is better, -1 if less is better.
@@ -108,5 +108,5 @@ def mean_of_settings(trials: Sequence[FrozenTrial], trial: FrozenTrial) -> tuple
 
 
 def value_of(trial: FrozenTrial) -> float:
-    """Return the value of a finished trial. Its type allows None, but a finished trial has one."""
+    """Return the value of a finished trial, which is never None, although its type allows None."""
     return float(trial.value or 0)

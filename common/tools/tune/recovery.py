@@ -1,12 +1,12 @@
-"""Compares a study with the trials' directories, and rebuilds the study from them.
+"""Compares a study with the trials' directories, and reads the trials of a new study from them.
 
-If they disagree, the directories count.
+Where the two disagree, the directories are right, and the study must be rebuilt.
 """
 
 import itertools
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
@@ -27,7 +27,7 @@ TRIAL = "trial-"  # the beginning of the name of a trial's directory
 EPOCH = "progress/epoch"
 MOST_EPOCHS = 10**9  # a larger number can only come from a damaged file
 # Optuna compares trials at the same step. Trials with different batch sizes evaluate at different
-# updates, so a step is a share of an epoch.
+# updates, so a step of the study is not an update, but a hundredth of an epoch.
 STEPS_PER_EPOCH = 100
 
 
@@ -49,7 +49,7 @@ class TrialsOnDisk:
         """
         runs = {}
         for path in sorted(directory.glob(f"{TRIAL}*/config.json")):
-            with suppress(ValueError):  # the name of a different folder may begin like a trial's
+            with suppress(ValueError):  # leaves out other folders, such as trial-notes
                 runs[int(path.parent.name.removeprefix(TRIAL))] = read_directory(path.parent)
         values = {number: values_tried(space, run) for number, run in runs.items()}
         if runs:
@@ -61,10 +61,11 @@ class TrialsOnDisk:
         return cls(runs, values)
 
     def disagreement(self, study: Study, space: Space, best_key: str) -> str | None:
-        """Return the first difference between a study and the trials' directories; None if none.
+        """Return a text on the first difference between a study and the trials' directories.
 
-        A study whose file can be read may still have lost trials or values. Without this check, the
-        search would go on from wrong results.
+        The result is None if they agree. A trial without a directory can't be compared. A study
+        whose file can be read may still have lost trials or values. Without this check, the search
+        would go on from wrong results.
 
         Args:
             study: the study in its file.
@@ -128,9 +129,10 @@ class TrialsOnDisk:
 
 
 def intermediate_values(run: RunRecord, metric: str) -> dict[int, float]:
-    """Return a run's evaluations by hundredths of an epoch, by which Optuna's pruner compares them.
+    """Return a run's values of a metric, by the step at which Optuna's pruner compares them.
 
-    Rows without a possible epoch, which a damaged file may have, are left out.
+    A step is a hundredth of an epoch: see `STEPS_PER_EPOCH`. A damaged file may have rows with no
+    epoch or with an impossible one. These rows are left out.
     """
     return {
         round(row[EPOCH] * STEPS_PER_EPOCH): row[metric]
@@ -140,7 +142,7 @@ def intermediate_values(run: RunRecord, metric: str) -> dict[int, float]:
 
 
 def stated_flags(run: RunRecord) -> Facts:
-    """Return a run's flags before the run resolved ``auto`` and the like.
+    """Return a run's flags as the user stated them, before the run resolved ``auto`` and the like.
 
     A flag that `config.json` has only in its resolved form keeps that form.
     """
@@ -207,6 +209,8 @@ def parsed_flags(recipe: Recipe, words: Sequence[str]) -> Facts:
 def insist_on_shared_flags(run: RunRecord, recipe: Recipe, space: Space, expected: Facts) -> None:
     """Check that a run has the search's recipe and shared flags.
 
+    Flags that no comparison of runs shows, such as those of reporting, may differ.
+
     Args:
         run: the run in a trial's directory.
         recipe: the search's recipe.
@@ -221,12 +225,13 @@ def insist_on_shared_flags(run: RunRecord, recipe: Recipe, space: Space, expecte
     stated = stated_flags(run)
     may_differ = {flag.replace("-", "_") for flag in space}
     if expected.get("effective_batch_size") is not None:
-        may_differ.add("gradient_accumulation_steps")  # depends on the number of processes
+        # Then the run itself chooses the accumulation, by its number of processes.
+        may_differ.add("gradient_accumulation_steps")
     for name in expected.keys() & stated.keys() - may_differ:
         expected_value = expected[name]
         run_value = stated[name]
-        # An `auto` of the search agrees with every value: the run chose a value, and states its
-        # choice once it has been resumed. JSON has a list in place of a tuple.
+        # If the search states `auto`, the run may have any value: a resumed run states the value
+        # that it chose. JSON has a list in place of a tuple.
         accepted = ("auto", tuple(run_value) if isinstance(run_value, list) else run_value)
         if expected_value not in accepted and role_of(recipe.config_class, name).compared:
             refuse(run, f"{spelled(name)} {run_value} instead of {expected_value}")
@@ -271,7 +276,7 @@ def resolved_words(recipe: Recipe, run: RunRecord) -> list[str]:
     stated = stated_flags(run)
     resolved = {**run.flags, "mixed_precision": run.saved_config.environment.mixed_precision}
     words: list[str] = []
-    for name in vars(recipe.config_class)["__dataclass_fields__"]:
+    for name in (field.name for field in fields(recipe.config_class)):
         # The run chose the value of `auto`, and of a --dataset-config that nobody stated.
         run_chose = stated.get(name) == "auto" or (
             name == "dataset_config" and not stated.get(name)

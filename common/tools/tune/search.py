@@ -1,6 +1,6 @@
 """Runs a search: asks Optuna for values, runs one trial after another, and reports on them.
 
-A search that was killed continues with its unfinished trial.
+A search that was killed first continues its unfinished trial when it starts again.
 """
 
 import time
@@ -48,7 +48,8 @@ from common.tools.tune.study import (
 )
 from common.track.names import describe, duration
 
-# If the first trials all fail, the command is wrong, and other values will not help.
+# If this many first trials all fail, the command itself is wrong. Other values will not help, so
+# the search ends.
 FIRST_TRIALS = 3
 TRIALS_SHOWN = 5  # trials in the table at the end
 
@@ -62,7 +63,12 @@ class TrialResult(NamedTuple):
 
 
 def run_search(directory: Path, settings: SearchSettings) -> None:
-    """Run the rest of the search in `directory`, and report on the search."""
+    """Run the rest of the search in `directory`, and report on the search.
+
+    Raises:
+        UserError: the search can't begin or go on, or no trial of it finished.
+        SystemExit: with status 130, after Ctrl-C or SIGTERM.
+    """
     recipe = load_recipe(Path(settings.recipe))
     space, shared = parse_space(settings.flags, recipe)
     with (
@@ -97,7 +103,8 @@ class Search:
         """Run the remaining trials. On Ctrl-C the current trial saves itself.
 
         Raises:
-            UserError: the first trials all failed, or a trial has no result on validation data.
+            UserError: the first trials all failed, a trial has no result on validation data, or a
+                signal stopped the trial.
         """
         total = self.settings.trials
         for trial in self.trials():
@@ -110,7 +117,7 @@ class Search:
             seconds = duration(time.monotonic() - started)
             flags = command_line(trial_flags)
             say(f"{directory.name} of {total}  {flags}  {result.message}  {seconds}")
-            # The lists are equal only if there are no trials besides the first ones.
+            # The lists are equal only if the first trials all failed and there are no others.
             states = [trial.state for trial in self.study.get_trials(deepcopy=False)]
             if states == [TrialState.FAIL] * min(FIRST_TRIALS, total):
                 raise UserError(
@@ -136,7 +143,7 @@ class Search:
         config_file = self.settings.config_file
         launcher_options = ["--config_file", config_file] if config_file is not None else []
         flags = [*trial_flags, *with_defaults(self.shared)]
-        if "--keep-checkpoints" not in flags:  # many trials would fill the disk
+        if "--keep-checkpoints" not in flags:  # checkpoints of many trials could fill the disk
             flags += ["--keep-checkpoints", "1"]
         return run_command(launcher_options, self.settings.recipe, flags, directory)
 
@@ -147,27 +154,28 @@ class Search:
         were at the same epoch.
 
         Raises:
-            UserError: the trial has no validation data, or a signal stopped it.
+            UserError: the trial has no validation data, a signal stopped it, or it never evaluated.
         """
         metric_name = f"val/{self.objective.metric}"
         metric = describe(metric_name)
-        # A trial that continues has reported some evaluations before.
-        reported = set(self.study.trials[trial.number].intermediate_values)
+        # The steps of a study are hundredths of an epoch. A trial that continues has reported some
+        # evaluations before.
+        reported_steps = set(self.study.trials[trial.number].intermediate_values)
         record = None  # stays None if the run ends before it has written `config.json`
         for record in run.follow():
             self.insist_on_validation_data(trial, record)
             values = intermediate_values(record, metric_name)
-            new_steps = values.keys() - reported
+            new_steps = values.keys() - reported_steps
             for step in sorted(new_steps):
                 trial.report(values[step], step)
-            reported |= new_steps
-            # After a run's last update, pruning would save no time.
+            reported_steps |= new_steps
+            # After a run's last update, pruning would save no time, so the trial may finish.
             has_trained = record.last_step == record.saved_config.plan.total_steps
             if new_steps and run.is_running() and not has_trained and trial.should_prune():
-                last_step = max(new_steps)
+                newest_step = max(new_steps)
                 message = (
-                    f"pruned after epoch {last_step / STEPS_PER_EPOCH:.3g}, "
-                    f"{metric.label} {metric.text(values[last_step])}"
+                    f"pruned after epoch {newest_step / STEPS_PER_EPOCH:.3g}, "
+                    f"{metric.label} {metric.text(values[newest_step])}"
                 )
                 return TrialResult(TrialState.PRUNED, None, message)
         return self.result_of(trial, run, record)
@@ -237,7 +245,7 @@ def report(search: Search, recipe: Recipe) -> None:
     from common.tools.tune.plot import plot_search
 
     finished = finished_trials(search.study)
-    # The user may have removed the directories of some trials.
+    # Only trials that still have a directory count: the user may have removed some.
     ranked = [trial for trial in finished if (search.directory_of(trial) / CONFIG).is_file()]
     if not ranked:
         raise no_result_error(search, has_finished=bool(finished))

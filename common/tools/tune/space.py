@@ -31,7 +31,9 @@ def parse_space(words: Sequence[str], recipe: Recipe, least: int = 1) -> tuple[S
         The values to search, and the words that all runs share.
 
     Raises:
-        UserError: a flag is for a single run, occurs twice, or too few flags have several values.
+        UserError: a flag is for a single run or occurs twice, a range is malformed, or too few
+            flags have several values.
+        SystemExit: the recipe does not accept one of the values.
     """
     hints = typing.get_type_hints(recipe.config_class)
     space: Space = {}
@@ -45,7 +47,8 @@ def parse_space(words: Sequence[str], recipe: Recipe, least: int = 1) -> tuple[S
             )
         flag = spelled(name)
         distribution = None
-        # In the name of a file or a data set, commas and colons have no special meaning.
+        # A comma or a colon may belong to the name of a file or a data set, so flags with such
+        # names are never searched.
         may_be_searched = name in hints and role_of(recipe.config_class, name).searched
         if may_be_searched and len(values) == 1:
             distribution = parse_values(flag, values[0], number_type(hints[name]))

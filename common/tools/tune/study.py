@@ -19,7 +19,7 @@ from common.tools.tune.records import SEARCH_FILE
 from common.tools.tune.recovery import STEPS_PER_EPOCH, TrialsOnDisk, put_aside
 from common.tools.tune.space import Space
 
-STUDY = "study.db"
+STUDY = "study.db"  # the file in which Optuna keeps the study
 
 
 def open_study(directory: Path, objective: Objective, prune: bool, space: Space) -> Study:
@@ -31,7 +31,7 @@ def open_study(directory: Path, objective: Objective, prune: bool, space: Space)
     path = directory / STUDY
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     pruner: optuna.pruners.BasePruner = optuna.pruners.NopPruner()
-    if prune:  # a single epoch would be too little to judge by
+    if prune:  # after the first epoch, it is still too early to judge a trial, hence the + 1
         pruner = optuna.pruners.MedianPruner(n_warmup_steps=STEPS_PER_EPOCH + 1)
     with study_errors_for_users(path, Exception):  # Optuna fails in many ways on a damaged file
         study = optuna.create_study(
@@ -66,7 +66,8 @@ def open_study(directory: Path, objective: Objective, prune: bool, space: Space)
 def seed_sampler(study: Study, trial_count: int) -> None:
     """Seed the sampler, so that the same command tries the same values.
 
-    A search that continues must not try its first values again, so the seed depends on the trials.
+    A search that continues must not try its first values again, so the number of trials is the
+    seed.
     """
     study.sampler = optuna.samplers.TPESampler(seed=trial_count)
 
@@ -78,6 +79,9 @@ def rebuild_if_inconsistent(
 
     A study may have lost rows, or been truncated. Such a study is renamed, never overwritten. The
     values that a trial tried are those in its own `config.json`, whatever the study says.
+
+    Raises:
+        UserError: a directory is damaged or is not a trial of this search, or a file can't be used.
     """
     objective = recipe.objective
     on_disk = TrialsOnDisk.read(directory, recipe, space, with_defaults(shared))

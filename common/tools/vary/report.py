@@ -27,8 +27,8 @@ CARD_HEADING = "\n## The same with other seeds\n"
 def report(directory: Path, finished: Mapping[str, Sequence[str]], seed_count: int) -> None:
     """Show means over seeds with their standard deviations, and conclusions about the variants.
 
-    The same goes to `table.md`, with `picture.png` beside it. If a variant has several runs, the
-    model card of each run gets the means of its variant.
+    They are also written to `table.md`, and a picture to `picture.png`. If any variant has several
+    runs, the model card of each run gets the means of its variant.
 
     Args:
         directory: the folder for `table.md` and `picture.png`.
@@ -66,7 +66,7 @@ def report(directory: Path, finished: Mapping[str, Sequence[str]], seed_count: i
     write_text(directory / "table.md", text)
     if has_repetitions(comparison):
         for column, runs in enumerate(finished.values(), start=1):  # column 0 has the headings
-            # Cut off the ratio to the first variant: it says nothing in a card of one model.
+            # Cut the ratio to the first variant off: it says nothing in the card of one model.
             cells = [[row[0], row[column].partition(" (")[0]] for row in rows]
             add_to_cards(runs, "\n".join(markdown_table(cells)))
     plot_comparison(comparison, directory / "picture.png")
@@ -115,7 +115,7 @@ def warnings_within_groups(comparison: Comparison) -> list[str]:
                 str(commit)[:DIGITS_OF_DIGEST] for commit in differences["commit"]
             ]
         texts = [f"{label} {values_text(values)}" for label, values in differences.items()]
-        known_codes = {saved_code(run) for run in runs} - {()}
+        known_codes = {saved_code(run) for run in runs} - {()}  # () stands for unknown code
         if len(known_codes) > 1:
             texts.append("code of the recipe or of its library")
         if texts:
@@ -131,9 +131,9 @@ def values_text(values: Sequence[object]) -> str:
 
 
 def saved_code(run: RunRecord) -> tuple[tuple[str | None, str | None], ...]:
-    """Return the commit of each code folder of a run's last attempt, and the patch's SHA-256.
+    """Return the code of a run's last attempt: each folder's commit, and its patch's SHA-256.
 
-    The result is empty if the run did not save its code.
+    The result is empty if the run did not save its code, or if the record of it is damaged.
     """
     path = Path(run.source, ATTEMPTS)
     with suppress(UserError):

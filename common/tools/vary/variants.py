@@ -29,7 +29,7 @@ from common.tools.vary.records import read_command, write_command
 from common.tools.vary.report import report
 from common.track.names import precision_name
 
-# Names of values that say nothing without their flag.
+# What a variant's name has in place of a value that says nothing without its flag.
 NAMES_OF_VALUES = {
     "true": "{flag}",
     "false": "no-{flag}",
@@ -98,7 +98,8 @@ def run_variants(
             run_directory = variant.directory(directory, seed)
             if train_to_end(variant.command(recipe, shared, seed, run_directory), run_directory):
                 finished[variant.title].append(str(run_directory))
-    # The order is that of the variants, even if the first run of a variant failed.
+    # `finished` has the variants in the order in which their first runs finished. The report needs
+    # the order of the variants, in which the baseline comes first.
     finished_in_order = {
         variant.title: finished[variant.title] for variant in variants if finished[variant.title]
     }
