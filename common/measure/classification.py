@@ -28,6 +28,8 @@ class Classified(Evaluation):
         """Keep the figures by name, and what they were computed from.
 
         Args:
+            figures: as `ClassificationSums.result` lists them.
+            class_names: the name of each class.
             confusion: counts of all ranks, [classes, classes]: true class, then predicted class.
                 None if there are too many classes for a matrix.
             class_counts: counts of all ranks, [3, classes]: samples classified correctly,
@@ -99,6 +101,7 @@ class ClassificationSums(Sums):
 
     @property
     def has_matrix(self) -> bool:
+        """Whether the classes are few enough for a confusion matrix."""
         return len(self.class_names) <= self.MOST_CLASSES
 
     def count_classes(self, predicted: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -128,7 +131,7 @@ class ClassificationSums(Sums):
         """Return the figures over all ranks; called on all ranks.
 
         They are ``loss``, ``accuracy``, ``count`` and the further metrics given to `add`. With two
-        classes, ``f1`` is added, for the second class; with other numbers, ``macro_f1``.
+        classes, they include ``f1`` of the second class; with any other number, ``macro_f1``.
         """
         reduced = self.over_all_ranks()
         classes = len(self.class_names)

@@ -14,14 +14,16 @@ from common.models.compile import as_written
 # A function of the recipe that takes the model and a batch, and returns the loss and the outputs.
 ComputeLoss = Callable[[Any, Any], tuple[torch.Tensor, object]]
 
-REAL_SAMPLES = 4  # samples of the batch whose operations are counted, if they have no lengths
+# For samples without lengths: how many samples the batch has whose operations are counted.
+REAL_SAMPLES = 4
 
 
 class TrainingFlops(NamedTuple):
-    """The operations of a sample's forward and backward pass.
+    """The operations of a sample's forward and backward pass, in three parts.
 
     A multiplication and an addition count as two. The operations of matrix products grow with the
-    sample's tokens, those of attention with the square of its tokens; padding does not count.
+    sample's tokens, and those of attention with the square of its tokens. Padding does not count.
+    If samples have no tokens, `per_sample` has all operations.
     """
 
     per_sample: float
@@ -119,7 +121,7 @@ def own_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def stand_ins_of_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return stand-ins for a model's tensors by name, so that a pass changes nothing of the model.
+    """Return stand-ins for a model's tensors by name, so that a pass changes nothing in the model.
 
     A parameter is not copied, but its stand-in has a gradient of its own. Buffers are copied.
     """
@@ -135,9 +137,9 @@ def stand_ins_of_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def samples_of_each_length(lengths: np.ndarray) -> dict[float, torch.Tensor]:
-    """Return up to three lengths that occur, each with the number of one sample, int64 [1].
+    """Return up to three lengths, each with the number of one sample that has it, int64 [1].
 
-    The lengths are the 10 %, 50 % and 90 % quantiles.
+    The lengths are the 10 %, 50 % and 90 % quantiles of all lengths, some of which may be equal.
     """
     order = np.argsort(lengths, kind="stable")
     shares = (0.1, 0.5, 0.9)

@@ -60,7 +60,7 @@ class MachineLoad:
     """Counts the CPU time of the machine and of this rank from the start of training on.
 
     Nothing is read while training goes on. The counters are read at the start, when a checkpoint is
-    saved, and at the end. A resumed run adds up the times of its attempts, without those between.
+    saved, and at the end. A resumed run adds up its attempts, without the time between them.
     """
 
     def __init__(self) -> None:

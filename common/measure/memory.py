@@ -45,7 +45,10 @@ def memory_used(device: torch.device) -> dict[str, float]:
 
 
 def peak_memory(figures: Mapping[str, float]) -> float:
-    """Return the peak memory to show, in MiB: the device's if it keeps one, or the host's."""
+    """Return the memory to show as the peak, in MiB, from the metrics of `memory_used`.
+
+    It is the device's peak if the device keeps one, and otherwise the process's resident memory.
+    """
     return figures.get("memory/peak_allocated_mib") or figures["memory/host_rss_mib"]
 
 
@@ -232,7 +235,8 @@ class MemoryTracker:
     def __enter__(self) -> Self:
         self.outer_peaks = since_reset(self.device)
         self.is_reset = True
-        # The reset below loses these peaks for the process and for the trackers around this one.
+        # The reset below loses these peaks. So `EARLIER` keeps them, for the process as a whole and
+        # for the trackers around this one.
         earlier = EARLIER[self.device]
         earlier[:] = [higher(peak, self.outer_peaks) for peak in earlier]
         earlier.append((0, 0))
@@ -250,7 +254,8 @@ class MemoryTracker:
     def __exit__(self, *error: object) -> None:
         after = memory_now(self.device)
         highest, _ = higher(EARLIER[self.device].pop(), since_reset(self.device))
-        # If the marks could not be reset, a peak that is not higher than before may be an old one.
+        # If the marks could not be reset, a peak that is not higher than before may be an old one,
+        # so it does not count.
         is_of_this_block = self.is_reset or highest > self.outer_peaks[0]
         peak = max(self.bytes_before, after, highest if is_of_this_block else 0)
         self.peak_mib = peak / MEBIBYTE

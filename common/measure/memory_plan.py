@@ -146,7 +146,8 @@ class MemoryPlan:
         # All planned memory should be in use by now, except for the copies of a checkpoint.
         expected = self.total - self.planned.get("checkpoint", 0.0) + sum(new_parts.values())
         new_parts["workspace"] = max(0.0, self.tracker.peak_mib - expected)
-        # The longest batch has `ratio` times the tokens of the longest measured micro-batch.
+        # The longest batch has `ratio` times the tokens of the longest measured micro-batch. For a
+        # compiled model, `watched_tokens` is infinite, so the ratio is 1.
         ratio = max(1.0, self.most_tokens / max(self.watched_tokens, 1))
         for name, size in new_parts.items():
             self.planned[name] = ratio * size

@@ -41,9 +41,10 @@ from common.system.devices import has_own_memory_figures, synchronize_stream
 from common.system.machine import local_world_size, usable_cores
 from common.system.platforms import load_average
 
-LEAST_SECONDS = 2  # shorter intervals are too short to judge contention by
-SMALL_SHARE = 0.7  # share of the CPU time that threads ask for; on an idle machine, 0.9 or more
-HIGH_LOAD = 1.5  # threads that want to run, for each core
+# A warning that other programs slow the run down needs all of the following.
+LEAST_SECONDS = 2  # an interval of at least this many seconds
+SMALL_SHARE = 0.7  # less than this share of the CPU time that threads ask for; alone, they get 0.9
+HIGH_LOAD = 1.5  # at least this many threads that want to run, for each core
 # A warning needs this many log lines in a row with rising memory. As many log lines at the
 # beginning are ignored, while libraries fill their caches.
 RISES = 10
@@ -80,7 +81,8 @@ class Meters:
         self.flops: TrainingFlops | None = None
         self.peak = 0.0  # TFLOP/s of a device; 0 if unknown
         self.peak_source = ""
-        self.clocks = (time.perf_counter(), time.process_time())  # at the last log line
+        # The clock, and this process's CPU seconds, at the last log line.
+        self.clocks = (time.perf_counter(), time.process_time())
         self.is_warned = False  # whether the user was warned of other programs on the same cores
         self.memory_sizes: dict[str, deque[float]] = {}  # MiB at the last log lines, by owner
         self.owners_warned_of: set[str] = set()  # the owners whose memory kept rising
@@ -148,7 +150,8 @@ class Meters:
             own_sums = self.sums.take()
             row = self.sums.row(own_sums)
             figures, rows = self.of_all_ranks(self.stopwatch.lap(), used, row)
-            # The first column counts a rank's metrics that the ranks have not agreed on.
+            # The first column counts the metrics of a rank that are not in its row yet. If a rank
+            # has such metrics, the ranks agree on them, and gather longer rows.
             if rows[:, 0].any():
                 self.sums.agree_on_names(self.accelerator, own_sums)
                 rows = self.gather_rows(self.sums.row(own_sums))
@@ -184,8 +187,8 @@ class Meters:
 
         Returns:
             The figures, without those that a rank can't report; and the `numbers` of all ranks,
-            float64 [world_size, n]. Of each value in `used`, the figures have the maximum over
-            ranks, but of ``gpu/utilization`` the mean, and ``gpu/utilization_min``.
+            float64 [world_size, n]. A figure of `used` is the maximum over ranks. But
+            ``gpu/utilization`` is the mean, and ``gpu/utilization_min`` is added.
         """
         own_interval = [*vars(interval).values()]
         own_used = [*used.values()]
@@ -209,7 +212,10 @@ class Meters:
         return gather_numbers(self.accelerator, torch.tensor(row, dtype=torch.float64))
 
     def idle_sentence(self) -> str | None:
-        """Return advice for GPUs that were idle for much of the time; None for busy GPUs."""
+        """Return advice for GPUs that were idle for much of the time.
+
+        The result is None for busy GPUs, and if fewer than two intervals were measured.
+        """
         steady = self.utilizations[1:]  # the first interval includes compilation
         if not steady:
             return None
@@ -260,7 +266,7 @@ class Meters:
                 warn(sentence)
 
     def goodput(self) -> float:
-        """Return the share of the time since the run began that training steps took.
+        """Return the share that training steps took of the time since the run began.
 
         Compilation and warming up do not count as training steps.
         """
@@ -282,9 +288,10 @@ class Meters:
         self.load.load_state_dict(state.get("load", {}))
 
     def load_from_ranks(self, states: Sequence[MetersState]) -> None:
-        """Restore the sums of a run with another number of ranks, but not their times.
+        """Restore the sums and the clock of a run that had another number of ranks.
 
-        The speed of another number of ranks would distort this run's figures.
+        Its training times are not restored: the speed of other ranks would distort this run's
+        figures.
         """
         self.clock.load_state_dict(states[0].get("clock", {}))
         # One rank takes all sums, because a log line adds them up over the ranks.
@@ -313,7 +320,11 @@ def contention_sentence(
     from other ranks or loader workers. Both together mean that threads wait for a core.
 
     Args:
-        cpu_seconds: the CPU time of all threads of the process.
+        wall_seconds: the time of the interval.
+        cpu_seconds: the CPU time of all threads of the process in this time.
+        threads: the threads with which torch computes.
+        cores: the cores that the process may use.
+        load: the system's load average.
     """
     share = cpu_seconds / max(wall_seconds * threads, 1e-9)
     if wall_seconds < LEAST_SECONDS or load < HIGH_LOAD * cores or share >= SMALL_SHARE:

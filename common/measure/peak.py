@@ -34,7 +34,7 @@ PEAK_TFLOPS = {
     "V100": (125.0, 15.7, 15.7),
     "T4": (65.0, 8.1, 8.1),
 }
-# Words in a device's name that mean that the chip is not the one in the table, or is a slice of it.
+# Words in a device's name for a chip that only resembles the one in the table, or is a slice of it.
 VARIANT = re.compile(r"\b(Ti|D|SUPER|Laptop|Max-Q|MIG)\b")
 
 # The sizes of the square matrices that measure a rate, in rows.
@@ -42,7 +42,7 @@ SMALLEST_PRODUCT = 512
 LARGEST_PRODUCT = 8192
 LONG_PRODUCT_SECONDS = 0.03  # a product that takes this long keeps the device busy
 
-UTILIZATION = 1  # NVML_GPU_UTILIZATION_SAMPLES
+UTILIZATION = 1  # NVML's number for samples of the utilisation, NVML_GPU_UTILIZATION_SAMPLES
 SAMPLED_EVERY = 5  # seconds; the driver keeps its samples for longer
 
 

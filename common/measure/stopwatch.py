@@ -57,8 +57,8 @@ class Stopwatch:
     clock: Callable[[], float] = time.perf_counter
     energy: Callable[[], float] = lambda: 0.0  # returns the energy drawn so far, in joules
     total: Interval = field(default_factory=Interval)  # all updates, up to the last stop
-    first: Interval = field(default_factory=Interval)  # `total` after the first updates
-    marked: Interval = field(default_factory=Interval)  # `total` at the last lap
+    first: Interval = field(default_factory=Interval)  # a copy of `total` after the first updates
+    marked: Interval = field(default_factory=Interval)  # a copy of `total` at the last lap
     started: tuple[float, float] | None = None  # energy and clock at the start; None if stopped
 
     def start(self) -> None:
@@ -100,15 +100,14 @@ class Stopwatch:
         total.wait_seconds += wait_seconds
         total.updates += is_update
         if is_update and total.updates == FIRST_UPDATES:
-            # Stopping adds the time until now to `total`.
+            # Stopping adds the time until now to `total`, so that the copy includes it.
             with self.stopped():
                 self.first = replace(total)
 
     def lap(self) -> Interval:
         """Return the time and work since the last lap.
 
-        If the first updates ended within the lap, it leaves them out. A lap that has no other
-        updates counts them.
+        A lap in which the first updates ended leaves them out, unless it has no other updates.
         """
         with self.stopped():
             first_ended = self.marked.updates < FIRST_UPDATES < self.total.updates

@@ -24,10 +24,10 @@ Totals = dict[str, torch.Tensor]
 # A function that computes figures from totals, which are float64 on the host and include "count".
 Finish = Callable[[Totals], Mapping[str, Measured]]
 
-# A figure counts as halved if its ratio is one half up to this relative error. The loss may be
-# computed in bf16, which is less exact.
-HALVED = {"loss": 0.01}
-HALVED_OTHERS = 0.001
+# A figure counts as halved if its ratio is one half up to this relative error. The loss may have a
+# larger error, because it may be computed in bf16, which is less exact.
+HALVED_ERROR_OF_LOSS = 0.01
+HALVED_ERROR = 0.001
 
 
 @dataclass
@@ -88,7 +88,7 @@ def is_halved(name: str, value_before: Measured, value_after: Measured) -> bool:
     if name == "count" or before.numel() != 1 or not float(before):
         return False
     relative_error = abs(float(after / before) / 0.5 - 1)
-    return relative_error <= HALVED.get(name, HALVED_OTHERS)
+    return relative_error <= (HALVED_ERROR_OF_LOSS if name == "loss" else HALVED_ERROR)
 
 
 @dataclass
@@ -223,7 +223,8 @@ class Sums:
         for name, elements in self.elements.items():
             local_sums["elements", name] = elements
         sums = sum_over_ranks(self.accelerator, local_sums)
-        # If a recipe called both `add` and `record`, each method counted all samples.
+        # If a recipe called both `add` and `record`, each method counted all samples. So one of the
+        # two counts is taken, and not their sum.
         count = sums["count", "added"] or sums["count", "recorded"]
         totals = {"count": count}
         means = {}
@@ -292,6 +293,9 @@ def of_all_ranks(accelerator: Accelerator, figures: Mapping[str, Measured]) -> E
 
     A recipe's evaluation may return the result of `Sums`, which is already the same on all ranks,
     or a plain dict. The figures of a dict are averaged over the ranks that have them.
+
+    Raises:
+        UserError: a figure is not a single number.
     """
     values = {name: figure(name, value) for name, value in figures.items()}
     if isinstance(figures, Evaluation) or accelerator.num_processes == 1:

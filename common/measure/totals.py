@@ -100,7 +100,7 @@ def normalised(high: torch.Tensor, low: torch.Tensor) -> PairTotal:
 
 
 def total_with(total: AnyTotal, before: AnyTotal | None) -> AnyTotal:
-    """Return the sum of a total and an earlier total; None: there is none."""
+    """Return the sum of a total and an earlier total, or `total` if there is no earlier one."""
     return total if before is None else before + total  # type: ignore[operator, return-value]
 
 
@@ -157,7 +157,8 @@ def on_host(totals: Mapping[Key, Total | float]) -> dict[Key, torch.Tensor]:
     values: dict[Key, torch.Tensor] = {}
     pairs: dict[Key, PairTotal] = {}
     for key, total in totals.items():
-        # Such a tensor travels to the host with the pairs, so that there is only one wait.
+        # On a device without float64, a plain tensor becomes a pair, too. All pairs travel to the
+        # host together, so that there is only one wait.
         if isinstance(total, torch.Tensor) and not devices.has_float64(total.device):
             total = PairTotal.of(total)
         if isinstance(total, PairTotal):

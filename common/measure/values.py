@@ -16,7 +16,7 @@ Metrics = Mapping[str, Measured]  # values of any shape, by name
 
 
 def measured_value(name: str, value: Measured, caller: str) -> Value:
-    """Return a value that a recipe measured in one of two forms: a detached tensor, or a float.
+    """Return a recipe's value as a detached tensor, or as a float if it is a plain number.
 
     Args:
         name: the name of the loss, metric or total, for a message.
@@ -24,7 +24,7 @@ def measured_value(name: str, value: Measured, caller: str) -> Value:
         caller: the function that the recipe called, for a message.
 
     Raises:
-        UserError: the value is not of real numbers, such as a string, None or a complex tensor.
+        UserError: the value does not consist of real numbers: for example a string, or None.
     """
     if isinstance(value, torch.Tensor):
         if value.is_complex():
@@ -63,7 +63,11 @@ def refuse_another_loss(loss: Value, metric: Value, caller: str) -> None:
 
 
 def figure(name: str, value: Measured) -> float:
-    """Return a figure of an evaluation as a float; a `UserError` if it is not a single number."""
+    """Return a figure of an evaluation as a float.
+
+    Raises:
+        UserError: the value is not a single number.
+    """
     shape = tuple(value.shape) if isinstance(value, (torch.Tensor, np.ndarray)) else None
     if shape is None or math.prod(shape) == 1:
         try:

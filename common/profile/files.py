@@ -39,10 +39,11 @@ def write_profile(
         profile: the finished profile.
         device: the device of the training.
         before: the bytes that tensors on the device took before the profile began.
-        by_shape: whether operations on inputs of other shapes are counted apart.
+        by_shape: whether the tables have a row for each operation and shape of inputs, and not one
+            for each operation.
 
     Returns:
-        The three slowest operations, each with its share of the time of all operations.
+        A text for each of the three slowest operations, with its share of all operations' time.
     """
     folder.mkdir(parents=True, exist_ok=True)
     profile.export_chrome_trace(str(folder / TRACE))
@@ -62,9 +63,9 @@ def write_profile(
 
 
 def slowest_operations(rows: "list[FunctionEventAvg]", sort_key: str, by_shape: bool) -> list[str]:
-    """Return the names, shapes (if known) and shares of time of the three slowest operations.
+    """Return a text for each of the three slowest operations: name, shapes if known, share of time.
 
-    Kernels are not listed: the operations that launched them have their time.
+    Kernels are not listed, because their time counts in the operations that launched them.
 
     Args:
         rows: the rows of the profiler's table, the slowest first.

@@ -62,7 +62,7 @@ class Phases:
             if self.has_nvtx:
                 torch.cuda.nvtx.range_pop()
         now: Any = time.perf_counter()
-        if self.times_device:  # the device may be far behind the host
+        if self.times_device:  # the device may be far behind the host, whose clock misleads then
             now = recorded_event(self.device)
         self.starts.append((phase, now))
         if phase is not None:

@@ -49,15 +49,18 @@ def choose_window(first: int, total: int, interrupts: Callable[[int], bool]) -> 
         interrupts: whether an evaluation or a save follows an update.
 
     Returns:
-        The longest window that fits, or None if too few updates remain.
+        The longest window without an evaluation or a save; else the shortest and earliest window;
+        or None if too few updates remain for it.
     """
     for size in (10, 5, 2, 1):  # updates that are timed, and again as many that are profiled
         warm_up_size = 2 if size > 1 else 1
         earliest = FIRST_UPDATES + size
-        # The window must end with the run. A search over more updates would take too long.
+        # The window ends no later than the run. A search over more than 10,000 updates would take
+        # too long.
         latest = min(total - first - warm_up_size - size, earliest + 10_000)
         for start in range(earliest, latest + 1):
             window = Window(start, start + warm_up_size, start + warm_up_size + size)
+            # What follows the last update of the window does not disturb it, so `end` is left out.
             if not any(interrupts(first + n) for n in range(start + 1, window.end)):
                 return window
     # No window is free of evaluations and saves. Take the shortest window, in spite of them.
@@ -236,7 +239,8 @@ class Profiler:
                 profile.step()
             yield from updates  # waits for the last update, whose time ends with the device's work
             synchronize_stream(device)
-            # Profiled updates are slower, unless other programs slowed the timed updates down.
+            # Profiled updates are slower, unless other programs slowed the timed updates down. So
+            # the report gets the shorter of the two times.
             profiled_seconds = (time.perf_counter() - start) / recorded_updates
             profile.step()
             by_shape = self.config.profile_shapes

@@ -15,7 +15,10 @@ FALSE_WORDS = ("0", "false", "no", "off", "n", "f")
 
 
 def count_of(name: str, default: int) -> int:
-    """Return an integer from the environment, or the default if it is malformed; not validated."""
+    """Return an integer from the environment, or the default if it is missing or malformed.
+
+    Its range is not checked.
+    """
     try:
         return int(os.environ.get(name, default))
     except ValueError:
@@ -46,8 +49,8 @@ def several_machines() -> bool:
 def name_interface() -> None:
     """Set GLOO_SOCKET_IFNAME to the network interface that leads to the first machine.
 
-    Gloo might choose the loopback otherwise, over which other machines can't be reached. A value
-    that the user has set stays.
+    Otherwise gloo might choose the loopback, over which other machines can't be reached. A job on
+    one machine needs no interface. A value that the user has set stays.
     """
     import psutil
 
@@ -66,12 +69,16 @@ def name_interface() -> None:
 def cpu_threads(requested: int | None = None) -> int:
     """Return how many threads this process should use.
 
-    The number is `requested` (`--num-threads`), or else the user's OMP_NUM_THREADS, or else this
-    process's share of the usable cores. A value of 1 is not taken for the user's, because
-    ``accelerate launch`` exports it by default, which would leave all cores but one idle. With a
-    file for the CPU it exports all cores of the machine, so a value is limited to the usable cores.
+    The number is `requested` (`--num-threads`), or else OMP_NUM_THREADS, or else this process's
+    share of the usable cores. OMP_NUM_THREADS may be from ``accelerate launch`` and not from the
+    user, so it does not always count:
+
+    - By default the launcher exports 1, which would leave all cores but one idle. So 1 is ignored.
+    - With a configuration file for CPUs, the launcher exports the number of all cores of the
+      machine. So the value is limited to the usable cores.
     """
-    exported = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]  # OpenMP takes 4,2 as well
+    # OpenMP also takes a list, such as 4,2: a number for each level of nested threads.
+    exported = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
     if requested is None and exported.isdigit() and int(exported) > 1:
         requested = min(int(exported), usable_cores())
     return requested or max(1, usable_cores() // local_world_size())
@@ -85,8 +92,9 @@ def processor_name() -> str:
 def processor_kind(capability: str) -> str:
     """Return the processor's name, family, model and best instructions.
 
-    A virtual machine may hide the exact name: quite different processors are all called "AMD EPYC".
-    An example is "AMD EPYC, family 25, model 1, AVX2". Family and model are known on Linux only.
+    An example is "AMD EPYC, family 25, model 1, AVX2". The name alone is not enough, because a
+    virtual machine may hide the exact one: quite different processors are then called "AMD EPYC".
+    Family and model are known on Linux only.
 
     Args:
         capability: the instructions that torch's kernels use, such as "AVX2" or "AVX512".
@@ -104,7 +112,7 @@ def processor_kind(capability: str) -> str:
 
 
 def cpu_info() -> dict[str, str]:
-    """Return the names and values that Linux lists for the first processor; else empty."""
+    """Return the names and values that Linux lists for the first processor; empty elsewhere."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:

@@ -39,7 +39,7 @@ NAMES_OF_STOP_SIGNALS = ("SIGTERM", "SIGUSR1", "SIGINT", "SIGHUP", "SIGBREAK")
 
 
 def signals_named(names: Iterable[str]) -> dict[int, str]:
-    """Return the signals that this system has, as names by number."""
+    """Return the names of those signals that this system has, by number."""
     numbers = {name: getattr(signal, name, None) for name in names}
     return {int(number): name for name, number in numbers.items() if number is not None}
 
@@ -96,7 +96,8 @@ def starting_process() -> "psutil.Process":
 
     try:
         parent = psutil.Process(os.getppid())
-        # In a virtual environment on Windows, python.exe starts the real interpreter and waits.
+        # In a virtual environment on Windows, python.exe starts the real interpreter and waits. So
+        # the process that started python.exe is one level further up.
         is_redirected = IS_WINDOWS and sys.executable != getattr(sys, "_base_executable", None)
         return (parent.parent() if is_redirected else parent) or psutil.Process()
     except psutil.NoSuchProcess:
@@ -133,9 +134,9 @@ def start_in_own_group(*, ends_with_parent: bool = False) -> ProcessGroupArgumen
     """Return arguments of `subprocess.Popen` for a process that gets no Ctrl-C of the terminal.
 
     Args:
-        ends_with_parent: whether the kernel asks the process to stop when its parent ends. On
-            systems whose kernel can't, a recipe with the variables of `watch_for_parent` watches
-            itself.
+        ends_with_parent: whether the kernel asks the process to stop when its parent ends. Only
+            Linux can do so. Elsewhere, a recipe watches its parent itself if its environment has
+            the variables of `watch_for_parent`.
     """
     if IS_WINDOWS:
         return {"creationflags": getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)}
@@ -146,7 +147,7 @@ def start_in_own_group(*, ends_with_parent: bool = False) -> ProcessGroupArgumen
 
 
 def fork() -> int:
-    """Return 0 in the fork, and the fork's process id in this process. Linux alone uses it."""
+    """Fork this process; return 0 in the fork, and its process id here. Only used on Linux."""
     return os.fork()
 
 
@@ -161,6 +162,7 @@ def watch_for_parent() -> dict[str, str]:
 
 
 def ask_to_stop_with_parent() -> None:
+    """Have this process get SIGTERM when its parent ends."""
     signal_when_parent_ends(signal.SIGTERM)
 
 
@@ -194,8 +196,9 @@ def load_average() -> float:
 def worker_start_method() -> str:
     """Return the method of `multiprocessing` that starts the loader's workers.
 
-    A fork starts at once and shares the data. Only Linux allows it in a process with threads. From
-    Python 3.14 on, it is no longer Linux's default. A method that the program has set is kept.
+    A fork starts at once and shares the data. Only Linux allows it in a process with threads. It is
+    named here, because Linux's default is another method from Python 3.14 on. A method that the
+    program has set is kept.
     """
     method = multiprocessing.get_start_method(allow_none=True)
     if method is not None:
@@ -207,9 +210,9 @@ def worker_start_method() -> str:
 def stop_signals_held_back() -> Iterator[None]:
     """Delay signals that ask this process to stop; processes started meanwhile never get them.
 
-    Use it while worker processes are started: they inherit the block, and keep it. A spawned
-    process takes seconds until its own code can ignore a Ctrl-C. Before that, a Ctrl-C would end it
-    with a traceback. A fork has its parent's handlers and needs no delay.
+    Use it while worker processes are started: they inherit the blocked signals, and keep them
+    blocked. A spawned process takes seconds until its own code can ignore a Ctrl-C. Before that, a
+    Ctrl-C would end it with a traceback. A fork has its parent's handlers and needs no delay.
     """
     if worker_start_method() == "fork" or not hasattr(signal, "pthread_sigmask"):
         yield
@@ -266,7 +269,8 @@ CAN_SYNC_FOLDERS = hasattr(os, "O_DIRECTORY")
 # Windows only syncs files that are open for writing.
 SYNC_MODE = os.O_RDWR if IS_WINDOWS else os.O_RDONLY
 # Whether a file can be renamed, replaced and removed while a process has it open. Windows refuses
-# this, and a virus scanner or an indexer opens a new file for a moment.
+# this, and there a virus scanner or an indexer opens each new file for a moment. So on Windows, a
+# refused rename is tried again for the seconds below.
 CAN_MOVE_OPEN_FILES = not IS_WINDOWS
 MOVE_PATIENCE_SECONDS = 5.0
 
@@ -343,7 +347,10 @@ def is_unlocked(lock_file: Path) -> bool:
 
 
 def can_take_lock(lock_file: Path) -> bool:
-    """`is_unlocked` for Windows, where a lock can only be tested by taking it."""
+    """Whether a lock file exists and no process holds its lock, for Windows.
+
+    Windows has no other test than taking the lock. It is released again at once.
+    """
     from filelock import FileLock, Timeout
 
     if not lock_file.is_file():

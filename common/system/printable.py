@@ -12,8 +12,8 @@ MOST_ITEMS = 5  # items of a list that a sentence repeats
 UNSAFE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
-# What is printed in place of a symbol by an output that has no such character: a Windows pipe has
-# 250 letters and signs, and an ASCII terminal fewer.
+# What an output prints in place of a symbol that its encoding lacks. The encoding of a Windows pipe
+# has about 250 characters, and that of an ASCII terminal has fewer.
 LOOKALIKES = {
     "×": "x",
     "→": "->",
@@ -69,7 +69,7 @@ def printable(text: str) -> str:
 
 
 def has_secret(text: str) -> bool:
-    """Whether a text has a token, or an address with a user's name or password."""
+    """Whether a text contains a token, or an address that contains a user's name or password."""
     return SECRET_OF_ADDRESS.search(text) is not None or TOKEN.search(text) is not None
 
 
@@ -117,7 +117,8 @@ def look_alike(error: UnicodeError) -> tuple[str, int]:
         The text to write instead, and the position at which the encoder goes on.
 
     Raises:
-        UnicodeError: `error` itself, if it is from reading: there is nothing to replace then.
+        UnicodeError: `error` itself, if it is not from encoding, because then no character is there
+            to be replaced.
     """
     if not isinstance(error, UnicodeEncodeError):
         raise error

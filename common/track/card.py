@@ -41,7 +41,7 @@ def model_card(
     name = description["name"]
     environment = run.environment
     task = next((task for fact, task in TASKS.items() if fact in description), None)
-    sizes = ", ".join(f"{split} {size:,}" for split, size in run.data.sizes.items())
+    sizes = ", ".join(f"{split_name} {size:,}" for split_name, size in run.data.sizes.items())
     versions = ", ".join(
         f"{package} {version}" for package, version in environment.versions.items()
     )
@@ -63,7 +63,7 @@ def model_card(
 
 
 def metrics_of_split(split: Split, summary: Facts) -> list[str]:
-    """Return the names of the split's metrics that have a chart, which its sample count has not."""
+    """Return the names of the split's metrics that have a chart: all but the number of samples."""
     prefix = f"{PREFIXES[split]}/"
     return [name for name in summary if name.startswith(prefix) and describe(name).panel]
 
@@ -80,7 +80,8 @@ def card_metadata(
     from huggingface_hub import EvalResult, ModelCardData
 
     location = data.name if data.source is None else data.source.location
-    # The path of a local folder is private. A Hub id is not, and it is a relative path.
+    # The path of a local folder is absolute, and private. So the card has the data's name instead.
+    # The location of a data set on the Hub is its id.
     dataset_id = data.name if Path(location).is_absolute() else str(Path(location))
     results = [
         EvalResult(
@@ -121,7 +122,7 @@ def result_rows(split: Split, summary: Facts) -> list[tuple[str, str]]:
 
 
 def flags_given(config: TrainingConfig, given: Flags, all_of_them: bool = False) -> str:
-    """Return a run's flags as on a command line, without flags at their defaults.
+    """Return a run's flags as on a command line, without flags at their defaults; else "none".
 
     Args:
         config: the recipe's flags, for their names, defaults and roles.
@@ -147,6 +148,6 @@ def flags_given(config: TrainingConfig, given: Flags, all_of_them: bool = False)
 
 def without_folder(text: str) -> str:
     """Return the last name of a local path; any other text, such as a Hub id, stays whole."""
-    # A path of another machine, or a path that is gone by now, shows by its beginning.
+    # A path of another machine, or one that is gone by now, is recognised by its beginning.
     is_local_path = text.startswith((".", "~", "/", "runs")) or Path(text).exists()
     return Path(text).name if is_local_path and "/" in text else text

@@ -23,7 +23,7 @@ PACKAGES = ("torch", "accelerate", "transformers", "datasets", "wandb", "numpy")
 
 
 def given_of_first_start(given: Flags, earlier_config: RunConfig | None) -> Flags:
-    """Return the flags as the run's first start stated them, without those that are gone since.
+    """Return the flags as the run's first start stated them, without flags that no longer exist.
 
     Args:
         given: the flags of this start, before anything resolved `auto`.
@@ -46,10 +46,13 @@ def wandb_run_id_of(earlier_config: RunConfig | None) -> str:
 
 
 def compared_otherwise(config: TrainingConfig) -> dict[str, bool]:
-    """Return whether to compare each flag whose role the recipe changed in this respect.
+    """Return the flags for which the recipe decides otherwise than `TrainingConfig` on comparing.
 
-    `recipes compare` reads the answers from `config.json`, because it does not import recipes. For
-    all other flags it asks `TrainingConfig`.
+    `recipes compare` compares runs by some flags and not by others. It reads these decisions from
+    `config.json`, because it does not import recipes. For all other flags it asks `TrainingConfig`.
+
+    Returns:
+        For each such flag, whether runs are compared by it.
     """
     changed: dict[str, bool] = {}
     for field in fields(config):

@@ -34,7 +34,7 @@ class LogState(TypedDict):
 
 
 class PrintedEvaluation(NamedTuple):
-    """The values by which printed evaluations differ."""
+    """What identifies an evaluation, so that none is printed twice."""
 
     split: Split
     step: float
@@ -73,7 +73,7 @@ class Log:
         self.position: Callable[[], Mapping[str, float]] = dict
         self.pending: dict[str, float] = {}  # the row of the present step, not yet written
         self.latest: dict[str, float] = {}  # the latest value of each figure
-        self.printed_evaluations: set[PrintedEvaluation] = set()  # no evaluation is printed twice
+        self.printed_evaluations: set[PrintedEvaluation] = set()
 
     def start(
         self,
@@ -147,9 +147,9 @@ class Log:
         Args:
             values: the figures of the evaluation, as `checked` returns them.
             is_best: whether the evaluation is the best on validation data so far.
-            position: the position of the evaluated model, if it is from an earlier step. The
-                figures of such a model are not added to a row that already has figures of the last
-                model on the same split. None: the model is from the present step.
+            position: the position of the evaluated model; None if it is from the present step. The
+                figures of a model from an earlier step are not added to a row that already has
+                figures of the present model on the same split.
         """
         present = self.position()
         model_position = position or present
@@ -165,7 +165,7 @@ class Log:
             self.add(full_names)
 
     def checked(self, figures: Facts) -> Evaluation:
-        """Return the figures of all ranks.
+        """Return an evaluation's figures over all ranks; called on all ranks.
 
         Raises:
             UserError: `figures` is not a dict of figures by name, or lacks the objective.

@@ -15,7 +15,7 @@ from common.tables import print_facts
 from common.track.names import METRICS, RATE, STEP, Facts, describe, precision_name
 from common.track.trackers.tracker import Command
 
-# The rows of the final table that describe the whole run, not one split.
+# The metrics of the whole run, and not of one split, that have rows in the final table.
 WHOLE_RUN_METRICS = (
     "time/total_seconds",
     "time/train_seconds",
@@ -75,11 +75,12 @@ def training_lines(run: RunConfig) -> list[str]:
 
 
 def rate_lines(run: RunConfig) -> list[str]:
-    """Return the line on how the learning rate relates to the effective batch size.
+    """Return the line on how the learning rate relates to the effective batch size, if any.
 
-    Several processes make the batch larger. If the rate was scaled, the line shows how. Otherwise
-    the line names the flags that would compensate. The list is empty for a single process with an
-    unscaled rate, and if the recipe sets its own rates.
+    If the rate was scaled, the line shows how; but there is no line if the recipe sets its own
+    rates. If it was not scaled, several processes make the batch larger at the same rate, and the
+    line names the flags that would compensate. One process needs no such line, and neither does a
+    run with `--effective-batch-size`.
     """
     plan = run.plan
     world_size = run.environment.world_size

@@ -80,7 +80,9 @@ def build_accelerator(
 
 
 def choose_device() -> ChosenDevice:
-    """Return whether the CPU trains, and have Accelerate use the same type of device.
+    """Return the type of device that trains, and have Accelerate use an accelerator of that type.
+
+    The CPU trains if it is asked for, or if there is no accelerator.
 
     Raises:
         UserError: this machine has fewer accelerators than processes.
@@ -98,8 +100,8 @@ def make_accelerator(
     device: ChosenDevice,
     precision: Precision,
 ) -> ShardingAccelerator:
-    """Construct the Accelerator, which has the processes of the job find each other."""
-    # Accelerate 1.15 only knows the old name, about which torch 2.13 warns.
+    """Construct the Accelerator; its constructor connects the processes of the job."""
+    # Accelerate 1.15 knows only the old name of this option of DDP, about which torch 2.13 warns.
     warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")
     name_interface()
     process_group = utils.InitProcessGroupKwargs(
@@ -111,24 +113,26 @@ def make_accelerator(
     accelerator = ShardingAccelerator(
         cpu=device.is_cpu,
         mixed_precision=precision if is_set_by_accelerate else "no",
-        # The scheduler makes one step per update on any number of processes, not one per process.
+        # With this, the scheduler makes one step per update on any number of processes. By default
+        # it would make one per process.
         dataloader_config=utils.DataLoaderConfiguration(split_batches=True),
         kwargs_handlers=[process_group, options],
     )
-    # If the constructor got this number, a variable of the environment would override it.
+    # This is set here, because the environment variable ACCELERATE_GRADIENT_ACCUMULATION_STEPS
+    # would override an argument of the constructor.
     accelerator.gradient_accumulation_steps = config.gradient_accumulation_steps
     return accelerator
 
 
 def shard(accelerator: ShardingAccelerator, config: TrainingConfig) -> None:
-    """Have the ranks share the weights, as the launcher asks for with FSDP.
+    """Have the Accelerator shard networks over the ranks, because the launcher asks for FSDP.
 
     Raises:
         UserError: `--auto-batch-size` is set.
     """
     if config.auto_batch_size:
         advice = "pass --no-auto-batch-size, and --batch-size N"
-        if config.resume is not None:  # it keeps the flag
+        if config.resume is not None:  # a resumed run keeps the flag
             advice = "resume this run without FSDP, or start a new run without --auto-batch-size"
         raise UserError(
             "--auto-batch-size can't be used with a sharded model, because each process tries "
@@ -146,7 +150,7 @@ def prepare_cpu(config: TrainingConfig, precision: Precision) -> None:
     """
     if config.gradient_compression == "bf16":
         advice = "pass --gradient-compression fp16, or leave the flag out"
-        if config.resume is not None:  # it keeps the compression
+        if config.resume is not None:  # a resumed run keeps the flag
             advice = "resume this run on GPUs, or start a new run without this flag"
         raise UserError("--gradient-compression bf16 can't be used on a CPU", advice=advice)
     warn_of_slow_bf16(precision, config.resume is not None)
@@ -155,25 +159,27 @@ def prepare_cpu(config: TrainingConfig, precision: Precision) -> None:
 
 
 def quicken_updates() -> None:
-    """Cache two things that Accelerate looks up in each update, which takes 120 µs.
+    """Cache two results that Accelerate would find anew in each update, in 120 µs.
 
     The first is whether the package of the optimizer Lomo is installed (90 µs). The second is the
-    signature of `zero_grad` (30 µs), which never changes.
+    signature of `zero_grad` (30 µs). Neither changes during a run.
     """
     optimizer_module: Any = accelerate.optimizer
     optimizer_module.is_lomo_available = functools.cache(utils.is_lomo_available)
     zero_grad: Any = torch.optim.Optimizer.zero_grad
-    # `inspect.signature` works the signature out only if a function lacks `__signature__`.
+    # Without `__signature__`, `inspect.signature` would work the signature out in each call.
     zero_grad.__signature__ = inspect.signature(zero_grad)
 
 
 def name_device_for_accelerate() -> bool:
     """Have Accelerate use this process's accelerator; return whether Accelerate knows its type.
 
-    Accelerate would use the CPU in place of a type that it does not know.
+    Accelerate would use the CPU in place of a type that it does not know, unless a variable of the
+    environment names the type. This function sets the variable.
     """
     device = default_device()
-    accelerate_default: Any = PartialState.default_device  # a property that ignores its instance
+    # This property ignores its instance, so it can be asked before there is an instance.
+    accelerate_default: Any = PartialState.default_device
     if accelerate_default.fget(None).type == device.type:
         return True
     os.environ.setdefault("ACCELERATE_TORCH_DEVICE", device.type)

@@ -19,9 +19,11 @@ OPTIONS = {
     for field in dataclasses.fields(utils.DistributedDataParallelKwargs)
     if not field.name.startswith("comm_")
 }
+# Parts of torch's messages about registered parameters that got no gradient.
 UNFINISHED_REDUCTION = "Expected to have finished reduction"
 NO_GRADIENT = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
-# Each forward pass reads this attribute of all parameters. `map` runs an attrgetter in C.
+# Each forward pass reads this attribute of all parameters. `map` runs an attrgetter in C, which
+# takes less time than a loop in Python.
 read_requires_grad = attrgetter("requires_grad")
 
 
@@ -108,10 +110,10 @@ class FreezableDDP(DistributedDataParallel):
         self.has_accumulated = False
 
     def forward(self, *inputs: object, **named_inputs: object) -> object:
-        """Run the network, after registering layers that were frozen or unfrozen since.
+        """Register layers that were frozen or unfrozen since the last call, and run the network.
 
-        Under accumulation, layers are registered before the last micro-batch of an update. DDP
-        averages gradients only in that micro-batch.
+        Under accumulation, layers are registered only before the last micro-batch of an update,
+        because DDP averages gradients only in that micro-batch.
 
         Raises:
             TrainingError: the last update's loss did not depend on a registered parameter.
@@ -132,15 +134,18 @@ class FreezableDDP(DistributedDataParallel):
             raise self.unused_error(str(problem)) from None
 
     def register_trainable(self) -> list[bool]:
-        """Register the parameters that require gradients; return for every parameter if it does.
+        """Register the parameters that require gradients.
 
-        If no parameter does, DDP keeps its registered ones: a recipe may freeze a network for a
-        moment.
+        If no parameter requires gradients, the registered ones stay: a recipe may freeze a network
+        for a moment.
+
+        Returns:
+            For each parameter, whether it requires gradients.
         """
         trainable = [*map(read_requires_grad, self.all_parameters)]
         if self.has_accumulated:
-            # A layer may have got gradients in this update before it was frozen. DDP would no
-            # longer average them.
+            # A layer may have got gradients in this update before it was frozen. DDP will not
+            # average them, so they are averaged here.
             states = zip(self.all_parameters, trainable, strict=True)
             average_gradients([parameter for parameter, is_trainable in states if not is_trainable])
             self.has_accumulated = False
@@ -158,7 +163,8 @@ class FreezableDDP(DistributedDataParallel):
         self._ddp_init_helper(parameters, expect_sparse, names, self.static_graph)
         if self.static_graph:
             self.reducer._set_static_graph()
-        # The new reducer has no hook yet. The list has the hooks of the old reducer.
+        # The new reducer has no communication hook yet, and this list has those of the old one. So
+        # the list is emptied, and the hook is registered again.
         self._comm_hooks = []
         self.handler.register_comm_hook(self)
 
@@ -188,7 +194,8 @@ class FreezableDDP(DistributedDataParallel):
 def average_gradients(parameters: list[nn.Parameter]) -> None:
     """Average the parameters' gradients over all ranks, in one collective for each dtype.
 
-    It serves the parameters that DDP has not registered, and whose gradients it does not average.
+    Use this for parameters that DDP has not registered, because DDP does not average their
+    gradients.
     """
     by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
     for parameter in parameters:

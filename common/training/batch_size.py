@@ -58,11 +58,11 @@ def fit_batch_size(
 ) -> tuple[int, int]:
     """Choose the fastest micro-batch that divides the update and fits into memory on all ranks.
 
-    The requested size stays, unless it does not fit or a larger size is clearly faster. The
-    Accelerator and the loaders take a new size at once, and the caller resolves the flags. Each
-    rank tries sizes on the bare model, without communication, so that no rank waits for one that
-    ran out of memory. This prints all sizes that were tried, and the flags that are fastest even if
-    they change the updates.
+    The requested size stays, unless it does not fit or a larger size is clearly faster. A new size
+    is set here in the Accelerator and the loaders; the caller sets it in the flags. Each rank tries
+    sizes on the bare model, without communication, so that no rank waits for one that ran out of
+    memory. All sizes that were tried are printed. So are the fastest flags, even if they change the
+    updates.
 
     Args:
         try_size: a function that times a micro-batch size on this rank.
@@ -100,11 +100,11 @@ def fit_batch_size(
 def choose_size(
     rates: Mapping[int, float], config: TrainingConfig, loaders: Mapping[str, Loader]
 ) -> int:
-    """Return the fastest size with the same updates; print a faster size that changes the updates.
+    """Return the fastest size that keeps the updates; print the flags of the fastest size of all.
 
     Args:
-        rates: samples a second, by size. A rate is 0 if the size does not fit, -1 if a rank did not
-            try it, and infinite if no rank did.
+        rates: samples/s by size, the lowest of all ranks. A rate is 0 if the size does not fit, -1
+            if a rank did not try this large size, and infinite if no rank tried this small size.
         config: the flags.
         loaders: the run's loaders, by split.
 
@@ -151,7 +151,7 @@ def show_trials(rates: Mapping[int, float], peaks: Mapping[int, float]) -> None:
     """Print a table of the sizes that were tried, with their speed if they fit into memory."""
     rows = [["batch", "peak, MiB", "samples/s"]]
     for size, rate in rates.items():
-        if 0 <= rate < math.inf:
+        if 0 <= rate < math.inf:  # other rates are no results of trials; see `UNTRIED_SMALLER`
             speed = f"{rate:,.0f}" if rate > 0 else "does not fit"
             rows.append([f"{size:,}", f"{peaks[size]:,.0f}", speed])
     if is_main_rank():
@@ -187,7 +187,10 @@ class CollectiveFinder(TorchDispatchMode):
         args: tuple[object, ...] = (),
         kwargs: dict[str, object] | None = None,
     ) -> object:
-        """Run an operation of torch's; torch calls this for each operation within the block."""
+        """Run an operation, and note its name if it is the first that communicates.
+
+        Torch calls this method for each of its operations within the `with` block.
+        """
         namespace = operation.namespace
         if self.name is None and namespace in ("c10d", "_c10d_functional"):
             self.name = str(operation).removesuffix(".default")
@@ -274,7 +277,14 @@ def sizes_to_try(requested: int, per_update: int, largest: int) -> list[int]:
 
 
 def search(sizes: list[int], requested: int, try_size: Callable[[int], Trial]) -> dict[int, Trial]:
-    """Try the requested size; then smaller sizes until one fits, or larger ones while that pays."""
+    """Try the requested size; then smaller sizes until one fits, or larger ones while that pays.
+
+    Larger sizes pay while the last size left room in memory and was clearly faster than the size
+    before it.
+
+    Returns:
+        The trials by size, without the sizes that were not tried.
+    """
     index = sizes.index(requested)
     trials = {requested: try_size(requested)}
     if not trials[requested].rate:
@@ -312,7 +322,8 @@ def attempt(
 ) -> Trial:
     """Time forward and backward passes of one size on this rank, without torch.compile.
 
-    The longest samples are taken, because they need most memory. The model's buffers are restored.
+    The longest samples are taken, because they need most memory. Afterwards the model has its
+    earlier buffers, and no gradients. If the size does not fit into memory, the trial's rate is 0.
 
     Args:
         model: the bare model.
@@ -354,9 +365,9 @@ def attempt(
 
 
 def memory_of_states(model: nn.Module, optimizer: Optimizer) -> list[torch.Tensor]:
-    """Return tensors as large as Adam's state will be, which does not exist yet.
+    """Return tensors as large as the state that Adam creates in its first update.
 
-    For SGD there are none, because its momentum exists already (see `start_momentum`).
+    For SGD and Muon there are none, because their momentum exists already (see `start_momentum`).
     """
     states_per_weight = 2 if "betas" in optimizer.param_groups[0] else 0  # Adam's two moments
     tensors = []

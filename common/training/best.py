@@ -29,7 +29,7 @@ class Best:
     """
 
     objective: Objective
-    is_kept: bool = True  # whether `--keep best` saves its model, which checkpoints then name
+    is_kept: bool = True  # whether `--keep best` saves the best model; checkpoints name its file
     value: float | None = None
     step: int = -1  # the update after which the kept model was evaluated; -1 if there is none
     evaluations_since_best: int = 0  # evaluations since the first with this value
@@ -92,5 +92,5 @@ class Best:
 
 
 def sorting_loss(loss: float | None) -> float:
-    """Return a loss to sort by; an unknown loss or NaN sorts after all others."""
+    """Return a loss that can be compared; an unknown loss or NaN counts as infinite."""
     return math.inf if loss is None or math.isnan(loss) else loss

@@ -26,12 +26,12 @@ class EarlyStopping:
                 no validation split.
 
         Raises:
-            UserError: the flag is set, and the data have no validation split.
+            UserError: the flag is set, the run trains, and the data have no validation split.
         """
         self.config = config
         self.best = best
         self.has_announced = False  # whether the user has been told that the run stops early
-        # An evaluation alone may read only test data, and stops nothing early.
+        # `--evaluate-only` needs no validation data, because it trains nothing that could stop.
         is_used = config.early_stopping is not None and not config.evaluate_only
         if is_used and validation_split != "validation":
             raise UserError(
@@ -43,10 +43,10 @@ class EarlyStopping:
             )
 
     def decide(self, global_step: int) -> bool:
-        """Decide whether the run ends after update `global_step`.
+        """Return whether the run ends early, after update `global_step`.
 
-        The flag `--early-stopping` takes effect through this method. It prints a line the first
-        time that it returns True.
+        The first time that it does, a line is printed. The flag `--early-stopping` takes effect
+        only here, so this method marks the flag as read.
         """
         mark_read(self.config, "early_stopping")
         patience = self.config.early_stopping

@@ -27,11 +27,12 @@ def evaluation_mode(
     """Put a bare model into evaluation mode, with its buffers averaged over ranks.
 
     Each evaluation uses the same random numbers, so that figures can be compared. At the end, the
-    random generators and the mode of each module are restored. The buffers stay averaged.
+    random generators and the mode of each module are restored. The buffers stay averaged. After an
+    error nothing is restored.
 
     Yields:
-        A function that restores this rank's own buffers. An evaluation that is abandoned calls this
-        function, so that the checkpoint has the buffers of an uninterrupted run.
+        A function that restores this rank's own buffers. Call it after an evaluation that was
+        abandoned, so that the checkpoint has the buffers of an uninterrupted run.
     """
     random_states = generators.state_dict()
     training_modes = {module: module.training for module in model.modules()}
@@ -60,8 +61,9 @@ def seed_generators(device: torch.device, seed: int) -> None:
 def keep_buffers(model: nn.Module) -> Callable[[], None]:
     """Return a function that restores all buffers of `model` to their present values.
 
-    The rehearsal and `--auto-batch-size` must leave no trace in the buffers. But an evaluation
-    averages buffers, and a forward pass in training mode changes batch norm's statistics.
+    The rehearsal and `--auto-batch-size` use it, because they must leave no trace in the buffers.
+    The rehearsal is an evaluation, which averages buffers. `--auto-batch-size` makes forward passes
+    in training mode, which change batch norm's statistics.
     """
     buffers = [*model.buffers()]
     values = [buffer.clone() for buffer in buffers]

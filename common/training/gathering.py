@@ -70,7 +70,7 @@ class Gatherer:
         """Return the rows of all ranks, with gradients: [world_size × rows, …].
 
         Raises:
-            UserError: two ranks' rows differ in shape or dtype.
+            UserError: two ranks' rows differ in shape or dtype, or `rows` has no dimensions.
         """
         world_size = self.accelerator.num_processes
         if world_size == 1:
@@ -85,8 +85,10 @@ class Gatherer:
     def insist_on_equal_shapes(self, rows: torch.Tensor) -> None:
         """Raise a `UserError` on all ranks if two ranks' rows differ in shape or dtype.
 
-        The comparison exchanges Python objects, which waits for an accelerator. So an accelerator's
-        rows are compared only once for each shape.
+        The error is also raised for a single number, which has no rows.
+
+        The comparison exchanges Python objects, for which the host waits for an accelerator. So
+        rows on an accelerator are compared only once for each shape and dtype.
         """
         shape_and_dtype = tuple(rows.shape), str(rows.dtype)
         if shape_and_dtype in self.known_equal and rows.device.type != "cpu":

@@ -48,8 +48,8 @@ class GradientGuard:
 
         Args:
             max_grad_norm: the largest global norm; 0 turns clipping off.
-            by_layer: whether to compute the norm of each layer too, for which all gradients are
-                read once more.
+            by_layer: whether to compute the gradient norm of each layer as well. This reads all
+                gradients once more.
         """
         self.accelerator = accelerator
         self.max_grad_norm = max_grad_norm
@@ -57,7 +57,7 @@ class GradientGuard:
         # The norm of the network that was clipped first.
         self.grad_norm = torch.zeros((), device=accelerator.device)
         self.by_layer = by_layer
-        self.layers: dict[str, torch.Tensor] = {}  # norm of each gradient, by parameter name
+        self.gradient_norms: dict[str, torch.Tensor] = {}  # by parameter name, with `by_layer`
         # On a CPU, reading the norm costs nothing and mostly saves the multiplication.
         self.reads_norm = accelerator.device.type == "cpu" and not self.is_fp16
         self.skipped = 0
@@ -69,14 +69,17 @@ class GradientGuard:
         self.trained: WeakKeyDictionary[nn.Module, list[int]] = WeakKeyDictionary()
         # The ids of each network's parameters that were frozen at the first update.
         self.frozen_at_first: WeakKeyDictionary[nn.Module, set[int]] = WeakKeyDictionary()
-        # The hook of each optimizer that removes its mark after its step.
+        # For each optimizer that `mark` has marked, the hook that removes marks after its steps.
         self.unmarking: WeakKeyDictionary[Optimizer, RemovableHandle] = WeakKeyDictionary()
 
     def clip(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Clip the global norm of a network's gradients, and mark an update that is not finite.
 
-        The gradients are clipped when this method returns. A recipe may change them afterwards. A
-        non-finite update is skipped in the optimizer's step.
+        The gradients are clipped when this method returns. A recipe may change them afterwards. The
+        optimizer's next step skips a marked update.
+
+        Raises:
+            UserError: a parameter was unfrozen, and no optimizer updates it.
         """
         self.accelerator.unscale_gradients(optimizer)
         parameters = self.parameters.get(model)
@@ -93,7 +96,7 @@ class GradientGuard:
         # If gradients are sharded, each rank knows only the norm of its own shards.
         norm = norm_over_ranks(nn.utils.get_total_norm(gradients, foreach=True))
         self.unchecked.append(norm)
-        # The log has the norm of the network that was clipped first.
+        # The log has the norm of the network that was clipped first, which stands first here.
         if model is next(iter(self.parameters)):
             self.remember_norms(model, gradients, norm)
         bare: FusedOptimizer = bare_optimizer(optimizer)
@@ -123,7 +126,11 @@ class GradientGuard:
         self.trained[model] = trained_ids
 
     def insist_on_updates(self, model: nn.Module, optimizer: Optimizer, unfrozen: set[int]) -> None:
-        """Raise a `UserError` if no optimizer has one of the parameters with the ids `unfrozen`."""
+        """Raise a `UserError` if no optimizer updates one of the unfrozen parameters.
+
+        Args:
+            unfrozen: the ids of these parameters of `model`.
+        """
         optimizers = [*getattr(self.accelerator, "_optimizers", []), optimizer]
         updated: set[int] = set()
         for wrapper in optimizers:
@@ -152,15 +159,14 @@ class GradientGuard:
             parameters = self.accelerator.unwrap_model(model).named_parameters()
             names = [name for name, parameter in parameters if parameter.grad is not None]
             norms = torch._foreach_norm(gradients)
-            self.layers = dict(zip(names, norms, strict=True))
+            self.gradient_norms = dict(zip(names, norms, strict=True))
 
     def clip_on_device(
         self, optimizer: FusedOptimizer, gradients: list[torch.Tensor], norm: torch.Tensor
     ) -> None:
-        """Clip without waiting for the device.
+        """Clip the gradients, and mark a non-finite update, without waiting for the device.
 
-        If the gradients are not finite, a mark on the device says so. A fused optimizer reads it
-        there, and skips its step.
+        The mark is a tensor on the device. A fused optimizer reads it there, and skips its step.
         """
         if not self.is_fp16:  # in fp16, `GradScaler` finds non-finite gradients itself
             # A norm is never negative, so one comparison replaces the four in `isfinite`. NaN is
@@ -173,7 +179,10 @@ class GradientGuard:
     def clip_after_reading(
         self, optimizer: FusedOptimizer, gradients: list[torch.Tensor], norm: torch.Tensor
     ) -> None:
-        """Clip only if the norm is too large, because reading it costs nothing on a CPU."""
+        """Read the norm, then clip only if it is too large; mark the update if it is not finite.
+
+        Reading costs nothing on a CPU, and mostly saves the multiplication.
+        """
         value = float(norm)
         if not math.isfinite(value):
             self.mark(optimizer, torch.ones_like(norm))
@@ -188,11 +197,11 @@ class GradientGuard:
         if math.isfinite(value):
             if self.max_grad_norm and value > self.max_grad_norm:
                 multiply(gradients, self.max_grad_norm / value)
-        elif not self.is_fp16:  # in fp16, `GradScaler` does not call `step`
+        elif not self.is_fp16:  # in fp16, `GradScaler` leaves such a step out itself
             drop_gradients_at_next_step(optimizer)
 
     def mark(self, optimizer: FusedOptimizer, found_inf: torch.Tensor) -> None:
-        """Have a fused optimizer skip its next step where `found_inf` is 1.
+        """Have a fused optimizer skip its next step if `found_inf` is 1; 0 lets it step.
 
         If several networks share an optimizer, the step is skipped if any of them asks for it.
         """
@@ -257,11 +266,14 @@ class GradientGuard:
         return metrics | self.layer_norms()
 
     def layer_norms(self) -> dict[str, float]:
-        """Return the gradient norm of each layer over all of its parameters."""
-        norms = [norm_over_ranks(norm) for norm in self.layers.values()]
+        """Return the gradient norm of each layer over all of its parameters.
+
+        The result is empty without `by_layer`.
+        """
+        norms = [norm_over_ranks(norm) for norm in self.gradient_norms.values()]
         values = torch.stack(norms).tolist() if norms else []
         squares = defaultdict[str, float](float)
-        for name, norm in zip(self.layers, values, strict=True):
+        for name, norm in zip(self.gradient_norms, values, strict=True):
             layer = name.rpartition(".")[0]
             squares[f"gradients/{layer}"] += norm**2
         return {layer: math.sqrt(square) for layer, square in squares.items()}
@@ -293,7 +305,7 @@ def norm_over_ranks(norm: torch.Tensor) -> torch.Tensor:
 
 
 def multiply(gradients: list[torch.Tensor], factor: float | torch.Tensor) -> None:
-    """Scale gradients in place; of sharded gradients, this rank's rows."""
+    """Scale gradients in place; of sharded gradients, each rank scales its own rows."""
     if any(map(is_sharded, gradients)):
         gradients = [local(gradient) for gradient in gradients]
     torch._foreach_mul_(gradients, factor)

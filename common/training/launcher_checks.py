@@ -1,4 +1,4 @@
-"""Checks of a launcher's environment: what recipes do not have ends the run with a sentence."""
+"""Checks the launcher's environment: a request that recipes don't support ends in an error."""
 
 import os
 from collections.abc import Iterator
@@ -54,7 +54,7 @@ def launching() -> Iterator[None]:
 
 
 def refuse_unfit_environment() -> None:
-    """Raise a `UserError` if the launcher's variables contradict each other, or ask for too much.
+    """Raise a `UserError` if a launcher's variable is wrong, or asks for what recipes lack.
 
     These checks need no Accelerator, so they come before anything else.
     """
@@ -78,9 +78,9 @@ def refuse_malformed_variables() -> None:
 
 
 def refuse_launchers_compiler() -> None:
-    """Raise a `UserError` if the launcher asks for torch.compile: recipes have a flag for it.
+    """Raise a `UserError` if the launcher asks for torch.compile.
 
-    Accelerate would compile the network a second time.
+    Recipes compile by their own flag, `--compile`. With both, the network would be compiled twice.
     """
     backend = os.environ.get("ACCELERATE_DYNAMO_BACKEND", "no")
     if backend.lower() not in ("", "no"):
@@ -123,7 +123,7 @@ def refuse_other_launchers() -> None:
 
 
 def refuse_missing_devices() -> None:
-    """Raise a `UserError` if the processes of this machine see fewer accelerators than needed."""
+    """Raise a `UserError` if this machine has more processes than accelerators that they see."""
     devices = torch.accelerator.device_count()
     local_processes = local_world_size()
     if local_processes > devices:
@@ -140,7 +140,7 @@ def refuse_missing_devices() -> None:
 
 
 def refuse_missing_processes(processes: int) -> None:
-    """Raise a `UserError` if the processes of this job do not train together.
+    """Raise a `UserError` if fewer processes train together than the launcher's settings ask for.
 
     Args:
         processes: the number of processes that the Accelerator trains with.
@@ -148,8 +148,8 @@ def refuse_missing_processes(processes: int) -> None:
     if processes != world_size():
         problem = f"but each of them sees {processes}"
         raise UserError(f"the launcher started {world_size()} processes, {problem}", advice=LAUNCH)
-    # For `--cpu` or MULTI_CPU, `accelerate launch` sets these variables for several processes, but
-    # starts only one.
+    # For `--cpu` or MULTI_CPU, `accelerate launch` sets these variables if several processes are
+    # asked for, but it starts only one, without WORLD_SIZE.
     expects_more = {"ACCELERATE_USE_CPU", "MASTER_ADDR"} <= {*os.environ}
     if expects_more and "WORLD_SIZE" not in os.environ and processes == 1:
         raise UserError(

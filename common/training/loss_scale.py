@@ -25,8 +25,11 @@ class SharedScaler(torch.amp.GradScaler):
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
         """Divide the gradients by the scale, also on a device without float64.
 
-        Torch inverts the scale in float64. The result in fp32 is the same, because the scale is a
-        power of two.
+        Torch inverts the scale in float64. Without float64, the scale is inverted in fp32. The
+        result is the same, because the scale is a power of two.
+
+        Raises:
+            RuntimeError: the gradients of this update were unscaled already.
         """
         scale = self._scale
         # If the scale is not a tensor, no loss was scaled yet. Torch's method handles this case.

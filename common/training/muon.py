@@ -32,10 +32,12 @@ class Muon(Optimizer):
     to the norm of a matrix whose rows have length 1, so it must stand before a batch norm, which
     ignores the scale. Parameters of other groups are updated as by `torch.optim.SGD`.
 
-    `torch.optim.Muon` takes matrices only, and no groups without orthogonal updates beside them.
+    `torch.optim.Muon` can't take its place: it takes matrices only, so filters and parameters
+    without orthogonal updates would need other optimizers.
     """
 
-    # The step leaves parameters as they are where `found_inf` is 1, without waiting for the device.
+    # The step obeys the two attributes below: if `found_inf` is 1, it changes nothing. It does so
+    # without waiting for the device.
     _step_supports_amp_scaling = True
     # `GradScaler` sets both attributes for a step, and deletes them afterwards.
     found_inf: torch.Tensor | None = None
@@ -77,7 +79,7 @@ class Muon(Optimizer):
             group: the settings of the parameter's group; see `MuonGroup`.
         """
         state = self.state[parameter]
-        # Not in `__init__`: `fully_shard` replaces the parameters after it.
+        # `__init__` makes no buffers, because `fully_shard` replaces the parameters afterwards.
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(parameter)
         buffer: torch.Tensor = state["momentum_buffer"]
@@ -112,7 +114,8 @@ def muon_groups(model: nn.Module, learning_rate: float, weight_decay: float) -> 
     Args:
         model: each of its filters stands before a batch norm.
         learning_rate: of the filters and of the scales of batch norms.
-        weight_decay: of the matrices. It would not change filters, whose scale is fixed.
+        weight_decay: of all other weights, such as the last layer's. It would not change filters,
+            whose scale is fixed.
     """
     norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
     filters = [p for p in model.parameters() if p.ndim == 4]
@@ -140,6 +143,7 @@ def orthogonalized(matrix: torch.Tensor, steps: int) -> torch.Tensor:
     """
     a, b, c = NEWTON_SCHULZ
     is_tall = matrix.shape[0] > matrix.shape[1]
+    # The products below are smaller if a matrix has no more rows than columns.
     result = matrix.T if is_tall else matrix
     result = result / (result.norm() + 1e-7)  # no singular value is above 1
     for _ in range(steps):

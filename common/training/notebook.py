@@ -1,4 +1,4 @@
-"""Runs inside another program, such as a notebook, which gets its process back as it was."""
+"""What a run does inside another program, such as a notebook that goes on after the run."""
 
 import os
 import sys
@@ -10,7 +10,7 @@ from accelerate.state import AcceleratorState, GradientState
 def is_called_by_a_program(recipe_file: str) -> bool:
     """Whether another program, such as a notebook, imported the recipe and outlives its run.
 
-    Such a program gets back what a run has changed in the process, such as signal handlers.
+    At its end, the run then undoes its changes to the process, such as its signal handlers.
     """
     script = getattr(sys.modules["__main__"], "__file__", None)
     return script is None or os.path.realpath(script) != os.path.realpath(recipe_file)

@@ -49,7 +49,7 @@ def warmup_decay(
     """Return a scheduler: a linear warm-up over `warmup_steps`, then one of `SCHEDULES`."""
 
     def factor(step: int) -> float:
-        """Return the factor of the peak rate for the update that follows `step`."""
+        """Return the learning rate of the update that follows `step`, as a factor of the peak."""
         if step < warmup_steps:
             # The factor is neither 0 in the first update nor 1 before the warm-up is over.
             return (step + 1) / (warmup_steps + 1)

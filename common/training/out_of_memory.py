@@ -23,7 +23,7 @@ def out_of_memory_error(
     """Return the error of a run that ran out of memory, with a command to start or resume it.
 
     The command halves the micro-batch and doubles the accumulation, so that the updates stay the
-    same.
+    same; almost the same for an odd micro-batch. At batch size 1 there is other advice instead.
     """
     peak = memory.peak_memory(memory.memory_used(device))
     problem = f"out of memory at batch size {config.batch_size}, with a peak of {peak:,.0f} MiB"
@@ -46,9 +46,9 @@ def out_of_memory_error(
 
 
 def placed_bytes(device: torch.device, loaders: Iterable[Loader]) -> int:
-    """Return the bytes of the data that `--data-placement workers` would keep out of the memory.
+    """Return the bytes of device memory that `--data-placement workers` would free.
 
-    On a CPU, the data lie in the host's memory in any case.
+    The result is 0 on a CPU, because the data lie in the host's memory in any case.
     """
     return sum(loader.placed_bytes for loader in loaders) if is_accelerator(device) else 0
 
@@ -86,7 +86,10 @@ def command_with_half_the_batch(config: TrainingConfig, directory: Path) -> str:
 
 
 def smaller_model(config: TrainingConfig) -> str:
-    """Return words for a smaller model or smaller samples: the recipe's flags to lower."""
+    """Return a phrase for what takes less memory, such as "a lower --image-size".
+
+    It names the recipe's flags for the size of the model or of its samples, if there are any.
+    """
     size_flags = [
         spelled(field.name)
         for field in fields(config)

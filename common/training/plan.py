@@ -42,7 +42,13 @@ class Plan:
         dataset: str,
         default_epochs: Mapping[str, int],
     ) -> None:
-        """Decide how long a run is, and its intervals.
+        """Decide how long a run is, and how often it logs, evaluates and saves.
+
+        Args:
+            config: the flags.
+            order: the order of the training samples.
+            dataset: the name of the data set.
+            default_epochs: the recipe's epochs by data set, for a run without `--epochs`.
 
         Raises:
             UserError: no flag states the epochs, and the recipe has none for this data set.
@@ -56,8 +62,8 @@ class Plan:
         self.total_steps = min(total_steps, config.max_steps or total_steps)
         self.log_every = config.log_every or log_interval_by_default(self.total_steps)
         # If a run has many short epochs, not every epoch is followed by an evaluation.
-        epochs_apart = math.ceil(self.total_steps / self.updates_per_epoch / MOST_EVALUATIONS)
-        self.eval_every = config.eval_every or epochs_apart * self.updates_per_epoch
+        epoch_interval = math.ceil(self.total_steps / self.updates_per_epoch / MOST_EVALUATIONS)
+        self.eval_every = config.eval_every or epoch_interval * self.updates_per_epoch
         # Whether the first interval has more rows; see `logs`.
         self.logs_first = config.log_every is None
         # Without the flag, only the ends of epochs and of the run have checkpoints.
@@ -77,7 +83,8 @@ class Plan:
         the scale, the length of the warm-up and the peak for `config.json`.
 
         Args:
-            warmup_share: the share of the run's updates that are warm-up, if the flag is not given.
+            warmup_share: the share of the run's updates that are warm-up, for a run without
+                `--warmup-steps`.
         """
         warmup = self.config.warmup_steps
         self.warmup_steps = int(warmup_share * self.total_steps) if warmup is None else warmup
@@ -86,13 +93,12 @@ class Plan:
             group["lr"] *= self.rate_scale
         if self.peak_learning_rate is None:  # with several optimizers, the first one's rate counts
             self.peak_learning_rate = float(optimizer.param_groups[0]["lr"])
-        mark_read(
-            *(self.config, "schedule", "warmup_steps", "scale_learning_rate", "base_batch_size")
-        )
+        flags = ("schedule", "warmup_steps", "scale_learning_rate", "base_batch_size")
+        mark_read(self.config, *flags)
         return warmup_decay(optimizer, self.total_steps, self.warmup_steps, self.config.schedule)
 
     def epoch(self, step: int) -> int:
-        """Return the epoch, from 0, of the update after `step`; at the end, the last epoch."""
+        """Return the epoch, from 0, of the update that follows `step`; at the end, the last one."""
         return max(0, min(step, self.total_steps - 1)) // self.updates_per_epoch
 
     def ends(self, step: int) -> bool:
@@ -106,11 +112,14 @@ class Plan:
         because the loss changes most there.
         """
         # A power of two has one bit, so `step & (step - 1)` is 0.
-        is_first = self.logs_first and step < self.log_every and step & (step - 1) == 0
-        return step % self.log_every == 0 or is_first or self.ends(step)
+        is_early_row = self.logs_first and step < self.log_every and step & (step - 1) == 0
+        return step % self.log_every == 0 or is_early_row or self.ends(step)
 
     def evaluates(self, step: int) -> bool:
-        """Whether an evaluation is due after update `step`, by the interval alone."""
+        """Whether the interval makes an evaluation due after update `step`.
+
+        `Evaluations.is_due` also knows other reasons for an evaluation, and against it.
+        """
         return step > 0 and step % self.eval_every == 0
 
     def saves(self, step: int, is_checkpoint_old: bool = True) -> bool:
@@ -152,9 +161,9 @@ class Plan:
 def log_interval_by_default(total_steps: int) -> int:
     """Return the updates between two rows, for a run without `--log-every`.
 
-    A short run gets about 50 rows, enough for a curve. A long run gets at most `MOST_ROWS`. The
-    number of updates alone decides. If time decided as well, a resumed run would have other rows
-    than a run that was never interrupted.
+    A run of up to 2,500 updates gets about 50 rows, enough for a curve. A longer run gets a row for
+    every 50 updates, but at most `MOST_ROWS` rows in all. The number of updates alone decides. If
+    time decided too, a resumed run would have other rows than a run that was never interrupted.
     """
     if total_steps > MOST_ROWS * LONGEST_LOG_INTERVAL:
         return math.ceil(total_steps / MOST_ROWS)

@@ -39,11 +39,11 @@ def choose_precision(
         requested: the value of `--mixed-precision`. ``auto`` takes the launcher's precision, or the
             best of this device if the launcher names none.
         use_cpu: whether the CPU trains.
-        resumes: whether a run is resumed, whose precision can't change, so that an error has other
-            advice.
+        resumes: whether a run is resumed. Its precision can't change, so an error has other advice.
 
     Raises:
-        UserError: the device can't run this precision.
+        UserError: the device can't run this precision, or the launcher names a precision that
+            recipes lack.
     """
     best = best_precision(use_cpu)
     if requested == "auto":
@@ -134,7 +134,7 @@ def warn_of_slow_bf16(precision: Precision, resumes: bool) -> None:
 def enable_precision(
     accelerator: Accelerator, precision: Precision, is_known_to_accelerate: bool
 ) -> None:
-    """Turn on 16-bit precisions where Accelerate does not.
+    """Turn on 16-bit precisions where Accelerate does not, and give fp16 its loss scale.
 
     Args:
         precision: the precision that runs; see `choose_precision`.
@@ -145,7 +145,8 @@ def enable_precision(
         accelerator.state._mixed_precision = precision
         accelerator.native_amp = True
     if precision == "fp16":
-        # Accelerate would have no loss scale on a CPU, where tests run fp16.
+        # `SharedScaler` takes the place of Accelerate's loss scale. On a CPU, where tests run fp16,
+        # Accelerate would have none.
         accelerator.native_amp = True
         accelerator.scaler = SharedScaler(accelerator.device.type)
 
@@ -168,7 +169,7 @@ def set_kernels(precision: Precision, deterministic: bool) -> None:
 
 
 def compute_dtype(accelerator: Accelerator) -> torch.dtype:
-    """Return the dtype that matrix products run in; for TF32, the float32 of the tensors."""
+    """Return the dtype of matrix products; for TF32 this is float32, as of their tensors."""
     types = {"fp16": torch.float16, "bf16": torch.bfloat16}
     return types.get(accelerator.mixed_precision, torch.float32)
 
@@ -176,7 +177,7 @@ def compute_dtype(accelerator: Accelerator) -> torch.dtype:
 def running_precision(accelerator: Accelerator) -> Precision:
     """Return the precision that runs.
 
-    Accelerate itself calls TF32 "no".
+    Accelerate calls both TF32 and fp32 "no", so its own answer would not tell them apart.
     """
     is_tf32 = torch.get_float32_matmul_precision() == "high"
     return "tf32" if is_tf32 else accelerator.mixed_precision

@@ -42,8 +42,8 @@ def register() -> None:
 def meet(url: str, timeout: timedelta, **options: Any) -> Iterator[tuple[Store, int, int]]:
     """Yield (store, rank, world_size), as torch requires of a handler.
 
-    All three come from torch's default ``env://``. `PrefixStore` begins each key with the number of
-    this attempt.
+    All three come from torch's default ``env://``. The store is wrapped so that each of its keys
+    begins with the number of this attempt.
     """
     for store, rank, world_size in rendezvous("env://", timeout=timeout, **options):
         yield PrefixStore(f"{SCHEME}-{os.environ[RESTARTS]}", store), rank, world_size

@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # these imports take a second, and only runs with shards need
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
 # The only supported value of each FSDP setting of a launcher. If the launcher leaves a setting out,
-# recipes use this value too, also for the version, whose default elsewhere is 1.
+# recipes use this value too. They do so even for the version, which is 1 by Accelerate's default.
 SUPPORTED_SETTINGS = {
     **dict.fromkeys(("RESHARD_AFTER_FORWARD", "SYNC_MODULE_STATES", "USE_ORIG_PARAMS"), "true"),
     **dict.fromkeys(("FORWARD_PREFETCH", "OFFLOAD_PARAMS", "ACTIVATION_CHECKPOINTING"), "false"),
@@ -87,8 +87,9 @@ class ShardingAccelerator(Accelerator):
     mesh: "DeviceMesh | None" = None  # the mesh of all ranks, if networks are sharded
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        # The networks that had no trainable parameter when they were prepared. Accelerate does not
-        # wrap them in DDP, but a recipe may unfreeze them.
+        # The parameters of each network that had no trainable parameter when it was prepared. DDP
+        # does not wrap such a network. A recipe may unfreeze it, so `backward` averages its
+        # gradients.
         self.frozen_networks: WeakKeyDictionary[nn.Module, list[nn.Parameter]] = WeakKeyDictionary()
         # The dtypes of sharded networks in computation and in communication; None without sharding.
         self.shard_precision: MixedPrecisionPolicy | None = None
@@ -136,8 +137,8 @@ class ShardingAccelerator(Accelerator):
             for group in optimizer.param_groups:
                 group["params"] = [self.sharded_parameters.get(p, p) for p in group["params"]]
                 if group.get("fused") and not isinstance(optimizer, torch.optim.Adam):
-                    # torch 2.13 has fused kernels for shards only for Adam and AdamW. Without such
-                    # a kernel, the host decides whether an update is skipped.
+                    # torch 2.13 has fused kernels for shards only for Adam and AdamW, a subclass.
+                    # Without such a kernel, the host decides whether an update is skipped.
                     group |= {"fused": False, "foreach": True}
                     optimizer._step_supports_amp_scaling = False
         return prepared
@@ -167,7 +168,7 @@ class ShardingAccelerator(Accelerator):
                 continue
             on_device = tensor.data.to(self.device).contiguous()
             torch.distributed.broadcast(on_device, 0)
-            # FSDP2 can't shard channels-last tensors yet.
+            # FSDP2 can't shard channels-last tensors yet, so each tensor gets the default layout.
             tensor.data = tensor.data.contiguous()
             tensor.data.copy_(on_device)
 
@@ -204,7 +205,7 @@ class ShardingAccelerator(Accelerator):
             for tensor in tensors_of(model)
         )
         meta_tensors = deepcopy_memo(model, empty_tensors)
-        # deepcopy adds to its memo, so it gets a memo of its own.
+        # `copy.deepcopy` adds entries to its memo, so it gets a copy of this one.
         self.skeletons[model] = copy.deepcopy(model, dict(meta_tensors))
         sharded_places = [place for place in parameter_places(model) if is_sharded(place.parameter)]
         for place in sharded_places:
@@ -258,7 +259,10 @@ class ShardingAccelerator(Accelerator):
 
     @contextmanager
     def no_sync(self, model: nn.Module) -> Iterator[None]:
-        """Accumulate gradients on each rank; the last micro-batch of an update sums over ranks."""
+        """Return a context in which gradients add up on each rank alone.
+
+        The last micro-batch of an update runs outside of it, and averages the sums over ranks.
+        """
         if self.mesh is not None:
             cast("FSDPModule", model).set_requires_gradient_sync(False)
         with super().no_sync(model):  # this does nothing for sharded networks
@@ -292,6 +296,7 @@ def refuse_other_weights(model: nn.Module) -> None:
     `functional_call` swaps weights, but FSDP2 would silently compute with the network's own
     weights.
     """
+    # Three lists, in the order of the fields of `ParameterPlace`.
     dictionaries, names, own_parameters = map(list, zip(*parameter_places(model), strict=True))
 
     def insist_on_own_weights(*unused: object) -> None:

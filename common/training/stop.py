@@ -32,9 +32,10 @@ from common.system.platforms import (
 # A handler of a signal, as `signal.getsignal` returns it: a function, a constant such as SIG_DFL,
 # or None if C code installed the handler.
 Handler = Callable[[int, FrameType | None], object] | int | None
-# `accelerate launch` sets the first variable, and torchrun the second. A search sets the third for
-# its trials, on systems whose kernel does not signal the end of a parent. With one process,
-# `accelerate launch` does not pass signals on.
+# The variables that tell a process to watch for the end of its parent. `accelerate launch` sets the
+# first variable, and torchrun the second. With one process, `accelerate launch` does not pass
+# signals on, so its end must serve as the signal. A search sets the third variable for its trials,
+# on systems whose kernel does not signal the end of a parent.
 SET_BY_LAUNCHERS = {"ACCELERATE_DYNAMO_BACKEND", "TORCHELASTIC_RUN_ID", WATCHES_PARENT}
 # The terminal and the launcher may both pass on the same Ctrl-C. A signal within this time after
 # the first is taken for the same request.
@@ -55,11 +56,11 @@ class StopRequest:
         Args:
             heeded: whether the run will act on a request. If not, signals end the process as usual.
         """
-        self.reason: str | None = None
+        self.reason: str | None = None  # what asked this process to stop, such as "SIGTERM"
         self.is_by_ctrl_c = False
-        self.since = 0.0
+        self.since = 0.0  # clock of the first request
         self.ends_at_once = False  # whether a request ends the process at once, saving nothing
-        # The descriptors of standard output and error, as far as they are a terminal.
+        # Those of the two descriptors of standard output and error that are terminals.
         self.terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
         self.handlers_before: dict[int, Handler] = {}
         if threading.current_thread() is not threading.main_thread():
@@ -87,6 +88,9 @@ class StopRequest:
 
         The end of the launcher does not count as a second request, because launchers, too, end
         after a signal.
+
+        Raises:
+            Preempted: at the first request, if requests end the process at once.
         """
         now = time.monotonic()
         launcher_died = number == PARENT_ENDED
@@ -142,7 +146,7 @@ class StopAgreement:
     every: int = 1  # updates between two checks, the same on all ranks
     asked_at: tuple[int, float] | None = None  # update and clock of the last check
     announced: bool = False  # whether a rank announced a request in the process group's store
-    next_look: float = 0.0
+    next_look: float = 0.0  # clock at which this rank looks into the store again
     is_checkpoint_old: bool = True  # the same on all ranks; true where there is no checkpoint yet
     saved_at: float = -math.inf  # clock of the last checkpoint
 
@@ -177,9 +181,9 @@ class StopAgreement:
         """
         failures_by_rank = gather_from_ranks(self.accelerator, failure)
         failures = [each for each in failures_by_rank if each is not None]
-        # Rank 0 may only report that another rank failed. That rank knows the cause.
+        # Rank 0 may only report that another rank failed. That rank knows the cause, so its own
+        # report is preferred. If that rank is gone, only rank 0's report is known.
         own_failures = [each for each in failures if not each.is_of_other_rank]
-        # If that rank is gone, only rank 0's report is known.
         cause = (own_failures or failures)[0]
         if cause.is_replaced:  # there is no earlier checkpoint to go on from
             raise TrainingError(cause.message, advice=ReplacedDirectoryError.ADVICE)
@@ -200,7 +204,8 @@ class StopAgreement:
         *flag_sums, seconds = sum_in_fp32(self.accelerator, [*flags, now - last_time])
         updates = global_step - last_step
         if updates > 0:
-            # `seconds` is a sum over ranks, and a check should come about once a second.
+            # A check should come about once a second, so the interval is the number of updates in a
+            # second. `seconds` is a sum over ranks, so the updates of all ranks are divided by it.
             updates_of_ranks = updates * self.accelerator.num_processes
             self.every = max(1, int(updates_of_ranks / max(seconds, 1e-3)))
         return [value > 0 for value in flag_sums]
@@ -235,7 +240,12 @@ class StopAgreement:
             self.announced = store.check([ANNOUNCEMENT])
 
     def stop(self, global_step: int) -> None:
-        """End this process by `Preempted`, with everything saved; called on all ranks."""
+        """End this process, with everything saved; called on all ranks.
+
+        Raises:
+            TrainingError: a rank could not write its checkpoint.
+            Preempted: otherwise.
+        """
         self.check(global_step)  # raises an error if a rank could not write the checkpoint
         wait_for_ranks(self.accelerator)
         reason = self.request.reason or "a signal to another rank"

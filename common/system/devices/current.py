@@ -9,7 +9,10 @@ from common.system.devices.selection import indexed, is_accelerator
 
 
 def use(device: torch.device) -> None:
-    """Make `device` the current device of this thread; a new thread begins with the first one."""
+    """Make `device` this thread's current device, if there are several of its type.
+
+    Each new thread begins with the first device as its current one, so it needs this call.
+    """
     if is_accelerator(device) and device_count(device) > 1:
         torch.accelerator.set_device_index(indexed(device))
 

@@ -17,7 +17,7 @@ Options = tuple[tuple[str, object], ...]
 
 
 class FusedOptimizer(Optimizer):
-    """The attributes of fused optimizers that torch's base class does not declare: only a type."""
+    """A type for annotations: it declares attributes of fused optimizers that `Optimizer` lacks."""
 
     grad_scale: torch.Tensor | None  # the step divides gradients by it
     found_inf: torch.Tensor | None  # 1 if the step must change nothing

@@ -28,7 +28,8 @@ def has_autocast(device: torch.device, dtype: torch.dtype) -> bool:
         return False
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch warns, and computes in fp32
+            # Where autocast lacks `dtype`, torch warns, and computes in fp32.
+            warnings.simplefilter("ignore")
             matrix = torch.ones((8, 8), device=device)
             with torch.autocast(device.type, dtype=dtype):
                 return (matrix @ matrix).dtype == dtype
@@ -37,7 +38,7 @@ def has_autocast(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def has_native_bf16(device: torch.device) -> bool:
-    """Whether a device computes in bf16 without emulation; True if its backend does not say."""
+    """Whether a device computes in bf16 without emulation; true if its backend does not say."""
     is_supported = optional_function(device, "is_bf16_supported")
     if is_supported is None:
         return True

@@ -10,9 +10,12 @@ from common.system.devices.trials import UNSUPPORTED_ERRORS, tried_once
 
 @tried_once
 def has_generator(device: torch.device) -> bool:
-    """Whether `device` has a generator of random numbers whose state can be saved and restored."""
+    """Whether `device` has a generator of its own whose state can be saved and restored.
+
+    The result is false for a CPU. Its generator is torch's default one, which `RandomState` saves.
+    """
     if not is_accelerator(device):
-        return False  # the CPU's generator is torch's own
+        return False
     try:
         state = required_function(device, "get_rng_state")(device)
         required_function(device, "set_rng_state")(state, device)

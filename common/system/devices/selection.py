@@ -12,7 +12,10 @@ USE_CPU_VARIABLE = "ACCELERATE_USE_CPU"
 
 
 def is_accelerator(device: torch.device) -> bool:
-    """Whether `device` computes and is not the CPU. Its memory may be that of the CPU."""
+    """Whether `device` is a GPU or another accelerator, even one that shares the CPU's memory.
+
+    The meta device is none, because it does not compute.
+    """
     return device.type not in ("cpu", "meta")
 
 

@@ -56,7 +56,7 @@ def synchronize(device: torch.device) -> None:
     if wait is None:
         if can_be_awaited(device):
             torch.accelerator.synchronize(indexed(device))
-    elif device_count(device) > 1:  # `wait` takes no device on some backends
+    elif device_count(device) > 1:  # some backends' `wait` waits for the current device
         with current_device(device):
             wait()
     else:

@@ -21,10 +21,10 @@ Arguments = ParamSpec("Arguments")
 
 
 def tried_once(function: Callable[Arguments, bool]) -> Callable[Arguments, bool]:
-    """Call a function only once for the same positional arguments, and remember its result.
+    """Return a function that calls `function` once for the same arguments, and keeps its result.
 
-    A trial takes time on the device. The results are kept here rather than in `functools.cache`, so
-    that tests can replace them.
+    A trial takes time on the device. Only positional arguments tell calls apart. The results are in
+    `ANSWERS` rather than in `functools.cache`, so that tests can replace them.
     """
 
     @functools.wraps(function)

@@ -53,7 +53,8 @@ class TrackedRun:
     config: TrainingConfig
     saved_config: RunConfig  # the contents of `config.json`
     directory: Path
-    earlier_rows: Sequence[Mapping[str, float]]  # `metrics.jsonl`; a kill may have lost some rows
+    # The rows of `metrics.jsonl`. A tracker may lack some of them after a kill.
+    earlier_rows: Sequence[Mapping[str, float]]
     step: int  # the present step, which a resumed run repeats
 
     @property

@@ -90,7 +90,7 @@ class TrackioTracker(Tracker):
     def restore_rows(
         self, project: str, earlier_rows: Sequence[Mapping[str, float]], step: int
     ) -> None:
-        """Make the rows at trackio those in `earlier_rows`, after a kill at any time.
+        """Make trackio's rows of this run the same as `earlier_rows`, after a kill at any time.
 
         Rows from `step` on are removed, because the resumed run repeats them. trackio's own
         interface can only add rows, so this method removes them from the database.
@@ -109,7 +109,8 @@ class TrackioTracker(Tracker):
                 rows = connection.execute(
                     "SELECT step, metrics FROM metrics WHERE run_id = ?", (self.native.id,)
                 )
-                # Images, tables and histograms have rows of their own, without the step's name.
+                # Images, tables and histograms have rows of their own, which lack the metric `STEP`
+                # and do not count here.
                 present_steps = {row_step for row_step, row in rows if STEP in json.loads(row)}
         for row in earlier_rows:
             if row[STEP] not in present_steps:

@@ -18,9 +18,11 @@ SERVER_SECONDS = 5.0  # time for the server to accept a connection, and again to
 
 
 def wandb_mode() -> tuple[str, str]:
-    """Return W&B's mode, "online" if the server knows the user's key, and the reason to print.
+    """Return W&B's mode, and the reason for it to print.
 
-    Asking first keeps W&B from prompting for a key or waiting for a server that is out of reach.
+    The mode is the variable WANDB_MODE, if the user has set it. Otherwise it is "online" if the
+    server knows the user's key, else "offline". The server is asked here, so that W&B neither
+    prompts for a key nor waits for a server that is out of reach.
 
     Raises:
         TrackerSettingsError: a `WANDB_*` variable has a value that W&B does not accept.

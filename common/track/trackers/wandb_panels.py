@@ -20,8 +20,8 @@ if TYPE_CHECKING:  # only runs with W&B import wandb
     Panel = wandb.Table | CustomChart | list[wandb.Image]
 
 MOST_CLASSES = 40  # classes in a matrix; with more, a table lists the most confused pairs
-MOST_PAIRS = 100
-MOST_MISTAKES = 32
+MOST_PAIRS = 100  # rows of that table
+MOST_MISTAKES = 32  # rows of the table of mistakes
 
 
 class Mistake(NamedTuple):
@@ -57,7 +57,7 @@ def results(
         if evaluation.confusion is not None:
             chart = confusion(evaluation.confusion, evaluation.class_names)
             define_chart(wandb_run, chart, f"{prefix}/confusion")
-            # Take the table of a chart, or the plain table that `confusion` returned instead.
+            # With many classes, `confusion` returns a plain table and not a chart with a table.
             panels[f"{prefix}/confusion_table"] = getattr(chart, "table", chart)
         by_class = table("class precision recall f1 samples", evaluation.by_class())
         panels[f"{prefix}/classes"] = by_class
@@ -130,7 +130,7 @@ def profile(wandb_run: "wandb.Run", folder: Path, verdict: str) -> None:
 
 
 def artifact(wandb_run: "wandb.Run", folder: Path, artifact_type: str) -> None:
-    """Log all files under a folder as one artifact, such as the type "model"."""
+    """Log all files under a folder as one artifact of a type such as "model"."""
     import wandb
 
     logged = wandb.Artifact(f"{artifact_type}-{wandb_run.id}", type=artifact_type)

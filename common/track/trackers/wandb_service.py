@@ -22,10 +22,11 @@ MOST_SECONDS_TO_FINISH = 600.0  # the longest last call, which may still upload 
 
 
 class ServiceWatch(threading.Thread):
-    """A thread that kills this process's W&B service if a call waits for it and it does not work.
+    """A thread that kills this process's W&B service if a call waits for it in vain.
 
-    The waiting call then fails at once. Later calls fail at once as well, including the one that
-    W&B makes when Python exits.
+    That is so if the service uses no processor time, or if the call takes too long. The waiting
+    call then fails at once. Later calls fail at once too, including the call that W&B makes when
+    Python exits.
     """
 
     def __init__(self) -> None:
@@ -38,7 +39,7 @@ class ServiceWatch(threading.Thread):
 
     @contextmanager
     def limited(self, seconds: float = MOST_SECONDS) -> Iterator[None]:
-        """Give the calls in this block `seconds` seconds.
+        """Kill the service if the calls in this block take longer than `seconds`.
 
         Raises:
             TimeoutError: the service is gone, or it was killed because a call took too long.
@@ -58,7 +59,7 @@ class ServiceWatch(threading.Thread):
             self.deadline = None
 
     def run(self) -> None:
-        """Look at the service every second, until it had to be killed."""
+        """Look at the service every second, and kill it once a call waits for it in vain."""
         idle_looks = 0
         earlier_times = None
         while not self.has_ended_service:
@@ -86,8 +87,8 @@ class ServiceWatch(threading.Thread):
     def processor_times(self) -> list[float] | None:
         """Return the service's processor seconds, which grow while it works.
 
-        The result is None if the seconds can't be read, or if there is no service. The service does
-        not count as idle then.
+        The result is None if the seconds can't be read, or if there is no service. In both cases
+        the service does not count as idle.
         """
         seconds: list[float] = []
         try:

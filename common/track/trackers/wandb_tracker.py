@@ -30,10 +30,9 @@ LONGEST_TAG = 64  # characters; W&B refuses a run with a longer tag
 
 
 class WandbTracker(Tracker):
-    """A run at W&B, on rank 0, started through Accelerate: `accelerator.get_tracker` has it.
+    """A run at W&B, on rank 0, started through Accelerate: `accelerator.get_tracker` returns it.
 
-    The run is online if the server accepts the key, else offline. Rows that a kill lost are logged
-    again.
+    The run is online or offline, as `start_wandb` decides. Rows that a kill lost are logged again.
     """
 
     def __init__(self, run: TrackedRun) -> None:
@@ -99,7 +98,10 @@ class WandbTracker(Tracker):
                 self.note_best(value)
 
     def note_best(self, value: float) -> None:
-        """Keep the best value in the summary, under the name that `summary.json` and sweeps use."""
+        """Keep the best value so far in W&B's summary.
+
+        It has the name that `summary.json` and sweeps use.
+        """
         values = [value] if self.best is None else [self.best, value]
         self.best = self.objective.best(values)
         if self.best is not None:
@@ -154,10 +156,12 @@ class WandbTracker(Tracker):
 
 
 def start_wandb(run: TrackedRun) -> tuple[str, str]:
-    """Start a W&B run through Accelerate, offline if the server refuses it.
+    """Start a W&B run through Accelerate, in the mode of `wandb_mode`.
+
+    If that fails, for example because the server refuses the run, start it offline.
 
     Returns:
-        The mode, "online" or "offline", and the reason for it.
+        The mode in which it was started, and the reason for it.
     """
     import wandb
 
