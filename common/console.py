@@ -53,8 +53,7 @@ def log_line(line: str) -> None:
         listener(line)
 
 
-# The log lines that a run may print: so many at once, and so many more with each second. A run may
-# make more updates a second than anybody reads.
+# The log lines that a run may print: so many at once, and so many more with each second.
 LINES_AT_ONCE = 100
 LINES_PER_SECOND = 5
 

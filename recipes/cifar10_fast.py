@@ -146,7 +146,7 @@ def build_model(config: Config, data: ImageData) -> tuple[nn.Module, dict[str, A
     }
     model = FastNet(**arguments)
     if "train" in data.splits:
-        count = max(1, 5000 * 32**2 // data.image_size**2)  # fewer if images are larger
+        count = max(1, 5000 * 32**2 // data.image_size**2)  # the pixels of 5,000 images of CIFAR-10
         images = data.splits["train"].first_images(count)
         model.whiten.weight.data = whitening_filters(images, kernel_size=2)
     model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

@@ -54,6 +54,7 @@ class Config(TrainingConfig):
 
 OBJECTIVE = "accuracy:max"
 DEFAULT_EPOCHS = {"cifar10": 30, "mnist": 5, "digits": 6, "synthetic": 1, "other": 30}
+WARMUP_SHARE = {"sgd": 0.2, "muon": 0.0}
 
 # --------------------------------------------------------------------------------------- Data
 
@@ -86,8 +87,7 @@ class Block(nn.Module):
         super().__init__()
         self.is_bottleneck = is_bottleneck
         channels = width * 4 if is_bottleneck else width
-        # The first 3×3 convolution has the stride.
-        if is_bottleneck:
+        if is_bottleneck:  # in both cases, the first 3×3 convolution has the stride
             self.conv1, self.bn1 = convolve(in_channels, width, 1, 1)
             self.conv2, self.bn2 = convolve(width, width, 3, stride)
             self.conv3, self.bn3 = convolve(width, channels, 1, 1)
@@ -116,7 +116,7 @@ class ResNet(nn.Module):
     """ResNet-18, 34 or 50 (arXiv 1512.03385): [batch, channels, height, width] to [batch, classes].
 
     Its parts are named as torchvision and timm name them. A first convolution of 3×3 keeps the size
-    of small images. One of 7×7, as in published weights, and pooling reduce it to a quarter.
+    of small images. A 7×7 one with pooling, as in published weights, quarters height and width.
     """
 
     DEPTHS = {"resnet18": (2, 2, 2, 2), "resnet34": (3, 4, 6, 3), "resnet50": (3, 4, 6, 3)}
@@ -208,7 +208,7 @@ def main(config: Config) -> None:
         if config.compile:
             compile_model(model, config)
         optimizer = build_optimizer(model, config)
-        scheduler = run.plan.schedule(optimizer, 0.2 if config.optimizer == "sgd" else 0.0)
+        scheduler = run.plan.schedule(optimizer, warmup_share=WARMUP_SHARE[config.optimizer])
         model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
         run.keep(model=model, optimizer=optimizer, scheduler=scheduler)  # in checkpoints
         run.start(description, compute_loss)  # resumes, opens the logs, shows the plan

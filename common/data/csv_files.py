@@ -31,7 +31,7 @@ BYTE_ORDER_MARKS = (
     (codecs.BOM_UTF16_BE, "utf-16"),
     (codecs.BOM_UTF8, "utf-8"),  # pandas skips the mark
 )
-# What a file is instead of a CSV file, and what to do, by its first bytes.
+# Archives by their first bytes: what the message calls the file, and its advice.
 ARCHIVES = {
     b"PK\x03\x04": ("a zip archive or an Excel file", "export the table as CSV"),
     b"\x1f\x8b": ("a gzip archive", "unpack the file"),
@@ -163,9 +163,10 @@ def zeros_error(path: str, head: bytes) -> UserError:
     Args:
         head: the beginning of the file, with at least one zero byte.
     """
-    for mark, (kind, advice) in ARCHIVES.items():
+    for mark, (description, archive_advice) in ARCHIVES.items():
         if head.startswith(mark):
-            return UserError(f"{path} is not a CSV file, but {kind}", advice=advice)
+            problem = f"{path} is not a CSV file, but {description}"
+            return UserError(problem, advice=archive_advice)
     encoding = likely_utf16(head)
     if encoding is not None:
         return UserError(
@@ -186,10 +187,13 @@ def likely_utf16(head: bytes) -> str | None:
     The high byte of a Latin letter or a separator is zero. So zeros are frequent, and nearly all of
     them are at even places in UTF-16BE, or at odd places in UTF-16LE.
     """
-    even, odd = head[::2].count(0), head[1::2].count(0)
-    if has_few_zeros(head) or min(even, odd) > MOST_LOW_ZEROS * (even + odd):
+    if has_few_zeros(head):
         return None
-    return "UTF-16LE" if odd > even else "UTF-16BE"
+    zeros_at_even = head[::2].count(0)
+    zeros_at_odd = head[1::2].count(0)
+    if min(zeros_at_even, zeros_at_odd) > MOST_LOW_ZEROS * (zeros_at_even + zeros_at_odd):
+        return None
+    return "UTF-16LE" if zeros_at_odd > zeros_at_even else "UTF-16BE"
 
 
 def has_few_zeros(head: bytes) -> bool:
@@ -199,6 +203,7 @@ def has_few_zeros(head: bytes) -> bool:
 def is_beginning_of_utf8(head: bytes) -> bool:
     """Whether bytes are in UTF-8; the last character may be cut off."""
     try:
+        # The decoder is incremental, so a character that is cut off is no error.
         codecs.getincrementaldecoder("utf-8")().decode(head)
     except UnicodeDecodeError:
         return False

@@ -127,8 +127,8 @@ def model_labels_of(
 
     The data may name their classes as the model does, in any order, or by the model's numbers, as
     folders called 0, 1 and 2 do. The note is None if the data have all classes of the model, under
-    the same names. Classes that do not occur may have any names, because the type of a column may
-    list such classes, too.
+    the same names. A class without samples may have any name, because the type of a column may list
+    such classes.
 
     Args:
         name: the name of the data set.
@@ -144,17 +144,18 @@ def model_labels_of(
     model_classes = evaluated.class_names
     assert model_classes is not None  # otherwise, nothing is known to differ
     names = {label: class_names[label] for label in sorted(occurring)}
+    occurring_names = set(names.values())
     by_name = {class_name: label for label, class_name in enumerate(model_classes)}
     by_number = {str(label): label for label in range(len(model_classes))}
     note: str | None = None
-    if {*names.values()} <= by_name.keys():
+    if occurring_names <= by_name.keys():
         model_labels = by_name
         if len(names) < len(model_classes):
             note = (
                 f"of the {len(model_classes)} classes of {evaluated.model}, the data have "
                 f"{len(names)}"
             )
-    elif {*names.values()} <= by_number.keys():
+    elif occurring_names <= by_number.keys():
         model_labels = by_number
         meanings = ", ".join(f"{each} is {model_classes[int(each)]}" for each in names.values())
         note = f"classes are named by their numbers: {meanings:.200}"

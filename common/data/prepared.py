@@ -202,7 +202,7 @@ def with_labels_of(
     # The last array of each split holds the labels.
     occurring: set[int] = set()
     for arrays in data.arrays.values():
-        occurring |= {*np.unique(arrays[-1]).tolist()}
+        occurring.update(np.unique(arrays[-1]).tolist())
     model_labels, note = model_labels_of(evaluated, source.name, class_names, occurring)
     for arrays in data.arrays.values():
         arrays[-1] = model_labels[arrays[-1]]

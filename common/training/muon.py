@@ -106,10 +106,10 @@ class Muon(Optimizer):
 
 
 def muon_groups(model: nn.Module, learning_rate: float, weight_decay: float) -> list[MuonGroup]:
-    """Return the parameters of a network of convolutions and batch norms as groups for Muon.
+    """Return the trainable parameters of a network with batch norms, in groups for Muon.
 
-    The biases of batch norms learn faster (arXiv 2404.00498, section 3.4), and the last layer
-    learns more slowly, because its rate is meant for filters of a fixed norm.
+    The biases of batch norms learn faster than the rest (arXiv 2404.00498, section 3.4). The last
+    layer learns more slowly, because its updates have no fixed size, unlike those of filters.
 
     Args:
         model: each of its filters stands before a batch norm.
@@ -118,11 +118,13 @@ def muon_groups(model: nn.Module, learning_rate: float, weight_decay: float) -> 
             whose scale is fixed.
     """
     norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
-    filters = [p for p in model.parameters() if p.ndim == 4]
-    biases = [norm.bias for norm in norms]
-    scales = [norm.weight for norm in norms]
-    grouped = {id(parameter) for parameter in (*filters, *biases, *scales)}
-    others = [p for p in model.parameters() if id(p) not in grouped]
+    bias_ids = {id(norm.bias) for norm in norms}
+    scale_ids = {id(norm.weight) for norm in norms}
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    filters = [p for p in trained if p.ndim == 4]
+    biases = [p for p in trained if id(p) in bias_ids]
+    scales = [p for p in trained if id(p) in scale_ids]
+    others = [p for p in trained if p.ndim != 4 and id(p) not in bias_ids | scale_ids]
     return [
         {"params": filters, "orthogonal": True, "momentum": 0.6},
         {"params": biases, "lr": 60 * learning_rate},

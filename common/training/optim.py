@@ -11,7 +11,6 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from common.console import warn
 from common.system.devices import FusedOptimizer, honours_scaling
-from common.training.muon import Muon
 
 # Some parameters and their options by name, in the form that torch's optimizers take and keep.
 ParameterGroup = dict[str, Any]
@@ -94,18 +93,17 @@ def leave_unfit_fused_path(optimizer: object, device: torch.device) -> None:
 
 
 def start_momentum(optimizer: object) -> None:
-    """Give SGD and Muon zeroed momentum buffers, which their first update would create.
+    """Give SGD zeroed momentum buffers, so that its first update can be skipped.
 
     SGD's fused kernel allocates the buffers uninitialised and fills them in the first update. If an
-    fp16 overflow skips that update, the second update would read uninitialised memory. Muon's
-    buffers are made here so that the first checkpoint has the same tensors as later ones. Other
+    fp16 overflow skips that update, the second update would read uninitialised memory. Other
     objects are left alone, as in `leave_unfit_fused_path`.
     """
-    if not isinstance(optimizer, torch.optim.SGD | Muon):
+    if not isinstance(optimizer, torch.optim.SGD):
         return
     for group in optimizer.param_groups:
-        # With dampening, a buffer of zeros would change the first update of SGD.
-        if not group["momentum"] or group.get("dampening"):
+        # With dampening, a buffer of zeros would change the first update.
+        if not group["momentum"] or group["dampening"]:
             continue
         for parameter in group["params"]:
             buffer = torch.zeros_like(parameter, memory_format=torch.preserve_format)

@@ -153,9 +153,10 @@ def test_muon_makes_the_same_updates_in_shards(
     whole, shards = (runner.run(script, *flags, launcher=launcher) for launcher in LAUNCHERS)
     for name in ("train/loss", "train/learning_rate", "val/count"):
         assert shards.series(name) == pytest.approx(whole.series(name), rel=1e-3), name
-    # Orthogonal updates raise rounding in directions of small gradients, so single values differ.
+    # Orthogonal updates amplify rounding in directions with small gradients, so values differ.
+    weights_in_shards = shards.weights()
     for name, value in whole.weights().items():
-        difference = (shards.weights()[name] - value).double().norm()
+        difference = (weights_in_shards[name] - value).double().norm()
         assert difference <= 0.1 * value.double().norm(), name
     directory = tmp_path / "run"
     killed_halfway(shards, directory)

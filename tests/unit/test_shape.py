@@ -25,7 +25,7 @@ ALLOWED = {
     "optimizer = torch.optim.AdamW(groups, lr=peak_learning_rate(config, data), fused=True)",
     "optimizer = torch.optim.AdamW(groups, lr=peak_learning_rate(config, model), fused=True)",
     "optimizer = build_optimizer(model, config)",
-    'scheduler = run.plan.schedule(optimizer, 0.2 if config.optimizer == "sgd" else 0.0)',
+    "scheduler = run.plan.schedule(optimizer, warmup_share=WARMUP_SHARE[config.optimizer])",
     "scheduler = run.plan.schedule(optimizer, warmup_share=0.1)",
     "groups = decay_groups(model, config.weight_decay)",
     "groups = parameter_groups(model, config)",

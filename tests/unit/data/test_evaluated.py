@@ -208,8 +208,8 @@ def test_only_classes_that_occur_must_be_those_of_the_model(
     data = prepared_with(listed, test=labels[:10], train=labels[10:])
     numbered = with_labels_of(model, SOURCE, data)
     assert numbered.facts["class_names"] == model.class_names
-    found = np.concatenate([arrays[-1] for arrays in numbered.arrays.values()])
-    assert found.tolist() == [by_name[listed[label]] for label in labels]
+    model_labels = np.concatenate([arrays[-1] for arrays in numbered.arrays.values()])
+    assert model_labels.tolist() == [by_name[listed[label]] for label in labels]
     for label in {*range(len(listed))} - {*allowed}:
         data = prepared_with(listed, test=np.array([*allowed, label]))
         message = refusal(lambda data=data: with_labels_of(model, SOURCE, data))

@@ -82,7 +82,8 @@ def test_maze_of_links_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("links", [16, 17])
 def test_folder_that_many_links_share_is_named(links: int, tmp_path: Path) -> None:
     """There is no loop, so the message speaks of none."""
-    folder, shared = tmp_path / "pets", tmp_path / "shared"
+    folder = tmp_path / "pets"
+    shared = tmp_path / "shared"
     shared.mkdir()
     (shared / "a.png").touch()
     for number in range(links):
