@@ -12,8 +12,10 @@ model: `recipes/bert.py` trains one for it first, in `runs/for-lora`. The receip
 from __future__ import annotations
 
 import argparse
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 if __package__ in (None, ""):  # started as a file: make the package importable
@@ -67,22 +69,45 @@ def receipt_path(folder: Path, file: str) -> Path:
 def prove_all(files: list[str], folder: Path, checks: str | None) -> list[str]:
     """Prove files one after the other, and return those that failed.
 
-    The commands run in the repository, so that receipts name the files relative to it.
+    The receipts reach `folder` at the end. A receipt records the repository's uncommitted changes,
+    and the new receipts of other files would be such changes.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    failed_files = []
-    for file in files:
-        print(f"{file}:", flush=True)
-        output = receipt_path(folder, file).resolve()
-        output.unlink(missing_ok=True)  # a failed command must not leave an old receipt
-        command = [sys.executable, "-m", "common.tools", "prove", file, "--output", str(output)]
-        if checks is not None:
-            command += ["--checks", checks]
-        if file in NEED_CHECKPOINT:
-            command += ["--model", trained_checkpoint()]
-        if subprocess.run(command, cwd=REPOSITORY).returncode != 0:
-            failed_files.append(file)
+    failed_files: list[str] = []
+    with tempfile.TemporaryDirectory() as temporary:
+        new_receipts = Path(temporary)
+        try:
+            for file in files:
+                print(f"{file}:", flush=True)
+                if not prove(file, receipt_path(new_receipts, file), checks):
+                    failed_files.append(file)
+        finally:
+            folder.mkdir(parents=True, exist_ok=True)
+            for file in files:
+                new_receipt = receipt_path(new_receipts, file)
+                replace_receipt(receipt_path(folder, file), new_receipt, file in failed_files)
     return failed_files
+
+
+def prove(file: str, receipt: Path, checks: str | None) -> bool:
+    """Write the receipt of a file, and return whether it passed.
+
+    The command runs in the repository, so that the receipt names the file relative to it.
+    """
+    command = [sys.executable, "-m", "common.tools", "prove", file, "--output", str(receipt)]
+    if checks is not None:
+        command += ["--checks", checks]
+    if file in NEED_CHECKPOINT:
+        command += ["--model", trained_checkpoint()]
+    return subprocess.run(command, cwd=REPOSITORY).returncode == 0
+
+
+def replace_receipt(target: Path, new_receipt: Path, failed: bool) -> None:
+    """Move a new receipt to its place. A proof that failed without one removes the old receipt."""
+    if new_receipt.exists():
+        shutil.move(new_receipt, target)
+        print(f"receipt: {target}")
+    elif failed:
+        target.unlink(missing_ok=True)
 
 
 def trained_checkpoint() -> str:

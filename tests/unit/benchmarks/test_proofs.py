@@ -93,3 +93,27 @@ def test_proofs_leave_receipts_and_fail_with_the_first_that_fails(
         proofs.main()
     assert read_receipt(tmp_path / "freezing.json").passed
     assert not (tmp_path / "missing.json").exists()
+
+
+def test_receipts_are_replaced_after_the_last_proof(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A receipt names the uncommitted changes, so no new receipt may be one of them."""
+    folder = tmp_path / "receipts"
+    folder.mkdir()
+    files = ["examples/gan.py", "examples/freezing.py", "examples/missing.py"]
+    for file in files:
+        receipt_path(folder, file).write_text("old")
+
+    def run(command: list[str], cwd: Path) -> SimpleNamespace:
+        assert {path.read_text() for path in folder.iterdir()} == {"old"}
+        if "examples/missing.py" in command:
+            return SimpleNamespace(returncode=2)
+        Path(command[command.index("--output") + 1]).write_text("new")
+        return SimpleNamespace(returncode=1 if "examples/gan.py" in command else 0)
+
+    monkeypatch.setattr(proofs.subprocess, "run", run)
+    failed_files = proofs.prove_all(files, folder, None)
+    assert failed_files == ["examples/gan.py", "examples/missing.py"]
+    receipts = {path.name: path.read_text() for path in folder.iterdir()}
+    assert receipts == {"gan.json": "new", "freezing.json": "new"}
