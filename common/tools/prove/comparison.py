@@ -14,7 +14,6 @@ from safetensors.torch import load_file
 
 from common.tools.prove.bench import Bench, Interruption, RunSpec
 from common.tools.prove.instruments.updates import (
-    COMPARED_UPDATE,
     FIRST_WEIGHTS,
     LATER_WEIGHTS,
 )
@@ -39,14 +38,20 @@ RATE_TOLERANCE = 1e-6
 FIGURE_TOLERANCE = 1e-2  # figures of an evaluation, which may also differ by FLIPPED samples
 FLIPPED = 2  # samples that rounding may put into another class
 WEIGHT_TOLERANCE = 2e-2  # a share of the distance that the weights moved up to COMPARED_UPDATE
+# Rounding can move a ReLU's input to the other side of zero. In a ResNet-18 on images of 8 × 8,
+# where batch norm sees 16 values of a channel, that happened in 16 of 36 updates with one thread in
+# place of two: the gradients differed by 0.05 to 1.3 %, and usually by 0.0007 %. Two runs then
+# moved apart: within six updates, their losses differed by up to 8 %, and their weights by up to
+# 31 % of the distance that they had moved. So with batch norm, the tolerances grow with the
+# differences that gradients have shown before. With these limits, all of 42 pairs of such runs
+# counted as equal.
+GROWTH = 100
+LARGEST_TOLERANCE = 0.2  # of losses and gradients
+LARGEST_WEIGHT_TOLERANCE = 0.5
 # Absolute differences that are always allowed.
 SMALL_LOSS = 1e-5
 SMALL_NORM = 1e-6
 SMALL_RATE = 1e-12
-TOLERANCES = (
-    f"tolerance: losses {LOSS_TOLERANCE:.1%}, gradients {GRADIENT_TOLERANCE:.0%}, "
-    f"weights {WEIGHT_TOLERANCE:.0%} of the distance that they moved up to update {COMPARED_UPDATE}"
-)
 
 
 @dataclass(frozen=True)
@@ -181,21 +186,29 @@ def updates_of(run: ObservedRun) -> dict[int, Update]:
 
 
 def first_differing_update(
-    baseline: Mapping[int, Update], variant: Mapping[int, Update]
+    baseline: Mapping[int, Update], variant: Mapping[int, Update], *, tolerances_grow: bool = False
 ) -> UpdateDifference | None:
-    """Return the first quantity in which the updates of two runs differ beyond the tolerance."""
+    """Return the first quantity in which the updates of two runs differ beyond the tolerance.
+
+    Args:
+        tolerances_grow: whether tolerances grow with the differences of gradients, for batch norm.
+    """
     for number in sorted(baseline.keys() & variant.keys()):
-        difference = differing_quantity(number, baseline[number], variant[number])
+        drift = drift_before(number, baseline, variant) if tolerances_grow else 0.0
+        difference = differing_quantity(number, baseline[number], variant[number], drift)
         if difference is not None:
             return difference
     return None
 
 
-def differing_quantity(number: int, baseline: Update, variant: Update) -> UpdateDifference | None:
+def differing_quantity(
+    number: int, baseline: Update, variant: Update, drift: float
+) -> UpdateDifference | None:
     """Return the first quantity in which two updates differ beyond the tolerance.
 
     Args:
         number: the number of the update, from 1.
+        drift: the result of `drift_before`, or 0 for tolerances that do not grow.
     """
     steps = float(len(baseline.gradient_norms))
     variant_steps = float(len(variant.gradient_norms))
@@ -204,12 +217,38 @@ def differing_quantity(number: int, baseline: Update, variant: Update) -> Update
     for rate, variant_rate in zip(baseline.learning_rates, variant.learning_rates, strict=False):
         if not math.isclose(rate, variant_rate, rel_tol=RATE_TOLERANCE, abs_tol=SMALL_RATE):
             return UpdateDifference(number, "learning rate", rate, variant_rate)
-    if not math.isclose(baseline.loss, variant.loss, rel_tol=LOSS_TOLERANCE, abs_tol=SMALL_LOSS):
+    loss_tolerance = grown(LOSS_TOLERANCE, drift, LARGEST_TOLERANCE)
+    if not math.isclose(baseline.loss, variant.loss, rel_tol=loss_tolerance, abs_tol=SMALL_LOSS):
         return UpdateDifference(number, "loss", baseline.loss, variant.loss)
+    gradient_tolerance = grown(GRADIENT_TOLERANCE, drift, LARGEST_TOLERANCE)
     for norm, variant_norm in zip(baseline.gradient_norms, variant.gradient_norms, strict=True):
-        if not math.isclose(norm, variant_norm, rel_tol=GRADIENT_TOLERANCE, abs_tol=SMALL_NORM):
+        if not math.isclose(norm, variant_norm, rel_tol=gradient_tolerance, abs_tol=SMALL_NORM):
             return UpdateDifference(number, "gradients", norm, variant_norm)
     return None
+
+
+def drift_before(
+    number: int, baseline: Mapping[int, Update], variant: Mapping[int, Update]
+) -> float:
+    """Return the largest relative difference of gradient norms in the updates before `number`.
+
+    Updates with different numbers of optimizer steps count as equal here.
+    """
+    drift = 0.0
+    for earlier in baseline.keys() & variant.keys():
+        if earlier >= number:
+            continue
+        norms = zip(baseline[earlier].gradient_norms, variant[earlier].gradient_norms, strict=False)
+        for norm, variant_norm in norms:
+            difference = abs(norm - variant_norm)
+            if difference > SMALL_NORM:
+                drift = max(drift, difference / max(abs(norm), abs(variant_norm)))
+    return drift
+
+
+def grown(tolerance: float, drift: float, largest: float) -> float:
+    """Return the tolerance after gradients that differed by `drift`."""
+    return max(tolerance, min(GROWTH * drift, largest))
 
 
 @dataclass(frozen=True)

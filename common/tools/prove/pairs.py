@@ -8,12 +8,18 @@ from dataclasses import dataclass
 
 from common.tools.prove.bench import Cause
 from common.tools.prove.comparison import (
-    TOLERANCES,
+    GRADIENT_TOLERANCE,
+    LARGEST_TOLERANCE,
+    LARGEST_WEIGHT_TOLERANCE,
+    LOSS_TOLERANCE,
     WEIGHT_TOLERANCE,
     UpdateDifference,
     UpdateLayout,
     differing_figure,
+    drift_before,
     first_differing_update,
+    grown,
+    sample_mixing_of,
     updates_of,
     weight_distance,
 )
@@ -34,13 +40,45 @@ class RunPair:
 
     def first_difference(self) -> UpdateDifference | None:
         """Return the first difference of the updates beyond the tolerance; None if they agree."""
-        return first_differing_update(updates_of(self.baseline), updates_of(self.variant))
+        return first_differing_update(
+            updates_of(self.baseline),
+            updates_of(self.variant),
+            tolerances_grow=self.has_batch_norm,
+        )
+
+    @property
+    def has_batch_norm(self) -> bool:
+        """Whether the model has a layer that mixes the samples of a micro-batch."""
+        return bool(sample_mixing_of(self.variant).layers)
+
+    def drift_before(self, number: int) -> float:
+        """Return the difference by which tolerances have grown before the update `number`."""
+        if not self.has_batch_norm:
+            return 0.0
+        return drift_before(number, updates_of(self.baseline), updates_of(self.variant))
 
 
 def comparison_in_words(pair: RunPair) -> str:
-    """Return a phrase about the compared updates."""
+    """Return a phrase about the compared updates and the tolerances."""
     updates = len(updates_of(pair.baseline).keys() & updates_of(pair.variant).keys())
-    return f"{updates} updates, {pair.variant_layout} against {pair.baseline_layout} ({TOLERANCES})"
+    layouts = f"{pair.variant_layout} against {pair.baseline_layout}"
+    return f"{updates} updates, {layouts} ({tolerances_in_words(pair)})"
+
+
+def tolerances_in_words(pair: RunPair) -> str:
+    """Return the tolerances, and from which update on they have grown."""
+    words = (
+        f"tolerance: losses {LOSS_TOLERANCE:.1%}, gradients {GRADIENT_TOLERANCE:.0%}, weights "
+        f"{WEIGHT_TOLERANCE:.0%} of the distance that they moved up to update {COMPARED_UPDATE}"
+    )
+    for number in sorted(updates_of(pair.variant)):
+        drift = pair.drift_before(number)
+        if grown(LOSS_TOLERANCE, drift, LARGEST_TOLERANCE) > LOSS_TOLERANCE:
+            return (
+                f"{words}; more from update {number} on, because the gradient norms of update "
+                f"{number - 1} differed by {drift:.2g} of their size"
+            )
+    return words
 
 
 def values_in_words(pair: RunPair, difference: UpdateDifference) -> str:
@@ -79,7 +117,10 @@ def cause_of_later_loss(pair: RunPair, difference: UpdateDifference) -> Cause:
 def cause_of_weights(pair: RunPair) -> Cause | None:
     """Return the cause that only the weights differ; None if they agree."""
     distance = weight_distance(pair.baseline, pair.variant)
-    if distance is None or distance.share <= WEIGHT_TOLERANCE:
+    drift = pair.drift_before(COMPARED_UPDATE + 1)
+    if distance is None or distance.share <= grown(
+        WEIGHT_TOLERANCE, drift, LARGEST_WEIGHT_TOLERANCE
+    ):
         return None
     return Cause(
         f"the weights after update {COMPARED_UPDATE} differ by {distance.share:.1%} of the "

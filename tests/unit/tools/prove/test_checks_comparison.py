@@ -183,6 +183,52 @@ def test_batch_norm_on_processes_leaves_out_evaluations(tmp_path: Path) -> None:
     assert "BatchNorm2d averages its statistics over processes" in verdict.compared
 
 
+GROWN_ROUNDING = {
+    "losses": (3.0, 2.0, 1.08),
+    "norms": (0.50001, 0.402, 0.33),
+    "weights": 2.15,
+}
+
+
+def test_rounding_grows_with_batch_norm(tmp_path: Path) -> None:
+    """Gradients that differ a little are followed by losses and weights that differ more."""
+    mixing = sample_mixing("BatchNorm2d")
+    pair = pair_of(DISTRIBUTED, tmp_path, mixing=mixing, **GROWN_ROUNDING)
+    verdict = processes.verdict_of(pair)
+    assert verdict.passed is True
+    words = "more from update 2 on, because the gradient norms of update 1 differed by 2e-05"
+    assert words in verdict.compared
+
+
+def test_rounding_does_not_grow_without_batch_norm(tmp_path: Path) -> None:
+    verdict = processes.verdict_of(pair_of(DISTRIBUTED, tmp_path, **GROWN_ROUNDING))
+    assert verdict.passed is False
+    assert "the loss of update 3 is 1.08 with" in verdict.causes[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"losses": (3.3, 2.0, 1.0)}, "the loss of update 1 is 3.3"),
+        ({"norms": (0.5001, 0.8, 0.3)}, "the gradients of update 2 have the norm 0.8"),
+        ({"losses": (3.0, 2.0, 1.1)}, "the loss of update 3 is 1.1"),
+        ({"weights": 2.1}, "the weights after update 3 differ by 10.0%"),
+        (
+            {"norms": (0.5001, 0.4, 0.3), "weights": 2.6},
+            "the weights after update 3 differ by 60.0%",
+        ),
+    ],
+)
+def test_mistakes_stand_out_with_batch_norm(
+    changes: dict[str, object], words: str, tmp_path: Path
+) -> None:
+    """Before gradients differ, the tolerances are small. Later ones have a limit."""
+    mixing = sample_mixing("BatchNorm2d")
+    verdict = processes.verdict_of(pair_of(DISTRIBUTED, tmp_path, mixing=mixing, **changes))
+    assert verdict.passed is False
+    assert words in verdict.causes[0]
+
+
 def test_a_module_that_mixes_samples_explains_a_difference(tmp_path: Path) -> None:
     """Without a difference, there is nothing to explain, and the check passes."""
     pair = pair_of(DIVIDED, tmp_path, mixing_module="Centre", losses=(9.0, 9.0, 9.0))
