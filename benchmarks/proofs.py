@@ -5,7 +5,8 @@
     python benchmarks/proofs.py --show                              # the table of the receipts
 
 Each proof is a command of its own, with the built-in data. `examples/lora.py` adapts a pretrained
-model: `recipes/bert.py` trains one for it first, in `runs/for-lora`. The receipts go to
+model: `recipes/bert.py` trains one for it first, and its head is removed, because a model that has
+learned the task already can't show that the example learns. The receipts go to
 `benchmarks/results/proofs/`. The exit status is 1 if a proof fails.
 """
 
@@ -18,6 +19,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from safetensors.torch import load_file, save_file
+
 if __package__ in (None, ""):  # started as a file: make the package importable
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
@@ -27,7 +30,10 @@ from common.tools.prove.receipt import CheckResult, ProofReceipt, read_receipt
 REPOSITORY = Path(__file__).resolve().parents[1]
 RECEIPTS = REPOSITORY / "benchmarks" / "results" / "proofs"
 NEED_CHECKPOINT = ("examples/lora.py",)
-CHECKPOINT_RUN = "runs/for-lora"  # relative, so that receipts name no folder of this machine
+# Relative to the repository, so that receipts name no folder of this machine.
+CHECKPOINT_RUN = "runs/for-lora"
+CHECKPOINT = "runs/for-lora-without-head"
+HEAD = "classifier."  # begins the names of the head's tensors
 SYMBOLS = {True: "✓", False: "**✗**", None: "–"}  # by whether a check passed; None: does not apply
 
 
@@ -111,13 +117,25 @@ def replace_receipt(target: Path, new_receipt: Path, failed: bool) -> None:
 
 
 def trained_checkpoint() -> str:
-    """Return the folder of a BERT trained on the built-in data; train it if there is none yet."""
-    folder = f"{CHECKPOINT_RUN}/model"
-    if not (REPOSITORY / folder / "model.safetensors").exists():
+    """Return the folder of a BERT without a head, trained on the built-in data; make it if absent.
+
+    The folder is relative to the repository.
+    """
+    weights = REPOSITORY / CHECKPOINT / "model.safetensors"
+    if not weights.exists():
         command = [sys.executable, "recipes/bert.py", "--dataset", "docstrings"]
         command += ["--tracker", "none", "--output-dir", CHECKPOINT_RUN]
         subprocess.run(command, cwd=REPOSITORY, check=True)
-    return folder
+        shutil.copytree(REPOSITORY / CHECKPOINT_RUN / "model", weights.parent, dirs_exist_ok=True)
+        remove_head(weights)
+    return CHECKPOINT
+
+
+def remove_head(weights: Path) -> None:
+    """Remove the classifier from a file of a BERT's weights."""
+    tensors = load_file(weights)
+    body = {name: tensor for name, tensor in tensors.items() if not name.startswith(HEAD)}
+    save_file(body, weights, metadata={"format": "pt"})
 
 
 def markdown(receipts: list[ProofReceipt]) -> str:

@@ -41,16 +41,12 @@ def eventful_run(bench: Bench) -> ObservedRun:
     spec = RunSpec(
         "eventful",
         (
-            *(
-                "--max-steps",
-                str(LEAST_UPDATES),
-                "--epochs",
-                "1000",
-                "--log-every",
-                str(MEASURED_EVERY),
-            ),
+            *("--max-steps", str(LEAST_UPDATES), "--epochs", "1000"),
+            *("--log-every", str(MEASURED_EVERY)),
             *("--eval-every", "1", "--checkpoint-every", str(SAVE_EVERY)),
             *("--gradient-accumulation-steps", "1"),
+            # With so many evaluations, a recipe that stops early by default would end too soon.
+            *("--early-stopping", "None"),
         ),
         instruments=("common.tools.prove.instruments.memory",),
         is_observed=False,

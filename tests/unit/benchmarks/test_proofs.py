@@ -7,6 +7,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from benchmarks import proofs
 from benchmarks.proofs import markdown, provable_files, receipt_path
@@ -66,7 +68,8 @@ def test_only_lora_gets_a_model_that_is_trained_once(
         if command[1] == "recipes/bert.py":
             model = tmp_path / proofs.CHECKPOINT_RUN / "model"
             model.mkdir(parents=True)
-            (model / "model.safetensors").touch()
+            tensors = {"bert.weight": torch.ones(2), "classifier.weight": torch.ones(3)}
+            save_file(tensors, model / "model.safetensors")
         return SimpleNamespace(returncode=0)
 
     monkeypatch.setattr(proofs, "REPOSITORY", tmp_path)
@@ -75,9 +78,11 @@ def test_only_lora_gets_a_model_that_is_trained_once(
     assert proofs.prove_all(files, tmp_path / "receipts", None) == []
     trainings = [command for command in commands if command[0] == "recipes/bert.py"]
     assert len(trainings) == 1
-    expected = ["--model", "runs/for-lora/model"]
+    expected = ["--model", proofs.CHECKPOINT]
     proven = [command for command in commands if command[0] == "-m"]
     assert [command[-2:] == expected for command in proven] == [True, False, True]
+    weights = load_file(tmp_path / proofs.CHECKPOINT / "model.safetensors")
+    assert weights.keys() == {"bert.weight"}
 
 
 @pytest.mark.slow
