@@ -5,7 +5,8 @@ Each way to agree has one function. Code elsewhere decides what the ranks agree 
 - `ask_rank_zero`: rank 0 decides, and the others get its answer.
 - `do_on_each_rank`: each rank does the same work, and a mistake on one of them ends all.
 - `gather_from_ranks`, `gather_lists`: every rank gets the Python objects of all ranks.
-- `gather_numbers`, `reduce_numbers`: the same for float64 numbers, exactly, on any device.
+- `gather_numbers`: the same for float64 numbers, bit by bit, on any device.
+- `reduce_numbers`: every rank gets the sum or mean over ranks of float64 numbers, on any device.
 - `sum_in_fp32`: the sum of a few numbers for which fp32 is enough, such as flags.
 - `differing_positions`: where integers that should be the same on all ranks differ.
 - `wait_for_ranks`: no rank goes on before all have come here.
@@ -58,7 +59,8 @@ def do_on_each_rank(accelerator: "Accelerator", work: Callable[[], Value]) -> Va
     """Return what `work` returns on this rank, after all ranks have done their work.
 
     Raises:
-        UserError: on all ranks, if `work` raises it on any of them.
+        UserError: on all ranks, if `work` raises it on any of them. If several ranks do, all raise
+            the error of the lowest rank.
     """
     if accelerator.num_processes == 1:
         return work()
@@ -68,8 +70,8 @@ def do_on_each_rank(accelerator: "Accelerator", work: Callable[[], Value]) -> Va
         results.append(work())
     except UserError as error:
         mistake = error
-    # The ranks exchange the words of the error, not the error itself: pickle would call its class
-    # with the exit status alone, without the words.
+    # The ranks exchange the words of the error, not the error itself: to unpickle an error, pickle
+    # calls its class with the exit status alone, so the words would be lost.
     own_words = None if mistake is None else (mistake.problem, mistake.advice, mistake.resumable)
     for words in gather_from_ranks(accelerator, own_words):
         if words is not None:
@@ -92,10 +94,10 @@ def gather_lists(items: list[Value]) -> list[Value]:
 
 
 def gather_numbers(accelerator: "Accelerator", values: "torch.Tensor") -> "torch.Tensor":
-    """Return the float64 `values` of all ranks as they are, [world_size, *shape], on the host.
+    """Return the float64 `values` of all ranks, [world_size, *shape], on the host.
 
-    `values` is on the host, and of the same shape on all ranks. A device without float64 hands on
-    its bits as integers.
+    `values` is on the host, and of the same shape on all ranks. For a device without float64, the
+    ranks exchange the bits as int64, so that no value is rounded.
     """
     import torch
 
@@ -114,7 +116,7 @@ def gather_numbers(accelerator: "Accelerator", values: "torch.Tensor") -> "torch
 def reduce_numbers(
     accelerator: "Accelerator", values: "torch.Tensor", reduction: Literal["sum", "mean"]
 ) -> "torch.Tensor":
-    """Return the sum or mean over ranks of float64 values, on the host."""
+    """Return the sum or mean over ranks of float64 values, of the same shape, on the host."""
     from common.system.devices import has_float64
 
     if has_float64(accelerator.device):
@@ -140,13 +142,17 @@ def sum_in_fp32(accelerator: "Accelerator", numbers: list[float]) -> list[float]
 
 
 def differing_positions(accelerator: "Accelerator", numbers: list[int]) -> list[int]:
-    """Return the positions at which two ranks have different integers."""
+    """Return, on all ranks, the positions at which not all ranks have the same integer.
+
+    Args:
+        numbers: the integers of this rank, as many as on the other ranks.
+    """
     import torch
 
     if accelerator.num_processes == 1 or not numbers:
         return []
     row = torch.tensor(numbers, device=accelerator.device)
-    # One reduction gives the maximum over ranks and, as the negated maximum of -x, the minimum.
+    # One reduction gives the maximum over ranks, and also the minimum: the maximum of -x, negated.
     bounds = torch.cat([row, -row])
     torch.distributed.all_reduce(bounds, torch.distributed.ReduceOp.MAX)
     largest = bounds[: len(numbers)]
@@ -159,7 +165,8 @@ def wait_for_ranks(accelerator: "Accelerator") -> None:
     """Wait for all ranks, and until no collective holds a tensor, so that a process can exit.
 
     Gloo (torch 2.13) aborts the process if one of its threads drops the last reference to a reduced
-    tensor while the interpreter exits. A barrier holds no tensor and ends later than reductions.
+    tensor while the interpreter exits. So this function ends with a barrier, which holds no tensor
+    and ends after all reductions, and then gives gloo's threads time to drop their references.
     """
     if accelerator.num_processes > 1:
         accelerator.wait_for_everyone()

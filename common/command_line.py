@@ -81,7 +81,7 @@ def parse_config(config_class: type[ConfigType], description: str | None = None)
             from common.run_directory.effective_batch import with_effective_batch
 
             config = with_effective_batch(config, config.effective_batch_size)
-        # This comes before `validate`, so that a flag which only `validate` reads counts as used.
+        # Record reads from here on, so that a flag which only `validate` reads counts as used.
         record_reads(config)
         config.validate()
     except SystemExit as end:
@@ -95,11 +95,14 @@ def parse_config(config_class: type[ConfigType], description: str | None = None)
 def config_from_words(
     config_class: type[ConfigType], description: str | None, early: argparse.Namespace
 ) -> ConfigType:
-    """Return the flags of the command line. They override those of a run that it names."""
+    """Return the flags of the command line, and for all others those of a run that it names."""
     saved = saved_config(config_class, early)
 
     def parse(defaults: ConfigType | None) -> ConfigType:
-        """Read the command line, whose flags override `defaults`; None: the saved flags, if any."""
+        """Read the command line, whose flags override `defaults`.
+
+        If `defaults` is None, they override the saved flags, or else the recipe's own defaults.
+        """
         return parse_words(config_class, description, defaults or saved or config_class())
 
     if early.resume is None:
@@ -112,10 +115,10 @@ def config_from_words(
 
 
 def saved_config(config_class: type[ConfigType], early: argparse.Namespace) -> ConfigType | None:
-    """Return the flags that the command line overrides; None if it names no earlier flags.
+    """Return the saved flags that the command line overrides; None if it names no saved flags.
 
-    They are those of the `--config` file, or with `--evaluate-only`, those of the run that
-    `--init-from` names.
+    The saved flags are those of the `--config` file. Without one, they are those of the run that
+    `--init-from` names, if `--evaluate-only` is set.
     """
     if early.config is not None:
         return read_config(config_class, Path(early.config))
@@ -130,7 +133,11 @@ def saved_config(config_class: type[ConfigType], early: argparse.Namespace) -> C
 def parse_words(
     config_class: type[ConfigType], description: str | None, defaults: ConfigType
 ) -> ConfigType:
-    """Read the command line with tyro, in the groups that `--help` shows."""
+    """Read the command line with tyro, in the groups that `--help` shows.
+
+    Raises:
+        SystemExit: for `--help`, an unknown flag or a value of another type.
+    """
     import tyro
 
     flags_class, *group_classes = groups_of(config_class)  # type: ignore[arg-type]
@@ -154,7 +161,10 @@ def parse_words(
 def note_refusal(early: argparse.Namespace, end: SystemExit) -> None:
     """Note in the directory of the run to resume that this command line was refused.
 
-    Otherwise a supervisor would repeat the command for ever: see `refuse_to_resume`.
+    Otherwise a supervisor would repeat the command forever: see `refuse_to_resume`.
+
+    Args:
+        end: the exit that refused the command line.
     """
     from common.run_directory.directory import refuse_to_resume
 
@@ -170,11 +180,12 @@ def note_refusal(early: argparse.Namespace, end: SystemExit) -> None:
     )
 
 
-@functools.cache  # tyro, too, caches what it finds out about a type
+@functools.cache  # tyro caches facts about classes, so it should get the same classes again
 def groups_of(config_class: type) -> list[type]:
     """Return a dataclass of the groups that `--help` shows, and then the class of each group."""
     types = get_type_hints(config_class)
-    # `TrainingConfig` is the last base class before `object`.
+    # The flags that all recipes share are those of `TrainingConfig`, the last base class before
+    # `object`. This module can't import it, because `common.config` imports this module.
     shared_flags = config_class.__mro__[-2].__annotations__
     comments: dict[str, str] = {}
     # Begin with the base class: a comment of the recipe on an inherited flag replaces the other.
@@ -187,7 +198,7 @@ def groups_of(config_class: type) -> list[type]:
         name = field.name
         # A shared flag belongs to the latest group that has begun.
         group = group_of_first_flag.get(name, group)
-        # A recipe's own flags have a group of their own, except those that name its data.
+        # A recipe's own flags are in the group "recipe", except those that name its data.
         own_group = "data" if stated(config_class, name)["role"] == "data" else "recipe"
         argument = argument_of(types[name], comments.get(name, ""))
         groups[group if name in shared_flags else own_group].append((name, argument))
@@ -243,7 +254,7 @@ def comments_of(owner: type) -> dict[str, str]:
 
 
 def comments_by_line(source: str) -> tuple[dict[int, str], dict[int, str]]:
-    """Return the comments that have a line of their own, and those beside code, by line from 1."""
+    """Return the comments on lines without code, and those beside code, by line from 1."""
     alone: dict[int, str] = {}
     beside: dict[int, str] = {}
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
@@ -256,28 +267,39 @@ def comments_by_line(source: str) -> tuple[dict[int, str], dict[int, str]]:
 
 
 def read_early() -> argparse.Namespace:
-    """Return the flags that choose the defaults of all others; None for a flag that is not set."""
+    """Return the flags that choose the defaults of all others, which tyro needs before it parses.
+
+    A flag that is not set is None, or False for `--evaluate-only`.
+    """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for name in ("config", "init_from", "resume", "output_dir"):
         parser.add_argument(spelled(name), f"--{name}")  # tyro accepts both spellings
     parser.add_argument("--evaluate-only", "--evaluate_only", action="store_true")
     try:
         return parser.parse_known_args()[0]
-    except argparse.ArgumentError:  # a flag without its value; tyro's message says more
+    except argparse.ArgumentError:  # a flag lacks its value, which tyro then reports
         return parser.parse_args([])
 
 
 def refuse_credentials(words: list[str]) -> None:
-    """Refuse a command line that holds a secret, before any message or file can repeat it."""
+    """Raise a `UserError` if a command line contains a secret.
+
+    This comes first, before any message or file can repeat the secret.
+
+    Args:
+        words: the arguments of the command line, without the program.
+    """
     for word_before, word in zip(["", *words], words, strict=False):
-        # The message has the flag without its value. The flag is a part of the same word, as in
+        # The message must not repeat the value. The flag is a part of the same word, as in
         # --dataset=VALUE, or it is the word before.
         if has_secret(word):
             flag_and_value = word if word.startswith("--") else word_before
             flag = flag_and_value.split("=")[0]
             if flag.replace("_", "-") not in FLAGS_WITH_ADDRESSES:
+                # The word before may be another value, as in --tags first SECRET.
+                place = flag if flag.startswith("--") else "the command line"
                 raise UserError(
-                    f"{flag} contains a token, or looks like an address with a user name or a "
+                    f"{place} contains a token, or looks like an address with a user name or a "
                     "token (text between : and @)",
                     advice="leave that out",
                 )
@@ -326,13 +348,15 @@ def read_config(config_class: type[ConfigType], path: Path) -> ConfigType:
 def refuse_another_recipe(
     path: Path, recipe: object, saved_flags: Set[str], known_flags: Set[str]
 ) -> None:
-    """Raise a UserError if a `config.json` belongs to a recipe that is not the one reading it.
+    """Raise a `UserError` if a `config.json` does not have the flags of the running recipe.
+
+    A file of another recipe must have exactly the same flags. A file of this recipe may lack some.
 
     Args:
         recipe: the recipe that the file names; None if it names none. A hand-written file may have
             any JSON value here.
         saved_flags: the flags in the file.
-        known_flags: the flags of the recipe that reads it.
+        known_flags: the flags of the running recipe.
     """
     advice = "pass the config.json of a run of this recipe"
     may_be_own = recipe in (None, Path(sys.argv[0]).stem)

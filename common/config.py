@@ -17,7 +17,7 @@ data = partial(flag, role="data")
 pace = partial(flag, role="pace")
 record = partial(flag, role="record")
 once = partial(flag, role="once")
-count = partial(flag, least=1, most=10**9)  # more is a slip of the hand
+count = partial(flag, least=1, most=10**9)  # a larger number is a typing mistake
 
 
 @dataclass(kw_only=True)
@@ -27,7 +27,7 @@ class TrainingConfig:
     # Configuration of a Hub data set, such as sst2 of glue.
     dataset_config: str | None = data(None)
     label_column: str | None = data(None)  # Column of the labels, if it can't be inferred.
-    # Share of train held out without a validation split (default: 0.1 if train is the only split).
+    # Share of train held out if validation is missing (default: 0.1 if train is the only split).
     validation_share: float | None = data(None, least=0, most=0.9)
     streaming: bool = data(False)  # Read parquet files while training, without a prepared copy.
     # Initial weights: a run, folder or safetensors file, or a Hub id such as timm/resnet18.a1_in1k.
@@ -71,7 +71,7 @@ class TrainingConfig:
     data_placement: Literal["auto", "device", "workers"] = pace("auto")
 
     output_dir: str | None = once(None)  # Directory of the run (default: runs/RECIPE-TIMESTAMP).
-    # Updates between checkpoints. The end of an epoch has one too, if the last is 30 s old.
+    # Updates between checkpoints. An epoch also ends with a checkpoint if the last is 30 s old.
     checkpoint_every: int | None = count(None, role="pace")
     keep_checkpoints: int = count(2, role="record")  # Newest checkpoints to keep.
     # Run or checkpoint to continue; auto: the newest unfinished run, or a new one.
@@ -82,9 +82,9 @@ class TrainingConfig:
     eval_every: int | None = count(None, role="pace")
     # Seconds after which the job ends if a process hangs.
     collective_timeout: int = record(180, least=1, most=10**6)
-    # Which model to export: the best one of the evaluations, or the last one.
+    # Which model to export: that of the best evaluation, or that of the last update.
     keep: Literal["best", "last"] = "best"
-    # Stop after this many evaluations in a row without a better one.
+    # Stop after this many evaluations in a row without an improvement.
     early_stopping: int | None = count(None)
     # End with an error if the final objective is worse than this.
     target: float | None = record(None)
@@ -102,7 +102,7 @@ class TrainingConfig:
     log_gradients: bool = record(False)  # Log the gradient norm of each layer, before clipping.
     log_model: bool = record(False)  # Upload the final model to the tracker, as an artifact.
     profile: bool = once(False)  # Profile some updates: a trace, tables, a picture and a verdict.
-    # As --profile, with a row for each shape of an operation's inputs.
+    # Like --profile, with a row for each shape of an operation's inputs.
     profile_shapes: bool = once(False)
     config: str | None = once(None)  # A config.json of an earlier run to repeat; flags override it.
 

@@ -28,14 +28,14 @@ LINE_LISTENERS: list[Callable[[str], None]] = []
 
 
 def say(message: str, style: str | None = None) -> None:
-    """Print a line on rank 0: above the bar where there is one."""
+    """On rank 0, print a line, above the bar if there is one, and pass it to `LINE_LISTENERS`."""
     if is_main_rank():
         message = printable(message)
         log_line(message)
         if CONSOLE.is_terminal:
             CONSOLE.print(message, markup=False, style=style)
         else:
-            print(message, flush=True)  # the same characters, in a tenth of the time
+            print(message, flush=True)  # as rich would print it, in a tenth of the time
 
 
 def warn(message: str, *, every_rank: bool = False) -> None:
@@ -108,7 +108,7 @@ class Display:
         if self.live is None and is_main_rank() and CONSOLE.is_terminal:
             self.bar = make_bar()
             self.bar.add_task("", total=None, text="")
-            # A thread of its own draws: no update waits for the terminal.
+            # `Live` draws in a separate thread, so no update waits for the terminal.
             self.live = Live(
                 get_renderable=self.draw, console=CONSOLE, refresh_per_second=8, transient=True
             )
@@ -117,7 +117,7 @@ class Display:
 
     @contextlib.contextmanager
     def activity(self, doing: str) -> Iterator[None]:
-        """Show an activity while the block runs, and then the one before it."""
+        """Show an activity while the block runs, and afterwards the earlier activity again."""
         before = self.doing
         self.doing = doing
         try:
@@ -126,7 +126,7 @@ class Display:
             self.doing = before
 
     def draw(self) -> progress.Progress:
-        """Return the bar with the run's present position; a thread calls this."""
+        """Return the bar with the run's present position; the thread of `Live` calls this."""
         task = self.bar.tasks[0]
         position = self.position
         if position is None:  # training has not started
@@ -201,7 +201,7 @@ def begin() -> None:
     signal.signal(signal.SIGINT, stop)
     try:
         os.getcwd()
-    except OSError:  # torch's libraries would end the process in their own words
+    except OSError:  # otherwise torch's libraries would end the process, without advice
         message = "error: the current directory was removed: change to a folder that exists"
         raise SystemExit(message if is_main_rank() else 1) from None
     atexit.register(gc.freeze)

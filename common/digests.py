@@ -1,6 +1,7 @@
 """SHA-256 digests: of files, of values that JSON can hold, and of signed JSON objects.
 
-Caches, checkpoints and configs store these digests, so a function here must not change its values.
+Caches, checkpoints and configs store these digests. So a function here must give the same digest
+for the same value in all versions of this library.
 """
 
 import functools

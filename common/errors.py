@@ -49,7 +49,8 @@ LOST_PROCESS_PHRASES = (
 LOST_PROCESS = re.compile("|".join(LOST_PROCESS_PHRASES), re.IGNORECASE)
 # Phrases in an error's text which say that memory ran out.
 NO_MEMORY = (
-    *("out of memory", "can't allocate memory", "not enough memory", "_ALLOC_FAILED", "new thread"),
+    *("out of memory", "can't allocate memory", "not enough memory", "_ALLOC_FAILED"),
+    "new thread",  # Python's "can't start new thread"
     "CUDNN_STATUS_NOT_SUPPORTED",  # from accelerate.utils.memory.should_reduce_batch_size
 )
 # Printed if a process is lost at the same update for the second time, which is not an accident.
@@ -87,7 +88,7 @@ class UserError(SystemExit):
         super().__init__(f"error: {self.message}" if every_rank or is_main_rank() else 1)
 
     def speak(self) -> None:
-        """Have this rank print the message, although it is not rank 0."""
+        """Have this rank print the message when it exits, although it is not rank 0."""
         self.code = f"error: {self.message}"
 
 
@@ -120,7 +121,8 @@ class LostProcessError(RuntimeError):
     """Another rank or a loader's worker is gone or hangs. A restart helps."""
 
 
-RunStatus = Literal["running", "finished", "preempted", "failed"]  # of a run, as it writes it
+# The status that a run writes to `status.json`.
+RunStatus = Literal["running", "finished", "preempted", "failed"]
 
 
 class Outcome(NamedTuple):
@@ -136,7 +138,8 @@ def outcome_of(error: BaseException, rank: int | None = None) -> Outcome:
 
     Args:
         error: what ended the run.
-        rank: the rank to name in the reason of an error that is not the user's.
+        rank: the rank to name in the reason, if the error is neither the user's mistake nor a
+            request to stop; None names no rank.
     """
     if isinstance(error, Preempted):
         return Outcome("preempted", resumable=True, reason=error.message)

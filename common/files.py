@@ -49,7 +49,9 @@ def open_to_append(path: Path) -> TextIO:
 
 @contextmanager
 def locked(path: Path, patience: float = -1) -> Iterator[None]:
-    """Hold a lock file, so that no other job writes to its folder.
+    """Hold a lock file while the block runs, so that only one job at a time writes.
+
+    The lock protects only against jobs that take the same lock file.
 
     On a file system without locks, or if this user may not lock, nothing is locked.
 

@@ -47,7 +47,7 @@ MERELY_COPY = (
 
 
 def record_reads(config: "DataclassInstance") -> None:
-    """Note from now on which flags code looks at, until `stop_recording`.
+    """Note from now on which flags code reads, until `stop_recording`.
 
     `unread_flags` needs this, to find flags that were set and have no effect. The object gets a new
     class that notes each reading. The new class derives from the object's own class, and hides
@@ -124,7 +124,8 @@ def stop_recording(config: "DataclassInstance") -> set[str]:
 def unread_flags(config: "DataclassInstance", stated_values: Mapping[str, object]) -> list[str]:
     """Return the flags that a user set, that change what is learned, and that nothing has read.
 
-    The flags are in the order of the fields. A flag at its default counts as not set.
+    The flags are in the order of the fields. A flag at its default counts as not set, and so does a
+    flag without a default.
 
     Args:
         config: the flags. `record_reads` was called on them, and this call stops the recording.
@@ -136,8 +137,9 @@ def unread_flags(config: "DataclassInstance", stated_values: Mapping[str, object
         value = stated_values.get(field.name, field.default)
         value = tuple(value) if isinstance(value, list) else value
         role = stated(type(config), field.name)["role"]
-        is_fixed = role in ("learning", "size") and field.default is not dataclasses.MISSING
-        if is_fixed and value != field.default and field.name not in flags_read:
+        changes_learning = role in ("learning", "size")
+        is_set = field.default is not dataclasses.MISSING and value != field.default
+        if changes_learning and is_set and field.name not in flags_read:
             unread.append(field.name)
     return unread
 

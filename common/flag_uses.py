@@ -22,16 +22,21 @@ class FlagUses:
     """Where the source of a recipe, and of modules beside it, reads attributes by name."""
 
     is_known: bool = True  # false where the recipe's source can't be read
-    lines: dict[str, str] = field(default_factory=dict)  # first file:line of each attribute
+    # The first file:line of each attribute, such as "seed", of each string constant, and of each
+    # attribute of `run` with its owner, such as "run.should_stop".
+    lines: dict[str, str] = field(default_factory=dict)
     copies: str | None = None  # the first place where all flags are copied
 
     def place_of(self, flag: str) -> str | None:
-        """Return where a flag may be used, or None where the source uses it nowhere."""
+        """Return where a flag may be used; None if the source uses it nowhere.
+
+        If the source copies all flags at once, any flag may be used there.
+        """
         if not self.is_known:
             return "the recipe"
         place = self.lines.get(flag)
         call = TAKES_EFFECT_IN.get(flag)
-        # Calls outside of the loop are over at the first update.
+        # Calls before the loop were over at the first update, so only one in the loop may follow.
         if place is None and call is not None and call.is_in_loop:
             place = self.lines.get(call.name)
         return place or self.copies
@@ -48,7 +53,10 @@ def find_flag_uses(recipe_file: Path) -> FlagUses:
 
 
 def own_modules(recipe_file: Path) -> Iterator[Path]:
-    """Yield the files of imported modules beside or below the recipe, or the current directory."""
+    """Yield the files of the user's modules that the recipe has imported.
+
+    They are the modules anywhere in the recipe's folder or in the current directory.
+    """
     # These are fewer files than `code_tree.imported_files` returns: `common` reads all flags, and
     # the attributes of a library elsewhere may have the names of flags by chance.
     folders = {recipe_file.absolute().parent, Path.cwd()}

@@ -116,7 +116,10 @@ def check_limits(config: "DataclassInstance") -> None:
 
 
 def first_misfit(config_class: type, name: str, value: object) -> Misfit | None:
-    """Return a flag's value, or the first item of a tuple, that is outside of the flag's limits."""
+    """Return the value, or the first item of a tuple, that a flag does not allow.
+
+    The result is None if the whole value is within the flag's limits.
+    """
     for item in value if isinstance(value, tuple) else [value]:
         expected = expected_range(config_class, name, item)
         if expected is not None:

@@ -23,7 +23,10 @@ def find_initial(name: str) -> str:
     """Return the path of the folder or file that `--init-from` names.
 
     If the name is the id of a model of the Hub, rank 0 downloads the model for all ranks. Any other
-    name is returned unchanged, and the caller tells the user.
+    name is returned unchanged. If nothing is there, `weights_file` raises the error.
+
+    Raises:
+        UserError: on all ranks, if the model can't be downloaded.
     """
 
     def find() -> str:
@@ -70,7 +73,10 @@ def initial_facts(path: str | None) -> InitialFacts:
     """Return the facts about the model that `--init-from` names.
 
     Published weights state the scaling and the size of images. Nothing is known of a single file of
-    weights.
+    weights, or without the flag.
+
+    Raises:
+        UserError: there are no such weights, or the facts can't be read.
     """
     if path is None or os.path.isfile(path):
         return InitialFacts()

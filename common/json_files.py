@@ -11,9 +11,8 @@ from common.errors import UserError
 from common.files import refuse_pipe, write_text
 from common.sentences import as_user_error
 
-PUT_BACK = (
-    "restore it from a backup, or start a new run"  # the action for a damaged or missing file
-)
+# The advice for a damaged or missing file.
+PUT_BACK = "restore it from a backup, or start a new run"
 # A JSON object as Python reads it, with values of any type. `common.run_directory.records` has the
 # types of the files in a run's directory.
 JsonObject = dict[str, Any]
@@ -81,7 +80,8 @@ def advice_to_read(error: Exception) -> str:
 def read_lines(path: Path, key: str, warn: Callable[[str], None] | None = None) -> list[JsonObject]:
     """Return the rows of a file with one JSON object per line, such as `metrics.jsonl`.
 
-    A last line that is only half written is left out. A missing file has no rows.
+    A last line that is only half written is left out, because the process may have been killed as
+    it wrote the line. A missing file has no rows.
 
     Args:
         key: the entry of each row that must be a number; a row without it is damaged.

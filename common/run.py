@@ -52,9 +52,9 @@ from common.training.precision import compute_dtype
 
 
 class Run:
-    """Carries a recipe's loop: counts, times, logs and saves; the loop itself is the recipe's.
+    """Counts, times, logs and saves one training run, whose loop is in the recipe.
 
-    Use it as a context manager: however the run ends, `status.json` says how.
+    Use it as a context manager, so that `status.json` says how the run ended.
     """
 
     def __init__(
@@ -80,6 +80,7 @@ class Run:
         Raises:
             UserError: a flag, the objective or an option of DDP can't work, or the directory can't
                 be used.
+            SystemExit: with status 0, if the run to resume is finished.
         """
         note_ranks_of_debug_launcher()
         self.is_called_by_a_program = is_called_by_a_program(recipe_file)
@@ -137,10 +138,11 @@ class Run:
     def loaders(self, data: Data) -> tuple[Loader, Loader, Loader]:
         """Return the loaders for training, validation and test.
 
-        If the data have no validation split, the test loader serves for both, and the reverse.
+        If the data lack a validation split, the test loader takes its place, and the reverse.
 
         Raises:
-            UserError: `--early-stopping` has no validation data to choose by.
+            UserError: a flag that was set has no effect on the data, or does not suit them; a split
+                has too few samples; or `--early-stopping` has no validation data to choose by.
         """
         refuse_unread(self.config, data)
         names = [name for name in EVALUATED_SPLITS if name in data.splits]
@@ -208,8 +210,12 @@ class Run:
             description: the model's ``name``, and whatever else is needed to build it again.
             compute_loss: the recipe's loss, to count the operations of a sample and to try batch
                 sizes.
-            couples_samples: whether a sample's loss depends on the others of its micro-batch, as
-                in contrastive learning. Then `--auto-batch-size` is refused.
+            couples_samples: whether a sample's loss depends on the other samples of its
+                micro-batch, as in contrastive learning. Then `--auto-batch-size` is refused.
+
+        Raises:
+            UserError: the description has no name, `--auto-batch-size` does not suit the loss, or
+                the initial weights or the checkpoint do not fit this run.
         """
         insist_on_name(description)
         context = self.context
@@ -232,9 +238,13 @@ class Run:
     def batches(self, loader: Loader) -> Iterator[Batch]:
         """Yield training batches from the present update to the end of the run.
 
+        With `--evaluate-only`, there are no batches. If a rank was asked to stop, this method saves
+        a checkpoint after an update and ends the process.
+
         Raises:
             UserError: the loader is one of an evaluation, or the loop recorded no update in a whole
                 epoch.
+            Preempted: a rank was asked to stop, and everything is saved.
         """
         training_order_of(loader, "run.batches(train_loader)")
         if self.config.evaluate_only:
@@ -270,7 +280,7 @@ class Run:
         self.context.meters.stopwatch.stop()
 
     def save_and_leave(self) -> None:
-        """Save, and end this process by `Preempted`, once the checkpoint is written."""
+        """Save a checkpoint, and raise `Preempted` once all ranks have written it."""
         self.save()
         self.context.meters.stopwatch.stop()
         self.checkpoints.wait()
@@ -285,13 +295,20 @@ class Run:
     def record(self, loss: torch.Tensor | float, metrics: Metrics | None = None) -> None:
         """Record a micro-batch, and write a log line when an interval is over.
 
-        Only a log line synchronises with the device.
+        Most calls do not wait for the device. A log line does, and so do the checks that are due
+        from time to time.
 
         Args:
             loss: the mean loss of the micro-batch.
             metrics: tensors of any shape or plain numbers, by name. A log line has, under
                 ``train/``, the mean over all elements of all micro-batches and ranks that recorded
                 the metric.
+
+        Raises:
+            UserError: a metric is not a number, or has the name of one that the run logs itself; or
+                after the first update, no code uses a flag that was set.
+            TrainingError: an update had non-finite gradients, or a rank could not write its
+                checkpoint.
         """
         self.evaluations.rehearsal.end()
         is_update = self.accelerator.sync_gradients
@@ -350,7 +367,10 @@ class Run:
 
     @property
     def tracker(self) -> Any:
-        """The tracker's own object on rank 0: W&B's or trackio's run, or TensorBoard's writer."""
+        """The tracker's own object on rank 0: W&B's or trackio's run, or TensorBoard's writer.
+
+        It is None on other ranks, before `start`, without a tracker, and after the tracker failed.
+        """
         return None if self.context.logs.tracker is None else self.context.logs.tracker.native
 
     @property
@@ -393,7 +413,10 @@ class Run:
 
     @property
     def should_save(self) -> bool:
-        """Whether a checkpoint is due, by the plan or because of a request to stop."""
+        """Whether a checkpoint is due, by the plan or because of a request to stop.
+
+        None is due between the micro-batches of an update.
+        """
         if not self.accelerator.sync_gradients:
             return False
         agreement = self.context.agreement
@@ -411,7 +434,8 @@ class Run:
         DDP's wrapper is taken off, because ranks may have different numbers of batches. The model's
         buffers, such as batch norm's statistics, are averaged over ranks first. Random generators
         start from the run's seed and the rank, and get their earlier states back afterwards.
-        A request to stop ends the evaluation without a trace, and the resumed run repeats it.
+        A request to stop ends the evaluation. Nothing of it is kept, and the resumed run repeats
+        it.
         """
         with self.evaluations.evaluating(model, self.save_and_leave) as bare_model:
             yield bare_model
@@ -442,7 +466,8 @@ class Run:
 
     def __enter__(self) -> Self:
         try:
-            self.context.agreement.request.end_at_once()  # while data are prepared
+            # Until `start`, there is nothing to save, so a request to stop may end the process.
+            self.context.agreement.request.end_at_once()
         except Preempted as error:
             self.__exit__(Preempted, error, None)
             raise
@@ -466,23 +491,38 @@ class Run:
         self.close(error)
 
     def close(self, error: BaseException | None) -> None:
-        """Note how the run ended, and give back what it holds."""
+        """Note how the run ended, and release what it uses.
+
+        Args:
+            error: what ended the run early; None for a run that is over.
+        """
         DISPLAY.close()
-        request = self.context.agreement.request
         stages = self.stages
         loaders = [] if stages.loaded is None else [*stages.loaded.loaders.values()]
         if stages.started is not None:
             stages.started.profiler.stop()
         if isinstance(error, UserError):
             announce_error()
-        if error is not None:
-            self.evaluations.rehearsal.explain(error)
-            close_after(error, self.context, loaders)
+        try:
+            if error is not None:
+                self.evaluations.rehearsal.explain(error)
+                close_after(error, self.context, loaders)  # may raise another error
+        finally:
+            self.release(error, loaders)
+
+    def release(self, error: BaseException | None, loaders: Iterable[Loader]) -> None:
+        """Release what this process uses for the run.
+
+        Args:
+            error: what ended the run early; None for a run that is over.
+        """
+        request = self.context.agreement.request
         for loader in loaders:
             loader.close()
         if isinstance(error, UserError):
             report_once(error, request)
         # After any other error, other ranks may still wait in a collective that this rank has left.
+        # The process group is not destroyed then.
         all_ranks_end = error is None or isinstance(error, (UserError, Preempted))
         if torch.distributed.is_initialized() and all_ranks_end:
             torch.distributed.destroy_process_group()

@@ -113,8 +113,8 @@ def writing(subject: str, advice: str = "") -> Iterator[None]:
 def reading(subject: str, advice: str, *, resumable: bool = False) -> Iterator[None]:
     """Turn any error while a library reads a user's file into a `UserError`.
 
-    A full disk stays an `OSError`: libraries write caches of the files that they read, and the file
-    itself may be fine.
+    If the disk is full, an `OSError` is raised instead: libraries write caches of the files that
+    they read, and the file itself may be fine.
 
     Args:
         subject: what is read, the first words of the message, such as a path or a flag.

@@ -78,9 +78,9 @@ class ToolOutput(io.TextIOWrapper):
 
 
 def replace_output(output_class: type[io.TextIOWrapper], *, by_line: bool) -> None:
-    """Put objects of other classes in place of the standard streams, unless a program has done so.
+    """Replace standard output and standard error, unless a program has replaced them already.
 
-    Both streams then write lookalikes for symbols that their encodings lack.
+    The new streams write lookalikes for symbols that their encodings lack.
 
     Args:
         output_class: the class of standard output. Standard error gets `Output`, also in a tool.

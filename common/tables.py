@@ -1,7 +1,7 @@
 """Tables of text, with the same look everywhere: for a terminal, a pipe or a file, and Markdown.
 
-A table is a list of rows, and a row is a list of cells. Cells may have any characters, because what
-a terminal would obey is escaped.
+A table is a list of rows, and a row is a list of cells. Cells may have any characters, because
+those that a terminal would obey are escaped.
 """
 
 from collections.abc import Sequence
@@ -47,7 +47,7 @@ def print_facts(rows: Sequence[Row], *, title: str) -> None:
 
 
 def console() -> Console:
-    """Return the console to print on: the terminal, or one with longer lines."""
+    """Return the console to print on: the terminal, or one with longer lines for a pipe or file."""
     return CONSOLE if CONSOLE.is_terminal else Console(width=max(CONSOLE.width, FILE_WIDTH))
 
 

@@ -22,17 +22,18 @@ ALIGNMENT = 64  # bytes, enough for any dtype
 
 
 def copied(tensors: Tensors) -> Tensors:
-    """Return copies in the host's memory, which training does not change."""
-    # The copies keep their strides. Contiguous copies take longer, and the writing thread makes
-    # them while training goes on.
+    """Return copies of tensors in the host's memory. Training does not change these copies."""
+    # Keep the order of the dimensions in memory, because a contiguous copy takes longer.
+    # `write_tensors` makes the contiguous copy in the writing thread, while training goes on.
     return {name: value.detach().to("cpu", copy=True) for name, value in tensors.items()}
 
 
 class PinnedMemory:
     """Pinned memory of the host, in a few large pieces that each checkpoint uses again.
 
-    Pinning takes about as long as writing the memory once, and some time for each call. A piece for
-    each tensor would hold up the training for as long as hundreds of updates.
+    A device copies to pinned memory without a wait after each tensor. But pinning takes about as
+    long as writing the memory once, and some time for each call. To pin a piece for each tensor
+    would delay the training by as long as hundreds of updates.
     """
 
     def __init__(self) -> None:
@@ -46,9 +47,11 @@ class PinnedMemory:
         self.offset = 0
 
     def empty_like(self, value: torch.Tensor) -> torch.Tensor:
-        """Return an uninitialised tensor with the shape, dtype and strides of `value`.
+        """Return an uninitialised tensor with the shape and dtype of `value`, in pinned memory.
 
-        It takes the next free bytes of the piece in use, or of the next piece that has room.
+        It takes the next free bytes of the piece in use, or of the next piece that has room. If no
+        piece has room, a new piece is pinned. The strides are those that torch gives a copy: the
+        order of the dimensions in memory stays, and gaps are left out.
         """
         size = value.nbytes
         while self.position < len(self.pieces):
@@ -61,7 +64,6 @@ class PinnedMemory:
             self.pieces.append(torch.empty(piece_size, dtype=torch.uint8, pin_memory=True))
         memory = self.pieces[self.position][self.offset : self.offset + size]
         self.offset += -(-size // ALIGNMENT) * ALIGNMENT  # rounded up
-        # The strides that torch gives a copy: those of a value without gaps, else contiguous ones.
         strides = torch.empty_like(value, device="meta").stride()
         return memory.view(value.dtype).as_strided(value.shape, strides)
 
@@ -78,9 +80,10 @@ class HostCopies:
         """Copy tensors with the values that they have now.
 
         A device with streams and pinned memory first copies the tensors to its own memory, after
-        the work that training has queued. Training can then go on, and another thread fetches these
-        copies, on a stream of its own. If the device has no room for copies, this function fetches
-        the tensors itself before it returns. Other devices are copied from directly.
+        the work that training has queued. Training can then go on, and another thread copies these
+        copies to the host, on a separate stream. If the device has no room for copies, or if its
+        free memory is unknown, this function copies the tensors to the host before it returns. It
+        does the same for a device without streams or pinned memory.
 
         Returns:
             The copies, and a function that completes them, which any thread may call. The next call
@@ -91,7 +94,7 @@ class HostCopies:
         sources = with_each_tensor(files, torch.detach)  # a new dict, because `fetch` empties it
         size = sum(value.nbytes for tensors in files.values() for value in tensors.values())
         room = memory_room(self.device)
-        has_room = room is not None and size < room[0]  # not if the free memory is unknown
+        has_room = room is not None and size < room[0]  # `room` has the free bytes, then the total
         if has_room:
             sources = with_each_tensor(sources, torch.clone)
         sources_ready = current_stream(self.device).record_event()
@@ -110,8 +113,8 @@ class HostCopies:
         """Copy tensors to the host, and wait until that is done.
 
         Args:
-            sources: tensors on the device; they are released.
-            targets: the same files without tensors, to which the copies are added.
+            sources: tensors on the device. The dict is emptied, which releases them.
+            targets: the same files, without tensors. The copies are added to them.
             sources_ready: the event after which the sources have their values.
         """
         use(self.device)

@@ -17,7 +17,8 @@ from common.errors import UserError
 from common.json_files import json_safe
 from common.sentences import counted
 
-# Classes of these modules are not described: they may change with the version.
+# The run's own parts, such as its progress, have classes of these modules. They are not described,
+# because the classes may change with the version.
 CORE_MODULES = "common."
 # Entries of a parameter group that are not compared as options: the parameters, which are described
 # by name, and the choice between implementations of the same update.
@@ -32,7 +33,8 @@ class GroupDescription(TypedDict):
     """A parameter group of an optimizer."""
 
     parameters: list[str]  # their names
-    options: dict[str, JsonValue]  # those that do not change while training
+    # The options before the first update, without those that JSON can't express or `NOT_COMPARED`.
+    options: dict[str, JsonValue]
 
 
 # Written as a call, because "class" can't be the name of an attribute.
@@ -87,8 +89,8 @@ def describe_optimizer(
     """Return the description of an optimizer.
 
     Args:
-        names: the names of the networks' parameters by id(). A parameter of no network that the run
-            keeps is described by its shape.
+        names: the names of the networks' parameters by id(). A parameter that is in none of these
+            networks is described by its shape.
     """
     groups: list[GroupDescription] = []
     for group in optimizer.param_groups:
@@ -138,14 +140,21 @@ def plain_value(value: object) -> JsonValue:
 
 
 def insist_on_same(path: Path, saved: object, now: Mapping[str, PartDescription]) -> None:
-    """Raise a `UserError` that names the first difference between the saved and present parts.
+    """Raise a `UserError` if the description of a part has changed; it names the first difference.
 
-    Parts that only one side describes are passed over, because older versions described less.
+    Parts that only one side describes are not compared, because older versions described less.
+
+    Args:
+        path: the checkpoint, for the message.
+        saved: the descriptions in the checkpoint's manifest. If this is not a mapping, as in
+            checkpoints of older versions, nothing is compared.
+        now: the descriptions of the present parts.
     """
     if not isinstance(saved, Mapping):
         return
     described = [name for name in now if isinstance(saved.get(name), Mapping)]
-    # Another class explains most other differences, such as a schedule's other rates.
+    # Compare the classes first, because a changed class explains most other differences, such as
+    # different rates of a schedule.
     for name in described:
         if saved[name].get("class") != now[name]["class"]:
             classes = f"{saved[name].get('class')}, and is of class {now[name]['class']} now"
@@ -164,7 +173,7 @@ def insist_on_same(path: Path, saved: object, now: Mapping[str, PartDescription]
 
 
 def differences(name: str, before: Mapping[str, object], now: PartDescription) -> Iterator[str]:
-    """Yield a phrase for each difference between the descriptions of a part of one class.
+    """Yield a phrase for each difference between two descriptions of a part, except its class.
 
     Args:
         before: the saved description. It is JSON that another version may have written, so entries

@@ -27,7 +27,8 @@ from common.run_directory.records import MODEL_JSON, WeightsDigest
 from common.sentences import counted, writing
 from common.system.machine import is_main_rank
 
-# A recipe's description of its model, in JSON; `files` is the path of a folder, or None.
+# The facts by which a model is built and used, ready for JSON. The entry ``files``, which may be
+# absent, is the path of a folder, or None.
 Description = Mapping[str, Any]
 
 
@@ -40,15 +41,17 @@ def save_model(
 ) -> None:
     """Write a finished model's folder: weights, facts and card, completely or not at all.
 
-    A Transformers model is written so that `from_pretrained` reads the folder.
+    A Transformers model is written so that `from_pretrained` reads the folder. Only rank 0 may call
+    this function, unless the model is sharded: see `skeleton`.
 
     Args:
-        facts: the contents of `model.json`, with which the model is built and used: constructor
+        facts: the contents of `model.json`, by which the model is built and used: constructor
             arguments, class names, normalisation, image size. An entry ``files`` is not written
             there: it is a folder whose files are copied beside the weights.
-        card: the text of `README.md`.
-        skeleton: the same model on the meta device, without values, if the model is sharded. All
-            ranks must then call this function, and rank 0 writes one tensor at a time.
+        card: the text of `README.md`; without a text, there is no such file.
+        skeleton: the same model on the meta device, without values, if the model is sharded; None
+            otherwise. All ranks must call this function for a sharded model, and rank 0 writes one
+            tensor at a time.
 
     Raises:
         UserError: the folder can't be written.
@@ -72,7 +75,7 @@ def save_model(
 
 
 def write_whole_model(folder: Path, model: nn.Module, weights: Tensors) -> None:
-    """Write the weights of a model; for a Transformers model, also its other files."""
+    """Write the weights of a model that is not sharded; also a Transformers model's other files."""
     save_pretrained = getattr(model, "save_pretrained", None)
     if save_pretrained is not None:
         save_pretrained(folder)
@@ -89,12 +92,16 @@ def write_sharded_model(folder: Path, skeleton: nn.Module, weights: Tensors) -> 
 
 
 def digest_of_weights_file(path: Path) -> WeightsDigest:
-    """Return the entry of `model.json` for a file of weights; an OSError if it can't be read."""
+    """Return the entry of `model.json` for a file of weights.
+
+    Raises:
+        OSError: the file can't be read.
+    """
     return WeightsDigest(weights_sha256=sha256_of_file(path))
 
 
 def whole_tensors(weights: Tensors) -> Iterator[torch.Tensor]:
-    """Yield each tensor whole, on the CPU; all ranks take part for each sharded one."""
+    """Yield each tensor whole, on the CPU; all ranks must iterate together if any is sharded."""
     for value in weights.values():
         yield value.full_tensor().cpu() if is_sharded(value) else value.cpu()
 
@@ -124,12 +131,18 @@ def load_initial(
 ) -> None:
     """Load the weights that `--init-from` names, and copy them into the run's directory.
 
-    On a resume, `init_from` already names this copy: `run_directory/resume.py` sets it. A head for
-    other classes keeps its random values: see `heads_to_reinitialize`.
+    On a resume, `init_from` already names this copy: `run_directory/resume.py` sets it. Nothing is
+    copied on a resume or in an evaluation.
+
+    A head for other classes keeps its random values, except in an evaluation: see
+    `heads_to_reinitialize`.
 
     Args:
         directory: the directory of the run.
         class_names: the classes of the run's data; None if the data have no classes.
+
+    Raises:
+        UserError: the weights can't be read or do not fit the model, or they can't be copied.
     """
     initial_model = config.init_from
     assert initial_model is not None  # otherwise there is nothing to load
@@ -144,7 +157,7 @@ def load_initial(
                 f"--init-from {initial_model} has different classes from these data, or none, so "
                 f"{name} starts with random values"
             )
-            # `put_weights` then gives the head the random values that it has already.
+            # `put_weights` needs a value for each weight. The head gets its present random values.
             for key, value in head.state_dict().items():
                 weights[f"{name}.{key}"] = value
     put_weights(model, weights, initial_model)
@@ -157,7 +170,7 @@ def keep_initial(source: Path, folder: Path, is_file: bool) -> None:
 
     Args:
         source: the file of weights.
-        is_file: whether the user named this file. Otherwise its whole folder is copied.
+        is_file: whether the user named this file itself. Otherwise its whole folder is copied.
     """
     with writing(str(folder)), replacing(folder) as unfinished:
         if is_file:
@@ -212,7 +225,7 @@ def heads_to_reinitialize(
 
 
 def weights_of(model: nn.Module) -> Tensors:
-    """Return a model's state, not copied. A tensor with several names has only the first."""
+    """Return a model's state, not copied. Tied weights are there once, under their first name."""
     state = model.state_dict()
     return {name: state[name] for name, *_ in names_by_weight(model)}
 
@@ -238,7 +251,7 @@ def put_weights(
     Args:
         weights: the weights by name. Tied weights need only one of their names; `put_weights` adds
             the others to the dict.
-        path: the file of the weights, for a message.
+        path: the file or folder of the weights, for a message.
     """
     state = model.state_dict()
     for names in names_by_weight(model):
@@ -253,7 +266,7 @@ def put_weights(
 def refuse_other_model(
     state: Tensors, weights: Mapping[str, torch.Tensor | Rows], path: str | Path
 ) -> None:
-    """Raise a `UserError` that names the first weight that does not fit a model's state."""
+    """Raise a `UserError` if a weight does not fit a model's state; it names the first one."""
     refuse_other_kind(state, weights, path)
     advice = "use the flags and the data set of the run that wrote these weights, or other weights"
     for name in sorted(state.keys() | weights.keys()):
@@ -279,8 +292,8 @@ def refuse_other_kind(
 ) -> None:
     """Raise a `UserError` if weights and a model's state have no name in common.
 
-    `load_initial` calls this before it looks for heads. Otherwise every head would be missing from
-    such weights, and would seem to need random values.
+    `load_initial` calls this before it looks for heads. Such weights lack all heads, so it would
+    otherwise say that each head starts with random values before the weights are refused.
     """
     if state and weights and not state.keys() & weights.keys():
         raise UserError(

@@ -28,7 +28,7 @@ OF_ANOTHER_RUN = "of-another-run"  # a folder beside the checkpoints
 
 
 def step_folders(folder: Path) -> list[Path]:
-    """Return the folders of all finished checkpoints, oldest first, including damaged ones."""
+    """Return the folders of all finished checkpoints, oldest first; damaged ones are included."""
     checkpoints = (path for path in folder.glob("step-*") if NAME.fullmatch(path.name))
     return sorted(checkpoints, key=step_of)
 
@@ -70,7 +70,7 @@ def owner_of(checkpoint: Path) -> str | None:
 def is_of_another_run(checkpoint: Path, run_id: str | None) -> bool:
     """Whether another run wrote a checkpoint; False if `owner_of` does not know the run.
 
-    Older versions did not name the run. A `run_id` of None means that the question does not matter.
+    Older versions did not name the run. With a `run_id` of None, the result is always False.
     """
     # The manifest is read only if the answer depends on it.
     return run_id is not None and not may_be_of_run(owner_of(checkpoint), run_id)
@@ -94,7 +94,11 @@ def damage(checkpoint: Path) -> str | None:
 
 
 def damaged_best(checkpoint: Path) -> str | None:
-    """Return a sentence on the damage of a whole checkpoint's best model; None if it is whole."""
+    """Return a sentence that names the damaged file of a checkpoint's best model.
+
+    The result is None if that model is whole, or if the checkpoint names none. The checkpoint must
+    be whole: see `damage`.
+    """
     receipts = read_manifest(checkpoint).files
     of_best = {name: receipt for name, receipt in receipts.items() if is_best(name)}
     return damage_of_files(checkpoint, of_best)
@@ -106,7 +110,7 @@ def is_best(name: str) -> bool:
 
 
 def damage_of_files(checkpoint: Path, receipts: Mapping[str, Receipt]) -> str | None:
-    """Return a sentence on the first file that differs from its receipt; None if none does.
+    """Return a sentence on the first file that differs from its receipt; None if all are equal.
 
     Args:
         receipts: the receipts of the files, by path relative to the checkpoint.
@@ -127,12 +131,14 @@ def damage_of_files(checkpoint: Path, receipts: Mapping[str, Receipt]) -> str | 
 def newest_whole(
     folder: Path, named: str | None = None, run_id: str | None = None
 ) -> tuple[Path | None, list[str]]:
-    """Return the newest whole checkpoint, and the problems of those that are newer.
+    """Return the newest whole checkpoint, and a sentence on each newer one that was passed over.
+
+    The checkpoint is None if none is whole.
 
     Args:
         named: the name of the last checkpoint to consider; None considers all.
         run_id: the run whose checkpoints to consider; another run's checkpoint counts as damaged.
-            None considers all.
+            None considers the checkpoints of all runs.
     """
     problems: list[str] = []
     last_step = None if named is None else step_of(named)
@@ -149,21 +155,28 @@ def newest_whole(
 
 
 def choose(folder: Path, named: str | None, run_id: str | None = None) -> Path | None:
-    """Return the newest whole checkpoint, up to the `named` one if given, and clean up the folder.
+    """Return the newest whole checkpoint, and clean up the folder; None if no checkpoint is whole.
 
     A resume calls this on rank 0, before anything is written.
 
     A warning names each checkpoint that is passed over, because it is damaged or because it
     does not belong to the run `run_id`. The folder changes as follows:
 
+    - A checkpoint that a user renamed gets its original name.
     - Unfinished files are removed.
-    - Checkpoints newer than the chosen one are put aside until another checkpoint is whole.
-    - Files of another run are put aside for good, in a folder of their own.
-    - If no checkpoint of this run is whole, all of them are put aside for good: a user may be able
-      to repair one.
+    - Checkpoints newer than the chosen one are put aside, and are removed once the run has written
+      another checkpoint.
+    - Files of another run are moved to a separate folder, and are never removed.
+    - If no checkpoint of this run is whole, all of them are put aside, and are never removed: a
+      user may be able to repair one.
+
+    Args:
+        named: the name of the last checkpoint to consider; None considers all.
+        run_id: the run to resume; None considers the checkpoints of all runs.
 
     Raises:
-        UserError: no checkpoint up to the named one is whole; nothing is removed or put aside then.
+        UserError: there are checkpoints, but none up to the named one is whole. Nothing is removed
+            or put aside then.
     """
     undo_renaming(folder)
     path, problems = newest_whole(folder, named, run_id)
@@ -187,7 +200,7 @@ def no_checkpoint_up_to(
 ) -> UserError:
     """Return the error for a run without a usable checkpoint up to the `named` one."""
     if problems:
-        reason = f"all checkpoints up to {named} are damaged ({problems[0]})"
+        reason = f"no checkpoint up to {named} can be used ({problems[0]})"
     else:
         first = step_folders(folder)[0].name
         reason = f"{folder} has no checkpoint up to {named}, because its first one is {first}"
@@ -202,8 +215,8 @@ def no_checkpoint_up_to(
 def put_newer_aside(folder: Path, chosen: Path) -> None:
     """Mark the checkpoints newer than the `chosen` one as superseded.
 
-    They are damaged, or the user goes back to before them. `remove_old` removes them once the
-    resumed run has written a checkpoint of its own.
+    They are damaged, or the user resumes from an earlier checkpoint. `remove_old` removes them once
+    the resumed run has written a checkpoint.
     """
     for checkpoint in step_folders(folder):
         if step_of(checkpoint) > step_of(chosen):
@@ -219,7 +232,8 @@ def put_newer_aside(folder: Path, chosen: Path) -> None:
 def undo_renaming(folder: Path) -> None:
     """Give each checkpoint that a user renamed its original name, if no other file has it.
 
-    The manifest states the update. A damaged manifest can't, and its checkpoint keeps its name.
+    The manifest states the update, and so the name. A checkpoint with a damaged manifest keeps the
+    name that it has.
     """
     for checkpoint in step_folders(folder):
         with contextlib.suppress(UserError, OSError):
@@ -233,9 +247,10 @@ def undo_renaming(folder: Path) -> None:
 
 
 def put_all_aside(folder: Path) -> None:
-    """Rename a folder whose checkpoints are all unusable, but leave other runs' files in place.
+    """Rename a folder whose checkpoints are all damaged, but leave other runs' files in place.
 
-    Other runs' files were moved to folders of their own before: see `put_other_runs_aside`.
+    `put_other_runs_aside` has moved other runs' files to subfolders before. These subfolders stay
+    in a new folder with the old name.
     """
     aside = free_name(folder.with_name(f"{folder.name}-put-aside"))
     say(f"all checkpoints in {folder} are damaged, so they were moved to {aside}")
@@ -246,7 +261,11 @@ def put_all_aside(folder: Path) -> None:
 
 
 def put_other_runs_aside(folder: Path, run_id: str | None) -> None:
-    """Move another run's files to a folder of their own, where they stay as usable as before."""
+    """Move other runs' files to a new subfolder.
+
+    A checkpoint names the files beside it by relative paths. They move together, so these
+    checkpoints stay complete.
+    """
     foreign = [path for path in step_folders(folder) if is_of_another_run(path, run_id)]
     # The files beside the checkpoints: best models and frozen weights.
     for path in folder.glob("*.safetensors"):
@@ -276,9 +295,11 @@ def remove_old(
 ) -> None:
     """Remove all but the newest checkpoints of a run, and the best models that none of them names.
 
+    Checkpoints that `put_newer_aside` has marked as superseded are removed too.
+
     Args:
-        checkpoints_to_keep: the number of checkpoints that stay.
-        newest: the checkpoint that was just written, which also stays.
+        checkpoints_to_keep: the number of checkpoints that stay, `newest` included.
+        newest: the checkpoint that was just written. It stays even if the number is 0.
         run_id: the run whose files may be removed; None allows any run's.
     """
     last_step = step_of(newest)
@@ -287,7 +308,7 @@ def remove_old(
         for path in step_folders(folder)
         if step_of(path) < last_step and not is_of_another_run(path, run_id)
     ]
-    earlier_to_keep = checkpoints_to_keep - 1  # `newest` is one of those that stay
+    earlier_to_keep = checkpoints_to_keep - 1  # without `newest`
     count_to_remove = max(0, len(earlier) - earlier_to_keep)
     for old in [*earlier[:count_to_remove], *folder.glob(f"*{SUPERSEDED}")]:
         remove(old)
@@ -302,7 +323,7 @@ def remove_old_best_models(folder: Path, last_step: int, run_id: str | None) -> 
             named_files |= {Path(name).name for name in read_manifest(checkpoint).files}
     for path in folder.iterdir():
         best = BEST.match(path.name)
-        # A best model of this update or a later one may be named by the next checkpoint.
+        # Keep a best model of this update or a later one, because the next checkpoint may name it.
         if best is None or path.name in named_files or int(best[1]) >= last_step:
             continue
         if may_be_of_run(read_metadata(path).get("run_id"), run_id):

@@ -1,6 +1,7 @@
 """Adapters that save and restore modules, optimizers and random generators.
 
-`common.checkpoints.state` saves what `state_dict` of an adapter returns, and hands it back.
+`common.checkpoints.state` saves the result of an adapter's `state_dict`. A resume passes it to
+`load_state_dict`.
 """
 
 import random
@@ -28,9 +29,9 @@ INTEGER_TYPES = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def bare_optimizer(part: Any) -> Any:
-    """Return the optimizer that a wrapper, such as Accelerate's, has as `optimizer`.
+    """Return the optimizer inside a wrapper, such as Accelerate's, which has it as `optimizer`.
 
-    Any other object is returned as it is, so this may be called with a part of any kind.
+    An object without this attribute is returned itself, so this may be called with any part.
     """
     return getattr(part, "optimizer", part)
 
@@ -38,14 +39,14 @@ def bare_optimizer(part: Any) -> Any:
 class Network:
     """A module, as a part of a checkpoint.
 
-    Its parameters are the same on all ranks: `take` and `put` exchange them. Its `state_dict` has
-    the rest, such as batch norm's statistics, which differ between ranks.
+    Its parameters are the same on all ranks; `take` returns them and `put` restores them. Its
+    `state_dict` has the rest, such as batch norm's statistics, which differ between ranks.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
-        # By name: the parameters that were frozen from the start, with the sum of their bits when
-        # they were last written; None before that.
+        # The parameters that have been frozen since the start: by name, the sum of their bits when
+        # `take` or `put` last saw them; None before that.
         self.frozen: dict[str, int | None] = {
             name: None for name, value in module.named_parameters() if not value.requires_grad
         }
@@ -57,7 +58,7 @@ class Network:
         return {name: value for name, value in state.items() if name not in parameters}
 
     def load_state_dict(self, state: State) -> None:
-        """Restore what `state_dict` returned; a ValueError if it has other buffers."""
+        """Restore the result of `state_dict`; a ValueError if this module has other buffers."""
         if state.keys() != self.state_dict().keys():
             raise ValueError("other buffers")
         # This is not strict, because `state` lacks the parameters.
@@ -69,6 +70,8 @@ class Network:
         Frozen parameters are written once for all checkpoints. A parameter can change without a
         gradient, as averaged weights do. The sum of its bits shows such a change, and the parameter
         counts as changing from then on.
+
+        If the module is sharded, all ranks must call this function.
         """
         parameters: Tensors = dict(self.module.named_parameters())
         candidates = {}
@@ -113,13 +116,14 @@ class Network:
                 )
         for key, parameter in parameters.items():
             fill(parameter, saved[key])
-        # Frozen now and when the checkpoint was written, and not saved as changed by either run.
+        # A parameter stays frozen if it was frozen when this process began, and if the checkpoint
+        # has it only in the file that was written once.
         still_frozen = self.frozen.keys() & frozen.keys() - trained.keys()
         self.frozen = dict(sums_of_bits({key: parameters[key] for key in still_frozen}))
 
 
 def words_for(tensors: Mapping[str, torch.Tensor | Rows], name: str) -> str:
-    """Return the shape and dtype of a named tensor in words, for a message."""
+    """Return words for a message: such as "is [2, 3] float32", or "does not exist"."""
     tensor = tensors.get(name)
     if tensor is None:
         return "does not exist"
@@ -135,15 +139,16 @@ def shape_and_dtype(
 
 
 def sums_of_bits(tensors: Tensors) -> dict[str, int]:
-    """Return a checksum of each tensor, to see whether it has changed.
+    """Return a checksum of each tensor by name, to see whether the tensor has changed.
 
     The bits of each element are read as an integer as wide as the element, and the integers are
-    added. The checksum of a sharded tensor is that of all ranks' rows, so all ranks must call this.
+    added. The checksum of a sharded tensor is that of all ranks' rows, so all ranks must call this
+    function.
     """
     parts = [local(value.detach()) for value in tensors.values()]
     if not parts:
         return {}
-    # No integer type is as wide as complex128.
+    # Split complex numbers into their two parts, because no integer type is as wide as complex128.
     real_parts = [torch.view_as_real(part) if part.is_complex() else part for part in parts]
     sums = torch.stack([sum_of_bits(part) for part in real_parts])
     # The sums of unsharded tensors are multiplied by the number of ranks, which does no harm: such
@@ -192,14 +197,15 @@ class OptimizerState:
     def lay_out_as_parameters(self, saved_states: Mapping[int, Mapping[str, object]]) -> None:
         """Replace the restored tensors by copies with the strides of their parameters.
 
-        A step counter does not have the shape of its parameter, and stays as it is.
+        Fused kernels read a parameter and its state side by side, so both need the same strides.
+        `load_state_dict` gave the tensors the dtype of the parameter, so the copies are made from
+        the saved tensors, in the saved dtype.
 
-        Fused kernels walk through a parameter and its state side by side, so both need the same
-        strides. `load_state_dict` gave the tensors the dtype of the parameter; the copies get their
-        own saved dtype again.
+        A tensor that lacks the shape of its parameter, such as a step counter, is not replaced. Nor
+        is any tensor of a parameter without dimensions, which has no strides.
 
         Args:
-            saved_states: the states by the parameters' numbers, which count through all groups.
+            saved_states: the saved states by the parameter's index, counted through all groups.
         """
         groups = self.optimizer.param_groups
         parameters = [parameter for group in groups for parameter in group["params"]]

@@ -28,11 +28,12 @@ def pack(state: object) -> tuple[Tensors, Any]:
     """Split a nested state into its tensors and the rest.
 
     Args:
-        state: dicts, lists, tuples, Counters, tensors, NumPy arrays and plain values, nested.
+        state: dicts, lists, tuples, Counters, tensors, NumPy arrays and plain values, nested. A
+            subclass, such as a named tuple, becomes a plain dict, list or tuple.
 
     Returns:
         The tensors by their place in the state, such as "optimizer.state.0.exp_avg", not copied;
-        and the rest as JSON, in which the tensors' names stand for them. A tensor that occurs
+        and the rest as JSON, which contains the tensors' names in their place. A tensor that occurs
         twice (tied weights) is stored once.
 
     Raises:
@@ -74,7 +75,10 @@ class Packer:
         raise unfit(value, place)
 
     def pack_array(self, value: np.ndarray | np.generic, place: str) -> dict[str, JsonValue]:
-        """Store the bytes of a NumPy array or scalar as a tensor; return its dtype and shape."""
+        """Store the bytes of a NumPy array or scalar as a tensor, and return JSON for it.
+
+        The JSON has the tensor's name, and the dtype and shape of the array.
+        """
         if value.dtype.kind not in ARRAY_KINDS:
             raise unfit(value, place)
         # A bytearray is writable, as torch expects of memory that it shares.
@@ -83,7 +87,7 @@ class Packer:
         return {tag: [self.store(raw_bytes, place), value.dtype.str, [*value.shape]]}
 
     def pack_dict(self, value: dict[object, object], place: str) -> dict[str, JsonValue]:
-        """Return as JSON a dict or Counter whose keys are strings or integers."""
+        """Return a dict or Counter as JSON; its keys must be strings or integers."""
         packed: dict[str | int, JsonValue] = {}
         for key, item in value.items():
             if not isinstance(key, (str, int)):
@@ -105,12 +109,13 @@ class Packer:
             raise unfit(tensor, place)
         tensor = tensor.detach()
         if not is_sharded(tensor):
-            # A conjugate or negative view only notes the operation, and files have no such notes.
+            # A conjugate or negative view shares its values with another tensor, and torch applies
+            # the operation when it reads them. Apply it now, because a file contains only values.
             tensor = tensor.resolve_conj().resolve_neg()
         key = storage_key(tensor)
         if key not in self.names:
             name = place.encode("ascii", "backslashreplace").decode()
-            while name in self.tensors:  # keys with dots in them can lead to the same place
+            while name in self.tensors:  # with dots in keys, two places can have the same name
                 name += "_"
             self.names[key] = name
             self.tensors[name] = tensor
@@ -118,7 +123,7 @@ class Packer:
 
 
 def place_within(place: str, key: object) -> str:
-    """Return the place of an item of a container."""
+    """Return the place of an item in a container, such as "optimizer.state"; see `pack`."""
     return f"{place}.{key}" if place else f"{key}"
 
 
@@ -127,7 +132,7 @@ def unpack(
     rest: JsonValue,
     mesh: "DeviceMesh | None" = None,
 ) -> Any:
-    """Return the state that `pack` split, in memory of its own.
+    """Return the state that `pack` split. Its tensors and arrays are copies.
 
     Args:
         tensors: the tensors by name, as `pack` returned them or as they were read from files.
@@ -175,7 +180,7 @@ def storage_key(tensor: torch.Tensor) -> Hashable:
     """Return a key that two tensors share if they are views of the same elements (tied weights)."""
     tensor = local(tensor)
     if tensor.numel() == 0:
-        return object()  # a key of its own: empty tensors have no address to tell them apart by
+        return object()  # a unique key, because empty tensors have no address to distinguish them
     return tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
 
 

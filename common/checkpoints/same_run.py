@@ -43,10 +43,10 @@ MUST_MATCH_ON_RESUME = (
 
 
 class RunIdentity(TypedDict):
-    """The facts of a running training, all of them known; they become entries of a manifest.
+    """The facts of the present run, which each manifest contains. A resume compares most of them.
 
-    `Manifest` is the whole file as a resume reads it: it also has files and states, and may lack
-    any of these facts, because older versions did not write them.
+    `Manifest` is the whole file as a resume reads it. It also has files and states, and it may lack
+    some of these facts, because older versions did not write them.
     """
 
     run_id: str
@@ -67,14 +67,16 @@ class RunIdentity(TypedDict):
 def insist_on_same_run(
     path: Path, manifest: Manifest, run_facts: RunIdentity, saved_objective: str | None
 ) -> None:
-    """Raise a `UserError` if this run differs from the checkpoint's in what a resume can't change.
+    """Raise a `UserError` if a resume would change a fact, a flag or a part of the run.
 
     Args:
         path: the checkpoint, for a message.
-        saved_objective: the objective in the run's `config.json`. Checkpoints of older versions do
-            not name theirs.
+        manifest: the checkpoint's manifest.
+        run_facts: the facts of the run as it would go on.
+        saved_objective: the objective in the run's `config.json`. It stands in for that of the
+            checkpoint, which older versions did not save.
     """
-    # Compare only the entries that the file has, and without the large ones that are not compared.
+    # Take only the entries that the file has. The excluded ones are large, and are not compared.
     saved_facts = manifest.model_dump(exclude_unset=True, exclude={"parts", "ranks", "files"})
     if saved_objective is not None:
         saved_facts.setdefault("objective", saved_objective)
@@ -112,9 +114,11 @@ def excerpts(before: object, now: object) -> tuple[str, str]:
     texts = (str(before), str(now))
     if max(map(len, texts)) <= MOST_SHOWN:
         return texts
-    pairs = zip(*texts, strict=False)
-    is_equal = [character == character_now for character, character_now in pairs]
-    first_difference = is_equal.index(False) if False in is_equal else len(is_equal)
+    first_difference = min(map(len, texts))  # this holds if one text begins with the other
+    for position, (character_before, character_now) in enumerate(zip(*texts, strict=False)):
+        if character_before != character_now:
+            first_difference = position
+            break
     start = max(0, first_difference - MOST_SHOWN // 2)
     ellipsis = "…" if start else ""
     shown_before, shown_now = (ellipsis + shortened(text[start:], MOST_SHOWN) for text in texts)
@@ -124,10 +128,10 @@ def excerpts(before: object, now: object) -> tuple[str, str]:
 def insist_on_flags(
     path: Path, saved_flags: Mapping[str, object] | None, present_flags: Mapping[str, object]
 ) -> None:
-    """Raise a `UserError` if flags have different values from the saved ones.
+    """Raise a `UserError` if flags that a resume can't change differ from the saved ones.
 
-    This happens if a user edits `config.json`, for example. A local data set may have moved: it is
-    recognised by its fingerprint, not by its path.
+    This happens if a user edits `config.json`, for example. The path of a local data set may
+    differ, because its fingerprint identifies it.
     """
     if saved_flags is None:
         return  # older versions did not save their flags

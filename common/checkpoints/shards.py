@@ -1,7 +1,7 @@
-"""Sharded tensors, in memory and in files.
+"""Splits sharded tensors into one file per rank, and reads them on any number of ranks.
 
 A sharded tensor is a DTensor of FSDP2: each rank has some of its rows. Each rank writes its rows to
-a file of its own. Any number of ranks can read them again, because `Rows` presents the files of all
+a separate file. Any number of ranks can read them again, because `Rows` presents the files of all
 ranks as one tensor.
 """
 
@@ -40,9 +40,10 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def rows_here(mesh: "DeviceMesh", length: int) -> slice:
-    """Return the rows of a tensor of `length` rows that this rank has.
+    """Return the slice of rows that this rank has of a sharded tensor with `length` rows in all.
 
-    FSDP2 shares rows out as `torch.chunk` does: equally, except that the last ranks may have fewer.
+    FSDP2 distributes rows as `torch.chunk` does: equally, except that the last ranks may have fewer
+    rows or none.
     """
     rows_per_rank = -(-length // mesh.size())  # rounded up
     first = min(rows_per_rank * mesh.get_local_rank(), length)
@@ -51,11 +52,12 @@ def rows_here(mesh: "DeviceMesh", length: int) -> slice:
 
 
 def fill(tensor: torch.Tensor, value: "torch.Tensor | Rows") -> None:
-    """Copy a value into a tensor, in place. As whole tensors, both have the same shape.
+    """Copy a value into a tensor, in place. Both must have the same shape over all ranks.
 
     Args:
-        tensor: a plain tensor, or a sharded one, of which this rank's rows are filled.
-        value: a tensor that is sharded alike, a whole tensor, or `Rows` in files.
+        tensor: a plain or a sharded tensor. If it is sharded, this fills this rank's rows.
+        value: a whole tensor, `Rows` in files, or a tensor that is sharded in the same way as
+            `tensor`.
     """
     with torch.no_grad():
         if is_sharded(value):
@@ -70,9 +72,10 @@ def fill(tensor: torch.Tensor, value: "torch.Tensor | Rows") -> None:
 def parts_of(
     name: str, tensors: Mapping[str, torch.Tensor], rank: int, ranks: int
 ) -> dict[str, dict[str, torch.Tensor]]:
-    """Return the tensors that this rank writes, by the name of the file; no file is empty.
+    """Return the tensors that this rank writes: by the name of the file, then by their own names.
 
-    Each rank writes its rows of the sharded tensors. Rank 0 also writes all other tensors.
+    Each rank writes its rows of the sharded tensors. Rank 0 also writes all other tensors. A file
+    without tensors is left out, so the result may be empty.
 
     Args:
         name: the beginning of the files' names.
@@ -99,11 +102,13 @@ def rows_file(name: str, rank: int, ranks: int) -> str:
 
 
 def read_parts(folder: Path, name: str, files: Collection[str]) -> "dict[str, torch.Tensor | Rows]":
-    """Return the tensors that all ranks wrote as `parts_of` the same `name`.
+    """Return the tensors that `parts_of` with the same `name` gave to all ranks to write.
+
+    The result is empty if there are no such files.
 
     Args:
-        files: the names of the files that exist. The name of one rank's file of rows is enough: it
-            says how many ranks there were.
+        files: the names of the files that exist. The name of one rank's file of rows is enough,
+            because it states how many ranks there were.
     """
     pattern = re.compile(rf"{re.escape(name)}-\d+-of-(\d+)\.safetensors")
     ranks = 0
@@ -121,10 +126,13 @@ def read_parts(folder: Path, name: str, files: Collection[str]) -> "dict[str, to
 
 
 def read_rows(files: Iterable[Path]) -> "dict[str, torch.Tensor | Rows]":
-    """Return the tensors whose rows are spread over files, in the order of the ranks.
+    """Return the tensors, by name, whose rows are spread over files.
 
-    A tensor's values are read when it is indexed, except for a tensor without dimensions, which is
-    the same in all files and is read at once. A single file contains whole tensors.
+    A tensor's values are read when it is indexed. A tensor without dimensions is the same in all
+    files, and is read at once.
+
+    Args:
+        files: the files of the ranks, in order. A single file contains whole tensors.
     """
     opened_files = [open_tensors(path) for path in files]
     tensors: dict[str, torch.Tensor | Rows] = {}
@@ -142,7 +150,7 @@ class Rows:
     """
 
     def __init__(self, parts: Iterable[SavedRows]) -> None:
-        """Take the slices that safetensors returned of each file, in the order of the ranks."""
+        """Keep the rows of each rank's file, in the order of the ranks."""
         self.parts = [*parts]
         lengths = [part.get_shape()[0] for part in self.parts]
         self.starts = [*accumulate(lengths, initial=0)]  # first rows, then the whole length
@@ -154,14 +162,14 @@ class Rows:
         requested_rows = slice(None) if isinstance(rows, EllipsisType) else rows
         first, last, _ = requested_rows.indices(self.shape[0])
         pieces = []
-        # Take the rows of each part between `first` and `last`, which may be none. A slice may end
-        # beyond the part. `starts` has one item more: the whole length.
+        # Take the rows of each part between `first` and `last`. A part may have none, and the slice
+        # may end beyond the part. `starts` has one more item than `parts`: the whole length.
         for part, start in zip(self.parts, self.starts, strict=False):
             pieces.append(part[max(first - start, 0) : max(last - start, 0)])
         return torch.cat(pieces)
 
     def read(self, mesh: "DeviceMesh | None") -> "torch.Tensor | DTensor":
-        """Return the tensor, sharded over the ranks of a mesh, or whole without a mesh."""
+        """Return the tensor: sharded over the ranks of a mesh; without a mesh, whole on the CPU."""
         if mesh is None:
             return self[...]
         from torch.distributed.tensor import DTensor, Shard

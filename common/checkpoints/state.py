@@ -26,8 +26,8 @@ from common.sentences import as_user_error
 if TYPE_CHECKING:  # importing it takes a second
     from torch.distributed.device_mesh import DeviceMesh
 
-# The packages whose classes get a sentence in place of a traceback if their state does not fit. A
-# recipe's own classes keep their traceback.
+# If the state of a class in these packages does not fit, the user gets a sentence instead of a
+# traceback. Errors in a recipe's own classes keep their traceback.
 LIBRARY_PACKAGES = ("common.", "torch.", "accelerate.")
 
 
@@ -71,18 +71,19 @@ class Parts:
 
         - Each rank writes the buffers (batch norm's statistics) of a shared module.
         - The parameters that are frozen now are written once for all checkpoints.
-        - Of a sharded part, each rank writes its rows, which any number of ranks can read.
+        - Each rank writes its rows of a sharded part. Any number of ranks can read them.
 
-        A part that is not shared is restored on its rank. If the number of processes has changed,
-        its `load_from_ranks` gets the states of all ranks. Without such a method, each rank gets
-        the state of rank 0.
+        Each rank writes a part that is not shared, and restores its own state. If the number of
+        processes has changed, the part's `load_from_ranks` gets the states of all ranks. Without
+        this method, each rank gets the state of rank 0.
 
         Raises:
-            UserError: the name is taken, or it has characters that are not letters, digits or "-".
+            UserError: the name is taken, begins with "rank-", "frozen-" or "best-" as files of a
+                checkpoint do, or has a character that is not a letter, a digit, "-" or "_".
             TypeError: the state has a value that a checkpoint can't hold.
         """
         is_taken = name in self.shared or name in self.of_rank
-        if is_taken or not re.fullmatch(r"(?!rank-|frozen-)[\w-]+", name):
+        if is_taken or not re.fullmatch(r"(?!rank-|frozen-|best-)[\w-]+", name):
             raise UserError(
                 f"run.keep(...) got a part named {name!r}, which the run can't use as a name",
                 advice="choose another name, of letters, digits and dashes",
@@ -108,7 +109,7 @@ class Parts:
     def collect(self) -> Contents:
         """Return this rank's present state for a checkpoint; its tensors are not copied."""
         contents = Contents()
-        if self.rank == 0 or self.mesh:  # of an unsharded part, the other ranks have the same
+        if self.rank == 0 or self.mesh:  # without sharding, the other ranks have equal shared parts
             self.collect_shared(contents)
         states = {name: part.state_dict() for name, part in self.of_rank.items()}
         # The tensors go into a file. The rest is JSON, which goes into the manifest.
@@ -117,12 +118,13 @@ class Parts:
         return contents
 
     def collect_shared(self, contents: Contents) -> None:
-        """Add the shared parts to a checkpoint's contents; of sharded ones, this rank's rows."""
+        """Add the shared parts to a checkpoint's contents: whole on rank 0, or this rank's rows."""
         shards = self.mesh.size() if self.mesh else 1
         for name, part in self.shared.items():
             if isinstance(part, Network):
                 tensors, frozen = part.take()
-                # A network has tensors alone, but a resume looks for its name.
+                # A network has only tensors, so nothing of it goes into the manifest. But a resume
+                # looks for its name there.
                 contents.shared[name] = None
                 contents.lasting_files |= parts_of(f"frozen-{name}", frozen, self.rank, shards)
             else:
@@ -141,7 +143,8 @@ class Parts:
         """
         self.insist_on_same_names(path, manifest)
         has_same_ranks = len(manifest.ranks) == world_size
-        # With another number of ranks, a part of a rank may need the states of all of them.
+        # If the number of ranks has changed, a part of a rank may need the states of all ranks that
+        # the checkpoint has.
         ranks_to_read = [self.rank] if has_same_ranks else range(len(manifest.ranks))
         states = self.read_states(path, manifest, ranks_to_read)
         for name, part in self.shared.items():
@@ -149,12 +152,12 @@ class Parts:
                 frozen = read_parts(path, f"../frozen-{name}", manifest.files)
                 trained = read_parts(path, name, manifest.files)
                 part.put(path, name, frozen, trained)
-        # A network is in both dicts: its parameters were restored above, and its buffers are now.
+        # A network is in both dicts. Its parameters were restored above; this restores its buffers.
         for name, part in {**self.shared, **self.of_rank}.items():
-            has_other_ranks = name not in self.shared and not has_same_ranks
-            if has_other_ranks and isinstance(part, LoadsFromRanks):
+            differs_by_rank = name not in self.shared
+            if differs_by_rank and not has_same_ranks and isinstance(part, LoadsFromRanks):
                 load_from_ranks(part, [state[name] for state in states], path, name)
-            else:  # the first state is this rank's own, or that of rank 0 if the ranks differ
+            else:  # the first state is this rank's, or rank 0's if the number of ranks has changed
                 load(part, states[0][name], path, name)
 
     def read_states(self, path: Path, manifest: Manifest, ranks: Iterable[int]) -> list[State]:
@@ -189,11 +192,15 @@ class Parts:
 
 
 def errors_as_misfit(path: Path, name: str) -> AbstractContextManager[None]:
-    """Turn any error while a state is restored into a `UserError`.
+    """Return a context that turns any error while a state is restored into a `UserError`.
 
     torch or another library may raise any class of error for a state that was edited, or is of
     another model or optimizer. (`common.sentences.reading` is for files that can't be read, and has
     another message.)
+
+    Args:
+        path: the checkpoint, for the message.
+        name: the part's name, or other words for the state that is restored.
     """
     problem = f"{path} was written by another model or recipe, because its {name} does not fit"
     return as_user_error(Exception, problem, MODEL_ADVICE, most_characters=150)
@@ -213,7 +220,7 @@ def load(part: Stateful, state: object, path: Path, name: str) -> None:
 
 
 def load_from_ranks(part: LoadsFromRanks, states: list[object], path: Path, name: str) -> None:
-    """Restore a part from its states on all ranks of a run with another number of ranks."""
+    """Restore a part from its states on all ranks, after their number has changed; see `load`."""
     if is_of_recipe(part):
         part.load_from_ranks(states)
         return
@@ -224,7 +231,7 @@ def load_from_ranks(part: LoadsFromRanks, states: list[object], path: Path, name
 
 
 def is_of_recipe(part: object) -> bool:
-    """Whether a part's class was written in a recipe, and is not a module."""
+    """Whether a part's class is a recipe's own, and is not a module."""
     is_of_library = type(part).__module__.startswith(LIBRARY_PACKAGES)
     return not isinstance(part, nn.Module) and not is_of_library
 
@@ -232,18 +239,19 @@ def is_of_recipe(part: object) -> bool:
 def check_state(part: Stateful | LoadsFromRanks, state: object) -> None:
     """Raise a TypeError if a value in `state` has a different type from the part's own state.
 
-    Many `load_state_dict` methods accept any value, and the error would come during the training.
+    Many `load_state_dict` methods accept any value. Without this check, the error would only appear
+    during training.
     """
-    if not isinstance(part, RandomState):  # which checks its state itself
+    if not isinstance(part, RandomState):  # torch, NumPy and Python check the states of generators
         check_types(state, part.state_dict())
 
 
 def check_types(saved: object, now: object) -> None:
     """Raise a TypeError if a saved value has a different type from the value that it replaces.
 
-    Containers are compared item by item; items that only one side has are passed over. A number may
-    be replaced by another type of number or by a tensor, and a sharded tensor by any tensor. None
-    and bools may be replaced by anything.
+    Containers are compared item by item; items that only one side has are not compared. A number
+    may be replaced by another type of number or by a tensor, and a sharded tensor by any tensor.
+    None and bools may be replaced by anything.
     """
     if isinstance(now, dict) and isinstance(saved, dict):
         for key in now.keys() & saved.keys():
@@ -262,10 +270,11 @@ def check_types(saved: object, now: object) -> None:
 
 
 class Restored(NamedTuple):
-    """What a resume learns from the checkpoint that it restored."""
+    """The result of restoring a checkpoint."""
 
     manifest: Manifest
-    # Whether the best model so far is damaged. The restored part ``best`` is of no use then.
+    # Whether the best model so far is damaged. If so, the caller must reset the part ``best``,
+    # which describes that model.
     has_lost_best: bool
 
 
@@ -278,19 +287,20 @@ def restore_newest(
 ) -> Restored | None:
     """Restore all parts from the newest whole checkpoint; None if no checkpoint is whole.
 
-    Rank 0 chooses the checkpoint. It warns of those that it passes over, because they are damaged
-    or another run wrote them.
+    All ranks must call this function. Rank 0 chooses the checkpoint: see `choose`. It warns of each
+    checkpoint that it passes over, because the checkpoint is damaged or another run wrote it.
 
     Args:
         last_checkpoint: the last checkpoint to consider, such as ``step-00000120``; None to
             consider all.
         run_facts: the facts of this run. Those in `MUST_MATCH_ON_RESUME`, the ``flags`` and the
             ``parts_described`` must be the same as in the checkpoint.
-        saved_objective: the objective in the run's `config.json`. Checkpoints of older versions do
-            not name theirs.
+        saved_objective: the objective in the run's `config.json`. It stands in for that of the
+            checkpoint, which older versions did not save.
 
     Raises:
-        UserError: a fact differs, or a part does not fit.
+        UserError: a fact differs, a part does not fit, or no checkpoint up to `last_checkpoint` is
+            whole.
     """
 
     def choose_checkpoint() -> tuple[Path | None, str | None]:

@@ -9,8 +9,10 @@ A checkpoint is a folder ``checkpoints/step-00000120``. It is written as follows
 4. Only then does rank 0 remove old checkpoints.
 
 Tensors that never change, such as frozen weights, are written once, beside the checkpoints that
-name them. The ranks meet on the file system that they share, so the writing threads take no part in
-the training's collectives. Files are safetensors and JSON; nothing is pickled.
+name them. Files are safetensors and JSON; nothing is pickled.
+
+The ranks wait for each other's files on the file system that they share. So the writing threads
+need no collective operations, which would get mixed up with those of training.
 """
 
 import contextlib
@@ -51,9 +53,9 @@ if TYPE_CHECKING:
 
 HOST = torch.device("cpu")
 BESIDE = "../"  # the path from a checkpoint to the files that are written once
-# Seconds to wait for the files of other ranks once this one has failed.
+# Seconds to wait for the files of other ranks once this rank has failed.
 LAST_PATIENCE = 5.0
-POLL_SECONDS = 0.01  # between two looks for the files of other ranks
+POLL_SECONDS = 0.01  # seconds between two checks for the files of other ranks
 
 
 @dataclass
@@ -61,32 +63,33 @@ class Contents:
     """The data that one rank writes into a checkpoint."""
 
     files: dict[str, Tensors] = field(default_factory=dict)  # the tensors of each file, by its name
-    # The tensors of files that are written once for all checkpoints, likewise.
+    # The tensors of each file that is written once for all checkpoints, by its name.
     lasting_files: dict[str, Tensors] = field(default_factory=dict)
-    # The states of the parts by name, without their tensors: the shared ones, which only rank 0
-    # has, and those of this rank.
+    # The states of the shared parts by name, without their tensors. Only rank 0's are written.
     shared: dict[str, JsonValue] = field(default_factory=dict)
+    # The states of this rank's own parts by name, without their tensors.
     of_rank: dict[str, JsonValue] = field(default_factory=dict)
 
 
 class OtherRankError(OSError):
-    """Another rank could not write its part of a checkpoint. That rank knows the cause."""
+    """Another rank could not write its part of a checkpoint. Only that rank knows the cause."""
 
 
 @dataclass(frozen=True)
 class SaveFailure:
-    """Why a rank could not write a checkpoint."""
+    """The reason why a rank could not write a checkpoint."""
 
     message: str
     error_number: int | None = None  # the `errno` of the error; None for an error without one
-    is_of_disk: bool = False  # a disk is full or fails, which may be over after a restart
-    is_of_other_rank: bool = False
-    is_replaced: bool = False  # the run's directory is not there any more
+    is_of_disk: bool = False  # a disk is full or fails; a later restart may succeed
+    is_of_other_rank: bool = False  # this rank only knows that another rank failed
+    is_replaced: bool = False  # the run's directory was removed, or contains another run now
 
     @classmethod
     def of(cls, problem: BaseException, rank: int) -> Self:
         """Return the failure that an error in the writing thread of a rank caused."""
-        # The text of a `UserError` without its advice: `StopAgreement.raise_failure` adds its own.
+        # Take the text of a `UserError` without its advice, because `StopAgreement.raise_failure`
+        # adds another advice.
         text = problem.problem if isinstance(problem, UserError) else str(problem)
         return cls(
             f"rank {rank}: {text}",
@@ -110,9 +113,9 @@ class Checkpoints:
     folder: Path
     rank: int
     world_size: int
-    checkpoints_to_keep: int  # the newest ones
+    checkpoints_to_keep: int  # the number of the newest checkpoints that stay
     patience: float  # seconds to wait for the files of other ranks
-    device: torch.device = HOST  # where the saved state is
+    device: torch.device = HOST  # the device that holds the state to save
     writer: threading.Thread | None = None  # the thread of the latest save, until `wait`
     failure: SaveFailure | None = None  # why a save failed; nothing is saved after that
     lost: LostProcessError | None = None  # another rank's files did not appear in time
@@ -129,8 +132,11 @@ class Checkpoints:
     def save(self, step: int, contents: Contents, facts: Mapping[str, object]) -> None:
         """Copy this rank's state now, and write it as a checkpoint in the background.
 
+        All ranks must call this function. It first waits for the previous save: see `wait`. If a
+        save has failed, it does nothing more.
+
         Args:
-            step: the update that the state is from. A second save at one step does nothing.
+            step: the update that the state is from. A second save at the same step does nothing.
             facts: further entries of the manifest, such as the flags that a resume compares.
         """
         self.wait()
@@ -147,7 +153,8 @@ class Checkpoints:
     def save_best(self, step: int, tensors: Tensors) -> None:
         """Copy the best model so far, and write it beside the checkpoints in the background.
 
-        The checkpoints that are saved later name this model's files instead of an earlier one's.
+        Later checkpoints name this model's files instead of those of an earlier best model. Like
+        `save`, this function waits for the previous save, and does nothing after a failure.
         """
         self.wait()
         files = parts_of(f"best-{step:08d}", tensors, self.rank, self.world_size)
@@ -163,7 +170,13 @@ class Checkpoints:
             self.begin(step, Contents(lasting_files=files), write_copies)
 
     def read_best(self, step: int) -> "tuple[Path, dict[str, torch.Tensor | Rows]]":
-        """Return the path of the model that `save_best` wrote at a step, and its tensors."""
+        """Return the path of the model that `save_best` wrote at a step, and its tensors.
+
+        If the model is sharded, its files have other names, and the path is only for messages.
+
+        Raises:
+            UserError: a file of the model is missing or can't be read.
+        """
         path = self.folder / f"best-{step:08d}.safetensors"
         file_names = {*self.lasting_receipts}
         if path.exists():  # only rank 0 wrote it, so only rank 0 has its receipt
@@ -183,7 +196,8 @@ class Checkpoints:
         Lasting files that were written before are left out.
 
         Args:
-            write: writes the contents with the copied tensors.
+            step: the update that the contents are from.
+            write: called in the thread, with the contents and their copied tensors.
         """
         new_files = {
             name: tensors
@@ -199,12 +213,12 @@ class Checkpoints:
         self.writer.start()
 
     def wait(self) -> None:
-        """Wait until the latest save is on disk, or has failed; `failure` says why it failed.
+        """Wait until the latest save is on disk, or has failed; `failure` then has the reason.
 
         Raises:
-            LostProcessError: another rank did not write its files in time. It is raised at once,
-                without agreement between ranks, because a rank that does not write would not
-                answer in a collective either.
+            LostProcessError: another rank did not write its files in time. This rank raises it
+                without an agreement between ranks, because a rank that does not write would not
+                take part in the agreement either.
         """
         if self.writer is not None:
             self.writer.join()
@@ -213,7 +227,7 @@ class Checkpoints:
             raise self.lost
 
     def hurry(self) -> None:
-        """Wait only a few seconds for other ranks from now on, because one may have ended."""
+        """Wait only `LAST_PATIENCE` seconds for other ranks from now on, as one may have ended."""
         self.patience = min(self.patience, LAST_PATIENCE)
 
     def write_or_fail(
@@ -223,20 +237,24 @@ class Checkpoints:
         write: Callable[[Contents], None],
         wait_for_copies: Callable[[], None],
     ) -> None:
-        """Write a save to disk, in the writing thread; note an error for the training thread."""
+        """Write a save to disk, in the writing thread; keep an error for the training thread.
+
+        Any error but a lost process is also noted for the other ranks.
+        """
         try:
             wait_for_copies()
             self.insist_on_ownership()
             write(contents)
         except LostProcessError as lost:
             self.lost = lost
-        # The training thread must hear of any error. A `UserError` is not an `Exception`.
+        # Catch every error, because the training thread must know it. A `UserError` is not an
+        # `Exception`.
         except (Exception, UserError) as problem:
             self.failure = SaveFailure.of(problem, self.rank)
             self.tell_other_ranks_of_failure(self.unfinished_folder(step), contents)
 
     def tell_other_ranks_of_failure(self, unfinished: Path, contents: Contents) -> None:
-        """Remove what this rank wrote, and leave a file that ends the wait of the other ranks."""
+        """Remove this rank's files, and leave a file that ends the wait of the other ranks."""
         with contextlib.suppress(OSError):
             # Make room first: nothing can be written to a full disk.
             for name in contents.files:
@@ -248,7 +266,8 @@ class Checkpoints:
     def write_lasting(self, files: Mapping[str, Tensors]) -> None:
         """Write files beside the checkpoints, and keep their receipts for later manifests.
 
-        Each file's metadata contains the run's id, because no manifest lists the file yet.
+        Each file's metadata contains the run's id. Until a manifest lists the file, nothing else
+        shows which run wrote it.
         """
         metadata = None if self.run_id is None else {"run_id": self.run_id}
         for name, tensors in files.items():
@@ -260,8 +279,11 @@ class Checkpoints:
     def write(self, unfinished: Path, contents: Contents, facts: dict[str, JsonValue]) -> None:
         """Write this rank's files and receipt; on rank 0, wait for all and finish the checkpoint.
 
-        The other ranks wait until rank 0 has renamed the folder. So the save of every rank fails if
-        that of one does.
+        The other ranks wait until rank 0 has renamed the folder. So if the save fails on one rank,
+        it fails on every rank.
+
+        Args:
+            facts: further entries of the manifest.
         """
         unfinished.mkdir(parents=True, exist_ok=True)
         self.write_lasting(contents.lasting_files)
@@ -289,9 +311,11 @@ class Checkpoints:
         shared: PartStates,
         facts: Mapping[str, JsonValue],
     ) -> None:
-        """Write the manifest on rank 0, give the folder its final name, remove old checkpoints.
+        """Write the manifest on rank 0, give the folder its final name, and remove old checkpoints.
 
         Args:
+            receipt_paths: the receipts of all ranks, in order. Their contents go into the manifest,
+                and the files are removed.
             shared: the states of the shared parts by name, without their tensors.
             facts: further entries of the manifest.
         """
@@ -310,17 +334,15 @@ class Checkpoints:
     def note_digests(self, step: int, rank_receipts: Sequence[RankReceipt]) -> None:
         """Add the digests of a checkpoint's files to a list that outlives the checkpoint.
 
-        `recipes reproduce` compares them with those of another run. Files that are written once
-        name their run, so their digests are not compared.
+        `recipes reproduce` compares them with those of another run. Files that are written once are
+        left out: they contain the id of their run, so their digests always differ.
         """
-        digests = {
-            name: receipt.sha256
-            for receipts in rank_receipts
-            for name, receipt in receipts.files.items()
-        }
+        digests: dict[str, str] = {}
+        for rank_receipt in rank_receipts:
+            digests |= {name: receipt.sha256 for name, receipt in rank_receipt.files.items()}
         line = CheckpointDigests(step=step, files=digests).to_json()
         path = self.folder.parent / CHECKPOINT_DIGESTS
-        # The checkpoint is complete, and training does not need this line.
+        # Ignore errors, because the checkpoint is complete and training does not need this line.
         with contextlib.suppress(OSError, UserError):
             path.parent.mkdir(exist_ok=True)
             with open_to_append(path) as file:
@@ -330,10 +352,11 @@ class Checkpoints:
         """Wait until files of other ranks exist.
 
         Args:
-            paths: one file of each rank, beginning with rank 0.
+            unfinished: the folder of the unfinished checkpoint.
+            paths: one file of each rank, beginning with rank 0; or only the file of rank 0.
 
         Raises:
-            OSError: a rank could not write its files.
+            OtherRankError: a rank could not write its files.
             LostProcessError: a file did not appear within `patience`.
         """
         began = time.monotonic()
@@ -352,12 +375,11 @@ class Checkpoints:
             time.sleep(POLL_SECONDS)
 
     def go_on_from(self, path: Path, manifest: Manifest, without_best: bool = False) -> None:
-        """Note which files of a restored checkpoint need not be written again.
+        """Note the update of a restored checkpoint, and its files that need not be written again.
 
         Args:
             path: the checkpoint's folder.
-            without_best: whether the best model is damaged, so that later manifests must not name
-                it.
+            without_best: whether the best model is damaged. If so, later manifests do not name it.
         """
         self.last_step = step_of(path)
         self.lasting_receipts = {}
@@ -377,10 +399,10 @@ def manifest_of(
         facts: further entries, such as the flags that a resume compares.
     """
     files: dict[str, Receipt] = {}
-    for receipts in rank_receipts:
-        files |= {f"{BESIDE}{name}": receipt for name, receipt in receipts.once.items()}
-    for receipts in rank_receipts:
-        files |= receipts.files
-    states = [receipts.state for receipts in rank_receipts]
+    for rank_receipt in rank_receipts:
+        files |= {f"{BESIDE}{name}": receipt for name, receipt in rank_receipt.once.items()}
+    for rank_receipt in rank_receipts:
+        files |= rank_receipt.files
+    states = [rank_receipt.state for rank_receipt in rank_receipts]
     entries = {**facts, "parts": shared, "ranks": states, "files": files}
     return Manifest.model_validate(entries)

@@ -1,7 +1,7 @@
 """A data set and its splits, each of which makes batches of its samples.
 
-Recipes give a `Data` to a run. Its splits are `Samples`, or map-style data sets, from which it
-makes `Samples`.
+A recipe passes a `Data` to its run. The splits of a `Data` are `Samples`. If a recipe passes a
+map-style data set as a split, `Data` makes `DatasetSamples` of it.
 """
 
 import random
@@ -30,7 +30,7 @@ from common.run_directory.records import DataFacts
 from common.system.devices import to_device
 
 Batch = Any  # a nest of dicts, lists and tuples that holds tensors
-# Makes a batch of samples, which are as the data set returned them.
+# A function that makes a batch of a list of samples, each as the data set returned it.
 Collate = Callable[[list[Any]], Batch]
 
 
@@ -53,7 +53,7 @@ def lacking_methods(split: object) -> list[str]:
 
 
 class Work(NamedTuple):
-    """How much a micro-batch holds, from which speed is measured."""
+    """The size of a micro-batch, from which the speed of training is computed."""
 
     samples: int
     tokens: int = 0  # without padding
@@ -69,12 +69,15 @@ class Samples:
     an evaluation.
 
     Each worker has a copy of the split, made before its first batch. It keeps this copy for all
-    epochs.
+    epochs, so a later change of the split in the training process has no effect on the batches of
+    workers.
     """
 
     seed = 0  # the seed of the run; the loader sets it
     num_bytes: int | None = None  # device memory that `place` takes; None: `place` is not defined
-    lengths: np.ndarray | None = None  # int64 [samples]; if set, a batch has similar lengths
+    # int64 [samples], the tokens of each sample. If they are set, a batch has samples of similar
+    # length, unless `blocks` is set as well.
+    lengths: np.ndarray | None = None
     blocks: Blocks | None = None  # samples that one process should read together, in this order
     is_sized = True  # whether `__len__` is defined
 
@@ -102,12 +105,13 @@ class Samples:
     def gather(self, samples: torch.Tensor, epoch: int | None) -> Batch:
         """Make a complete batch from the samples that `place` has copied to the device.
 
-        Without `lengths`, the loader may gather several batches at once and split the result.
+        Without `lengths`, the loader may gather several batches at once and split the result. So
+        the first dimension of each tensor must be that of the samples.
         """
         raise NotImplementedError
 
     def count(self, samples: torch.Tensor) -> Work:
-        """Return how much the batch of `samples` holds, by their indices alone.
+        """Return the size of the batch of `samples`, by their indices alone.
 
         Samples without `lengths` have no tokens to count.
         """
@@ -117,16 +121,17 @@ class Samples:
         return Work(len(samples), int(lengths.sum()), int(lengths.square().sum()))
 
     def work_of(self, batch: Batch, samples: torch.Tensor) -> Work:
-        """Return how much work a finished batch of `samples` is, from which speed is measured.
+        """Return the size of the finished batch of `samples`, from which speed is computed.
 
         A subclass overrides it if only the batch itself shows its number of tokens.
         """
         return self.count(samples)
 
     def example(self, size: int, length: int) -> Batch:
-        """Return the shapes of a batch as fp32 tensors on the meta device.
+        """Return a batch on the meta device: its tensors have shapes but no values.
 
-        With these, the operations of a model are counted without computing anything.
+        With it, the operations of a model are counted without computing anything. By default, the
+        batch has sample 0 `size` times.
 
         Args:
             size: samples of the batch.
@@ -135,20 +140,25 @@ class Samples:
         return self.shapes_of(torch.zeros(size, dtype=torch.long))
 
     def shapes_of(self, samples: torch.Tensor) -> Batch:
-        """Return the shapes of the batch of `samples` as fp32 tensors on the meta device."""
+        """Return the batch of `samples` on the meta device, with fp32 in place of fp16 and bf16.
+
+        Its tensors have shapes but no values.
+        """
         batch = self.finish(self.read(samples, None), samples, None)
         return convert_to_fp32(send_to_device(batch, "meta"))
 
     def values_of(self, samples: torch.Tensor, device: torch.device) -> Batch:
-        """Return the batch of `samples` on `device`, in fp32.
+        """Return the batch of `samples` on `device`, with fp32 in place of fp16 and bf16.
 
-        These serve models whose operations depend on values and can't be counted by shapes alone.
+        It serves to count the operations of models that need values, not shapes alone.
         """
         batch = send_to_device(self.read(samples, None), device)
         return convert_to_fp32(self.finish(batch, samples, None))
 
     def read(self, samples: torch.Tensor, epoch: int | None) -> Batch:
         """Call `fetch` with seeded generators, and restore the generators afterwards.
+
+        The first sample of the batch determines the seed, together with the run and the epoch.
 
         The process that calls this may also train. Its training draws from the same generators,
         and must not depend on which process makes the batches.
@@ -165,7 +175,10 @@ class Samples:
             random.setstate(python_state)
 
     def fingerprint(self) -> str | None:
-        """Return a digest that changes with the samples; None if there can be none.
+        """Return a digest that changes with the samples; None if no digest can be made.
+
+        There is none for an `IterableDataset`, or if the samples can't be read or differ between
+        two readings.
 
         A resumed run compares the digest with that of the first start, to notice that its data have
         changed. By default, it is a digest of a few samples, read as in an evaluation. A subclass
@@ -230,7 +243,10 @@ class DatasetSamples(Samples):
 class TensorSamples(Samples):
     """Tensors or arrays by name, each of shape [samples, ...].
 
-    They are placed on the device if they fit, and a batch is then a gather.
+    They are placed on the device if they fit. A batch is then made there, by indexing.
+
+    Raises:
+        UserError: the tensors have different numbers of samples.
     """
 
     # The arrays on the host; empty in a subclass that streams its samples and does not call `keep`.
@@ -247,9 +263,9 @@ class TensorSamples(Samples):
         self.keep(**tensors)
 
     def keep(self, **arrays: torch.Tensor | np.ndarray) -> None:
-        """Store arrays as tensors, and memory maps as they are.
+        """Store arrays as tensors, and memory maps as they are, and set `num_bytes`.
 
-        A worker gets the path of a memory map instead of a copy of its contents.
+        A memory map stays one, so that a worker gets its path instead of a copy of its contents.
         """
         self.arrays = {
             name: values if isinstance(values, np.memmap) else as_tensor(values)
@@ -300,7 +316,8 @@ class Data:
     """A data set, ready to train on. Only its name and its splits are required.
 
     Raises:
-        UserError: a split is missing, empty, or can't be read by index.
+        UserError: a split is missing, empty, or can't be read by index; or its lengths are not one
+            number for each sample.
     """
 
     name: str
@@ -315,12 +332,14 @@ class Data:
     reads: frozenset[str] = frozenset()  # the flags of role "data" that have an effect on it
     # A digest that changes with the contents; None: `facts` computes it from the splits.
     fingerprint: str | None = None
-    # The run only evaluates. There need not be a training split: another one takes its place.
+    # Whether the run only evaluates. There need not be a training split then: another split takes
+    # its place.
     is_evaluated_only: bool = False
 
     def __post_init__(self) -> None:
         if self.is_evaluated_only and "train" not in self.splits:
-            # A run makes a training loader in any case. Nothing trains on this stand-in.
+            # A run makes a training loader in any case. This split stands in for the missing one,
+            # and nothing trains on it.
             self.splits = {"train": next(iter(self.splits.values())), **self.splits}
         if "train" not in self.splits or not {"validation", "test"} & set(self.splits):
             split_names = ", ".join(self.splits) or "(none)"
@@ -336,7 +355,7 @@ class Data:
             self.reason = self.source.reason
 
     def as_samples(self, name: str, split: object) -> Samples:
-        """Check a split, and make it `Samples` if it is a map-style data set.
+        """Check a split, and return it as `Samples`, also if it is a map-style data set.
 
         Raises:
             UserError: the split is empty, can't be read by index, or has lengths of a wrong shape.
@@ -388,7 +407,7 @@ class Data:
             self.unknown_contents = [name for name, value in fingerprints.items() if value is None]
         sizes = {name: len(split) for name, split in self.splits.items() if split.is_sized}
         if self.is_evaluated_only:
-            # This split is only the stand-in that `__post_init__` made.
+            # "train" is only a second name of another split: see `__post_init__`.
             sizes.pop("train", None)
         facts = {
             "name": self.name,
@@ -411,7 +430,7 @@ def refuse_unread(config: TrainingConfig, data: Data) -> None:
     # The recipe reads `--init-from` for its model, so it has an effect with any data.
     flags_in_effect = {"init_from", *data.reads}
     # A recipe that splits its own data may take the share of its validation split from the flag.
-    # A share of 0 holds nothing out, which is true of any data.
+    # Without a validation split, a share of 0 is true: nothing is held out.
     if "validation" in data.splits or config.validation_share == 0:
         flags_in_effect.add("validation_share")
     for field in fields(config):

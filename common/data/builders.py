@@ -1,6 +1,6 @@
-"""Reads Hub data sets, local folders and files with `datasets`, and checks what it would miss.
+"""Reads Hub data sets, local folders and files with `datasets`, and reports what it leaves out.
 
-`datasets` skips links and files without a word, and reports a damaged file without its name.
+`datasets` skips links and files without a warning, and does not name a damaged file.
 """
 
 import os
@@ -28,7 +28,7 @@ from common.sentences import counted, reading
 if TYPE_CHECKING:
     from datasets import DatasetBuilder, DatasetDict
 
-# The action if `datasets` can't read a data set, without a file that is to blame.
+# What the user can do if `datasets` can't read a data set, and no single file is to blame.
 DATA_ADVICE = (
     "check the data set's files, or for a data set of the Hub, --dataset-config and the connection"
 )
@@ -76,7 +76,8 @@ def open_builder(source: DataSource) -> Builder:
     `datasets` only lists them here; their contents are read later.
 
     Raises:
-        UserError: the files can't be listed, or some of them would be missed or be in two splits.
+        UserError: the files can't be listed, a file is in two splits, or a link that leads nowhere
+            stands for a whole class, table or split.
     """
     import datasets
 
@@ -85,7 +86,7 @@ def open_builder(source: DataSource) -> Builder:
     local_files = None
     if os.path.isabs(source.location):  # a local folder or file, not a Hub id
         # `datasets` notices a changed file by its time alone, and might use an outdated cache. The
-        # fingerprint notices more, so each fingerprint gets a cache of its own.
+        # fingerprint notices more changes, so `datasets` gets another cache for each fingerprint.
         cache = Path(datasets.config.HF_DATASETS_CACHE, f"local-{source.fingerprint}")
         arguments["cache_dir"] = str(cache)
     if os.path.isfile(source.location):
@@ -108,9 +109,9 @@ def escaped(path: str) -> str:
 
 
 def refuse_only_links(local_files: LocalFiles) -> None:
-    """Raise a `UserError` if a folder has links that lead nowhere, and no file besides.
+    """Raise a `UserError` if a folder has links that lead nowhere, but no files to read.
 
-    `datasets` would find no file there, and report this without the links.
+    Without this check, `datasets` would report that it finds no file, and not mention the links.
     """
     has_files = any(not local_files.is_hidden(path) for path in local_files.files)
     links = local_files.visible_links()
@@ -123,7 +124,7 @@ def notes_on_files(builder: "DatasetBuilder", local_files: LocalFiles) -> list[s
 
     Raises:
         UserError: a file is in two splits, for example because its class is called test; or a link
-            that leads nowhere stands for a whole class or table.
+            that leads nowhere stands for a whole class, table or split.
     """
     data_files = builder.config.data_files or {}
     # The number of splits that each file is in.
@@ -131,9 +132,9 @@ def notes_on_files(builder: "DatasetBuilder", local_files: LocalFiles) -> list[s
     repeated = [file for file, count in counts.items() if count > 1]
     if repeated:
         raise UserError(
-            f"the path of {repeated[0]} in data set {local_files.folder} contains the names of two "
-            "splits",
-            advice="rename the file or its folder, so that its path names only one split",
+            f"{repeated[0]} is in two splits of data set {local_files.folder}, because its path "
+            "contains the names of two splits, or because README.md lists it in both",
+            advice="rename the file or its folder, or correct data_files in README.md",
         )
     suffixes = {os.path.splitext(file)[1] for file in counts}
     lowercase_suffixes = {suffix.lower() for suffix in suffixes}
@@ -185,11 +186,12 @@ def load_splits(source: DataSource) -> tuple["DatasetDict", list[str]]:
 def find_dialects(builder: "DatasetBuilder") -> dict[str, Dialect]:
     """Return the dialect of each local CSV file by its path.
 
-    The result is empty if the builder reads all files correctly without it: they are not CSV, the
-    data set's README states the dialect, or all files are written as the builder expects.
+    The result is empty if the builder reads all files correctly without stated dialects. This is
+    so if the files are not CSV, if the data set's README states the dialect, or if all files are
+    written as the builder expects.
 
     Raises:
-        UserError: a CSV file is not in Unicode, or a `metadata.csv` beside images is not in UTF-8
+        UserError: `find_dialect` refuses a file, or a `metadata.csv` beside images is not in UTF-8
             with commas.
     """
     data_files = builder.config.data_files or {}
@@ -281,14 +283,13 @@ def load_in_dialects(opened: Builder, dialects: dict[str, Dialect]) -> "DatasetD
 def refuse_damaged_table(
     builder: "DatasetBuilder", dialects: dict[str, Dialect], description: str
 ) -> None:
-    """Find the table because of which a data set can't be read, by reading each table alone.
+    """Raise a `UserError` that names the table because of which a data set can't be read.
 
-    `datasets` reports a damaged file without its name. This function returns normally if the data
-    set is not made of tables, or if no table is to blame.
+    `datasets` does not name a damaged file, so this function reads each table alone. It returns
+    normally if the data set is not made of tables, or if no table is to blame.
 
     Raises:
-        UserError: names the first table that can't be read, or whose columns differ from those of
-            the first one.
+        UserError: a table can't be read, or its columns differ from those of the first table.
     """
     if builder.name not in TABLE_BUILDERS:
         return
@@ -302,7 +303,8 @@ def refuse_damaged_table(
     for file in chain(*builder.config.data_files.values()):
         options = csv_options(dialects.get(str(file))) if builder.name == "csv" else {}
         where = f"file {file} of {description}"
-        # On Windows, files that `datasets` has mapped can't be removed; the system cleans up there.
+        # On Windows, files that `datasets` has mapped can't be removed. They stay in the system's
+        # folder of temporary files.
         folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         with folder as cache, reading(where, remedy):
             features = features_of(builder.name, file, cache, options)
@@ -322,6 +324,7 @@ def features_of(
 
     Raises:
         UserError: the table has no rows.
+        Exception: an error of `datasets` of any class, if the table can't be read.
     """
     import datasets
 

@@ -1,4 +1,4 @@
-"""Built-in data sets, which need no download and no account."""
+"""Makes the built-in data sets, which need no download and no account."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from datasets import DatasetDict
 
-# Topics of the standard library, and the modules and packages of each. Every CPython from 3.11 on
-# has most of them, even a build without Tk, IDLE, tests or distutils.
+# The classes of `docstrings`: topics of Python's standard library, and the modules and packages of
+# each. Every CPython from 3.11 on has most of them, even a build without Tk, IDLE, tests or
+# distutils. A module that is missing is left out.
 TOPICS = {
     "concurrency": "_threading_local asyncio concurrent contextvars multiprocessing queue sched "
     "selectors subprocess threading",
@@ -26,13 +27,13 @@ TOPICS = {
     "statistics",
     "testing": "bdb doctest pdb profile pstats timeit trace traceback unittest",
 }
-SHORTEST = 20  # characters; shorter paragraphs are left out
+SHORTEST = 20  # characters; shorter docstrings and paragraphs are left out
 
 
 def digits() -> DatasetDict:
     """Return scikit-learn's 1,797 grey images of handwritten digits, 8×8 pixels.
 
-    The test split has 20 % of the images, stratified by digit.
+    The test split has 20 % of the images, stratified by digit, and train has the others.
     """
     import numpy as np
     from datasets import ClassLabel, Dataset, DatasetDict, Features, Image
@@ -42,7 +43,7 @@ def digits() -> DatasetDict:
 
     loaded = load_digits()
     labels = loaded.target.tolist()
-    # Pixels of scikit-learn go from 0 to 16.
+    # Scikit-learn's pixels go from 0 to 16. Images of 8 bits go to 255.
     pixels = (loaded.images * (255 / 16)).round().astype(np.uint8)
     images = [PillowImage.fromarray(image) for image in pixels]
     columns = {"image": images, "label": labels}
@@ -57,19 +58,21 @@ def digits() -> DatasetDict:
 def docstrings() -> DatasetDict:
     """Return paragraphs of the standard library's docstrings; the label is the module's topic.
 
-    All paragraphs of a docstring are in the same split. Of the docstrings of each topic, 60 % are
-    for training, 10 % for validation and 30 % for the test. The test split is this large so that
-    the accuracies of two equally good models agree to about one percentage point.
+    All paragraphs of a docstring are in the same split, and no paragraph is in two splits. Of the
+    docstrings of each topic, 60 % are for training, 10 % for validation and 30 % for the test. The
+    test split is this large so that the accuracies of two equally good models agree to about one
+    percentage point.
     """
     from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
     from sklearn.model_selection import train_test_split
 
     paragraphs, topics = read_paragraphs(Path(sysconfig.get_path("stdlib")))
+    # Split the numbers of the docstrings. `rest` is divided into train and validation below.
     rest, test = train_test_split(
         range(len(topics)), test_size=0.3, random_state=0, stratify=topics
     )
     rest_topics = [topics[number] for number in rest]
-    # A seventh of the other 70 % is 10 % of all docstrings.
+    # `rest` is 70 % of all docstrings, so a seventh of it is 10 % of all.
     train, validation = train_test_split(
         rest, test_size=1 / 7, random_state=0, stratify=rest_topics
     )
@@ -88,14 +91,17 @@ def docstrings() -> DatasetDict:
 
 
 def read_paragraphs(library: Path) -> tuple[dict[str, int], list[int]]:
-    """Read the docstrings of the modules in `TOPICS`.
+    """Read the docstrings of the modules in `TOPICS`, and cut them into paragraphs.
+
+    A paragraph that occurs in several docstrings belongs to the first of them alone. Otherwise, the
+    test split could have texts of the training split.
 
     Args:
         library: the folder of the standard library.
 
     Returns:
-        For each paragraph, the number of the first docstring that has it. And for each docstring,
-        its topic, as an index into `TOPICS`.
+        First, the number of its docstring for each paragraph. Second, the topic of each docstring,
+        by the docstring's number: an index into `TOPICS`.
     """
     paragraphs: dict[str, int] = {}
     topics: list[int] = []
@@ -106,14 +112,17 @@ def read_paragraphs(library: Path) -> tuple[dict[str, int], list[int]]:
                     for paragraph in docstring.split("\n\n"):
                         text = paragraph.strip()
                         if len(text) >= SHORTEST:
-                            # A paragraph that was found before keeps its first number.
+                            # A paragraph of an earlier docstring keeps that docstring's number.
                             paragraphs.setdefault(text, len(topics))
                     topics.append(topic)
     return paragraphs, topics
 
 
 def files_of(library: Path, name: str) -> list[Path]:
-    """Return the files of a module or package, without its tests; none if it does not exist."""
+    """Return the Python files of a module or package of the standard library, without its tests.
+
+    The list is empty if this Python does not have the module.
+    """
     files = sorted((library / name).rglob("*.py"))
     if not files:
         files = [library / f"{name}.py"]
@@ -132,5 +141,6 @@ def docstrings_of(path: Path) -> Iterator[str]:
                 yield text
 
 
-# The function that makes each built-in data set which `datasets` can hold.
+# The functions that make the built-in data sets, by name. "synthetic" is missing, because
+# `common.data.images` makes it without `datasets`.
 LOADERS: dict[str, Callable[[], DatasetDict]] = {"digits": digits, "docstrings": docstrings}

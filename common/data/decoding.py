@@ -1,4 +1,4 @@
-"""Decodes the images of a data set to pixels of one size, all at once or one by one."""
+"""Decodes the images of a data set to pixels of one size: all in advance, or each when needed."""
 
 import io
 import json
@@ -26,7 +26,9 @@ from common.sentences import reading
 if TYPE_CHECKING:
     from datasets import Dataset
 
-NAMES_FILE = "_files.json"  # after a split's name: the paths of its images, in their order
+# The end of a file's name, which begins with that of a split. The file has the paths of the split's
+# images, in the order of the samples.
+NAMES_FILE = "_files.json"
 DECODED_BYTES = 2**26  # the most bytes of decoded images that are in memory at once
 SAMPLED_IMAGES = 1024  # images that are examined before a streamed data set is used
 LARGEST_DEFAULT_SIZE = 224  # pixels; larger images are resized unless --image-size says otherwise
@@ -64,7 +66,7 @@ class Scaling(TypedDict):
 
 
 class ImageFacts(PreparedFacts, Scaling):
-    """What is known about a prepared data set of images. The scaling is of the first split."""
+    """What is known about a prepared data set of images. The first split determines the scaling."""
 
     channels: int  # 1 or 3
     image_size: int  # height and width, in pixels
@@ -93,7 +95,8 @@ def prepare_images(
         label_column: the value of `--label-column`.
 
     Raises:
-        UserError: there is no column of images, an image can't be decoded, or the disk is full.
+        UserError: the data can't be read, there is no column of images, an image can't be decoded,
+            or the disk has too little space for the decoded images.
     """
     import datasets
 
@@ -106,7 +109,7 @@ def prepare_images(
         shape, pixel_counts = examine_sample(table, column, source, folder, requested)
     else:
         shape, pixel_counts = decode_all(table, column, source, folder, requested)
-    # Only a white level that was inferred is news for the user.
+    # A requested white level is that of the evaluated model, so only an inferred one gets a note.
     if shape.white_level is not None and white_level is None:
         white = f"{shape.white_level:,}"
         table.notes.append(f"images have more than 8 bits a channel: {white} is white")
@@ -127,6 +130,9 @@ def examine_sample(
     requested: RequestedShape,
 ) -> tuple[Shape, np.ndarray]:
     """Write the places of the row groups, and decode a sample of the images of the first split.
+
+    Args:
+        column: the column of images.
 
     Returns:
         The format for all images, and `counts_of` the sampled ones.
@@ -149,6 +155,9 @@ def decode_all(
 ) -> tuple[Shape, np.ndarray]:
     """Decode all images, and write them, their labels and their paths to `folder`.
 
+    Args:
+        column: the column of images.
+
     Returns:
         The format of the images, and `counts_of` the images of the first split.
     """
@@ -164,7 +173,7 @@ def decode_all(
     with ThreadPoolExecutor() as pool:
         for name, split in table.splits.items():
             decode = decoder_of(source, name, shape)
-            paths: list[str | None] = []
+            paths: list[str | None] = []  # complete after `write_array` has read all batches
             batches = decoded_batches(split, column, images_at_once, decode, pool, paths)
             if name == table.first_role:
                 batches = counting_pixels(batches, pixel_counts)
@@ -175,16 +184,16 @@ def decode_all(
 
 
 def drop_missing_images(table: Tables, column: str) -> None:
-    """Have `datasets` give the images undecoded, and drop the rows without an image.
+    """Have `datasets` return the images undecoded, and drop the rows without an image.
 
-    Later steps decode the images in threads, to the size that is wanted.
+    Later steps decode the images themselves, in threads and to the right size.
     """
     import datasets
 
     for name, split in list(table.splits.items()):
         encoded = split.cast_column(column, datasets.Image(decode=False))
         table.splits[name] = encoded
-        # One image after the other: all of them at once might not fit into memory.
+        # `encoded[column]` reads one image after the other. All of them might not fit into memory.
         rows = [
             row
             for row, image in enumerate(encoded[column])
@@ -218,7 +227,8 @@ def decoded_batches(
 ) -> Iterator[np.ndarray]:
     """Yield the images of a split, uint8 [images_at_once, size, size, channels], decoded by `pool`.
 
-    The path of each image is appended to `paths`, so that the split is read only once.
+    The last batch may be smaller. The path of each image is appended to `paths`, so that the split
+    is read only once.
     """
     for rows in split.iter(images_at_once):
         images: list[EncodedImage] = rows[column]
@@ -296,8 +306,11 @@ def opened(encoded: EncodedImage, source: DataSource, split: str) -> Iterator[Im
 def own_file(path: str, source: DataSource) -> str:
     """Return the absolute path of a file of the data set.
 
-    A table may name any path. Only files in the data set's folder, and files that were downloaded
-    or unpacked for it, may be opened.
+    A table that somebody else wrote may name any file of the user. So only files in the data set's
+    folder may be opened, and files that were downloaded or unpacked for it.
+
+    Args:
+        path: an absolute path, or a path from the data set's folder.
 
     Raises:
         UserError: the path leads elsewhere.
@@ -336,7 +349,11 @@ def shape_of(
 
     - There is one channel if all images are grey, and three if not.
     - The size is the median of the shorter sides, but at most `LARGEST_DEFAULT_SIZE`.
-    - The white level follows from the largest value of a pixel.
+    - The white level follows from the largest value of a pixel in images of more than 8 bits a
+      channel. It is None if there are no such images.
+
+    Raises:
+        UserError: an image can't be read, or its pixels are real numbers or negative.
     """
     sizes: list[tuple[int, int]] = []
     modes: set[str] = set()
@@ -389,6 +406,7 @@ def scaling_by(pixel_counts: np.ndarray) -> Scaling:
     levels = np.broadcast_to(np.arange(256) / 255, pixel_counts.shape)
     mean = np.average(levels, axis=1, weights=pixel_counts)
     variance = np.average((levels - mean[:, None]) ** 2, axis=1, weights=pixel_counts)
-    # A channel with one value in all images has the deviation 0. Pixels are divided by it later.
+    # A channel with a single value has the deviation 0. Pixels are divided by the deviation later,
+    # so it is at least the distance of two levels.
     std = np.sqrt(variance).clip(min=1 / 255)
     return {"mean": mean.tolist(), "std": std.tolist()}

@@ -1,8 +1,9 @@
 """Fingerprints of data: short digests that change with the contents of a data set.
 
 A resumed run compares fingerprints to notice that its data have changed since it began. They also
-name the caches of prepared data, so that changed data get a new cache. To be fast, a fingerprint
-covers small data as a whole, and only some samples of large data, at fixed positions.
+are part of the names of the caches of prepared data, so that changed data get a new cache. To be
+fast, a fingerprint covers small data as a whole, and only some samples of large data, at fixed
+positions.
 """
 
 import dataclasses
@@ -20,17 +21,19 @@ from common.data.local_files import TABLE_SUFFIXES
 from common.digests import SHORT, sha256_of_file, short_digest
 from common.sentences import reading
 
-WHOLE_BYTES = 64 * 2**20  # arrays of one split are read as a whole up to this size together
-ROWS = 256  # rows that are read from each larger array
-PROBES = 5  # samples that are read from a data set that is read sample by sample
-# Each of these samples is read this often. Random samples differ between readings, and get no
+# The arrays of a split are read as a whole if they have at most this many bytes together. Otherwise
+# only ROWS rows of each array are read.
+WHOLE_BYTES = 64 * 2**20
+ROWS = 256
+PROBES = 5  # samples that are read from a data set that can only be read sample by sample
+# Each of these samples is read this many times. Random samples differ between readings, and get no
 # fingerprint.
 READINGS = 3
-# A text file or a table is identified by its content if it has at most SMALL_BYTES, until
-# MOST_BYTES_READ have been read of all files.
+# A text file or a table is identified by its content if it has at most SMALL_BYTES. This ends when
+# MOST_BYTES_READ bytes of all files together have been read.
 SMALL_BYTES = 2**22
 MOST_BYTES_READ = 2**26
-READ_WHOLE = {*TABLE_SUFFIXES, ".md", ".txt", ".yaml", ".yml"}
+READ_WHOLE = {*TABLE_SUFFIXES, ".md", ".txt", ".yaml", ".yml"}  # suffixes of these files
 
 
 class Digest(Protocol):
@@ -40,22 +43,25 @@ class Digest(Protocol):
 
 
 class UnknownContentError(Exception):
-    """A value is of a type that can't be turned into bytes, and has no fingerprint."""
+    """A value has no fingerprint, because its type can't be turned into bytes."""
 
 
 def spread_positions(count: int, limit: int) -> list[int]:
-    """Return at most `limit` positions, spread evenly over ``range(count)`` from first to last."""
+    """Return at most `limit` positions, spread evenly over ``range(count)`` from first to last.
+
+    If `count` is not larger than `limit`, all positions are returned.
+    """
     if count <= limit:
         return [*range(count)]
     return [index * (count - 1) // (limit - 1) for index in range(limit)]
 
 
 def fingerprint_of_files(files: Mapping[str, os.stat_result]) -> str:
-    """Return a digest that changes with files, even if their sizes and times stay the same.
+    """Return a digest that changes with files, even if their sizes and modification times do not.
 
-    Small tables and text files are read. Other files are identified by their inode and the time of
-    their last change of status (ctime). A program can set back the time of modification, but not
-    the ctime.
+    Small tables and text files are read. Other files are identified by their size, their times and
+    their inode. One of the times is that of the last change of status (ctime): a program can set
+    back the time of modification, but not the ctime. The digest also covers the paths.
 
     Args:
         files: the status of each file, by path.
@@ -79,15 +85,18 @@ def fingerprint_of_files(files: Mapping[str, os.stat_result]) -> str:
 def fingerprint_of_tokenizer(checkpoint: str) -> str:
     """Return a digest that changes with the files of a tokenizer in a local folder.
 
-    The digest is part of the name of a cache of tokenised text. A Hub id has no files here: all Hub
-    ids get the same digest, so the name of the cache must have the id as well.
+    The digest becomes part of the name of a cache of tokenised text. The files are those directly
+    in the folder whose names begin with "token" or "vocab".
+
+    A Hub id and "scratch" have no files here, so all of them get the same digest. The name of the
+    cache must therefore depend on `checkpoint` as well.
 
     Raises:
         UserError: the files can't be read.
     """
     advice = "make its files readable for your user, or copy them again from where they came"
     with reading(f"checkpoint {checkpoint}", advice):
-        # Such files are tokenizer.json, tokenizer_config.json and vocab.txt, for example.
+        # For example, tokenizer.json, tokenizer_config.json and vocab.txt.
         files = [
             path for path in Path(checkpoint).glob("*") if path.name.startswith(("token", "vocab"))
         ]
@@ -98,7 +107,7 @@ def fingerprint_of_tokenizer(checkpoint: str) -> str:
 def fingerprint_of_arrays(arrays: Mapping[str, torch.Tensor | np.ndarray]) -> str:
     """Return a digest of the names, shapes, dtypes and contents of tensors or arrays.
 
-    If the arrays are large together, the digest covers only some rows of each.
+    If the arrays have more than `WHOLE_BYTES` together, the digest covers only some rows of each.
     """
     digest = hashlib.sha256()
     is_small = sum(values.nbytes for values in arrays.values()) <= WHOLE_BYTES
@@ -113,9 +122,9 @@ def fingerprint_of_arrays(arrays: Mapping[str, torch.Tensor | np.ndarray]) -> st
 
 
 def fingerprint_of_samples(count: int, read: Callable[[int], object]) -> str | None:
-    """Return a digest of some samples of a data set and of their total number.
+    """Return a digest of some samples of a data set and of the number of all samples.
 
-    Data sets that are not made of arrays or files have such a digest.
+    It serves for data sets that are not made of arrays or files, such as a recipe's own `Dataset`.
 
     Args:
         count: the number of samples of the data set.
@@ -132,15 +141,18 @@ def fingerprint_of_samples(count: int, read: Callable[[int], object]) -> str | N
             for index in spread_positions(count, PROBES):
                 add(digest, read(index))
         except Exception:
-            # The code of the data set may raise anything. Training meets the same error, and
-            # reports it.
+            # The code of the data set may raise any error. It is not reported here, because
+            # training meets the same error and reports it.
             return None
         readings.add(digest.hexdigest()[:SHORT])
     return readings.pop() if len(readings) == 1 else None
 
 
 def fingerprint_of_splits(fingerprints: Mapping[str, str | None]) -> str | None:
-    """Return one digest of the fingerprints of all splits; None if no split has a fingerprint."""
+    """Return one digest of the fingerprints of all splits; None if no split has a fingerprint.
+
+    Splits without a fingerprint are left out of the digest.
+    """
     known = {name: value for name, value in fingerprints.items() if value is not None}
     if not known:
         return None
@@ -150,13 +162,12 @@ def fingerprint_of_splits(fingerprints: Mapping[str, str | None]) -> str | None:
 def add(digest: Digest, value: object) -> None:
     """Add a value to a digest: a tensor, array, number, string, image, or a nest of these.
 
-    Types, shapes and lengths are added as well, so that different nests give different bytes: a
-    list of two numbers and two lists of one number, for example.
-
-    An array of objects is refused, because its bytes are addresses, which differ in each process.
+    Types, shapes and the lengths of lists are added as well. They tell apart nests of the same
+    values, such as a list of two numbers and two lists of one number.
 
     Raises:
-        UnknownContentError: the value is, or holds, an object of another type.
+        UnknownContentError: the value is, or holds, an object of another type or an array of
+            objects. The bytes of such an array are addresses, which differ in each process.
     """
     digest.update(f"{type(value).__name__} ".encode())
     if isinstance(value, torch.Tensor):
@@ -180,7 +191,7 @@ def add(digest: Digest, value: object) -> None:
     elif isinstance(value, Image.Image):
         digest.update(f"{value.size} {value.mode};".encode())
         digest.update(value.tobytes())
-    # `is_dataclass` is also true for the class itself, which is not an instance.
+    # `is_dataclass` is also true for a class. Only an instance has values.
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         for field in dataclasses.fields(value):
             add(digest, field.name)

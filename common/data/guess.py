@@ -1,7 +1,7 @@
 """Guesses which columns of a table hold the classes or free text.
 
-The guesses serve a data set that marks neither by a column's type or name, such as a plain CSV
-file.
+They are needed for a table whose columns show this neither by their types nor by their names, such
+as a plain CSV file.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -9,7 +9,7 @@ from typing import Literal
 
 # A column holds classes if it has few distinct values, and several rows for each on average.
 MOST_CLASSES = 50
-ROWS_PER_CLASS = 3
+ROWS_PER_CLASS = 3  # the least average
 NUMBERING_NAMES = ("id", "idx", "index", "unnamed: 0")  # names of columns that number the rows
 
 Content = Literal["classes", "text", "image", "numbering", "other"]
@@ -18,11 +18,16 @@ ValuesOf = Callable[[str], Sequence[object]]  # returns all values of a column, 
 
 
 def guess_content(column: str, feature: Feature, values_of: ValuesOf) -> Content:
-    """Guess what a column holds from its name, its type and its values.
+    """Guess what a column holds from its type, its name and its values.
 
-    Few distinct values are classes, whatever their type, unless they are real numbers. Many
-    distinct strings are text. Whole numbers that differ in all rows number the rows. Anything else,
-    such as real numbers, is "other".
+    A column of images is recognised by its type, and a column of row numbers may be recognised by
+    its name. For all other columns, the values decide, and missing values do not count:
+
+    - Numbers that are not whole are "other".
+    - Few distinct values are "classes", whether they are numbers or strings.
+    - Many distinct strings are "text".
+    - Integers that differ in all rows are "numbering".
+    - Anything else is "other".
     """
     from datasets import Image, Value
 
@@ -48,18 +53,22 @@ def guess_content(column: str, feature: Feature, values_of: ValuesOf) -> Content
 
 
 def most_classes(num_rows: int) -> int:
-    """Return how many distinct values a column of classes may have in a table of `num_rows`."""
+    """Return how many distinct values a column of classes may have at most.
+
+    Args:
+        num_rows: the rows of the table in which the column has a value.
+    """
     return max(2, min(MOST_CLASSES, num_rows // ROWS_PER_CLASS))
 
 
 def guess_label(features: Mapping[str, Feature], values_of: ValuesOf) -> list[str]:
     """Return the columns that may hold the classes.
 
-    One column alone is returned only if the guess is safe: all other columns are free text, images
-    or row numbers. Several columns are always returned, so that the caller can tell the user to
-    choose among them.
+    If there is only one such column, it is returned only if the guess is safe: at least one other
+    column must hold text or images, and the rest may only hold row numbers. Several columns are
+    always returned, so that the caller can tell the user to choose among them.
 
-    A column with the same value in all rows holds no classes.
+    A column with the same value in all rows does not separate classes, so it is left out.
     """
     contents = {
         column: guess_content(column, feature, values_of) for column, feature in features.items()
@@ -76,9 +85,13 @@ def guess_label(features: Mapping[str, Feature], values_of: ValuesOf) -> list[st
 
 
 def guess_texts(columns: Iterable[str], values_of: ValuesOf) -> list[str]:
-    """Return those of `columns` (all of strings) that hold free text.
+    """Return the columns that hold free text.
 
-    Most values of such a column have several words, and it has too many values to hold classes.
+    Most distinct values of such a column have several words, and there are too many of them to be
+    classes.
+
+    Args:
+        columns: the names of columns of strings.
     """
     texts = []
     for column in columns:

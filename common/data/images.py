@@ -41,7 +41,7 @@ from common.system.machine import local_world_size, usable_cores
 CACHE_VERSION = "images-11"
 # The images and the labels of each split, or its row groups alone if the data set is streamed.
 Arrays = dict[str, list[np.ndarray]]
-LOW_BITS = 2**30 - 1  # those of 31 random bits that choose a shift
+LOW_BITS = 2**30 - 1  # all but the highest of the 31 random bits of an image
 
 
 class ImageSamples(TensorSamples):
@@ -59,7 +59,7 @@ class ImageSamples(TensorSamples):
         std: list[float],
         dtype: torch.dtype,
     ) -> None:
-        """Hold the images and labels of a split.
+        """Store the images and labels of a split.
 
         Args:
             mean: the mean of each channel, of pixels scaled to 0 … 1; batches are scaled by it.
@@ -81,7 +81,9 @@ class ImageSamples(TensorSamples):
         return json.loads(self.names_file.read_text(encoding="utf-8"))
 
     def finish(self, batch: Batch, samples: torch.Tensor, epoch: int | None) -> Batch:
-        """Augment the images of a training batch, and scale pixels to mean 0 and deviation 1.
+        """Augment the images of a training batch, and scale the pixels of any batch.
+
+        After the scaling, the pixels of a channel have about the mean 0 and the deviation 1.
 
         Args:
             batch: images: uint8 [batch, height, width, channels]; labels: int64 [batch].
@@ -93,6 +95,7 @@ class ImageSamples(TensorSamples):
         if epoch is not None and (self.crop_padding or self.flip):
             bits = random_bits(self.seed, epoch, samples)
             if self.flip:
+                # Replace the highest bit, which decides whether the image is mirrored.
                 bits = (bits & LOW_BITS) | (alternating_bits(self.seed, epoch, samples) << 30)
             images = self.augmented(images, to_device(bits, images.device))
         shift, scale = pixel_scaling(*self.mean, *self.std, device=images.device, dtype=self.dtype)
@@ -102,7 +105,8 @@ class ImageSamples(TensorSamples):
     def first_images(self, count: int) -> torch.Tensor:
         """Return the first images as an evaluation sees them.
 
-        A recipe can compute the weights of a first layer from them.
+        They are scaled but not augmented. A recipe can compute the weights of a first layer from
+        them.
 
         Args:
             count: the most images; a split may have fewer.
@@ -114,12 +118,15 @@ class ImageSamples(TensorSamples):
         return self.finish(self.fetch(samples, None), samples, None)["images"]
 
     def augmented(self, images: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
-        """Mirror and shift each image as its bits say, reflecting it at the border.
+        """Mirror and shift each image as its bits say; reflection at the border fills the gaps.
 
         Args:
             images: uint8 [batch, height, width, channels].
             bits: int64 [batch], 31 random bits for each image: the highest bit decides whether the
                 image is mirrored, and the whole number chooses the shift.
+
+        Returns:
+            uint8, of the same shape.
         """
         shifts = 2 * self.crop_padding + 1
         tops = bits % shifts
@@ -185,17 +192,17 @@ def decoding_threads(process_id: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(max(1, usable_cores() // local_world_size()))
 
 
-@functools.cache  # a copy from the host for each batch would wait for the device
+@functools.cache  # without the cache, each batch would wait for a copy from the host
 def pixel_scaling(
     *mean_and_std: float, device: torch.device, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the two steps that scale uint8 pixels: a value to subtract, and then a factor.
+    """Return what scales uint8 pixels: a value to subtract first, and then a factor.
 
     Args:
         mean_and_std: the means of all channels, then their deviations, of pixels scaled to 0 … 1.
 
     Returns:
-        Two tensors [channels].
+        Two tensors [channels], on `device`.
     """
     mean, std = (torch.tensor(mean_and_std, dtype=torch.float64) * 255).chunk(2)
     return mean.to(dtype).to(device), std.reciprocal().to(dtype).to(device)
@@ -221,7 +228,9 @@ class ImageData(Data):
     source: DataSource
     channels: int  # 1 or 3
     image_size: int  # height and width, in pixels
-    mean: list[float]  # by channel, of pixels scaled to 0 … 1, over the training split
+    # The mean of each channel, of pixels scaled to 0 … 1: measured on the first split, or
+    # taken from the initial weights.
+    mean: list[float]
     std: list[float]  # the standard deviation, likewise
     white_level: int | None = None  # in images of more than 8 bits a channel; None: no such image
 
@@ -331,7 +340,7 @@ def decoded(
     evaluation_settings: dict[str, int] = {}
     if source.evaluated is not None:
         evaluation_settings |= source.evaluated.preprocessing
-        # `size` is the model's image size already, unless the user has set `--image-size`.
+        # `settings` has the size already: the model's, unless the user has set `--image-size`.
         evaluation_settings.pop("image_size", None)
     return prepared(
         source,
@@ -354,6 +363,9 @@ def scale_as_initially(
     Args:
         initial: what `initial_facts` knows about the weights.
         init_from: the value of `--init-from`, for a message.
+
+    Raises:
+        UserError: see `initial_scaling`.
     """
     scaling = initial_scaling(initial, init_from)
     facts["mean"] = scaling["mean"]
@@ -385,10 +397,10 @@ def streamed_splits(
         arrays: the row groups of each split, as `ParquetRows` takes them.
         index: the other arguments of `ParquetRows`.
     """
-    decode = Decoder(source, "train", facts["image_size"], facts["channels"], facts["white_level"])
     splits: dict[str, ImageSamples] = {}
     for name, (groups,) in arrays.items():
         rows = ParquetRows(groups, **index)
+        decode = Decoder(source, name, facts["image_size"], facts["channels"], facts["white_level"])
         splits[name] = StreamedImages(rows, decode, facts["mean"], facts["std"], dtype)
     return splits
 
@@ -397,7 +409,7 @@ def initial_scaling(initial: InitialFacts, init_from: str | None) -> Scaling:
     """Return the mean and std with which initial weights were trained.
 
     Raises:
-        UserError: either is not one number for each channel, or a deviation is not positive.
+        UserError: either is not one finite number for each channel, or a deviation is not positive.
     """
     with reading(
         f"the mean and std of --init-from {init_from}",
@@ -425,8 +437,10 @@ def repeat_grey(arrays: Arrays) -> None:
 
 
 def synthetic_images(size: int) -> tuple[ImageFacts, Arrays]:
-    """Return facts and splits of random colour images of any size, to measure speed only."""
-    # ImageNet has as many classes. The mean and deviation below are those of uniform noise.
+    """Return facts and splits of random colour images of any size, to measure speed only.
+
+    There are 1000 classes, as in ImageNet.
+    """
     random = np.random.default_rng(0)
     arrays: Arrays = {}
     for split, count in (("train", 4096), ("validation", 512)):
@@ -438,6 +452,7 @@ def synthetic_images(size: int) -> tuple[ImageFacts, Arrays]:
         "held_out": 0,
         "white_level": None,
         "image_size": size,
+        # The mean and deviation of uniform noise from 0 to 1.
         "mean": [0.5] * 3,
         "std": [0.29] * 3,
         "class_names": [str(number) for number in range(1000)],

@@ -26,7 +26,7 @@ LABEL_NAMES = ("label", "labels", "class", "target", "category")  # usual names 
 LABELLED_DATA_FLAGS = frozenset(
     {"dataset", "dataset_config", "label_column", "validation_share", "streaming"}
 )
-# What the columns hold that a flag may name, and data that have such columns, for messages.
+# For messages: what a column must hold so that a flag may name it, and data with such columns.
 CONTENT_OF_COLUMNS = {
     "--label-column": "text or numbers",
     "--text-columns": "strings",
@@ -43,13 +43,16 @@ LabelValue = str | int | float | None  # a value in the label column; None if it
 
 
 class LabelledData:
-    """The label column and the classes of a data set, which hold for all of its splits.
+    """The label column and the classes of a data set, which are the same in all splits.
 
-    Both are inferred from the columns of the training split. A subclass reads the splits.
+    The columns of the first split (train, if the run trains) determine the label column. The
+    classes follow from the column's type, or else from the labels of all splits. A subclass reads
+    the splits.
     """
 
     name: str  # the data set's name, for messages
     # The splits by role (train, validation, test), train first. A subclass puts its objects here.
+    # It need not have train if a split is evaluated as a whole.
     splits: Mapping[str, Sized]
     notes: list[str]  # printed for the user
     label_column: str
@@ -69,17 +72,19 @@ class LabelledData:
     ) -> None:
         """Find the label column.
 
-        It is the column that the user names, else the column of type ClassLabel, else the one with
-        a usual name, else the one that the values suggest.
+        It is the column that `--label-column` names. Without the flag, it is the only column of
+        type ClassLabel, or else the only column with a usual name, or else a guess by the values.
 
         Args:
             name: the data set's name, for messages.
             features: the type of each column.
-            label_column: the value of `--label-column`.
-            values_of: reads a column, for a guess by its values; None: its values are not read.
+            label_column: the value of `--label-column`; None: the column is inferred.
+            values_of: reads a column, for a guess by its values; None: nothing is guessed by
+                values, as for streamed data.
 
         Raises:
-            UserError: no column or several columns may hold the labels, or the named one can't.
+            UserError: no column or several columns may hold the labels, or the named column does
+                not exist or holds neither text nor numbers.
         """
         from datasets import ClassLabel, Value
 
@@ -105,7 +110,8 @@ class LabelledData:
     def label_candidates(self) -> list[str]:
         """Return the columns that may hold the labels, by their types or by their names.
 
-        A single column of type ClassLabel is certain. Otherwise, a single usual name decides.
+        A single column of type ClassLabel is certain. Otherwise, a single usual name decides. If
+        neither is there, all columns of type ClassLabel are returned: none or several.
         """
         from datasets import ClassLabel
 
@@ -122,15 +128,16 @@ class LabelledData:
     def find_texts(self, flag: str, text_columns: tuple[str, ...]) -> list[str]:
         """Return the one or two columns of text.
 
-        If the flag names no column, all columns of strings are taken. If there are more than two of
-        these, only the columns that hold free text are taken.
+        If the flag names no column, all columns of strings are taken, except the label column and
+        row numbers. If there are more than two of these, only those that hold free text are taken.
 
         Args:
             flag: the flag's spelling, for messages.
             text_columns: the value of the flag; empty: the columns are inferred.
 
         Raises:
-            UserError: there is no such column or more than two, or a named one holds no strings.
+            UserError: there is no such column or more than two, or a named column does not exist or
+                holds no strings.
         """
         from datasets import Value
 
@@ -140,7 +147,7 @@ class LabelledData:
         candidates = [column for column in suitable if column not in excluded]
         if self.values_of is not None and not text_columns and len(candidates) > 2:
             guessed = guess_texts(candidates, self.values_of)
-            # Otherwise, the error of `choose_columns` names all candidates.
+            # With any other number, `choose_columns` refuses all candidates and names them.
             if 1 <= len(guessed) <= 2:
                 candidates = guessed
         return self.choose_columns(flag, text_columns, candidates, suitable, at_most=2)
@@ -157,6 +164,7 @@ class LabelledData:
 
         Args:
             flag: the flag's spelling, for messages.
+            flag_value: the value of the flag; None or empty: it is not set.
             candidates: the columns to choose if the flag is not set.
             suitable: the columns whose type the flag allows.
             at_most: how many columns may be chosen.
@@ -211,14 +219,14 @@ class LabelledData:
     def find_classes(self, labels: Iterable[LabelValue]) -> None:
         """Set `classes` and `class_names`.
 
-        The column's type may list the classes. Otherwise they are the distinct values, numbers
-        first.
+        The column's type may list the classes. Otherwise they are the distinct labels in sorted
+        order, numbers before text. Missing labels do not count.
 
         Args:
             labels: the label column of all splits; not read if the column's type lists the classes.
 
         Raises:
-            UserError: the column holds real numbers, or neither text nor numbers.
+            UserError: the column holds numbers that are not whole, or neither text nor numbers.
         """
         from datasets import ClassLabel
 
@@ -252,12 +260,12 @@ class LabelledData:
     def share_to_hold_out(self, source: DataSource) -> float:
         """Return the share of train that becomes the validation split, from 0 to 1.
 
-        A data set with a validation split needs no share. Otherwise the share is the user's
-        `--validation-share`. Without that flag, it is 10 % if train is the only split, and 0 if
-        there is another one.
+        The share is 0 if the data set has a validation split already. Otherwise it is the value of
+        `--validation-share`. Without that flag, it is `DEFAULT_VALIDATION_SHARE` if train is the
+        only split, and 0 if there is a test split.
 
         Raises:
-            UserError: nothing could be evaluated.
+            UserError: the flag is 0 and train is the only split, so nothing could be evaluated.
         """
         share = source.validation_share
         is_only_split = len(self.splits) == 1
@@ -280,6 +288,9 @@ class LabelledData:
     ) -> np.ndarray:
         """Choose the rows of train that become the validation split, and note how many.
 
+        The choice follows from the arguments alone. So an evaluation of the model on the same data
+        holds out the same rows as its training.
+
         Args:
             total: the number of rows in train, of which the share is taken.
             candidates: int64, the indices of rows that may be held out; the choice is spread evenly
@@ -290,7 +301,7 @@ class LabelledData:
             int64, the chosen indices; empty if none are held out.
 
         Raises:
-            UserError: nothing could be evaluated, or too little would remain to train on.
+            UserError: nothing could be evaluated, or no candidate would stay in train.
         """
         share = self.share_to_hold_out(source)
         if not share:
@@ -349,9 +360,11 @@ class LabelledData:
 def choose_splits(names: Iterable[str], source: DataSource) -> list[tuple[str, str]]:
     """Choose which splits of a data set are read.
 
-    A run that trains reads train (or else the first split without a usual name) and all splits for
-    evaluation. A run that evaluates data which the model was not trained on reads a single split:
-    test, or else validation, or else train.
+    A run that trains reads train and all splits for evaluation (`SPLIT_ROLES`). If no split is
+    named train, the first split with an unknown name takes its place.
+
+    A run that evaluates data which the model was not trained on reads a single split: test, or else
+    validation, or else train, which then has the role test.
 
     Returns:
         The role (train, validation or test) and the name of each split; train comes first. Several

@@ -28,7 +28,7 @@ GATHER_BYTES_OF_ACCELERATOR = 32 * 2**20
 
 
 def worker_count(samples: Samples, requested: int | None) -> int:
-    """Return how many workers make the batches of a split.
+    """Return how many workers make the batches of a split; 0: this process makes them.
 
     Args:
         requested: the value of `--num-workers`; None: the count follows from the number of cores.
@@ -36,12 +36,12 @@ def worker_count(samples: Samples, requested: int | None) -> int:
     if requested is not None:
         count = requested
     elif samples.blocks is not None:
-        # One worker works in threads. Several workers would each read all blocks.
+        # A single worker uses threads. Each of several workers would have to read all blocks.
         count = 1
     else:
         count = min(8, max(1, usable_cores() // local_world_size()))
     if isinstance(samples, IterableSamples):
-        return min(1, count)  # the samples have one position
+        return min(1, count)  # the data set has one position, so only one process can read it
     return count
 
 
@@ -131,19 +131,20 @@ class Loader:
     @property
     def batches_per_gather(self) -> int:
         """How many batches are gathered at once; one if batches differ in length, as in text."""
-        # A batch takes size / len(self.samples) * batch_size bytes.
         size = self.samples.num_bytes
         if self.placement == "workers" or self.samples.lengths is not None or not size:
             return 1
         gather_bytes = GATHER_BYTES_OF_CPU
         if is_accelerator(self.device):
             gather_bytes = GATHER_BYTES_OF_ACCELERATOR
+        # One batch takes size / len(self.samples) * batch_size bytes.
         return max(1, gather_bytes * len(self.samples) // (size * self.order.batch_size))
 
     def batch_of(self, samples: torch.Tensor) -> Batch:
         """Make one batch of `samples` (int64 [batch], on the host), augmented as in epoch 0.
 
-        `--auto-batch-size` tries sizes with such batches, so that the order of training stays.
+        `--auto-batch-size` tries sizes with these batches, because they don't advance the order of
+        training.
         """
         if self.placement == "device":
             return self.samples.gather(samples, 0)
@@ -152,6 +153,8 @@ class Loader:
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield each batch of an evaluation, until a request to stop ends the evaluation.
+
+        In a rehearsal, there are only a few small batches.
 
         Raises:
             UserError: this is the loader for training.
@@ -173,7 +176,8 @@ class Loader:
         """Yield the same number of batches of the same size on all ranks.
 
         Ranks that share out a model need this: they exchange values within each batch. For the same
-        reason, a request to stop does not cut the evaluation short.
+        reason, a request to stop does not cut the evaluation short. In a rehearsal, there are only
+        a few small batches.
 
         Yields:
             A batch, and which of its samples count: bool [size], on the device; false for a sample
@@ -190,7 +194,11 @@ class Loader:
             yield batch, counts.to(self.device)
 
     def rehearsal_of(self, batches: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Return the few batches of a rehearsal, from `batches` of an evaluation."""
+        """Return the few batches of a rehearsal, from the `batches` of an evaluation.
+
+        Args:
+            batches: for each batch, one value per sample: its index, or whether it counts.
+        """
         # Samples from all over the split would lie in many blocks, and each block is slow to read.
         is_spread = self.samples.blocks is None
         return rehearsal_batches(batches, self.order.batch_size, is_spread)
@@ -214,7 +222,8 @@ class Loader:
         if self.placement == "workers":
             yield from self.make_batches(self.order.micro_batches(epoch, first_update), epoch)
         else:
-            # `gathered` needs the whole epoch, because its groups begin at the epoch's beginning.
+            # `gathered` needs the micro-batches of the whole epoch, because it groups them from the
+            # epoch's beginning.
             first_micro_batch = first_update * self.order.accumulation
             micro_batches = self.order.micro_batches(epoch)
             yield from self.make_batches(micro_batches, epoch, first_micro_batch)
@@ -240,7 +249,8 @@ class Loader:
         else:
             batches = self.workers.batches(micro_batches, epoch)
         for samples, batch in zip(micro_batches, batches, strict=True):
-            # The last batches of an evaluation may be smaller than all others.
+            # The last batches of an evaluation may be smaller than all others. The context lasts
+            # while the caller computes with the batch.
             is_short = epoch is None and len(samples) < self.order.batch_size
             with without_tuning() if is_short else nullcontext():
                 yield batch, self.samples.work_of(batch, samples)
@@ -284,10 +294,10 @@ def without_tuning() -> Iterator[None]:
 
 
 def check_fits(size: int | None, free: int, device: torch.device) -> None:
-    """Raise a `UserError` if the user asks for samples on the device, and they can't be there.
+    """Raise a `UserError` if `--data-placement device` is set, but the samples can't be placed.
 
     Args:
-        size: bytes of the samples; None if they are made one by one.
+        size: bytes of the samples; None if they are made when needed, and can't be placed.
         free: free bytes of the device's memory. They don't matter on a CPU, where samples stay in
             memory-mapped files.
     """
@@ -309,9 +319,9 @@ def make_loaders(
     splits: Mapping[str, Samples],
     signals: RunSignals = NO_SIGNALS,
 ) -> dict[str, Loader]:
-    """Return a loader for each split.
+    """Return a loader for each split, by the split's name.
 
-    The training split comes in a shuffled order, and the others with each sample once.
+    The loader of train yields samples in a shuffled order. The others yield each sample once.
 
     Args:
         signals: what the loaders ask the run between two batches.
@@ -321,7 +331,8 @@ def make_loaders(
     """
     loaders: dict[str, Loader] = {}
     room = free_memory(accelerator.device) / 2  # for the samples of all splits together
-    # A rank that gets no batch reports this before the other ranks give up their wait for it.
+    # With several ranks, the patience is shorter than the timeout of a collective. So a rank that
+    # gets no batch reports this before the other ranks, which wait for it, report a lost rank.
     patience = config.collective_timeout * (1.0 if accelerator.num_processes == 1 else 0.9)
     for name, samples in splits.items():
         order: TrainingOrder | EvaluationOrder
@@ -383,14 +394,19 @@ def iterable_order(config: TrainingConfig, accelerator: Accelerator, name: str) 
 def training_order(
     config: TrainingConfig, accelerator: Accelerator, samples: Samples
 ) -> TrainingOrder:
-    """Return the shuffled order of the training split; a `UserError` says that it is too small."""
+    """Return the shuffled order of the training split.
+
+    Raises:
+        UserError: the split has too few samples for one update.
+    """
     batch_size = config.batch_size
     accumulation = config.gradient_accumulation_steps
     if config.evaluate_only:
-        # An evaluation makes a training loader as well, and may have few samples for it.
+        # A run that only evaluates makes a training loader as well. If it has too few samples for
+        # one update, a smaller batch keeps `TrainingOrder` from refusing them.
         samples_per_rank = len(samples) // (accumulation * accelerator.num_processes)
         batch_size = min(batch_size, max(1, samples_per_rank))
-    # Samples in blocks can't be ordered by length: they would come from too many blocks at once.
+    # Samples in blocks are not ordered by length: a batch would need too many blocks at once.
     return TrainingOrder(
         num_samples=len(samples),
         batch_size=batch_size,

@@ -1,7 +1,7 @@
-"""The errors for mistakes in a user's data that more than one reader can find.
+"""The errors for mistakes in a user's data that more than one module can find.
 
-Tables, streamed parquet files and a recipe's own splits are read by different modules. The same
-mistake gets the same sentence in all of them.
+Different modules read tables, streamed parquet files and a recipe's own splits. They share these
+functions, so that a mistake gets the same sentence in all of them.
 """
 
 from collections.abc import Mapping
@@ -15,26 +15,30 @@ def empty_split(
     split: str,
     advice: str = "add rows to the files of this split, or remove these files",
 ) -> UserError:
-    """Return the error for a split without samples."""
+    """Return the error for a split without samples.
+
+    Args:
+        advice: what the user can do; by default, for a split that is read from files.
+    """
     return UserError(f"split {split} of data set {data_set} is empty", advice=advice)
 
 
 def nothing_left(data_set: str, split: str, required: str) -> UserError:
-    """Return the error for a split whose rows all lack something.
+    """Return the error for a split whose rows all lack a label, a text or an image.
 
     Args:
-        required: what the rows lack: label, text or image.
+        required: what the rows lack: "label", "text" or "image".
     """
-    flags = {"label": " with --label-column", "text": " with --text-columns"}
-    flag = flags.get(required, "")
+    flags = {"label": "--label-column", "text": "--text-columns", "image": "--image-column"}
+    flag = flags[required]
     return UserError(
         f"the rows of split {split} of data set {data_set} have no {required}s",
-        advice=f"fill in the {required}s in the data, or name another column{flag}",
+        advice=f"fill in the {required}s in the data, or name another column with {flag}",
     )
 
 
 def single_class(data_set: str, split: str) -> UserError:
-    """Return the error for a split in which there is nothing to classify."""
+    """Return the error for a training split whose rows all have the same class."""
     return UserError(
         f"all rows of split {split} of data set {data_set} have the same label, but classification "
         "needs at least two classes",
@@ -45,10 +49,12 @@ def single_class(data_set: str, split: str) -> UserError:
 def other_columns(
     file: str, columns: Mapping[str, Feature], first_file: str, expected: Mapping[str, Feature]
 ) -> UserError:
-    """Return the error for a file whose columns are not those of the first file.
+    """Return the error for a file whose columns differ from those of the first file.
 
     Args:
+        file: the file, as the message names it.
         columns: the types of the file's columns, by name.
+        first_file: the path of the first file.
         expected: the types of the first file's columns, by name.
     """
     names = {**expected, **columns}

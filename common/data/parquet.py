@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 RowValues = list[Any]  # the values of a row, of the types that its columns have
 
-HELD_BYTES = 2**29  # size of the row groups that each reading process keeps in memory
+HELD_BYTES = 2**29  # bytes of row groups that each reading process keeps in memory, roughly
 SAMPLED_GROUPS = 64  # row groups from which a sample of rows is taken before training
 FOOTER_THREADS = 16  # threads that read footers; the Hub takes long to answer each request
 
@@ -40,8 +40,8 @@ FOOTER_THREADS = 16  # threads that read footers; the Hub takes long to answer e
 SHARD = 0  # index into the list of files
 PLACE = 1  # index of the row group in its file
 ROWS = 2
-BYTES = 3
-CHECKSUM = 4
+BYTES = 3  # before compression
+CHECKSUM = 4  # from `describe_group`
 
 
 class ParquetRows:
@@ -62,11 +62,13 @@ class ParquetRows:
         self.shards = shards
         self.columns = columns
         self.ends = self.groups[:, ROWS].cumsum()  # the first row after each row group
-        # Tables by row group. The most recently used table is the last.
+        # Tables in memory, by row group. The most recently used table is the last.
         self.held: dict[int, pyarrow.Table] = {}
+        # The number of each class by its label.
         self.numbers = {label: number for number, label in enumerate(classes)}
         mean_bytes = int(self.groups[:, BYTES].mean())
         at_once = HELD_BYTES // max(1, mean_bytes)
+        # The blocks of samples, by which loaders order their batches, are the row groups.
         self.blocks = Blocks(self.groups[:, ROWS], max(1, at_once))
 
     def __len__(self) -> int:
@@ -77,7 +79,8 @@ class ParquetRows:
 
         Args:
             samples: int64 [batch], row indices.
-            epoch: None in an evaluation, which reads each row group once and keeps only the last.
+            epoch: None in an evaluation. It needs each row group once, one after the other, so only
+                the last one stays in memory.
 
         Returns:
             The values of each row in all columns but the last, and the class numbers, int64
@@ -114,7 +117,8 @@ class ParquetRows:
             label: the value of the last column.
         """
         label_column = self.columns[-1]
-        is_label_missing = label in (None, "", -1) or label != label  # NaN differs from itself
+        # GLUE marks missing labels with -1. NaN is the only value that differs from itself.
+        is_label_missing = label in (None, "", -1) or label != label
         if None not in row and not is_label_missing:
             return UserError(
                 f"{shard} contains a row with the label {label!r:.60} in column {label_column}, "
@@ -131,7 +135,9 @@ class ParquetRows:
         )
 
     def table(self, block: int) -> "pyarrow.Table":
-        """Return a row group, from memory if it is there.
+        """Return a row group, from memory if it is there, and keep it as the last one used.
+
+        The label column is the last column of the table.
 
         Raises:
             UserError: the group's file can't be read, or has changed since the run began.
@@ -145,6 +151,7 @@ class ParquetRows:
                     place >= file.num_row_groups
                     or describe_group(file, place)[-1] != group[CHECKSUM]
                 ):
+                    # `opened` adds the file's name and the advice.
                     raise ValueError("it has changed since the run began")
                 # `read_row_group` keeps the order of the file; `select` puts the label column last.
                 table = file.read_row_group(place, columns=self.columns).select(self.columns)
@@ -152,7 +159,13 @@ class ParquetRows:
         return table
 
     def sample(self, count: int) -> list[RowValues]:
-        """Return about `count` rows without their labels, from row groups at even distances."""
+        """Return about `count` rows without their labels, from row groups at even distances.
+
+        There are fewer rows if the row groups are small.
+
+        Raises:
+            UserError: see `read`.
+        """
         last_group = len(self.groups) - 1
         blocks = np.unique(np.linspace(0, last_group, SAMPLED_GROUPS).astype(int))
         rows_per_block = -(-count // len(blocks))
@@ -166,7 +179,7 @@ class ParquetRows:
 
 
 class Footer(NamedTuple):
-    """What the footer of a parquet file says."""
+    """The parts of a parquet file's footer that are used here."""
 
     features: dict[str, Feature]  # the type of each column
     groups: list[list[int]]  # place, rows, bytes and checksum of each row group
@@ -175,7 +188,7 @@ class Footer(NamedTuple):
 class ParquetTables(LabelledData):
     """The labelled splits of a data set as row groups of parquet files.
 
-    Only the footers and the label column are read.
+    Only the footers and the label column are read here. `ParquetRows` reads the rows later.
     """
 
     splits: dict[str, np.ndarray]  # by role: int64 [row groups, 5], as `ParquetRows` takes them
@@ -193,7 +206,7 @@ class ParquetTables(LabelledData):
         files = self.files_of(opened_builder.builder)
         self.splits = {}
         self.shards: list[str] = []
-        self.index: RowGroupIndex | None = None  # from `write_groups` on
+        self.index: RowGroupIndex | None = None  # None until `write_groups` sets it
         chosen_splits = choose_splits(files, source)
         self.first_role, first_name = chosen_splits[0]
         if source.is_whole:
@@ -208,8 +221,11 @@ class ParquetTables(LabelledData):
                 # Of several splits with the same role, the first one that has labels is read.
                 if role not in self.splits:
                     self.add_split(role, name, files[name], footers)
-            labels_of = partial(distinct_values, column=self.label_column)
-            self.find_classes(() if self.is_typed else chain(*pool.map(labels_of, self.shards)))
+            labels_by_file: list[set[LabelValue]] = []
+            if not self.is_typed:  # a typed column lists the classes itself
+                labels_of = partial(distinct_values, column=self.label_column)
+                labels_by_file += pool.map(labels_of, self.shards)
+            self.find_classes(chain(*labels_by_file))
         if self.first_role not in self.splits:
             raise nothing_left(source.name, first_name, "label")
         if not source.is_whole:
@@ -235,6 +251,7 @@ class ParquetTables(LabelledData):
         """Add the row groups of a split, unless its rows have no labels.
 
         Args:
+            role: train, validation or test.
             name: the split's name in the data set.
             paths: the files of the split.
             footers: the footers of these files and perhaps others, by path.
@@ -255,13 +272,17 @@ class ParquetTables(LabelledData):
         if not groups:
             raise empty_split(self.name, name)
         first_shard = self.shards[groups[0][SHARD]]
-        # GLUE's test splits, for example, mark all rows as unlabelled. The first file shows that,
-        # so no other file need be read here.
+        # Some splits have no labels at all, such as GLUE's test splits. The first file with rows
+        # shows that, so the label columns of the other files are not read here.
         if not distinct_values(first_shard, self.label_column) <= self.missing_labels:
             self.splits[role] = np.array(groups)
 
     def make_validation(self, source: DataSource) -> None:
-        """Move some row groups of train to a validation split, if the data set needs one."""
+        """Move some row groups of train to a validation split, if the data set needs one.
+
+        Raises:
+            UserError: nothing could be evaluated, or train has too few row groups.
+        """
         train = self.splits["train"]
         held_out = self.choose_held_out(source, len(train), np.arange(len(train)), "row groups")
         if len(held_out):
@@ -269,10 +290,13 @@ class ParquetTables(LabelledData):
             self.splits["validation"] = train[held_out]
 
     def write_groups(self, folder: Path, columns: list[str]) -> ParquetRows:
-        """Write the row groups of all splits to a cache folder, and return the first split.
+        """Write the row groups of all splits to a cache folder, and set `index` for `facts`.
 
         Args:
             columns: the columns that a batch needs, besides the label column.
+
+        Returns:
+            The rows of the first split, so that the caller can examine a sample of them.
         """
         for role, groups in self.splits.items():
             write_array(folder / f"{role}_groups.npy", [groups], len(groups))
@@ -301,9 +325,13 @@ def read_footer(path: str) -> Footer:
 
 
 def describe_group(file: "pyarrow.parquet.ParquetFile", place: int) -> tuple[int, int, int]:
-    """Return the numbers of rows and bytes of a row group, and a checksum of its footer's entry.
+    """Return a row group's number of rows, its bytes, and a checksum of its entry in the footer.
 
-    The checksum changes with the contents, because the footer holds statistics and offsets.
+    The checksum changes with the contents of the row group, because the entry has statistics and
+    offsets. So a changed file is noticed without reading its rows.
+
+    Args:
+        place: the index of the row group in its file.
     """
     metadata = file.metadata.row_group(place)
     checksum = zlib.crc32(str(metadata.to_dict()).encode())
@@ -318,11 +346,11 @@ def distinct_values(path: str, column: str) -> set[LabelValue]:
 
 @contextmanager
 def opened(path: str) -> Iterator["pyarrow.parquet.ParquetFile"]:
-    """Open a local parquet file or one of the Hub.
+    """Open a local parquet file or one of the Hub, to read it in the context.
 
     Raises:
-        UserError: the file can't be opened or read. For a file of the Hub, the error is marked as
-            resumable, because another attempt may succeed.
+        UserError: the file can't be opened, or another error ends the context. For a file of the
+            Hub, the error is marked as resumable, because another attempt may succeed.
     """
     import fsspec
     import pyarrow.parquet as parquet

@@ -1,6 +1,7 @@
 """Converts images of any bit depth to 8 bits a channel, on the same scale for a whole data set.
 
-Pillow has no mode for colours of 16 bits, and would silently keep the high byte alone.
+Pillow can't do this: it has no mode for colours of 16 bits, and silently keeps only their high
+bytes.
 """
 
 import io
@@ -10,7 +11,7 @@ import numpy as np
 from PIL import ExifTags, Image, ImageFile, ImageOps
 
 FULL_SCALE = 65535  # the largest value of 16 bits: white for a model that states no white level
-# How to turn a photo upright, by its EXIF orientation.
+# How to turn a photo upright, by its EXIF orientation. It is upright already with all others.
 TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -29,16 +30,17 @@ def image_to_pixels(
     """Return an image as uint8 [size, size, channels]: upright, resized and centre-cropped.
 
     Args:
+        size: height and width of the result, in pixels.
         channels: 1 or 3.
         white_level: the value of white in images of more than 8 bits a channel, as
-            `white_level_of` returns it. Larger values become white, too. None: such an image is
-            refused.
+            `white_level_of` returns it. Larger values become white, too. None: an image of more
+            than 8 bits a channel is refused.
 
     Raises:
         ValueError: pixels are real numbers or negative, or the image has more than 8 bits a channel
             and there is no white level.
     """
-    # The pixels are None unless the image has more than 8 bits a channel.
+    # `pixels` is None unless the image has more than 8 bits a channel.
     pixels, decoded_image = deep_pixels(image)
     if pixels is not None:
         if white_level is None:
@@ -60,18 +62,19 @@ def image_to_pixels(
 def deep_pixels(image: Image.Image) -> tuple[np.ndarray | None, Image.Image]:
     """Return the pixels of an image with more than 8 bits a channel, and the image itself.
 
-    These pixels determine the white level of a data set, by which they are then scaled. Pillow can
-    do neither.
+    The largest of these pixels determines the white level of a data set, and the white level then
+    scales all of them to 8 bits. An image of Pillow may have lost their low bytes.
 
     Returns:
         First, the pixels: integers [height, width] or [height, width, 3], without transparency;
-        None for an image of 8 bits. Second, the image: `image` itself, or another copy of it if its
-        file had to be decoded in another way.
+        None for an image of 8 bits. Second, the image: `image` itself, or another decoding of its
+        file with the same EXIF data.
 
     Raises:
         ValueError: pixels are real numbers or negative.
     """
-    if image.mode == "F":  # Pillow would make an image with values from 0 to 1 black
+    if image.mode == "F":
+        # Pillow would make an image with values from 0 to 1 black.
         raise ValueError("its pixels are real numbers: save it with 8 or 16 bits per channel")
     if image.mode.startswith("I"):
         pixels = np.asarray(image)
@@ -91,7 +94,7 @@ def raw_mode_of(image: ImageFile.ImageFile) -> str:
     """Return Pillow's name for the layout of the pixels in the file, such as ``RGB;16B``.
 
     The layout shows whether the file has 16 bits a colour, which the image's mode does not show.
-    The name is empty for an image whose pixels have been loaded.
+    The name is empty if the pixels have been loaded, or if the format has no such name.
     """
     if not image.tile:
         return ""
@@ -101,15 +104,19 @@ def raw_mode_of(image: ImageFile.ImageFile) -> str:
 
 
 def deep_colours(image: ImageFile.ImageFile, raw_mode: str) -> tuple[np.ndarray, Image.Image]:
-    """Return the pixels of an image with 16 bits a colour, and the image itself.
+    """Return the pixels of an image with 16 bits a colour, and another decoding of the image.
 
-    Pillow keeps one byte of each value. So a colour image is decoded twice: once in its own byte
-    order, which gives the high bytes, and once in the other order, which gives the low ones. Grey
-    with transparency is decoded once, as four channels of a byte. Transparency is left out.
+    Pillow keeps one byte of each value. So a colour image is decoded twice: in its own byte order,
+    which gives the high bytes, and in the opposite order, which gives the low bytes. A grey image
+    with transparency is decoded once, as four channels of one byte each. Transparency is left out.
 
     Args:
-        image: a file of Pillow whose pixels have not been loaded.
-        raw_mode: the result of `raw_mode_of`.
+        image: an image that Pillow has opened, and whose pixels have not been loaded.
+        raw_mode: the layout of its pixels, from `raw_mode_of`.
+
+    Returns:
+        First, the pixels: uint16 [height, width, 3], or [height, width] if they are grey. Second,
+        the image with the high bytes of its colours, or with the four channels.
 
     Raises:
         ValueError: the layout is not known.
@@ -121,39 +128,40 @@ def deep_colours(image: ImageFile.ImageFile, raw_mode: str) -> tuple[np.ndarray,
     image.fp.seek(position)
     if raw_mode == "LA;16B":
         # These are read as four channels of 8 bits: two bytes of grey, then two of transparency.
-        loaded = decoded_as(encoded, "RGBA", "RGBA")
-        planes = np.asarray(loaded).astype(np.uint16)
-        return planes[..., 0] * 256 + planes[..., 1], loaded
+        decoded = decoded_as(encoded, "RGBA", "RGBA")
+        planes = np.asarray(decoded).astype(np.uint16)
+        return planes[..., 0] * 256 + planes[..., 1], decoded
     channels, order = raw_mode.split(";16")
-    # "B" is big-endian, "L" little-endian; "N" or nothing is the order of this machine.
-    native = "L" if sys.byteorder == "little" else "B"
-    order = native if order in ("", "N") else order
+    # "B" is big-endian, "L" is little-endian, and "N" or nothing is the byte order of this machine.
+    if order in ("", "N"):
+        order = "L" if sys.byteorder == "little" else "B"
     if channels not in ("RGB", "RGBA") or order not in ("B", "L"):
         raise ValueError(f"its pixels are stored as {raw_mode}: save it as RGB or greyscale")
-    other = "L" if order == "B" else "B"
-    loaded = decoded_as(encoded, image.mode, f"{channels};16{order}")
-    high = np.asarray(loaded).astype(np.uint16)
-    low = np.asarray(decoded_as(encoded, image.mode, f"{channels};16{other}"))
-    return (high * 256 + low)[..., :3], loaded
+    opposite_order = "L" if order == "B" else "B"
+    decoded = decoded_as(encoded, image.mode, f"{channels};16{order}")
+    high_bytes = np.asarray(decoded).astype(np.uint16)
+    low_bytes = np.asarray(decoded_as(encoded, image.mode, f"{channels};16{opposite_order}"))
+    return (high_bytes * 256 + low_bytes)[..., :3], decoded
 
 
 def decoded_as(encoded: bytes, mode: str, raw_mode: str) -> Image.Image:
     """Decode an image file as if its pixels had another layout of the same number of bits.
 
-    Pillow states the layout in each tile of the image. So the tiles are changed before the pixels
-    are loaded.
+    Pillow keeps the layout in each tile of the image. So this function changes the tiles before it
+    loads the pixels.
 
     Args:
         encoded: the contents of the file.
         mode: the mode of the returned image.
-        raw_mode: Pillow's name for the layout.
+        raw_mode: Pillow's name for the layout, as in `raw_mode_of`.
     """
     image = Image.open(io.BytesIO(encoded))
     image._mode = mode
     tiles = []
     for tile in image.tile:
-        others = tile.args[1:] if isinstance(tile.args, tuple) else None
-        tiles.append(tile._replace(args=raw_mode if others is None else (raw_mode, *others)))
+        # The layout is the only argument of the tile's decoder, or the first one.
+        arguments = (raw_mode, *tile.args[1:]) if isinstance(tile.args, tuple) else raw_mode
+        tiles.append(tile._replace(args=arguments))
     image.tile = tiles
     image.load()
     return image
@@ -162,8 +170,8 @@ def decoded_as(encoded: bytes, mode: str, raw_mode: str) -> Image.Image:
 def white_level_of(peak: int) -> int:
     """Return the value of white in images whose largest value is `peak`.
 
-    White is the largest value with as many bits: 1023 for a camera with 10 bits, for example.
-    Images without values above 255 have the white level 255, so they stay as they are.
+    White is the largest number with as many bits as `peak`. For example, it is 1023 for a camera
+    with 10 bits. If no value is above 255, white is 255, so that the pixels stay as they are.
     """
     return max(255, 2 ** int(peak).bit_length() - 1)
 
@@ -172,11 +180,11 @@ def to_eight_bits(pixels: np.ndarray, white_level: int) -> np.ndarray:
     """Scale integer pixels so that `white_level` becomes 255; larger values become 255, too.
 
     Args:
-        white_level: a value with all bits set, from `white_level_of`.
+        white_level: at least 255, with all of its bits set, as `white_level_of` returns it.
 
     Returns:
         uint8, of the same shape.
     """
     clipped = np.minimum(pixels.astype(np.int64), white_level)
-    # All but the highest 8 of the white level's bits are cut off.
+    # Keep the highest 8 of the white level's bits, and cut off the lower ones.
     return (clipped >> (white_level.bit_length() - 8)).astype(np.uint8)

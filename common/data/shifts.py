@@ -1,4 +1,4 @@
-"""Shifts and mirrors images, each in its own way, in few operations for a whole batch."""
+"""Shifts and mirrors the images of a training batch, each differently, in few operations."""
 
 import torch
 
@@ -10,21 +10,23 @@ def shifted(
     is_mirrored: torch.Tensor | None,
     padding: int,
 ) -> torch.Tensor:
-    """Mirror images, extend them by reflection at the border, and cut a window out of each.
+    """Extend images by reflection at the border, cut a window out of each, and mirror some windows.
 
-    A CPU copies the memory of a window several times faster than it looks up its pixels one by one.
-    An accelerator gathers the pixels in one pass. Both give the same images.
+    A window has the size of the original image. A CPU copies the memory of a window several times
+    faster than it looks up the window's pixels one by one. An accelerator gathers the pixels in one
+    pass. Both ways give the same images.
 
     Args:
         images: uint8 [batch, height, width, channels].
-        tops: int64 [batch], the first row of each window in its padded image, 0 … 2 * padding.
-        lefts: int64 [batch], the first column of each window, likewise. In a mirrored image,
-            columns are counted from the right.
-        is_mirrored: bool [batch]; None: no image is mirrored.
+        tops: int64 [batch], the first row of each window in its extended image, 0 … 2 * padding.
+        lefts: int64 [batch], the first column of each window in its extended image, before the
+            window is mirrored; 0 … 2 * padding.
+        is_mirrored: bool [batch], whether each window is mirrored; None: no window is mirrored.
         padding: pixels by which images are extended at each side; less than their size.
 
     Returns:
-        uint8 [batch, height, width, channels]; rows may have gaps between them in memory.
+        uint8 [batch, height, width, channels]; not always contiguous, because there may be gaps
+        between the rows in memory.
     """
     if images.device.type == "cpu":
         return copied_windows(images, tops, lefts, is_mirrored, padding)
@@ -41,24 +43,29 @@ def copied_windows(
     """Return the windows that `shifted` cuts out, by copying the memory that each window spans."""
     count, height, width, channels = images.shape
     if is_mirrored is not None:
+        # Mirror the image instead of the window. The window then lies on the other side of it.
         images = torch.where(is_mirrored[:, None, None, None], images.flip(2), images)
-        # Columns of a mirrored image are counted from the right.
         lefts = torch.where(is_mirrored, 2 * padding - lefts, lefts)
     padded = mirror_padded(mirror_padded(images, 1, padding), 2, padding)
     _, padded_height, padded_width, _ = padded.shape
     first_rows = torch.arange(count) * padded_height + tops
     first_pixels = first_rows * padded_width + lefts
-    # A span goes from a window's first pixel to its last, and includes what lies between its rows.
+    # The bytes from a window's first pixel to its last, with the pixels between the window's rows.
     span = ((height - 1) * padded_width + width) * channels
-    # `spans` is [count, span]. `as_strided` skips what lies between the rows, without a copy.
+    # `spans` is [batch, span]. `as_strided` leaves out the pixels between the rows, without a copy.
     spans = padded.flatten().unfold(0, span, channels).index_select(0, first_pixels)
     return spans.as_strided(images.shape, (span, padded_width * channels, channels, 1))
 
 
 def mirror_padded(images: torch.Tensor, dimension: int, padding: int) -> torch.Tensor:
-    """Extend images at both ends of a dimension, as a mirror at the border shows them.
+    """Extend images at both ends of a dimension by their reflection at the border.
 
     The pixels at the border itself are not repeated.
+
+    Args:
+        images: [batch, height, width, channels].
+        dimension: 1 for rows, 2 for columns.
+        padding: pixels by which images are extended at each end; less than their size.
     """
     before = images.narrow(dimension, 1, padding).flip(dimension)
     last = images.shape[dimension] - 1
@@ -81,14 +88,17 @@ def gathered_pixels(
     xs = torch.arange(width, device=device)
     if is_mirrored is not None:
         xs = torch.where(is_mirrored[:, None], width - 1 - xs, xs)  # [batch, width]
-    # The rows and columns that each window shows: [batch, height] and [batch, width].
+    # The rows and columns of the image that each window shows: [batch, height] and [batch, width].
     ys = reflected(ys + (tops - padding)[:, None], height)
     xs = reflected(xs + (lefts - padding)[:, None], width)
     return images[image_numbers[:, None, None], ys[:, :, None], xs[:, None, :]]
 
 
 def reflected(positions: torch.Tensor, size: int) -> torch.Tensor:
-    """Fold positions just outside 0 … size - 1 back inside, as in a mirror at the border."""
+    """Replace positions outside 0 … size - 1 by their reflections at the border.
+
+    Positions may be at most size - 1 below or above this range.
+    """
     last = size - 1
-    # The inner `abs` folds positions below 0, the outer `abs` positions above `last`.
+    # The inner `abs` reflects positions below 0, and the outer `abs` positions above `last`.
     return last - (last - positions.abs()).abs()

@@ -1,6 +1,7 @@
 """Data sets of text: tokenised once and cached, or tokenised while training.
 
-Batches have samples of similar length, and are padded on the device.
+Batches of cached text have samples of similar length, and are padded where the tokens lie: on the
+device, if they fit there. Streamed batches mix lengths, and are padded on the host.
 """
 
 import functools
@@ -34,9 +35,12 @@ from common.system.devices import to_device
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-PAD_MULTIPLE = 8  # tensor cores and vector units are fast with multiples of this length
-# A function that returns what a packed model needs besides the tokens. It takes the length of each
-# sample of a batch (int64 [batch], on the host) and the padded length.
+# Batches are padded to a multiple of this many tokens, because tensor cores and vector units are
+# fast with such lengths.
+PAD_MULTIPLE = 8
+# A function that returns the positions of a flattened batch that a packed model computes, as
+# `common.models.packing.token_positions` does. It takes the length of each sample (int64 [batch],
+# on the host) and the padded length.
 TokenPositions = Callable[[torch.Tensor, int], torch.Tensor]
 
 
@@ -44,8 +48,8 @@ class TextSamples(TensorSamples):
     """One split of tokenised text.
 
     Its arrays are `ARRAYS`: tokens (int32, for all samples, one after the other), offsets
-    (int64 [samples + 1]), seconds (int64 [samples], where second texts begin) and labels (int64
-    [samples]).
+    (int64 [samples + 1], where each sample begins in `tokens`), seconds (int64 [samples], where the
+    second text begins, counted from the sample's start) and labels (int64 [samples]).
     """
 
     def __init__(self, *arrays: np.ndarray, token_positions: TokenPositions | None = None) -> None:
@@ -61,7 +65,7 @@ class TextSamples(TensorSamples):
         return {
             "input_ids": tokens,
             "token_type_ids": tokens,
-            # BERT would read the values of a mask, and a tensor on the meta device has none.
+            # There is no mask: BERT would read its values, and a meta tensor has no values.
             "attention_mask": None,
             "labels": tokens[:, 0],
         }
@@ -69,7 +73,8 @@ class TextSamples(TensorSamples):
     def take(self, arrays: dict[str, torch.Tensor], samples: torch.Tensor) -> Batch:
         """Make a batch: cut the samples out of `tokens`, and pad them with 0, BERT's padding token.
 
-        The padded length is computed on the host, so that nothing waits for the device.
+        The batch is as long as its longest sample, rounded up to a multiple of `PAD_MULTIPLE`. The
+        host computes this length, because reading it from the device would mean a wait.
 
         Args:
             arrays: `ARRAYS` by name, all on one device.
@@ -92,7 +97,8 @@ class TextSamples(TensorSamples):
         end = arrays["offsets"][samples + 1][:, None]
         position = start + torch.arange(length, device=device)
         is_token = position < end
-        # Padding of the last samples may lie beyond the end of the array. It is masked below.
+        # The padding of the last samples may lie beyond the end of the array. `clamp` gives it a
+        # valid position, and the mask below replaces the token.
         tokens = arrays["tokens"][position.clamp(max=len(arrays["tokens"]) - 1)]
         second_starts = arrays["seconds"][samples][:, None]  # counted from the sample's start
         is_in_second = position - start >= second_starts
@@ -110,11 +116,12 @@ class TextSamples(TensorSamples):
 class StreamedText(TextSamples):
     """One split of text, read from parquet files and tokenised while training.
 
-    Lengths are known only after a batch was tokenised. So batches are not grouped by length, and a
-    batch carries its own work.
+    Lengths are known only after a batch was tokenised. So samples are not grouped by length, and
+    each batch brings along how much work it is.
     """
 
-    lengths = np.empty(0)  # unknown, but not None: batches still differ in length
+    # The lengths are unknown. This array is not None, because None means: without tokens to count.
+    lengths = np.empty(0)
 
     def __init__(
         self,
@@ -134,21 +141,21 @@ class StreamedText(TextSamples):
 
     @functools.cached_property
     def tokenizer(self) -> "PreTrainedTokenizerBase":
-        """The tokenizer, loaded once in each worker."""
+        """The tokenizer, loaded at the first batch, once in each process that makes batches."""
         return load_tokenizer(str(self.tokenizer_folder))
 
     def fetch(self, samples: torch.Tensor, epoch: int | None) -> Batch:
         rows, labels = self.rows.read(samples, epoch)
         columns = list(zip(*rows, strict=True))
         encoded = encode(self.tokenizer, columns, self.max_length)
-        # These rows make a small split of their own, of which the batch takes all samples.
+        # Treat these rows as a whole split, all of whose samples make up the batch.
         batch_samples = TextSamples(*encoded, labels, token_positions=self.token_positions)
         indices = torch.arange(len(batch_samples))
         batch = batch_samples.fetch(indices, epoch)
         return batch | {"work": batch_samples.count(indices)}
 
     def finish(self, batch: Batch, samples: torch.Tensor, epoch: int | None) -> Batch:
-        """Move the work from the batch's entries, which the model gets, to its attribute."""
+        """Move the work from an entry of the batch to an attribute: the model gets all entries."""
         work = batch.pop("work")
         return CountedBatch(batch, work)
 
@@ -164,7 +171,8 @@ NO_WORK = Work(0)
 class CountedBatch(dict[str, torch.Tensor]):
     """A batch that knows how much work it is.
 
-    Copies on other devices, which only show the batch's shapes, do not know it.
+    Accelerate makes copies with only the first argument, for another device or dtype. These copies
+    have the default, `NO_WORK`. They serve to count a model's operations, not to measure speed.
     """
 
     def __init__(self, batch: Batch, work: Work = NO_WORK) -> None:
@@ -224,10 +232,11 @@ def load_text(
         text_columns: the value of `--text-columns`; empty: the columns are inferred.
         label_column: the value of `--label-column`; None: the column is inferred.
         token_positions: makes the entry `token_positions` of a batch, which the packed models of
-            `common.models.packing` need.
+            `common.models.packing` need; None: batches have no such entry.
 
     Raises:
-        UserError: the data can't be read or have no text, or the tokenizer can't be loaded.
+        UserError: the data can't be read or have no text (synthetic data are images), or the
+            tokenizer can't be loaded.
     """
     if source.location == "synthetic":
         raise UserError(
@@ -263,7 +272,10 @@ def tokenised(
     text_columns: tuple[str, ...],
     label_column: str | None,
 ) -> Prepared[TextFacts]:
-    """Return a data set in tokens, from the cache if it is there; see `load_text`."""
+    """Return a tokenised data set, from the cache if it is there; see `load_text`.
+
+    The arrays are `ARRAYS`. For streamed data, which are not tokenised yet, they are row groups.
+    """
     version = f"text-10-{SCRATCH_VOCABULARY}-{fingerprint_of_tokenizer(checkpoint)}"
     settings = {
         "checkpoint": checkpoint,
@@ -301,11 +313,14 @@ def text_splits(
 
 
 def tokenizer_of_evaluated(source: DataSource, checkpoint: str) -> dict[str, str]:
-    """Return settings that read data with the tokenizer of the model that is evaluated.
+    """Return the settings that replace "scratch" by the tokenizer of the evaluated model.
 
-    With the checkpoint "scratch", a new tokenizer would be trained, and would number tokens
-    differently. The settings are empty for any other checkpoint, which has the model's tokenizer,
-    and if nothing is evaluated as a whole.
+    They are needed only for data that the model was not trained on. "scratch" would train a new
+    tokenizer on these, which numbers tokens differently.
+
+    In all other cases the result is empty. A run that trains makes its own tokenizer. The texts
+    that the model was trained on give its tokenizer again. Any checkpoint but "scratch" has the
+    model's tokenizer already.
     """
     if not source.is_whole or source.evaluated is None or checkpoint != "scratch":
         return {}

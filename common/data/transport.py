@@ -20,36 +20,41 @@ from common.system.platforms import (
 )
 
 SHARED_MEMORY = Path("/dev/shm")
-# Batches travel through pipes below this limit on open files: the process that receives them holds
-# a file descriptor for each tensor in shared memory.
+# The process that receives batches holds a file descriptor for each tensor in shared memory. So
+# batches travel through pipes if this process may open fewer files than this.
 FEW_DESCRIPTORS = 256
-# These are both ends of the pipe of the worker's queue, the pipe that tells whether the worker is
-# alive, its part of the result queue, and a few for files that a data set opens.
+# File descriptors that this process needs for each worker: both ends of the pipe of the worker's
+# queue, the pipe that tells whether the worker is alive, its part of the result queue, and a few
+# for files that a data set opens.
 DESCRIPTORS_OF_A_WORKER = 8
-SPARE_DESCRIPTORS = 16
+SPARE_DESCRIPTORS = 16  # file descriptors that must stay free besides those for workers
 LOCKS_OF_A_QUEUE = 4  # at most; each worker has a queue, and all workers share one for results
-NO_SHARED_MEMORY = "unable to allocate shared memory"  # from an error of torch
-# What pickle sends in place of an object: a function that makes it again, and its arguments.
+NO_SHARED_MEMORY = "unable to allocate shared memory"  # a part of torch's error
+# What pickle sends in place of an object: a function that makes the object again, and its
+# arguments.
 Reduced = tuple[Callable[..., object], tuple[object, ...]]
 # Torch's functions that make a batch of samples, by the samples' type.
 CollateFunctions = dict[type | tuple[type, ...], Callable[..., object]]
-# Torch's own function, which `collate_tensors` replaces in a worker and calls.
+# Torch's own function. In a worker, `collate_tensors` takes its place, and calls it.
 collate_in_shared_memory = default_collate_fn_map[torch.Tensor]
 
 
 def prepare_worker() -> None:
     """Have this worker send tensors through pipes when shared memory has no room for them.
 
-    Otherwise the thread that sends batches drops a batch without an error, and the training process
-    waits for that batch for ever.
+    By default, the thread that sends batches drops such a batch without an error, and the training
+    process waits for that batch for ever.
     """
     ForkingPickler.register(torch.UntypedStorage, share_or_copy)
     default_collate_fn_map[torch.Tensor] = collate_tensors
 
 
 def share_or_copy(storage: torch.UntypedStorage) -> Reduced:
-    """Reduce a storage for pickle: to its place in shared memory, or to a copy of its bytes."""
-    # Only storages on a CPU are copied. Torch sends all others.
+    """Reduce a storage for pickle: to its place in shared memory, or else to a copy of its bytes.
+
+    The bytes are copied if shared memory has no room, or if this process may open few files.
+    """
+    # Only storages on a CPU can be copied. Torch sends all others in its own way.
     if storage.device.type != "cpu" or has_descriptors_for_sharing():
         try:
             return reduce_storage(storage)
@@ -61,8 +66,9 @@ def share_or_copy(storage: torch.UntypedStorage) -> Reduced:
 
 
 def storage_of(values: np.ndarray) -> torch.UntypedStorage:
-    """Make the storage again in the process that receives a copy of its bytes."""
-    # A copy lies in memory that torch aligns. Kernels may add unaligned values in another order.
+    """Make a storage from a copy of its bytes, in the process that receives them."""
+    # Kernels may add unaligned values in another order, which changes the last bits of a result.
+    # `clone` copies the values to memory that torch aligns.
     return torch.from_numpy(values).clone().untyped_storage()
 
 
@@ -82,7 +88,7 @@ def collate_tensors(
 
 
 def is_without_room(error: Exception) -> bool:
-    """Whether an error says that shared memory is full, or that it can't get another descriptor."""
+    """Whether an error says that shared memory is full, or that no more files can be opened."""
     if isinstance(error, OSError):
         return error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOSPC)
     return NO_SHARED_MEMORY in str(error)
@@ -91,21 +97,26 @@ def is_without_room(error: Exception) -> bool:
 def by_path(mapped: np.memmap) -> Reduced:
     """Reduce a memory map for pickle to its path, so that the other process maps the same file.
 
-    By default, pickle would send the contents of the file.
+    By default, pickle would send the contents of the file. Only a slice of a map is sent by its
+    contents, because its offset in the file is not known.
     """
-    if not isinstance(mapped.base, mmap):  # a slice of a map: its offset in the file is not known
+    if not isinstance(mapped.base, mmap):  # a slice of a map
         return np.array, (np.asarray(mapped),)
     order = "C" if mapped.flags.c_contiguous else "F"
-    # To open the file with "w+" again would erase it.
+    # "w+" would erase the file when it is opened again.
     mode = mapped.mode.replace("w+", "r+")
     return np.memmap, (mapped.filename, mapped.dtype, mode, mapped.offset, mapped.shape, order)
 
 
 def obstacle_to_workers(count: int) -> str | None:
-    """Return why `count` worker processes can't start here; None if nothing is in their way."""
+    """Return why `count` worker processes can't start here; None if nothing is in their way.
+
+    A low limit on this process's open files is raised first, if the system allows it.
+    """
     raise_descriptor_limit(FEW_DESCRIPTORS, 4 * FEW_DESCRIPTORS)
     try:
-        # Each lock is a file in /dev/shm. Try to hold as many as the queues will need, all at once.
+        # Each lock is a file in /dev/shm. Make as many as the queues will need, all at once, to see
+        # whether that is possible.
         locks = [multiprocessing.Lock() for _ in range(LOCKS_OF_A_QUEUE * (count + 1))]
         del locks
     except OSError as error:
@@ -125,7 +136,10 @@ def free_descriptors() -> int | None:
 
 
 def has_descriptors_for_sharing() -> bool:
-    """Whether the training process may open enough files to receive tensors in shared memory."""
+    """Whether the training process may open enough files to receive tensors in shared memory.
+
+    A worker asks this about its own limit, which it has inherited from the training process.
+    """
     limit = descriptor_limit()
     return limit is None or limit >= FEW_DESCRIPTORS
 
@@ -137,7 +151,7 @@ def free_shared_memory() -> int | None:
 
 def bytes_of(batch: object) -> int:
     """Return the bytes that all tensors in a nest of dicts, lists and tuples take together."""
-    # For a flat dict, this takes 2 µs, and torch's `tree_leaves` 8 µs.
+    # Torch's `tree_leaves` is not used, because it takes 8 µs for a flat dict, and this takes 2 µs.
     if isinstance(batch, torch.Tensor):
         return batch.nbytes
     if isinstance(batch, dict):

@@ -11,17 +11,18 @@ import psutil
 
 from common.console import warn
 
-LOOK_EVERY = 1.0  # seconds
+LOOK_EVERY = 1.0  # seconds between two looks at the wait and the workers
 NOTICE_AFTER = 10.0  # seconds of one wait after which the user is told of the wait
 # Why the workers were killed.
 Verdict = Literal["stop requested", "no batch came", "worker gone"]
 
 
 class Watch(threading.Thread):
-    """Tells the user of a long wait, and ends a wait that is too long by killing the workers.
+    """Tells the user of a long wait for a batch, and ends a wait that is too long.
 
-    Only a thread can end such a wait. If a worker is stopped while it hands over a file descriptor,
-    the training process blocks in a system call that has no timeout.
+    It ends the wait by killing the workers. Only a separate thread can do so in every case: if a
+    worker is stopped while it hands over a file descriptor, the main thread blocks in a system call
+    without a timeout.
     """
 
     def __init__(
@@ -34,21 +35,23 @@ class Watch(threading.Thread):
 
         Args:
             patience: seconds that the process may wait for one batch.
-            is_stopping: whether the run was asked to stop; called in this thread.
+            is_stopping: whether the run was asked to stop; the watching thread calls it.
         """
         super().__init__(daemon=True, name="watch over the loader's workers")
         self.workers = workers
         self.patience = patience
         self.is_stopping = is_stopping
         self.waiting_since: float | None = None  # time.monotonic(); None while nobody waits
-        self.announced: float | None = None  # `waiting_since` of the last wait announced
-        self.verdict: Verdict | None = None  # None until the workers were killed
-        self.were_stopped = False  # whether workers were stopped by a signal when no batch came
+        # `waiting_since` of the last wait of which the user was told, so that it is told only once.
+        self.announced: float | None = None
+        self.verdict: Verdict | None = None  # None until the workers are killed
+        # Whether a signal had stopped workers when this thread killed all because no batch came.
+        self.were_stopped = False
         self.ended = threading.Event()  # set by the loader when the watch is over
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Watch the calling process while it is in this context."""
+        """Watch the thread that enters this context for as long as it is in the context."""
         self.waiting_since = time.monotonic()
         try:
             yield
@@ -56,17 +59,18 @@ class Watch(threading.Thread):
             self.waiting_since = None
 
     def run(self) -> None:
-        """Look at the wait every second, until the watch is over or the workers were killed.
+        """Look at the wait every second, until the watch is over or the workers are killed.
 
-        All workers are killed if one is gone, if no batch came within `patience`, or if the run was
-        asked to stop. Before that, the user is told of a long wait.
+        All workers are killed if no batch comes within `patience`. They are killed sooner, after a
+        wait of a second, if one of them is gone or the run was asked to stop.
         """
         while self.verdict is None and not self.ended.wait(LOOK_EVERY):
             since = self.waiting_since
             if since is None:
                 continue
             waited = time.monotonic() - since
-            # A batch that is ready comes sooner, even if a worker is gone or the run stops.
+            # A batch that is ready arrives within a second. It is still used if a worker is gone
+            # or the run stops, so only a longer wait is ended.
             is_held_up = waited > LOOK_EVERY
             if is_held_up and not all(worker.is_alive() for worker in self.workers):
                 # The other workers may wait for ever for a lock that the missing worker held.
@@ -85,13 +89,13 @@ class Watch(threading.Thread):
                 )
 
     def end_workers(self, verdict: Verdict) -> None:
-        """Kill all workers, so that the wait for a batch ends in an error; keep the reason."""
+        """Kill all workers, so that the wait for a batch ends in an error, and note the reason."""
         self.verdict = verdict
         for worker in self.workers:
             worker.kill()
 
     def describe(self) -> str:
-        """Return which workers the process waits for: stopped workers, or all if there are none."""
+        """Return, for the message, the stopped workers, or all workers if none is stopped."""
         stopped_pids = self.stopped_pids()
         if not stopped_pids:
             return f"the loader's workers (--num-workers {len(self.workers)})"
@@ -99,12 +103,12 @@ class Watch(threading.Thread):
         return f"workers of the loader that are stopped (kill -CONT {pids} lets them go on)"
 
     def stopped_pids(self) -> list[str]:
-        """Return the process ids of the workers that were stopped by a signal."""
+        """Return the process ids of the workers that a signal has stopped."""
         return [str(worker.pid) for worker in self.workers if is_stopped(worker)]
 
 
 def is_stopped(worker: BaseProcess) -> bool:
-    """Whether a worker was stopped by a signal, as by Ctrl-Z."""
+    """Whether a signal has stopped a worker, as Ctrl-Z does; False if the worker is gone."""
     try:
         return psutil.Process(worker.pid).status() == psutil.STATUS_STOPPED
     except psutil.Error:

@@ -50,7 +50,11 @@ MicroBatches = Sequence[torch.Tensor] | torch.Tensor
 
 @dataclass
 class BatchRequests:
-    """The sampler of the workers: the sample indices of each batch to make next, and the epoch."""
+    """The batches to make next, as the sampler of torch's loader.
+
+    It yields the sample indices of each batch (int64 [batch]) and the epoch (None in an
+    evaluation).
+    """
 
     micro_batches: MicroBatches = ()
     epoch: int | None = None
@@ -61,7 +65,7 @@ class BatchRequests:
 
 @dataclass
 class Reader:
-    """The data set of the workers, which maps a request to a batch.
+    """The data set of torch's loader, which maps a request of `BatchRequests` to a batch.
 
     Each worker holds a copy, made when the workers start.
     """
@@ -79,14 +83,16 @@ class Reader:
 
 
 class Workers:
-    """Make batches in `count` worker processes until `close`, or in this process if `count` is 0.
+    """The `count` worker processes that make the batches of one split; 0: this process makes them.
+
+    The workers start with the first batch, and go on until `close`.
 
     A worker may be stopped or hang. The user is then told for which worker this process waits. If
     the run is asked to stop during the wait, the workers are killed and this process makes the
     remaining batches itself, with the same bits.
     """
 
-    # The warnings that the user has already seen, from any loader of this process.
+    # Keys of the warnings that the user has already seen, from any loader of this process.
     announced: ClassVar[set[str]] = set()
 
     def __init__(
@@ -97,9 +103,10 @@ class Workers:
         patience: float,
         is_stopping: Callable[[], bool],
     ) -> None:
-        """Note what is needed to start the workers.
+        """Note what is needed to start the workers, without starting them.
 
         Args:
+            count: the number of workers; 0: this process makes the batches.
             patience: seconds to wait for one batch.
             is_stopping: whether the run was asked to stop; a thread calls it.
         """
@@ -114,9 +121,10 @@ class Workers:
         self.largest_batch = 0  # bytes
 
     @cached_property
-    def processes(self) -> DataLoader[Batch]:
+    def torch_loader(self) -> DataLoader[Batch]:
         """The loader of torch, made at first use; its iterator starts the workers."""
-        # At exit, Python would wait for the workers to end, and they ignore SIGTERM.
+        # At exit, Python sends SIGTERM to the workers and waits for them. They ignore SIGTERM, so
+        # they must be killed before.
         atexit.register(kill_workers)
         ForkingPickler.register(np.memmap, by_path)
         return DataLoader(
@@ -138,7 +146,7 @@ class Workers:
     def have_begun(self) -> bool:
         """Whether there is a loader of torch, and so perhaps workers."""
         # `cached_property` stores its value under its name, once it was read.
-        return "processes" in vars(self)
+        return "torch_loader" in vars(self)
 
     def close(self) -> None:
         """End the workers and the watch over them; the next batches start new ones."""
@@ -146,7 +154,7 @@ class Workers:
             self.watch.ended.set()
             self.watch = None
         # Without a reference to it, torch's loader is deleted and ends its workers.
-        vars(self).pop("processes", None)
+        vars(self).pop("torch_loader", None)
 
     def batches(self, micro_batches: MicroBatches, epoch: int | None) -> Iterator[Batch]:
         """Yield the batches in order, on the device.
@@ -158,37 +166,45 @@ class Workers:
             yield self.samples.finish(batch, samples, epoch)
 
     def fetched(self, micro_batches: MicroBatches, epoch: int | None) -> Iterator[Batch]:
-        """Yield the batches in order as they are made, in pinned memory if the device has it."""
+        """Yield the batches in order on the host, as `Samples.fetch` made them.
+
+        Those of torch's loader are in pinned memory if the device has it.
+
+        Raises:
+            Exception: see `receive` and `end_after`.
+        """
         self.requests.micro_batches = micro_batches
         self.requests.epoch = epoch
-        count = 0
+        num_yielded = 0
         batch = None
         try:
             batches = self.begin()
-            while count < len(micro_batches):
+            while num_yielded < len(micro_batches):
                 batch = self.receive(batches)
                 yield batch
-                count += 1
+                num_yielded += 1
         except Exception as error:
             self.end_after(error)
-        # The workers ended because the run is stopping: this process makes the remaining batches.
-        if count < len(micro_batches) and isinstance(self.samples, IterableSamples):
+        # If batches are missing here, the workers were killed because the run is stopping. This
+        # process makes the missing batches.
+        if num_yielded < len(micro_batches) and isinstance(self.samples, IterableSamples):
             self.samples.go_on_after(batch)
-        for number in range(count, len(micro_batches)):
+        for number in range(num_yielded, len(micro_batches)):
             yield self.samples.read(micro_batches[number], epoch)
 
     def begin(self) -> Iterator[Batch]:
         """Return an iterator over the requested batches; start the workers if none run yet."""
         if self.watch is not None:
+            # Workers are running. `iter` waits until each of them is ready for the new requests.
             with self.watch.waiting():
-                return iter(self.processes)
+                return iter(self.torch_loader)
         if self.count > 0:
             obstacle = obstacle_to_workers(self.count)
             if obstacle is not None:
                 self.do_without(obstacle)
         # `do_without` has set the count to 0 if there was an obstacle.
         if self.count == 0:
-            return iter(self.processes)
+            return iter(self.torch_loader)
         return self.start_workers()
 
     def start_workers(self) -> Iterator[Batch]:
@@ -197,14 +213,15 @@ class Workers:
         earlier_children = multiprocessing.active_children()
         try:
             with without_child_handler(), stop_signals_held_back():
-                batches = iter(self.processes)
+                batches = iter(self.torch_loader)
         except (OSError, RuntimeError) as error:
+            # The system refuses with an OSError or for lack of memory. Other errors are mistakes.
             if not isinstance(error, OSError) and not is_out_of_memory(error):
                 raise
             for worker in new_children(earlier_children):
                 worker.kill()
             self.do_without(str(error))
-            return iter(self.processes)
+            return iter(self.torch_loader)
         workers = new_children(earlier_children)
         # The lambda looks `is_stopping` up at each call, because tests replace it.
         self.watch = Watch(workers, self.patience, lambda: self.is_stopping())
@@ -212,7 +229,11 @@ class Workers:
         return batches
 
     def do_without(self, obstacle: str) -> None:
-        """Have this process make the batches, and tell the user why."""
+        """Have this process make the batches, and tell the user why.
+
+        Args:
+            obstacle: why no workers can be started, for the warning.
+        """
         if "no workers" not in self.announced:
             self.announced.add("no workers")
             warn(
@@ -222,7 +243,12 @@ class Workers:
         self.close()
 
     def receive(self, batches: Iterator[Batch]) -> Batch:
-        """Wait for the next batch; raise the `UserError` that a worker sent in its place."""
+        """Wait for the next batch.
+
+        Raises:
+            UserError: the worker raised it, and sent it in place of the batch. Each rank that gets
+                one prints it, because the mistake may be in the samples of one rank only.
+        """
         if self.watch is None:
             batch = next(batches)
         else:
@@ -246,7 +272,7 @@ class Workers:
         if size <= self.largest_batch:
             return
         self.largest_batch = size
-        # There is one more batch, because the training process still holds the one that it uses.
+        # One batch is added, because this process still holds the batch that it uses.
         needed = size * (PREFETCHED * self.count + 1)
         if self.free_shared_bytes >= needed:
             return
@@ -262,7 +288,11 @@ class Workers:
     def end_after(self, error: Exception) -> None:
         """End all workers after an error in a wait for them, and raise what the error means.
 
-        Return normally if the watch killed the workers because the run was asked to stop.
+        If the watch killed the workers because the run was asked to stop, nothing is raised. The
+        caller then makes the remaining batches.
+
+        Args:
+            error: the error of torch's loader, or of this process if it makes the batches.
 
         Raises:
             UserError: no batch came in time, or this process has too few file descriptors.
@@ -272,7 +302,8 @@ class Workers:
         watch = self.watch
         self.watch = None
         if self.count > 0:
-            kill_workers()
+            # Workers of other loaders go on, because an evaluation may be due before the run stops.
+            kill_workers(None if watch is None else watch.workers)
         self.close()
         if watch is None:
             raise error
@@ -322,9 +353,10 @@ def too_many_files_error() -> UserError:
 
 @contextmanager
 def without_child_handler() -> Iterator[None]:
-    """Undo torch's handler of SIGCHLD, which raises an error at any line of the main thread.
+    """Remove the handler of SIGCHLD that torch sets in this context, when it starts workers.
 
-    The handler is not needed: the wait for a batch notices within seconds that a worker is gone.
+    When a worker ends, that handler raises an error at any line of the main thread. It is not
+    needed, because the wait for a batch notices within seconds that a worker is gone.
     """
     if CHILD_ENDED is None or threading.current_thread() is not threading.main_thread():
         yield
@@ -342,25 +374,32 @@ def new_children(earlier_children: Sequence[BaseProcess]) -> list[BaseProcess]:
 
 
 def return_unchanged(batch: Batch) -> Batch:
+    """Return a batch as it is. Torch's default would convert arrays in it to tensors."""
     return batch
 
 
 def begin_worker(worker: int) -> None:
-    """Prepare a new worker, and have it outlive a stop signal to the whole job.
+    """Prepare a new worker, and have it ignore a stop signal that goes to the whole job.
 
-    The run still needs batches until its last update. The loader ends its workers after that.
+    The run still needs batches until its last update. Then it ends its workers itself.
     """
     prepare_worker()
     for stop_signal in STOP_SIGNALS:
         signal.signal(stop_signal, signal.SIG_IGN)
 
 
-def kill_workers() -> None:
-    """Kill all workers, and wait until they are gone.
+def kill_workers(workers: Sequence[BaseProcess] | None = None) -> None:
+    """Kill workers, and wait until they are gone.
 
-    Workers ignore SIGTERM, and one may hold a lock that the others wait for.
+    They would not end otherwise: workers ignore SIGTERM, and a worker may wait for ever for a lock
+    that another one held.
+
+    Args:
+        workers: the workers of one loader; None for those of all loaders of this process.
     """
-    workers = [child for child in multiprocessing.active_children() if child.daemon]
+    if workers is None:
+        # Among the children of this process, torch's workers are those that are daemons.
+        workers = [child for child in multiprocessing.active_children() if child.daemon]
     for worker in workers:
         worker.kill()
     for worker in workers:
@@ -381,12 +420,14 @@ def moved(batches: Iterable[Batch], device: torch.device) -> Iterator[Batch]:
     training = devices.current_stream(device)
     latest: list[Batch] = []  # the batch that was copied last, if any
     for batch in batches:
-        # Wait before the next copy is queued, so that training waits for the previous copy alone.
+        # Make training wait for the previous copy. The next copy is queued after that, so training
+        # does not wait for it.
         training.wait_stream(copying)
         ready = latest
         with devices.on_stream(copying):
             latest = [send_to_device(batch, device, non_blocking=True)]
-        # The copying stream allocated this memory, and must not reuse it before training is done.
+        # The copying stream allocated this memory. It must not reuse it before the training stream
+        # is done with it.
         recursively_apply(torch.Tensor.record_stream, latest, training)
         yield from ready
     training.wait_stream(copying)

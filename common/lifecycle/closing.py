@@ -25,15 +25,19 @@ from common.training.out_of_memory import out_of_memory_error
 def close_after(error: BaseException, context: Context, loaders: Iterable[Loader]) -> None:
     """Keep what an unfinished run has logged, and note how it ended.
 
+    If this function returns, the caller lets `error` end the process.
+
     Raises:
         TrainingError: in place of `error`, if memory ran out, or if a process was lost at the same
             update before. The message says what to do.
-        SystemExit: in place of `error`, if another rank was lost first.
+        SystemExit: in place of `error`, if another rank failed first, and `error` may only be a
+            consequence of that failure.
     """
     lift_limit()
     kill_workers()
     directory = context.directory
-    # A run that failed before it restored a checkpoint is still at 0. `status.json` has its step.
+    # If a resumed run failed before it restored a checkpoint, its progress is still at update 0.
+    # `status.json` then has the update at which the earlier attempt ended.
     step = context.progress.global_step or read_status(directory.path).global_step
     outcome = outcome_of(error, context.accelerator.process_index)
     if isinstance(error, Preempted):
@@ -43,7 +47,8 @@ def close_after(error: BaseException, context: Context, loaders: Iterable[Loader
         context.checkpoints.hurry()  # other ranks may be gone, and their files may never come
     is_first = directory.write_failure(outcome, step, is_lost_process=is_lost_process(error))
     status = read_status(directory.path)
-    # After the second loss of a process at one update, `write_failure` notes: not resumable.
+    # At the second loss of a process at the same update, `write_failure` marks the run as not
+    # resumable, although `outcome` is resumable.
     is_lost_again = is_first and outcome.resumable and status.resumable is False
     log_line(f"{outcome.status}: {outcome.reason}")
     context.logs.finish(exit_code=1)
@@ -52,7 +57,7 @@ def close_after(error: BaseException, context: Context, loaders: Iterable[Loader
         problem = f"{outcome.reason}; {LOST_AGAIN.format(step=step)}"
         raise TrainingError(problem, advice=LOST_AGAIN_ADVICE, every_rank=True) from None
     if outcome.resumable and not is_first and not isinstance(error, UserError):
-        raise SystemExit(1) from None  # another rank was lost first, and says why
+        raise SystemExit(1) from None  # the rank that failed first says why
     if is_out_of_memory(error) and is_first:
         device = context.accelerator.device
         raise out_of_memory_error(context.config, directory.path, device, loaders) from None

@@ -27,10 +27,13 @@ def finish(
 
     Args:
         figures: the figures of the final evaluation.
-        log_training: adds the figures of updates that no row has yet.
+        log_training: logs the training figures of the updates since the last log line.
 
     Raises:
-        TrainingError: the final evaluation misses `--target`. The model is exported all the same.
+        TrainingError: a rank could not write its checkpoint, or the weights differ between ranks;
+            nothing is exported then. Or the final evaluation misses `--target`; the model has been
+            exported by then.
+        UserError: the run's directory no longer belongs to this run.
     """
     context = started.context
     step = context.progress.global_step
@@ -45,7 +48,9 @@ def finish(
     context.logs.write_row()
     memory = started.memory_plan.finish() if was_trained else []
     summary = summarize(context, final_figures, kept_step)
-    wait_for_ranks(context.accelerator)  # no rank waits while rank 0 writes a whole model
+    # Unless the model is sharded, this is the last time that the ranks meet. So no rank waits in a
+    # collective, which could time out, while rank 0 writes the model.
+    wait_for_ranks(context.accelerator)
     if was_trained:
         export_model(started, evaluations, kept_step, summary)
     context.directory.write(SUMMARY, Summary.model_validate(summary).to_json())
@@ -63,26 +68,31 @@ def finish(
 
 
 def end_training(context: Context, log_training: Callable[[], None]) -> None:
-    """Stop the clock, wait for the last checkpoint, and compare the ranks' weights.
+    """Stop the clock, wait for the last checkpoint, log the last updates, and compare the weights.
 
     Raises:
-        TrainingError: a rank could not write its checkpoint, or the weights differ.
+        TrainingError: a rank could not write its checkpoint, or the weights differ between ranks.
+        UserError: the run's directory no longer belongs to this run.
     """
     stopwatch = context.meters.stopwatch
     stopwatch.stop()
     context.directory.insist_on_ownership()
     context.checkpoints.wait()
     context.agreement.check(context.progress.global_step)
-    # The loop ended between two log lines, as with early stopping.
-    was_left_early = stopwatch.total.updates > stopwatch.marked.updates
-    if was_left_early:
+    # Early stopping, for example, may end the loop between two log lines.
+    has_unlogged_updates = stopwatch.total.updates > stopwatch.marked.updates
+    if has_unlogged_updates:
         log_training()
     if not context.config.evaluate_only:
         compare_weights(context)
 
 
 def summarize(context: Context, final_figures: Facts, kept_step: int) -> dict[str, float]:
-    """Return the figures in `summary.json`."""
+    """Return the figures for `summary.json`, which is not written yet.
+
+    Args:
+        kept_step: the update after which the model had the weights that are exported.
+    """
     summary = {**context.logs.latest, **final_figures}
     if not context.config.evaluate_only:
         summary |= context.meters.whole_run()
@@ -100,7 +110,12 @@ def summarize(context: Context, final_figures: Facts, kept_step: int) -> dict[st
 def export_model(
     started: StartedRun, evaluations: Evaluations, kept_step: int, summary: Facts
 ) -> None:
-    """Write `model/`: rank 0 alone, or all ranks together if the model is sharded."""
+    """Write `model/`: rank 0 alone, or all ranks together if the model is sharded.
+
+    Args:
+        kept_step: the update after which the model had the weights that are exported.
+        summary: the figures for the model card.
+    """
     context = started.context
     accelerator = context.accelerator
     is_sharded = accelerator.mesh is not None
@@ -119,7 +134,7 @@ def export_model(
     card = model_card(
         context.config, started.saved_config, description, loaded.data, loaded.test_split, summary
     )
-    skeleton = bare_model if is_sharded else None  # the model without values; see `save_model`
+    skeleton = bare_model if is_sharded else None  # gives names and shapes; see `save_model`
     export.save_model(context.directory.path / "model", model, description, card, skeleton)
     if is_sharded:
         wait_for_ranks(accelerator)
@@ -137,7 +152,10 @@ def write_memory(context: Context, memory: MemoryRows) -> None:
 
 
 def attach_results(started: StartedRun, figures: Facts, memory: MemoryRows) -> None:
-    """Send the tables, the misclassified samples and the model to the tracker."""
+    """Send the tables and the misclassified samples to the tracker.
+
+    With `--log-model`, send the model that this run has trained as well.
+    """
     config = started.context.config
     logs = started.context.logs
     loaded = started.loaded

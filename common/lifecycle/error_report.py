@@ -10,30 +10,37 @@ from common.system.machine import is_main_rank
 from common.training.stop import StopRequest
 
 ANNOUNCEMENT = "rank-0-prints-an-error"  # a key in the process group's store
-# Ranks meet the same mistake at the same update. On a busy machine one of them may come later.
+# Other ranks wait this long for the announcement of rank 0. All ranks meet the same mistake at the
+# same update, but on a busy machine rank 0 may get there later.
 SECONDS_TO_ANNOUNCE = 5.0
-# Rank 0 closes its trackers before it prints and exits. Then the launcher ends the other ranks.
+# After the announcement, they wait this long for rank 0 to exit: it closes its trackers before it
+# prints. Once rank 0 has exited, the launcher ends the other ranks.
 SECONDS_TO_EXIT = 60.0
 SECONDS_BETWEEN_LOOKS = 0.1
 
 
 def announce_error() -> None:
-    """On rank 0, tell the other ranks that it has met a mistake and will print it."""
+    """On rank 0, tell the other ranks that rank 0 has met a mistake and will print it.
+
+    On the other ranks, and in a run of one process, this does nothing.
+    """
     if is_main_rank() and torch.distributed.is_initialized():
         store = torch.distributed.distributed_c10d._get_default_store()
-        with suppress(RuntimeError):  # whoever keeps the store (the launcher or rank 0) is gone
+        with suppress(RuntimeError):  # the process that keeps the store (the launcher) is gone
             store.set(ANNOUNCEMENT, "")
 
 
 def report_once(error: UserError, request: StopRequest) -> None:
-    """Have this rank print an error unless rank 0 does so.
+    """Have this rank print an error when it exits, unless rank 0 prints one.
 
     Usually all ranks meet the same mistake, and rank 0 prints it when it exits. A recipe may also
     raise an error on another rank alone, while rank 0 waits for that rank in a collective. A
     launcher kills all ranks as soon as one has exited, so the other ranks first let rank 0 exit.
+    On rank 0, this function does nothing.
 
     Args:
-        request: the signals of this process. The launcher sends one after rank 0 has exited.
+        request: the signals that this process has received. The launcher sends one after rank 0 has
+            exited.
     """
     if is_main_rank():
         return
@@ -56,5 +63,5 @@ def is_error_announced() -> bool:
     store = torch.distributed.distributed_c10d._get_default_store()
     try:
         return store.check([ANNOUNCEMENT])
-    except RuntimeError:  # whoever keeps the store (the launcher or rank 0) is gone
+    except RuntimeError:  # the process that keeps the store (the launcher or rank 0) is gone
         return True

@@ -1,4 +1,4 @@
-"""Evaluations during a run: whether one is due, what surrounds it, and what becomes of it."""
+"""Evaluations of a run: decides when one is due, prepares the model, and logs the figures."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,10 +20,11 @@ class Evaluations:
     """The evaluations of one run, and the model that is exported at its end."""
 
     def __init__(self, context: Context, rehearse: bool) -> None:
-        """Make no evaluation due yet.
+        """Begin with no evaluation made.
 
         Args:
-            rehearse: whether to try the evaluation on a few samples before the first update.
+            rehearse: whether to try the evaluation on a few samples before the first update. With
+                `--evaluate-only`, there is no rehearsal.
         """
         self.context = context
         self.rehearsal = Rehearsal(is_wanted=rehearse and not context.config.evaluate_only)
@@ -32,7 +33,7 @@ class Evaluations:
         self.kept_step: int | None = None  # the update of the model to export, once it is known
 
     def is_due(self, plan: Plan, loaded: LoadedData) -> bool:
-        """Whether an evaluation is due at the present step and has not been made yet.
+        """Whether an evaluation, or the rehearsal, is due and has not been made yet.
 
         After the last update, the final evaluation follows. So an evaluation is due there only in
         two cases:
@@ -57,7 +58,8 @@ class Evaluations:
         """Yield the bare model in evaluation mode; see `evaluating` of the run.
 
         Args:
-            save_and_leave: ends this process, with a checkpoint, if ranks were asked to stop.
+            save_and_leave: saves a checkpoint and ends this process. It is called after the block
+                if a rank was asked to stop.
         """
         context = self.context
         step = context.progress.global_step
@@ -73,7 +75,8 @@ class Evaluations:
                 yield bare_model
             context.agreement.check(step)
             if context.agreement.stopping:
-                # The ranks may not have read all data. The resumed run evaluates again.
+                # The ranks may not have read all data, so this evaluation does not count. The
+                # resumed run repeats it.
                 restore_buffers()
                 save_and_leave()
         self.evaluated_model = bare_model
@@ -82,11 +85,11 @@ class Evaluations:
     @contextmanager
     def rehearsing(self, bare_model: nn.Module) -> Iterator[None]:
         """Let an evaluation read two batches at most, then restore the model's buffers."""
-        put_buffers_back = keep_buffers(bare_model)
+        restore_buffers = keep_buffers(bare_model)
         self.rehearsal.begin_evaluation()
         with self.context.meters.stopwatch.stopped():
             yield
-        put_buffers_back()
+        restore_buffers()
         self.rehearsal.end_evaluation()
 
     def model_to_export(self, kept: KeptParts) -> nn.Module:
@@ -100,6 +103,9 @@ class Evaluations:
         """Log an evaluation that was due. If it is the best one, save its model in the background.
 
         The figures of a rehearsal are only checked.
+
+        Args:
+            split: the split that was evaluated.
         """
         context = self.context
         logs = context.logs
@@ -145,18 +151,22 @@ class Evaluations:
     def load_best(self, model: nn.Module, save: Callable[[], None]) -> None:
         """Load the weights that `model` had at its best evaluation; see `load_best` of the run.
 
+        Nothing is loaded if `model` has these weights already. From now on, `kept_step` is known.
+
         Args:
-            save: saves the last weights, which a run that stopped early needs to be resumed.
+            save: saves a checkpoint with the last weights. A run that stopped early needs it to be
+                resumed.
         """
         context = self.context
         best = context.best
         step = context.progress.global_step
         self.kept_step = step
-        if not best.is_kept or best.step in (-1, step):  # -1: there was no evaluation
+        if not best.is_kept or best.step in (-1, step):  # -1: no evaluation on validation data
             return
         save()
         context.checkpoints.wait()
-        context.agreement.check(step)  # all ranks wait for the one that writes
+        # In this collective, the ranks wait until all of them have written the best model.
+        context.agreement.check(step)
         self.kept_step = best.step
         path, weights = context.checkpoints.read_best(self.kept_step)
         export.put_weights(context.accelerator.unwrap_model(model), weights, path)

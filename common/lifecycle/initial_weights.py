@@ -1,6 +1,7 @@
-"""The digest of the weights that a training starts with.
+"""The digest of the weights that training starts with.
 
-A reproduction compares it, because a checkpoint of pretrained weights may have changed since.
+`recipes reproduce` compares the digests of the run and of its repetition. They differ, for example,
+if a checkpoint of pretrained weights has changed since the run.
 """
 
 import hashlib
@@ -10,14 +11,14 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 
-MOST_BYTES = 2**30  # of a model whose digest is taken; SHA-256 takes some seconds for these
+MOST_BYTES = 2**30  # larger models get no digest; SHA-256 of so many bytes takes some seconds
 
 
 def digest_of_model(model: nn.Module) -> str | None:
     """Return the SHA-256 of the names and bytes of a model's parameters and buffers.
 
-    None for a model of more than `MOST_BYTES`, one that is sharded over ranks, and one with weights
-    that do not exist yet.
+    The result is None if the model has more than `MOST_BYTES`, or if it has a tensor for which
+    `has_plain_bytes` is false. An example is a model that is sharded over ranks.
     """
     entries = model.state_dict()
     tensors = {name: value for name, value in entries.items() if isinstance(value, torch.Tensor)}
@@ -34,7 +35,11 @@ def digest_of_model(model: nn.Module) -> str | None:
 
 
 def has_plain_bytes(tensor: torch.Tensor) -> bool:
-    """Whether all values of a tensor are in the memory of this process, one after another."""
+    """Whether this process has all values of a tensor, as an ordinary array.
+
+    This is false for a tensor that is sharded, on the meta device, quantized or sparse, and for a
+    lazy parameter, which has no values yet.
+    """
     if is_lazy(tensor) or isinstance(tensor, DTensor) or tensor.is_meta or tensor.is_quantized:
         return False
     return tensor.layout == torch.strided

@@ -18,6 +18,8 @@ def keep(
 ) -> KeptParts:
     """Add the recipe's parts to those that checkpoints save.
 
+    The optimizers among them are also prepared to skip updates with non-finite gradients.
+
     Args:
         parts: all parts by name, among them the model and the optimizer. An optimizer may be of any
             class that has `param_groups`.
@@ -53,7 +55,7 @@ def keep(
 def class_of_unkept_part(accelerator: Accelerator, kept_parts: Iterable[object]) -> str | None:
     """Return the class name of a prepared object that `kept_parts` lacks; None if it lacks none.
 
-    Only objects that `run.keep` names are saved, so a forgotten one would be lost on resume.
+    Checkpoints save only the parts of `run.keep`, so a resume would lose the state of this object.
     """
     # Accelerate may wrap a network in DDP, which has the network as `module`. A recipe may keep the
     # network or the wrapper, so both are compared by the network. Optimizers and schedulers are

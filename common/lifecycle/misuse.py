@@ -1,4 +1,4 @@
-"""Sentences for calls of `Run` that a recipe has left out or made with the wrong argument."""
+"""Errors for calls of `Run` that a recipe has left out or made with a wrong argument."""
 
 from pathlib import Path
 

@@ -21,15 +21,17 @@ def log_interval(context: Context, kept: KeptParts) -> None:
     """Add the figures of the interval that ends here to the row of the present step.
 
     Raises:
-        UserError: the recipe recorded a metric under a name that the run uses itself.
+        TrainingError: an update had non-finite gradients, or the loss is NaN.
+        UserError: the recipe recorded a metric under a name that the run uses itself, or the run's
+            directory no longer belongs to this run.
     """
     context.directory.insist_on_ownership(max_age=1.0)
     values = context.meters.interval()
     context.guard.check(context.progress.global_step, values.get("train/loss", 0.0))
     own_values = {**context.guard.figures(), **learning_rates(kept.optimizers)}
-    names_of_both = sorted(values.keys() & own_values.keys())
-    if names_of_both:
-        name = names_of_both[0]
+    names_in_both = sorted(values.keys() & own_values.keys())
+    if names_in_both:
+        name = names_in_both[0]
         raise UserError(
             (
                 f"run.record got the metric {name.removeprefix('train/')!r}, but the run itself "
@@ -43,8 +45,12 @@ def log_interval(context: Context, kept: KeptParts) -> None:
 def refuse_unread_flags(context: Context, stated_flags: Flags) -> None:
     """End the run if the user stated a flag that nothing uses; called on all ranks.
 
-    The first update has used most flags. If the recipe's source has a line that may use a flag
-    later, the run goes on. A message then names the line, because it may never be reached.
+    By the end of the first update, the run has used most flags. If the recipe's source has a line
+    that may use a flag later, the run goes on. A message then names the line, because the recipe
+    may never reach it.
+
+    Args:
+        stated_flags: the flags as they were when the run was first started.
 
     Raises:
         UserError: no rank has used a flag, and no line of the recipe may use it.

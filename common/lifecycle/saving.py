@@ -20,12 +20,19 @@ RESOLVED_AGAIN = ("init_from", "mixed_precision")
 
 
 def save(started: StartedRun) -> None:
-    """Save a checkpoint: copy the state now, and write it in the background."""
+    """Save a checkpoint: copy the state now, and write it in the background.
+
+    A second save at the same step does nothing. All ranks call this function.
+
+    Raises:
+        TrainingError: an update had non-finite gradients, or the weights differ between ranks.
+    """
     context = started.context
     step = context.progress.global_step
     activity = "saving, then stopping" if context.agreement.stopping else "saving"
     with DISPLAY.activity(activity), context.meters.stopwatch.stopped():
-        # A resume from a checkpoint after a non-finite update would only end the run again.
+        # End the run now if a non-finite update was skipped: a checkpoint from after that update
+        # would be of no use, because a resume from it would end in the same way.
         context.guard.check(step)
         compare_weights(context)
         context.checkpoints.save(step, context.parts.collect(), run_identity(started))
@@ -40,7 +47,7 @@ def compare_weights(context: Context) -> None:
 def run_identity(started: StartedRun) -> RunIdentity:
     """Return the facts of this run for a manifest.
 
-    A resume compares the facts in `MUST_MATCH_ON_RESUME`.
+    A resume compares the facts in `MUST_MATCH_ON_RESUME`, the flags, and the description of parts.
     """
     context = started.context
     plan = started.plan
@@ -74,7 +81,7 @@ def flags_of_manifest(config: TrainingConfig) -> dict[str, object]:
 def restore(started: StartedRun, resume_path: Path, saved_objective: str) -> State | None:
     """Restore the newest whole checkpoint of a run.
 
-    `--resume` may also name a checkpoint of the run. Then newer ones are left out.
+    `--resume` may also name a checkpoint of the run. Then newer checkpoints are left out.
 
     Args:
         resume_path: the value of `--resume`.
@@ -86,8 +93,9 @@ def restore(started: StartedRun, resume_path: Path, saved_objective: str) -> Sta
     """
     context = started.context
     last_checkpoint = named_checkpoint(resume_path)
-    # Each rank reads files of its own. Rank 0 notes in `status.json` only afterwards that the run
-    # goes on: it must not overwrite the note that another rank has failed.
+    # Each rank reads its own files, so one rank alone may fail, and notes this in `status.json`.
+    # Rank 0 must not overwrite this note. So it waits here for all ranks, and `write_run_config`
+    # notes only later that the run goes on.
     restored = do_on_each_rank(
         context.accelerator,
         lambda: restore_newest(
@@ -108,7 +116,8 @@ def restore(started: StartedRun, resume_path: Path, saved_objective: str) -> Sta
     if world_size_before != context.accelerator.num_processes:
         say_other_world_size(context, world_size_before)
         return None
-    # The generators were restored with the other parts. The rest of the start may use them.
+    # The random generators were restored with the other parts, but the rest of the start may draw
+    # from them. So the caller restores these states once more at the end.
     return context.random.state_dict()
 
 

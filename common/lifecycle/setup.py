@@ -33,6 +33,7 @@ def set_up(
     Raises:
         UserError: a flag, the objective or an option of DDP can't work, or the directory can't be
             used.
+        SystemExit: with status 0, if the run to resume is finished.
     """
     resolution = ConfigResolution(config)
     progress = Progress()
@@ -67,8 +68,8 @@ def take_directory(
 ) -> tuple[Objective, ShardingAccelerator, RunDirectory]:
     """Parse the objective, build the Accelerator, and take the run directory.
 
-    A mistake in any of these is noted in the status of the run to resume, for a supervisor that
-    repeats the command.
+    A mistake in any of these is noted in the status of the run to resume. Otherwise a supervisor
+    would repeat the command forever.
     """
     resumes = config.resume is not None
     try:

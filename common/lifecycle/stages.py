@@ -108,7 +108,7 @@ class StartedRun:
 
 @dataclass
 class Stages:
-    """The stages after `Context` that a run has reached; None: not yet."""
+    """The stages after `Context` that a run has reached. A stage is None until then."""
 
     loaded: LoadedData | None = None
     plan: Plan | None = None

@@ -1,4 +1,4 @@
-"""The last stage before the loop: resolve what is open, restore a checkpoint, open the logs."""
+"""The last stage before the loop: resolves open flags, restores a checkpoint, opens the logs."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -48,6 +48,9 @@ def start(
         description: the model's ``name``, and whatever else is needed to build it again.
         position: returns where training is at present, as figures by name: the step, the epoch and
             so on.
+
+    Raises:
+        UserError: the weights of `--init-from` or the checkpoint do not fit this run.
     """
     config = context.config
     if config.init_from is not None:
@@ -104,7 +107,8 @@ def keep_own_parts(context: Context, loaded: LoadedData) -> None:
     parts.add("meters", context.meters, shared=False)
     parts.add("guard", context.guard, shared=False)
     parts.add("random", context.random, shared=False)
-    # Describe the parts before the first update: training may change an optimizer's options.
+    # A resume compares this description with the parts that it begins with. Training may change an
+    # optimizer's options, so the parts are described now, before the first update.
     parts.freeze_description()
 
 
@@ -124,7 +128,9 @@ def compose_run_config(
     memory_plan: MemoryPlan,
     earlier_config: RunConfig | None,
 ) -> RunConfig:
-    """Return the contents of `config.json`, except for the recipe's source.
+    """Return the contents of `config.json`, without the source and the digest of initial weights.
+
+    `write_run_config` adds these two, because they depend on the step that a resume goes on from.
 
     Args:
         earlier_config: the contents that an earlier attempt wrote; None on a first start.
@@ -154,15 +160,15 @@ def compose_run_config(
 
 
 def write_run_config(started: StartedRun, earlier_config: RunConfig | None) -> RunConfig:
-    """Add what the run begins with to the contents of `config.json`, write and return them.
+    """Add the source and the digest of initial weights, write `config.json`, return its contents.
 
-    `status.json` says from now on that the run is at the present step. The provenance of this
-    attempt is saved in the background.
+    `status.json` says from now on that the run is at the present step, unless a rank has failed.
+    The provenance of this attempt is saved in the background.
     """
     context = started.context
     directory = context.directory
     step = context.progress.global_step
-    if read_status(directory.path).status == "running":  # no rank has failed
+    if read_status(directory.path).status == "running":  # not "failed", by another rank
         directory.write_status("running", step)
     saved_source = Source() if earlier_config is None else earlier_config.source
     source = context.source.record(directory, saved_source, step)
@@ -175,7 +181,10 @@ def write_run_config(started: StartedRun, earlier_config: RunConfig | None) -> R
 
 
 def changed_flags(config: TrainingConfig, earlier_config: RunConfig | None) -> Flags:
-    """Return the flags on which results depend and that a resume has changed."""
+    """Return the flags that runs are compared by and that this resume has changed.
+
+    A flag that the earlier attempt did not have does not count as changed.
+    """
     if earlier_config is None:
         return {}
     flags_before = earlier_config.config
@@ -187,9 +196,11 @@ def changed_flags(config: TrainingConfig, earlier_config: RunConfig | None) -> F
 
 
 def initial_weights(started: StartedRun, earlier_config: RunConfig | None) -> str | None:
-    """Return the digest of the weights that training starts with, on rank 0.
+    """Return the digest of the weights that training starts with.
 
-    A resume returns the one that the run has saved.
+    A resume after the first update returns the digest in the run's `config.json`. Otherwise, the
+    result is None on ranks other than 0, which do not write it, with `--evaluate-only`, and where
+    `digest_of_model` returns None.
     """
     context = started.context
     if earlier_config is not None and context.progress.global_step > 0:
@@ -224,7 +235,8 @@ def seed_generators(context: Context, random_states: State | None) -> None:
     """
     step = context.progress.global_step
     rank = context.accelerator.process_index
-    # The step is in the seed, so that a resumed run does not draw its first numbers again.
+    # The step is in the seed, so that a resumed run without `random_states` does not repeat the
+    # random numbers of its first updates.
     set_seed((context.config.seed + step + rank) % 2**32)
     if random_states is not None:
         context.random.load_state_dict(random_states)

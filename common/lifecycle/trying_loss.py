@@ -25,6 +25,10 @@ def try_loss(
     """Call the recipe's loss before training.
 
     `--auto-batch-size` tries micro-batches with it, and the MFU needs the operations of a sample.
+
+    Args:
+        couples_samples: whether a sample's loss depends on the other samples of its micro-batch.
+            Then `--auto-batch-size` is refused.
     """
     if context.config.auto_batch_size:
         choose_batch_size(context, loaded, kept, compute_loss, couples_samples)
@@ -41,7 +45,14 @@ def choose_batch_size(
     compute_loss: ComputeLoss,
     couples_samples: bool,
 ) -> None:
-    """Choose the fastest micro-batch size with the same updates, for `--auto-batch-size`."""
+    """Choose the fastest micro-batch size that makes the same updates, for `--auto-batch-size`.
+
+    The choice sets the flags, the loaders and the accumulation of gradients.
+
+    Raises:
+        UserError: another size would change the updates, or the loss communicates between ranks.
+        TrainingError: not even one sample fits into memory.
+    """
     config = context.config
     model = kept.bare_model
     train_loader = loaded.loaders["train"]

@@ -17,7 +17,8 @@ from common.sentences import reading
 if TYPE_CHECKING:
     from transformers import BertForSequenceClassification, PreTrainedModel
 
-# The weights that did not fit, by reason: their names, or names with shapes.
+# The weights that did not fit the model, by reason, such as "missing_keys": their names, or their
+# names with shapes.
 LoadingInfo = Mapping[str, Collection[Any]]
 PRETRAINED_ADVICE = (
     "use a folder with a complete model, or for a model of the Hub, check its id and the connection"
@@ -99,14 +100,18 @@ def find_checkpoint(config: CheckpointFlags, is_accelerated: bool) -> str:
 
 
 def check_checkpoint(name: str, max_length: int) -> None:
-    """Raise a `UserError` if a checkpoint is not a BERT, is too short, or has no safetensors."""
+    """Raise a `UserError` if this recipe can't train a checkpoint.
+
+    A checkpoint must be a BERT with enough positions for `max_length`. If it is a folder, it must
+    have its weights as safetensors.
+    """
     facts: Mapping[str, object] = {"model_type": "bert", **SMALL}
     if name != "scratch":
         from transformers import BertConfig
 
         with reading(f"the config.json of checkpoint {name}", PRETRAINED_ADVICE):
             saved_config, _ = BertConfig.get_config_dict(name)
-            # `model_type` is read by its name, so that `reading` reports a config.json without it.
+            # A config.json without `model_type` gives a KeyError, which `reading` reports.
             facts = {**SMALL, "model_type": saved_config["model_type"], **saved_config}
     model_type = facts["model_type"]
     if model_type != "bert":
@@ -115,7 +120,7 @@ def check_checkpoint(name: str, max_length: int) -> None:
             advice="pass a BERT model, such as --model bert-base-uncased",
         )
     length = padded_length(max_length)
-    # No real BERT is above the upper limits.
+    # No real BERT is above the upper limits, so a larger number shows a damaged config.json.
     limits = {"max_position_embeddings": (length, 10**6), "num_hidden_layers": (1, 1000)}
     for field, (least, most) in limits.items():
         value = facts[field]
@@ -152,7 +157,7 @@ def load_pretrained(
         options: further arguments of `from_pretrained`.
 
     Returns:
-        The model in fp32, and the weights that did not fit.
+        The model in fp32, and the names of the weights that did not fit, by reason.
 
     Raises:
         UserError: the model can't be loaded.
@@ -173,7 +178,9 @@ def load_pretrained(
 
 
 def load_bert(name: str, data: TextData, dropout: float) -> "BertForSequenceClassification":
-    """Return a BERT with the weights of a checkpoint, and a new head for the data's classes.
+    """Return a BERT with the weights of a checkpoint, and a head for the data's classes.
+
+    The head has random values, unless the checkpoint has a head for as many classes.
 
     Raises:
         UserError: the weights can't be loaded, or do not fit their own configuration or tokenizer.
@@ -185,7 +192,8 @@ def load_bert(name: str, data: TextData, dropout: float) -> "BertForSequenceClas
         ignore_mismatched_sizes=True,  # the checkpoint's head may be for other classes
         **settings(data, dropout),
     )
-    # Transformers gives weights that don't fit random values. Only head and pooler may be new.
+    # Transformers puts random values in place of weights that are missing or don't fit. Only the
+    # head and the pooler may have such values.
     for keys in loading_info.values():
         for key in map(str, keys):
             if ".layer." in key or "_embeddings." in key:
@@ -206,7 +214,10 @@ def load_bert(name: str, data: TextData, dropout: float) -> "BertForSequenceClas
 
 
 def small_bert(name: str, data: TextData, dropout: float) -> "BertForSequenceClassification":
-    """Return a small BERT with random weights; `name` is not used, but `load_bert` takes it."""
+    """Return a small BERT with random weights.
+
+    `name` is not used. It is here so that a recipe can call this function in place of `load_bert`.
+    """
     quiet_transformers()
     from transformers import BertConfig, BertForSequenceClassification
 
@@ -227,7 +238,7 @@ def settings(data: TextData, dropout: float) -> BertSettings:
 
 
 def quiet_transformers() -> None:
-    """Silence reports of Transformers that a user can do nothing about, such as on a new head."""
+    """Silence messages of Transformers that need no action, such as one about a new head."""
     from transformers.utils import logging
 
     logging.set_verbosity_error()

@@ -15,7 +15,9 @@ from common.system.machine import world_size
 
 
 def compile_model(model: nn.Module, config: TrainingConfig) -> None:
-    """Set a model up to be compiled at its first call, in place; all batches must have one shape.
+    """Set a model up, in place, to be compiled at its first call.
+
+    All batches should have one shape, because torch compiles the model again for each other shape.
 
     On CUDA, the model is compiled with CUDA graphs, which launch all kernels of a small model at
     once. There are two exceptions:
@@ -33,12 +35,15 @@ def compile_model(model: nn.Module, config: TrainingConfig) -> None:
     device_has_graphs = has_compiled_graphs(default_device())
     graphs = device_has_graphs and not accumulates and world_size() == 1
     if device_has_graphs and not graphs:
-        say("--compile does not use CUDA graphs, which need one process and no accumulation")
+        say(
+            "--compile does not use CUDA graphs, which need one process, no accumulation and no "
+            "--auto-batch-size"
+        )
     model.compile(dynamic=False, mode="reduce-overhead" if graphs else None)
 
 
 def compile_layers(layers: Iterable[nn.Module]) -> None:
-    """Set layers of one class up to be compiled once, for sequences of any length, in place.
+    """Set layers of one class up, in place, to be compiled once for sequences of any length.
 
     This is PyTorch's regional compilation: all layers share the compiled code.
 
@@ -51,7 +56,10 @@ def compile_layers(layers: Iterable[nn.Module]) -> None:
 
 
 def refuse_device_without_compiler() -> None:
-    """Raise a `UserError` if torch.compile does not support the current accelerator."""
+    """Raise a `UserError` if torch.compile does not support the current accelerator.
+
+    A CPU is never refused.
+    """
     device = default_device()
     if is_accelerator(device) and not has_compiler(device):
         raise UserError(

@@ -4,16 +4,18 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-# The most pixels of an image for which a matrix product is faster. For these, oneDNN takes up to
+# For images of at most so many pixels, a matrix product is faster than oneDNN. OneDNN takes up to
 # six times as long in fp32 (two cores of an AMD EPYC with AVX2), mostly for the weight's gradient.
 # From four by four pixels on, oneDNN is at least as fast.
 MOST_PIXELS = 4
 
 
 class Convolution(nn.Conv2d):
-    """`nn.Conv2d` with one group, which pads with zeros; its results differ only in rounding.
+    """A faster `nn.Conv2d`, whose results differ only in rounding.
 
-    On a CPU, images of at most `MOST_PIXELS` pixels are computed as a product of matrices.
+    On a CPU, images of at most `MOST_PIXELS` pixels are computed as a product of matrices. This
+    product assumes one group, no dilation, and a number of zeros as the padding, so do not pass
+    other values of these options.
     """
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:

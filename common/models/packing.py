@@ -77,7 +77,7 @@ def pack(
 ) -> tuple[tuple[torch.Tensor], EncoderArguments] | None:
     """Pack the encoder's input [batch, length, width] to [1, tokens, width], as a forward hook.
 
-    Returns None, which changes nothing, for a batch without `POSITIONS`.
+    For a batch without `POSITIONS`, it returns None, and torch leaves the input as it is.
     """
     if POSITIONS not in named:
         return None
@@ -101,7 +101,7 @@ def unpack(
 ) -> "BaseModelOutput":
     """Unpack the encoder's output to [batch, length, width], as a forward hook.
 
-    Positions that were not packed become zeros.
+    Positions that were not packed become zeros. A batch without `POSITIONS` is left as it is.
     """
     if POSITIONS in named:
         packed = outputs.last_hidden_state[0]
@@ -117,7 +117,10 @@ def spread(packed: torch.Tensor, positions: torch.Tensor, batch: int, length: in
 
 
 def has_variable_length_kernel(hidden: torch.Tensor) -> bool:
-    """Whether FlashAttention supports the device of a layer's input, and the dtype of products."""
+    """Whether FlashAttention supports the device of a layer's input and the dtype of attention.
+
+    Under autocast, this is the dtype of autocast and not that of the input.
+    """
     device_type = hidden.device.type
     dtype = hidden.dtype
     if torch.is_autocast_enabled(device_type):
@@ -163,7 +166,8 @@ def packed_attention(
     keys = key[0].transpose(0, 1)
     values = value[0].transpose(0, 1)
     if sequence_starts is not None and queries.shape[-1] % 8 == 0:  # the kernel needs such a width
-        # The sequence of packed padding has fewer than `TOKEN_MULTIPLE` tokens.
+        # The packed padding is a sequence too, of fewer than `TOKEN_MULTIPLE` tokens. So no
+        # sequence is longer than this.
         longest = max(length, TOKEN_MULTIPLE)
         attended = flash_attention(
             queries, keys, values, sequence_starts, longest, dropout, scaling

@@ -1,6 +1,6 @@
 """`--gradient-checkpointing`: recomputes activations in the backward pass instead of keeping them.
 
-This saves memory, and costs a second forward pass.
+This saves memory, and costs a second forward pass in each update.
 """
 
 from typing import Any
@@ -11,9 +11,9 @@ from torch.utils.checkpoint import checkpoint
 
 
 def recompute(module: nn.Module, *inputs: object) -> Any:
-    """Call a module, and call it again in the backward pass instead of keeping its activations.
+    """Return a module's outputs, and call it again in the backward pass to save memory.
 
-    The result is that of the module.
+    The second call computes the activations that the first call did not keep.
 
     `torch.utils.checkpoint` alone would update batch norm's statistics, and any other buffer that
     the module changes, in both calls. Here the second call gets copies of the buffers as they were

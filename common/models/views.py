@@ -11,8 +11,8 @@ WEIGHTS = (0.5, 0.25, 0.25)
 class Views(nn.Module):
     """The mean logits of a model over six views: three shifts, each also mirrored.
 
-    The image itself counts as much as both shifts by a pixel together, as in arXiv 2404.00498,
-    section 3.5. An evaluation takes six times as long.
+    The unshifted image has the same weight as the two shifted ones together, as in arXiv
+    2404.00498, section 3.5. An evaluation takes six times as long.
     """
 
     def __init__(self, model: nn.Module) -> None:

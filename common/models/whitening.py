@@ -2,15 +2,16 @@
 
 import torch
 
-SMALLEST_VARIANCE = 5e-4  # added to each variance, so that mere noise is not blown up
+SMALLEST_VARIANCE = 5e-4  # added to each variance, so that noise is not amplified
 
 
 def whitening_filters(images: torch.Tensor, kernel_size: int) -> torch.Tensor:
-    """Return filters whose outputs, over all patches, are uncorrelated and have variance 1.
+    """Return filters whose outputs, over all patches, are uncorrelated and have a variance near 1.
 
-    They are the principal directions of the patches, each divided by its standard deviation. The
-    negative of each filter is added, because an activation such as ReLU cuts off one of the two
-    signs (arXiv 2404.00498, section 3.1).
+    They are the principal directions of the patches, each divided by its standard deviation. In
+    directions with little variance, `SMALLEST_VARIANCE` keeps the outputs smaller. The negative of
+    each filter is added, because an activation such as ReLU cuts off one of the two signs (arXiv
+    2404.00498, section 3.1).
 
     Args:
         images: [samples, channels, height, width], scaled to mean 0.

@@ -1,7 +1,7 @@
-"""The code of a run: the commit that it is from, and a patch of what differs from that commit.
+"""Collects the code of a run: its git commit, and a patch with the differences from that commit.
 
-``git apply --unidiff-zero`` reads a patch. A patch has no secrets: *** stands for what
-looks like one in an added line, and files with names such as ``.env`` are left out.
+``git apply --unidiff-zero`` applies a patch. Secrets are kept out of it: *** replaces text that
+looks like a secret in an added line, and files with names such as ``.env`` are left out.
 """
 
 import hashlib
@@ -20,9 +20,9 @@ from common.system.printable import without_secrets
 
 MOST_BYTES_OF_FILE = 2**20
 MOST_BYTES = 4 * 2**20  # the largest patch
-MOST_FILES = 1000  # changed files; with more, the command line would be too long
+MOST_FILES = 1000  # changed files; with more of them, git's command line would be too long
 GIT_SECONDS = 10.0  # seconds after which git is ended
-# Without diff.autoRefreshIndex=false, `git diff` would note unchanged files in the index.
+# diff.autoRefreshIndex=false keeps `git diff` from writing to the index.
 SETTINGS = ("-c", "core.quotePath=false", "-c", "diff.autoRefreshIndex=false")
 # Variables that point git to another repository, as in a hook of git.
 FOREIGN = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX")
@@ -30,17 +30,17 @@ SECRET_FILES = (
     *(".env", ".env.*", "*.env", "*.pem", "*.key", "*.p12", "*.pfx", "id_rsa*", "id_ed25519*"),
     *(".netrc", "_netrc", ".pypirc", "*credentials*", "*secrets.*", "secret.*", "kaggle.json"),
 )
-# Ends the names of variables whose values are secrets.
+# The value of an environment variable is a secret if its name ends with one of these words.
 SECRET_VARIABLES = ("KEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIALS")
 LEAST_SECRET = 8  # characters; a shorter value may be an ordinary word
 DIFF = (
     *("diff", "HEAD", "--no-color", "--no-ext-diff", "--no-textconv", "--no-renames"),
-    # The patch has no context, so that it does not repeat a line of the commit with a secret.
+    # Without context lines, the patch does not repeat an unchanged line that has a secret.
     "--unified=0",
     *("--full-index", "--src-prefix=a/", "--dst-prefix=b/", "--ignore-submodules=all"),
 )
 FIRST_LINE = "diff --git "  # the beginning of a file's part in a patch
-MASKED = "*** stands for what looks like a secret"
+MASKED = "*** stands for what looks like a secret"  # a problem in `CodeTree.not_saved`
 
 
 @dataclass(frozen=True)
@@ -52,11 +52,11 @@ class CollectedTree:
 
 
 def ask_git(folder: Path, *words: str, most_bytes: int = 2**26) -> bytes | None:
-    """Return what a git command prints.
+    """Return the output of a git command.
 
-    The result is None if the command fails, takes longer than `GIT_SECONDS`, or prints more than
-    `most_bytes`, and if there is no git. A command that only reads does not write to the index
-    either.
+    The result is None if git is not installed, or if the command fails, takes longer than
+    `GIT_SECONDS` or prints more than `most_bytes`. A command that only reads takes no locks and
+    leaves the index as it is: see `SETTINGS` and `git_environment`.
     """
     command = ["git", "-C", str(folder), *SETTINGS, *words]
     try:
@@ -91,7 +91,7 @@ def git_environment() -> dict[str, str]:
 
 
 def line_of_git(folder: Path, *words: str) -> str | None:
-    """Return the line that a git command prints; None if it prints nothing or fails."""
+    """Return the single line that a git command prints; None if it prints nothing or fails."""
     output = ask_git(folder, *words)
     return None if not output else output.decode("utf-8", "surrogateescape").strip() or None
 
@@ -108,14 +108,18 @@ def repository_of(folder: Path) -> Path | None:
 
 
 def commit_of(folder: Path) -> str | None:
-    """Return the commit that a folder's repository has checked out; None without one."""
+    """Return the commit that a folder's repository has checked out.
+
+    The result is None if the folder is in no repository, or in one without a commit.
+    """
     return line_of_git(folder, "rev-parse", "--verify", "--quiet", "HEAD")
 
 
 def trees_of_process(recipe_file: Path, library: Path) -> list[CollectedTree]:
-    """Return the code that this process uses: the trees of the recipe and of the library.
+    """Return the code that this process uses: the trees of the recipe and of this library.
 
-    There is one tree if both are in the same repository.
+    The recipe's tree is its repository, or its folder if it is in none. The library has no separate
+    tree if it is in the same repository or in none.
 
     Args:
         library: the folder that this library is imported from.
@@ -129,7 +133,7 @@ def trees_of_process(recipe_file: Path, library: Path) -> list[CollectedTree]:
     modules = imported_files()
     trees = []
     for root in roots:
-        # A repository may lie in a folder of another repository.
+        # One repository may lie inside the other. Its files then belong to it alone.
         inner = [other for other in roots if other != root and other.is_relative_to(root)]
         used = {path for path in modules if is_below(path, root, inner)}
         if root == recipe_root:
@@ -139,8 +143,11 @@ def trees_of_process(recipe_file: Path, library: Path) -> list[CollectedTree]:
 
 
 def imported_files() -> set[Path]:
-    """Return the Python files that this process has imported, without Python and its packages."""
-    # Files of `common` count here, unlike in `common.flag_uses`: a repeated run needs them.
+    """Return the Python files that this process has imported.
+
+    Files of Python and of installed packages are left out. Files of `common` are included, unlike
+    in `common.flag_uses`, because they are needed to repeat a run.
+    """
     files = set()
     for module in list(sys.modules.values()):  # another thread may import at the same time
         name = getattr(module, "__file__", None)
@@ -154,12 +161,15 @@ def imported_files() -> set[Path]:
 
 
 def is_below(path: Path, root: Path, inner: Iterable[Path]) -> bool:
-    """Whether a file lies in a folder, and in none of its inner folders."""
+    """Whether a file lies in the folder `root`, but in none of the `inner` folders."""
     return path.is_relative_to(root) and not any(path.is_relative_to(other) for other in inner)
 
 
 def collect_tree(root: Path, used: Collection[Path]) -> CollectedTree:
-    """Return how a folder of code differs from its commit.
+    """Return a folder of code with a patch of its differences from the commit that is checked out.
+
+    Without a commit, the patch adds all files in `used`. A patch that would be larger than
+    `MOST_BYTES` is left out.
 
     Args:
         root: the top folder of a repository, or a folder that is in none.
@@ -201,7 +211,10 @@ def collect_tree(root: Path, used: Collection[Path]) -> CollectedTree:
 
 
 def changes_of(root: Path) -> tuple[list[str], list[str]]:
-    """Return the patches of changed files, and sentences on what the patches lack and why."""
+    """Return the patch of each changed file, and the files that have none, each with the reason.
+
+    The second list also has the files whose patches have masked secrets.
+    """
     listing = ask_git(root, *DIFF, "--name-only", "-z")
     if listing is None:
         return [], ["all changes, because git can't list them"]
@@ -228,7 +241,7 @@ def changes_of(root: Path) -> tuple[list[str], list[str]]:
 
 
 def parts_of(patch: str) -> list[str]:
-    """Return the part of each file in a patch."""
+    """Split a patch into one part for each file."""
     parts: list[str] = []
     for line in lines_of(patch):
         if line.startswith(FIRST_LINE) or not parts:
@@ -238,7 +251,10 @@ def parts_of(patch: str) -> list[str]:
 
 
 def lines_of(text: str) -> list[str]:
-    """Return the lines of a text with their ends; only a line feed ends a line."""
+    """Return the lines of a text with their line feeds.
+
+    Only a line feed ends a line, as in git. `str.splitlines` knows further ends of lines.
+    """
     lines = text.split("\n")
     whole = [f"{line}\n" for line in lines[:-1]]
     return [*whole, lines[-1]] if lines[-1] else whole
@@ -251,7 +267,7 @@ def name_of(part: str) -> str:
 
 
 def untracked_of(root: Path, names: Sequence[str]) -> list[str]:
-    """Return the files of `names` that git does not track, among them ignored files."""
+    """Return those of the files `names` that git does not track; ignored files are included."""
     paths = [f":(top,literal){name}" for name in names]
     output = ask_git(root, "ls-files", "-z", "--", *paths) if paths else b""
     tracked = {*(output or b"").decode("utf-8", "surrogateescape").split("\0")}
@@ -259,20 +275,23 @@ def untracked_of(root: Path, names: Sequence[str]) -> list[str]:
 
 
 def reason_to_leave_out(path: Path) -> str | None:
-    """Return why a file must not be in a patch; None if it may be there."""
+    """Return the reason why a file must not be in a patch; None if it may be there."""
     if any(fnmatch(path.name.lower(), pattern) for pattern in SECRET_FILES):
         return "files with such names hold secrets"
     try:
         size = path.lstat().st_size
     except OSError:
-        # Git takes a file that can't be found for deleted, and the patch then removes it. If git
-        # does not track the file, `new_file` reports that it can't be read.
+        # If git tracks the file, the file was deleted, and the patch removes it. If git does not
+        # track it, `new_file` reports that it can't be read.
         return None
     return f"it has {size:,} bytes" if size > MOST_BYTES_OF_FILE else None
 
 
 def new_file(root: Path, name: str) -> tuple[str | None, str | None]:
-    """Return a patch that adds the file, and why it is missing or altered; either may be None."""
+    """Return a patch that adds a file, and why the patch is None or has a masked secret.
+
+    The reason is None if the patch is complete.
+    """
     reason = reason_to_leave_out(root / name)
     if reason is not None:
         return None, reason
@@ -291,10 +310,13 @@ def new_file(root: Path, name: str) -> tuple[str | None, str | None]:
 
 
 def without_secret_lines(part: str) -> tuple[str | None, str | None]:
-    """Return a file's part of a patch without secrets, and what it then lacks; see `new_file`.
+    """Return a file's part of a patch without secrets, and a reason as in `new_file`.
 
-    A secret in a line that the patch adds is replaced. In any other line, that is impossible,
-    because the patch would not fit.
+    A secret in a line that the patch adds is masked. The part is None in three cases:
+
+    - A secret is in any other line. Git could not apply the patch if that line was masked.
+    - A private key begins. It goes on in the next lines, which don't look like secrets.
+    - The file is not text.
     """
     if "\nBinary files " in part or "\nGIT binary patch\n" in part:
         return None, "it is not text"
@@ -306,7 +328,8 @@ def without_secret_lines(part: str) -> tuple[str | None, str | None]:
         if hidden == line:
             lines.append(line)
             continue
-        if not line.startswith("+") or hidden == "***":
+        begins_private_key = hidden == "***"  # `without_secrets` then replaces the whole line
+        if not line.startswith("+") or begins_private_key:
             return None, "it has what looks like a secret"
         lines.append(hidden)
         is_masked = True
@@ -314,7 +337,10 @@ def without_secret_lines(part: str) -> tuple[str | None, str | None]:
 
 
 def secrets_of_environment() -> list[str]:
-    """Return the values of this process's variables that are secrets by their names."""
+    """Return the values of this process's environment variables whose names mark secrets.
+
+    Values shorter than `LEAST_SECRET` are left out.
+    """
     return [
         value
         for name, value in os.environ.items()

@@ -1,4 +1,4 @@
-"""A run's directory: creates it, locks it for one job, and writes `status.json` and JSON files."""
+"""Creates a run's directory, locks it for one job, and writes its JSON files and `status.json`."""
 
 import contextlib
 import itertools
@@ -37,23 +37,27 @@ from common.sentences import writing
 from common.system.machine import is_main_rank, rank, several_machines
 
 LOCK = ".lock"
-INITIAL = "initial"  # a copy of the weights of `--init-from`, so that a resume needs no other files
+INITIAL = "initial"  # the folder with a copy of the weights of `--init-from`, for a resume
 # Seconds to wait for another job, which may take this long to save a checkpoint after a signal.
 PATIENCE = 60.0
-MOST_LOSSES = 10  # updates with a lost process that `status.json` remembers
+MOST_LOSSES = 10  # the number of updates with a lost process that `status.json` keeps
 
 
 class TakenDirectory(NamedTuple):
-    """What rank 0 tells the other ranks after it has taken a run's directory."""
+    """The message of rank 0 to the other ranks after it has taken a run's directory."""
 
     path: Path
     run_id: str  # random, and unique to this run
-    mark: Path  # a file that rank 0 made, and that all machines must see
+    mark: Path  # a file that rank 0 made, and that all machines must see: see `insist_on_sight`
     is_finished: bool  # whether the run is finished, so that there is nothing to resume
 
 
 class RunDirectory:
-    """The files of one run; rank 0 alone writes them."""
+    """The directory of one run, as each rank has it.
+
+    Rank 0 creates and locks it, and writes the JSON files. Any rank may write the status of a
+    failure.
+    """
 
     def __init__(
         self,
@@ -66,13 +70,17 @@ class RunDirectory:
         """Create the directory and lock it for this job; called on all ranks.
 
         Args:
-            output_dir: the directory that the user named; None takes one under `runs/`, named by
-                recipe and time.
+            output_dir: the directory that the user named; None takes a new one under `runs/`, named
+                by recipe and time.
+            recipe: the recipe's name.
+            resume: whether to continue the run in `output_dir`. Otherwise, a directory that
+                contains a run is refused.
             patience: the seconds to wait until another job leaves the directory, and until this
-                machine sees it. It must be shorter than the time after which the other ranks give
-                up waiting for rank 0.
-            is_finished: rank 0 calls it on a resume, once no other job can write here. It raises a
-                `UserError` if the run is not the one that the command line was read for.
+                machine sees it, at most `PATIENCE`. It must be shorter than the time after which
+                the other ranks give up waiting for rank 0.
+            is_finished: whether the run to resume is finished. Rank 0 calls it once no other job
+                can write here. It raises a `UserError` if another run has taken the place of the
+                run for which the command line was read.
 
         Raises:
             UserError: on all ranks. The directory can't be made, contains another run, or another
@@ -131,11 +139,12 @@ class RunDirectory:
             return TakenDirectory(self.path, run_id="", mark=self.path, is_finished=True)
         earlier_run_id = saved_run_id(self.path) if resume else None
         self.run_id = earlier_run_id or secrets.token_hex(8)
-        # Replace the status of an earlier attempt at once: it says nothing about this attempt.
+        # Replace the status of an earlier attempt at once, because it says nothing about this
+        # attempt. None keeps the update of the earlier attempt.
         self.write_status("running", None if resume else 0)
-        # All machines must see this file: see `insist_on_sight`. Its name is random. A machine that
-        # does not share this file system may have a folder at the same path, with files of an
-        # earlier run, and would take an old mark of the same name for this mark.
+        # All machines must see this file: see `insist_on_sight`. A machine that does not share this
+        # file system may have a folder at the same path, with the mark of an earlier run. The name
+        # is random, so that the machine does not take that mark for this one.
         mark = self.path / f".seen-{secrets.token_hex(4)}"
         if several_machines():
             mark.touch()
@@ -157,11 +166,14 @@ class RunDirectory:
     def insist_on_ownership(self, max_age: float = 0.0) -> None:
         """Raise a `UserError` if the directory was removed, or now contains another run.
 
-        Otherwise the files of this job would look like a run without being one, or would damage the
-        other run.
+        Without this check, this job would write files into a directory that is no longer a run, or
+        would damage the other run.
 
         Args:
-            max_age: the age, in seconds, up to which an earlier check is enough.
+            max_age: the age in seconds up to which an earlier check is enough.
+
+        Raises:
+            ReplacedDirectoryError: the directory no longer belongs to this run.
         """
         # Before `config.json` is written, there is nothing by which to recognise the directory.
         if not self.has_config or time.monotonic() - self.seen_at < max_age:
@@ -170,7 +182,9 @@ class RunDirectory:
         if is_main_rank():
             witnesses = find_witnesses([self.path / CONFIG])
             is_own = any(witness.run_id == self.run_id for witness in witnesses)
-        else:  # files that another machine wrote to a shared file system may appear later
+        else:
+            # Look only for the directory. A file that rank 0 wrote on another machine may become
+            # visible here later, even on a shared file system.
             is_own = self.path.is_dir()
         if not is_own:
             raise ReplacedDirectoryError(self.path)
@@ -180,8 +194,11 @@ class RunDirectory:
     ) -> None:
         """Write the run's status to `status.json`, on rank 0; see `Status` for its values.
 
-        Only a running or preempted run is marked as resumable. Others would end in the same way
-        again.
+        Only a running or preempted run is marked as resumable. A run with another status would end
+        in the same way again.
+
+        Args:
+            global_step: the updates made so far; None keeps the number in the file.
         """
         if is_main_rank():
             outcome = Outcome(status, status in ("running", "preempted"), reason)
@@ -193,8 +210,8 @@ class RunDirectory:
         """Write to `status.json` why the run failed, unless another rank has done so.
 
         The first loss of a process at an update may be an accident, and a restart may succeed.
-        After a second loss at the same update the run is not resumable, or a supervisor would
-        restart it forever.
+        After a second loss at the same update, the run is marked as not resumable. Otherwise a
+        supervisor would restart it forever.
 
         Args:
             is_lost_process: whether a process was lost, for example because the system killed it.
@@ -234,20 +251,22 @@ def insist_on_sight(mark: Path, patience: float) -> None:
     """Raise a `UserError` on all ranks if one of them does not see a file that rank 0 has made.
 
     All ranks call this before training, to find machines that do not share the run's file system.
+    Rank 0 then removes the file.
 
     Args:
-        mark: the file, which rank 0 then removes.
+        mark: the file.
         patience: the seconds to wait for the file.
     """
-    deadline = time.monotonic() + patience  # NFS caches for some time that a folder is missing
+    # Wait, because NFS may hide a new folder for some time.
+    deadline = time.monotonic() + patience
     while not mark.exists() and time.monotonic() < deadline:
         time.sleep(0.2)
     own_name = [] if mark.exists() else [f"rank {rank()} on {platform.node()}"]
-    blind_ranks = gather_lists(own_name)  # after this, all ranks have looked for the file
-    if is_main_rank():
+    ranks_without_file = gather_lists(own_name)
+    if is_main_rank():  # all ranks have looked for the file by now
         mark.unlink(missing_ok=True)
-    if blind_ranks:
-        names = f"{', '.join(blind_ranks):.200}"
+    if ranks_without_file:
+        names = f"{', '.join(ranks_without_file):.200}"
         raise UserError(
             (
                 f"{mark.parent.absolute()} is not on a file system that all machines share: "
@@ -270,7 +289,7 @@ def make_directory(output_dir: str | None, recipe: str, resume: bool) -> Path:
             refuse_to_write_over(path)
         with writing(f"--output-dir {path}"):
             path.mkdir(parents=True, exist_ok=True)
-            (path / LOCK).touch()  # an error here says that the directory can't be written
+            (path / LOCK).touch()  # raises an error now if the directory can't be written
         return path
     name = f"{recipe}-{datetime.now():%Y%m%d-%H%M%S}"
     with writing("runs"):
@@ -336,13 +355,15 @@ def write_outcome(
 
 
 def refuse_to_resume(output_dir: str | Path | None, outcome: Outcome, resume: bool = True) -> None:
-    """Write to the status of an unfinished run why a command could not go on with it.
+    """Write to `status.json` of an unfinished run why a command could not continue it.
 
-    Without that, a supervisor that repeats the command until the run is finished would never stop.
+    A supervisor may repeat the command until the run is finished. Without the reason in the status,
+    it would never stop. Nothing is written if the directory contains no run or a finished one, or
+    if another job uses it.
 
     Args:
-        output_dir: the run's directory, as the command named it; None does nothing.
-        outcome: why the command failed.
+        output_dir: the run's directory, as the command named it. With None, nothing is written.
+        outcome: the failure of the command.
         resume: whether the command was meant to resume. Otherwise a run in the directory belongs to
             another command, and its status stays.
     """
@@ -350,9 +371,9 @@ def refuse_to_resume(output_dir: str | Path | None, outcome: Outcome, resume: bo
     is_of_another_command = not resume and os.path.exists(path / CONFIG)
     if not is_main_rank() or output_dir is None or is_of_another_command:
         return
-    # There is no run, or the run needs no resume.
-    if read_status(path).status in ("unknown", "finished"):
+    if read_status(path).status in ("unknown", "finished"):  # "unknown": there is no run
         return
-    # The lock is not free if another command is running; the reason is printed in any case.
+    # The lock is taken if another job is running. The error is then left out of the file, but the
+    # command prints it in any case.
     with contextlib.suppress(UserError), locked(path / LOCK, patience=0):
         write_outcome(path, outcome)

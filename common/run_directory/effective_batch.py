@@ -1,4 +1,7 @@
-"""Keeps the effective batch: as many samples in each update, on any number of processes."""
+"""Keeps the effective batch of a resumed run: each update has as many samples as before.
+
+The number of processes may have changed, so the number of accumulated batches may change too.
+"""
 
 import math
 from dataclasses import Field, replace
@@ -26,11 +29,17 @@ Config = TypeVar("Config", bound=ResumableConfig)
 def keep_effective_batch(config: Config, defaults: Config, effective_batch: int) -> Config:
     """Return the configuration whose updates have as many samples as those of the saved run.
 
+    If the command line does not choose sizes itself, the accumulation is adapted to the present
+    number of processes.
+
     Args:
+        config: the flags of the command line over those of the saved run.
         defaults: the flags of the saved run.
+        effective_batch: the samples in an update of the saved run.
 
     Raises:
-        UserError: the flags of the command line make updates of another size.
+        UserError: the flags of the command line make updates of another size, or the present
+            number of processes allows no updates of this size with `batch_size`.
     """
     if config.effective_batch_size not in (None, effective_batch):
         raise UserError(
@@ -43,7 +52,7 @@ def keep_effective_batch(config: Config, defaults: Config, effective_batch: int)
     batch_size = config.batch_size
     accumulation = config.gradient_accumulation_steps
     saved_sizes = (defaults.batch_size, defaults.gradient_accumulation_steps)
-    # Unless the flags themselves choose other sizes, the accumulation follows from the batch.
+    # If the command line does not choose other sizes, choose the accumulation here.
     if config.effective_batch_size or (batch_size, accumulation) == saved_sizes:
         return with_effective_batch(config, effective_batch)
     processes = world_size()
@@ -61,14 +70,14 @@ def keep_effective_batch(config: Config, defaults: Config, effective_batch: int)
 
 
 def with_effective_batch(config: Config, effective_batch: int) -> Config:
-    """Return the configuration that accumulates updates of `effective_batch` samples.
+    """Return the configuration with the accumulation for updates of `effective_batch` samples.
 
     Raises:
-        UserError: no number of micro-batches makes such updates.
+        UserError: no number of accumulated batches makes such updates.
     """
     processes = world_size()
     batch_size = config.batch_size
-    if batch_size < 1:  # `check_limits` refuses such a size with its own sentence
+    if batch_size < 1:  # avoid a division by zero: `check_limits` refuses this size with a message
         return replace(config, gradient_accumulation_steps=effective_batch // processes)
     if effective_batch % (batch_size * processes) == 0:
         accumulation = effective_batch // (batch_size * processes)
@@ -86,10 +95,11 @@ def with_effective_batch(config: Config, effective_batch: int) -> Config:
 def advice_on_sizes(config: ResumableConfig, effective_batch: int) -> str:
     """Return the advice to pass sizes that make updates of `effective_batch` samples.
 
-    If no sizes do so on the present number of processes, the advice names another number.
+    If no sizes do so with the present number of processes, the advice names another number of
+    processes.
     """
     processes = world_size()
-    fitting_processes = math.gcd(effective_batch, processes)
+    fitting_processes = math.gcd(effective_batch, processes)  # divides the effective batch
     share = effective_batch // fitting_processes  # samples of each process in an update
     batch_size = nearest_divisor(share, config.batch_size)
     sizes = f"--batch-size {batch_size}"
@@ -104,10 +114,10 @@ def advice_on_sizes(config: ResumableConfig, effective_batch: int) -> str:
 
 
 def nearest_divisor(number: int, size: int) -> int:
-    """Return the divisor of `number` whose ratio to `size` is closest to 1, up to twice `size`.
+    """Return the divisor of `number` whose ratio to `size` is closest to 1.
 
-    The divisor is the batch size to advise in place of `size`. A larger one may not fit into
-    memory.
+    `advice_on_sizes` advises it as a batch size in place of `size`. It is at most twice `size`,
+    because a larger batch may not fit into memory.
     """
     divisors = (n for n in range(1, min(2 * size, number) + 1) if number % n == 0)
     return min(divisors, key=lambda divisor: abs(math.log(divisor / size)), default=1)

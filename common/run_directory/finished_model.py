@@ -1,4 +1,4 @@
-"""A finished model: its folder, and the digest of its weights."""
+"""Finds the folder of a finished model, and checks the digest of its weights."""
 
 import os
 from pathlib import Path
@@ -15,8 +15,8 @@ def model_folder(path: str | Path, flag: str = "--init-from ") -> Path:
     """Return the folder of a finished model.
 
     Args:
-        path: a run, or the model's folder itself.
-        flag: the flag that names the model, for a message, with a space or "=" behind it.
+        path: a run's directory, or the model's folder itself.
+        flag: the flag that names the model, for a message, with a space or "=" at its end.
 
     Raises:
         UserError: there is no finished model, or its weights have changed since they were written.
@@ -34,7 +34,7 @@ def model_folder(path: str | Path, flag: str = "--init-from ") -> Path:
 def insist_on_written_weights(folder: Path) -> None:
     """Raise a `UserError` if a model's weights do not have the digest in its `model.json`.
 
-    A `model.json` without a digest, as older versions wrote, is accepted.
+    A `model.json` without a digest is accepted, because older versions wrote none.
     """
     path = folder / WEIGHTS
     expected_digest = read_record(folder / MODEL_JSON, WeightsDigest).weights_sha256

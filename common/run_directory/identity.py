@@ -16,18 +16,18 @@ from common.system.printable import listed
 
 
 class EditedConfigError(UserError):
-    """A run's `config.json` is not what the run wrote, or belongs to another run."""
+    """A run's `config.json` was edited after the run wrote it, or belongs to another run."""
 
 
 class Witness(NamedTuple):
-    """A file in a run's directory that names its run."""
+    """A JSON file in a run's directory that contains the id of its run."""
 
     path: Path
     run_id: str
     contents: JsonObject
 
     def is_undamaged(self) -> bool:
-        """Whether the file is as the run wrote it; always True for a file without a digest."""
+        """Whether the file is as the run wrote it; True for `status.json`, which has no digest."""
         return self.path.name == STATUS or is_as_signed(self.contents)
 
     def flags(self) -> JsonObject:
@@ -54,15 +54,15 @@ def may_be_of_run(found_id: str | None, run_id: str | None) -> bool:
 def insist_on_written_config(directory: Path, saved: Mapping[str, object]) -> None:
     """Raise an `EditedConfigError` if a run's `config.json` was edited, or is another run's.
 
-    An edit is noticed by the digest in the file. Another run's file has a digest that is right, so
-    its id is compared with the ids in `status.json` and in the checkpoints. Files of older versions
-    may have neither, and pass.
+    An edit changes the digest that is in the file. Another run's file has a correct digest, so its
+    id is compared with the ids in `status.json` and in the checkpoints. Files of older versions may
+    have no digest or no id, and are not checked for it.
 
     Args:
         saved: the contents of `config.json`.
     """
     path = directory / CONFIG
-    # The newest checkpoint comes first: unlike `status.json`, it has flags and a digest.
+    # The newest checkpoint comes first, because it has flags and a digest, unlike `status.json`.
     files = [*manifest_files(directory), directory / STATUS]
     witnesses = [witness for witness in find_witnesses(files) if witness.is_undamaged()]
     if SIGNATURE in saved and not is_as_signed(saved):
@@ -87,9 +87,10 @@ def insist_on_written_config(directory: Path, saved: Mapping[str, object]) -> No
 
 
 def saved_run_id(directory: Path) -> str | None:
-    """Return the id of the run in a directory; None for a run of an older version without ids.
+    """Return the id of the run in a directory; None if no file there has it.
 
     The id is in `config.json`. If that file lacks it, `status.json` or a checkpoint may have it.
+    Older versions wrote no ids.
     """
     files = [directory / CONFIG, directory / STATUS, *manifest_files(directory)]
     return next((witness.run_id for witness in find_witnesses(files)), None)
@@ -114,7 +115,11 @@ def find_witnesses(files: Iterable[Path]) -> Iterator[Witness]:
 def describe_edit(saved: Mapping[str, object], witnesses: Iterable[Witness]) -> str:
     """Return a phrase for how an edited `config.json` differs from the files beside it.
 
-    If no witness shows the difference, the phrase only says that the digest does.
+    If no witness shows a difference, the phrase only says that the digest has changed.
+
+    Args:
+        saved: the contents of the edited file.
+        witnesses: the files beside it, whose flags the run wrote.
     """
     excerpt = excerpt_of(saved)
     run_id = excerpt.run_id

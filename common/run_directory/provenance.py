@@ -1,7 +1,7 @@
-"""Saves what is needed to train a run again: its code, its packages and its machine.
+"""Saves the facts that are needed to repeat a run: its code, its packages and its machine.
 
 Rank 0 does this in a thread, while training begins, because git may take long in a large
-repository. A run goes on without it.
+repository. If the facts can't be saved, the run goes on.
 """
 
 import ast
@@ -33,15 +33,15 @@ from common.system.machine import is_main_rank, local_world_size, processor_name
 from common.system.platforms import usable_cores
 
 LIBRARY = Path(__file__).resolve().parents[2]  # the folder that `common` is imported from
-# Variables that choose kernels or their order of sums, and so change the last bits of results. No
-# other variable of the environment is recorded.
+# Environment variables that choose kernels or their order of sums, and so change the last bits of
+# results. Only these environment variables are recorded.
 NUMERIC_VARIABLES = (
     *("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "MKL_CBWR"),
     *("ONEDNN_DEFAULT_FPMATH_MODE", "MKL_ENABLE_INSTRUCTIONS", "MKL_NUM_THREADS"),
     *("OPENBLAS_CORETYPE", "CUBLAS_WORKSPACE_CONFIG", "NVIDIA_TF32_OVERRIDE"),
     *("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "NCCL_ALGO", "NCCL_PROTO", "PYTHONHASHSEED"),
 )
-LONGEST_WAIT = 30.0  # seconds, at the end of a run
+LONGEST_WAIT = 30.0  # seconds to wait for the thread at the end of a run
 
 
 class ProvenanceWriter:
@@ -61,12 +61,12 @@ class ProvenanceWriter:
     def begin(
         self, step: int, environment: Environment | None = None, changed_flags: Flags | None = None
     ) -> None:
-        """Start to write what this attempt uses.
+        """Start to write the code, packages and machine of this attempt; see `write`.
 
         Args:
             step: the updates that earlier attempts made.
-            environment: of this attempt.
-            changed_flags: those whose value differs from the last attempt's.
+            environment: the environment in which this attempt trains; None leaves its facts out.
+            changed_flags: the flags whose values differ from those of the last attempt.
         """
         if not is_main_rank():
             return
@@ -76,7 +76,7 @@ class ProvenanceWriter:
         self.thread.start()
 
     def wait(self) -> None:
-        """Wait until all is written."""
+        """Wait until the provenance is written, at most `LONGEST_WAIT` seconds."""
         if self.thread is not None:
             self.thread.join(LONGEST_WAIT)
             self.thread = None
@@ -84,9 +84,9 @@ class ProvenanceWriter:
     def write(
         self, step: int, environment: Environment | None = None, changed_flags: Flags | None = None
     ) -> None:
-        """Add this attempt to `attempts.json`, and write its patches; see `begin`.
+        """Add this attempt to `attempts.json`, and write its patches; see `begin` for arguments.
 
-        Nothing is written if the disk is full, or if this user may not write to the directory.
+        An error is ignored: the disk may be full, or this user may not write to the directory.
         """
         with suppress(OSError, UserError):
             attempt, trees = present_attempt(self.recipe_file, step)
@@ -111,9 +111,11 @@ def saved_attempts(directory: Path) -> list[Attempt]:
 
 
 def with_attempt(saved: list[Attempt], attempt: Attempt) -> list[Attempt]:
-    """Return the attempts whose updates the run still has, and the present one.
+    """Return the attempts that led to the present state of the run, and the present one.
 
-    The present attempt is left out if it equals the attempt that it goes on from.
+    Attempts that began at the present update or later are left out, because the run has gone back
+    to before them. The present attempt is left out if it has the same facts as the last one: see
+    `is_like`.
     """
     earlier = [before for before in saved if before.global_step < attempt.global_step]
     if earlier and is_like(earlier[-1], attempt):
@@ -122,11 +124,14 @@ def with_attempt(saved: list[Attempt], attempt: Attempt) -> list[Attempt]:
 
 
 def is_like(before: Attempt, attempt: Attempt) -> bool:
-    """Whether an attempt goes on like the one before; a fact that one lacks is not compared."""
-    first = before.to_json()
-    second = attempt.to_json()
-    names = first.keys() & second.keys() - {"global_step", "changed_flags"}
-    return all(first[name] == second[name] for name in names) and not attempt.changed_flags
+    """Whether an attempt has the same facts as the one before, and changed no flags.
+
+    A fact that one of them lacks is not compared.
+    """
+    facts_before = before.to_json()
+    facts = attempt.to_json()
+    names = facts_before.keys() & facts.keys() - {"global_step", "changed_flags"}
+    return all(facts_before[name] == facts[name] for name in names) and not attempt.changed_flags
 
 
 def training_facts(environment: Environment, changed_flags: Flags) -> dict[str, object]:
@@ -140,7 +145,10 @@ def training_facts(environment: Environment, changed_flags: Flags) -> dict[str, 
 
 
 def present_attempt(recipe_file: Path, step: int) -> tuple[Attempt, list[CollectedTree]]:
-    """Return the code, packages and machine of this process, and the contents of its patches."""
+    """Return the present attempt, and its code with the contents of the patches.
+
+    If the recipe is in no file, because it was typed into an interpreter, no code is collected.
+    """
     trees: list[CollectedTree] = []
     recipe = None
     problem = None
@@ -163,17 +171,19 @@ def present_attempt(recipe_file: Path, step: int) -> tuple[Attempt, list[Collect
 
 
 def imported_packages(recipe_file: Path, packages: Collection[str]) -> list[str]:
-    """Return the packages that the recipe and the modules beside it import, by their source.
+    """Return the installed packages that the recipe and the user's other modules import, sorted.
+
+    They are found by the import statements in the source files.
 
     Args:
-        packages: the names of all that are installed.
+        packages: the normalized names of all installed packages.
     """
     files = {path for path in imported_files() if not path.is_relative_to(LIBRARY / "common")}
     modules: set[str] = set()
     for path in sorted({*files, recipe_file.resolve()}):
         modules |= modules_imported_in(path)
     imported = set()
-    others = []  # whose package has another name, such as cv2
+    others = []  # modules whose package has another name: cv2 is in opencv-python, for example
     for module in sorted(modules - sys.stdlib_module_names):
         package = normalized(module)
         file = getattr(sys.modules.get(module), "__file__", None)
@@ -181,14 +191,17 @@ def imported_packages(recipe_file: Path, packages: Collection[str]) -> list[str]
             imported.add(package)
         elif file is not None and is_installed(file):
             others.append(module)
-    if others:  # only then, because this reads files of all packages
+    if others:  # `packages_distributions` reads files of all packages, so call it only if needed
         owners = metadata.packages_distributions()
         imported |= {normalized(name) for module in others for name in owners.get(module, ())}
     return sorted(imported)
 
 
 def modules_imported_in(path: Path) -> set[str]:
-    """Return the top-level names of the modules that a Python file imports, in functions too."""
+    """Return the top-level names of the modules that a Python file imports, also in functions.
+
+    Relative imports are left out. The result is empty if the file can't be read or parsed.
+    """
     try:
         tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError):
@@ -203,7 +216,10 @@ def modules_imported_in(path: Path) -> set[str]:
 
 
 def machine_facts() -> Attempt:
-    """Return an attempt with the packages and the machine of this process, but without code."""
+    """Return an attempt with the packages and the machine of this process, but without code.
+
+    Its `global_step` is 0, which `present_attempt` replaces.
+    """
     return Attempt(
         global_step=0,
         packages=installed_packages(),
@@ -219,8 +235,8 @@ def machine_facts() -> Attempt:
 def installed_packages() -> dict[str, str]:
     """Return the versions of all installed packages by name.
 
-    Versions are read from the names of the .dist-info folders. `importlib.metadata` would read a
-    file of each, and hold Python's lock meanwhile.
+    The versions are in the names of the .dist-info folders. `importlib.metadata` would read a file
+    in each folder, and hold Python's lock meanwhile.
     """
     packages: dict[str, str] = {}
     for entry in sys.path:
@@ -237,5 +253,5 @@ def installed_packages() -> dict[str, str]:
 
 
 def normalized(package: str) -> str:
-    """Return the one spelling of a package's name."""
+    """Return a package's name as package indexes compare it: "Foo_Bar" becomes "foo-bar"."""
     return re.sub(r"[-_.]+", "-", package).lower()

@@ -1,7 +1,7 @@
-"""The source of a recipe, kept with a run and compared whenever the run is resumed.
+"""Keeps the source of a recipe with a run, and compares it whenever the run is resumed.
 
 A checkpoint does not contain the recipe's code, such as its loss. So the run keeps the source that
-it was started with, and `config.json` lists the updates at which changed source took over.
+it was started with. `config.json` lists the updates from which a changed source was used.
 """
 
 import ast
@@ -18,7 +18,7 @@ from common.system.printable import without_tokens
 
 FIRST_SOURCE = "recipe.py"  # the file in the run's directory with the text of the first start
 MOST_LINES = 40  # lines of a difference that are printed
-LONGEST_LINE = 120
+LONGEST_LINE = 120  # characters of a line that are printed
 
 
 class RecipeSource:
@@ -32,20 +32,20 @@ class RecipeSource:
             content = recipe_file.read_bytes()
         except OSError:
             return  # the recipe was typed into an interpreter
-        # The digest is that of the file itself, although the text that is kept has no tokens.
+        # The digest is that of the file itself. The text that is kept has *** in place of tokens.
         self.sha256 = hashlib.sha256(content).hexdigest()
         self.text = without_tokens(content.decode("utf-8", "replace"))
 
     def record(self, directory: RunDirectory, saved: Source, step: int) -> Source:
-        """Return the entry of the source in `config.json`, and keep the text where it is new.
+        """Return the entry of the source for `config.json`, and write a new text to the directory.
 
-        Prints the changed lines if the code is not that of the run so far. Comments, docstrings and
-        the ends of lines may change: they train nothing.
+        If the code has changed since the run last used it, this prints the changed lines. Comments,
+        docstrings and the ends of lines may change, because they don't affect the training.
 
         Args:
             saved: the entry that the run's earlier attempts wrote; an empty entry on a first start.
-            step: the update that this attempt goes on from. Changes at later updates are forgotten:
-                the run went back to before them.
+            step: the update that this attempt goes on from. Changes at this update or later are
+                left out of the entry, because the run has gone back to before them.
         """
         if self.text is None or self.sha256 is None:
             return saved
@@ -75,10 +75,10 @@ class RecipeSource:
             say(line)
 
     def is_same_code(self, path: Path) -> bool:
-        """Whether the text at `path` differs in comments, docstrings and line ends alone.
+        """Whether the text at `path` has the same code as the present recipe.
 
-        The answer is False if either text can't be read or parsed: nothing shows then that they
-        agree.
+        Comments, docstrings and line ends may differ. The answer is False if either text can't be
+        read or parsed.
         """
         try:
             before = path.read_text(encoding="utf-8", errors="replace")
@@ -87,7 +87,10 @@ class RecipeSource:
             return False
 
     def changed_lines(self, path: Path) -> list[str]:
-        """Return the lines to print: a unified difference from the text at `path`, cut if long."""
+        """Return the lines to print: the differences from the text at `path`, cut if they are long.
+
+        If that file can't be read, the only line says so.
+        """
         try:
             before = path.read_text(encoding="utf-8", errors="replace")
         except OSError:
@@ -98,19 +101,19 @@ class RecipeSource:
         )
         shown = [f"        {line[:LONGEST_LINE]}" for line in lines]
         if len(shown) > MOST_LINES:
-            more = len(shown) - MOST_LINES
+            left_out = len(shown) - MOST_LINES
             shown = [
                 *shown[:MOST_LINES],
-                f"        … and {more} lines more; compare it with {path}",
+                f"        … and {left_out} lines more; compare it with {path}",
             ]
         return shown
 
 
 def code_of(text: str) -> str:
-    """Return a text that is equal for Python files with the same code, whatever their comments.
+    """Return Python code in a form without comments and docstrings, to compare it.
 
     Raises:
-        SyntaxError, ValueError, RecursionError: the text is no Python that can be parsed.
+        SyntaxError, ValueError, RecursionError: the text can't be parsed as Python.
     """
     tree = ast.parse(text)
     for node in ast.walk(tree):

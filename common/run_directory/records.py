@@ -1,4 +1,4 @@
-"""Records: the typed contents of the JSON files in a run's directory.
+"""Defines records: the typed contents of the JSON files in a run's directory.
 
 A training process constructs them; a resume and the tools parse them with `read_record`, which is
 strict: a value of another type is an error. Fields with a default may be missing, because older
@@ -46,9 +46,8 @@ CHECKPOINT_DIGESTS = f"{PROVENANCE}/weights.jsonl"
 Count = Annotated[int, Field(ge=1, le=2**53)]  # a larger number is a sign of damage
 Figures = dict[str, float | None]  # by metric name; None stands for NaN and infinities
 Flags = dict[str, JsonValue]  # by the field name in the recipe's `Config`
-# The states of parts, by the part's name. Pydantic neither validates nor converts it, because it
-# refuses JSON that is nested more than 255 levels deep, and a checkpoint must never be lost for
-# that.
+# The states of parts, by the part's name. Pydantic must neither validate nor convert them, because
+# it refuses JSON that is nested more than 255 levels deep. No checkpoint must be lost for that.
 PartStates = JsonObject
 # A job that was killed leaves the status "running", and readers call the run "stopped".
 PresentStatus = Literal[RunStatus, "stopped"]
@@ -65,7 +64,7 @@ class Record(BaseModel):
 
 
 class Environment(Record):
-    """Where a run ran, and how; part of `config.json`."""
+    """The device, precision, processes and versions of a run; part of `config.json`."""
 
     device: str
     device_type: str
@@ -103,7 +102,7 @@ class Architecture(Record):
 
 
 class PlanFacts(Record):
-    """The length of a run, and its intervals in updates; part of `config.json`."""
+    """The length of a run, its intervals in updates, and its rates; part of `config.json`."""
 
     total_steps: int
     updates_per_epoch: int
@@ -131,24 +130,24 @@ class MemoryPlanFacts(Record):
 
 
 class PeakRate(Record):
-    """The most TFLOP/s that one device can do. `perf/mfu` is a share of it."""
+    """The peak rate of one device in TFLOP/s. `perf/mfu` is a share of it."""
 
     tflops: float | None = None
     source: str | None = None
 
 
 class SourceChange(Record):
-    """A recipe that was edited between two attempts of one run."""
+    """An edit of the recipe between two attempts of one run; part of `Source`."""
 
     global_step: int  # the first update with the new text
     sha256: str
-    file: str
+    file: str  # the copy of the new text in the run's directory
 
 
 class Source(Record):
     """The recipe's text; part of `config.json`."""
 
-    sha256: str | None = None
+    sha256: str | None = None  # of the recipe at the run's start
     changes: list[SourceChange] = Field(default_factory=list)
 
 
@@ -168,24 +167,25 @@ class RunConfig(Record):
     command: str = ""
     run_id: str | None = None
     wandb_run_id: str = ""
-    compared: dict[str, bool] = Field(
-        default_factory=dict
-    )  # whether to compare a flag, where its usual rule does not hold
+    # By a flag's name, whether `recipes compare` compares the flag. Only those flags are here for
+    # which the recipe differs from `TrainingConfig` in this.
+    compared: dict[str, bool] = Field(default_factory=dict)
     source: Source = Field(default_factory=Source)
-    initial_weights: str | None = None  # their SHA-256; None: see `digest_of_model`
+    # The SHA-256 of the weights before the first update; None: see `digest_of_model`.
+    initial_weights: str | None = None
     sha256: str | None = None  # of everything else in the file
 
 
 class CodeTree(Record):
     """A folder of code that a run used, and how it differed from a commit.
 
-    The patch is in the format of git. It has changed files, and files that git does not track and
-    that the run used. Without a commit, it has all files that the run used.
+    The patch is in the format of git. It has the changed files, and the files that the run used and
+    that git does not track. Without a commit, it has all files that the run used.
     """
 
     folder: str  # absolute
-    commit: str | None = None  # None: the folder is in no git repository
-    patch: str | None = None  # name in the folder `PROVENANCE`; None: nothing differed
+    commit: str | None = None  # None: the folder is not a git repository with a commit
+    patch: str | None = None  # its name in the folder `PROVENANCE`; None: it would be empty
     patch_sha256: str | None = None
     untracked: list[str] = Field(default_factory=list)  # files of the patch that git does not track
     not_saved: list[str] = Field(default_factory=list)  # files or parts, each with the reason
@@ -213,25 +213,25 @@ class Attempt(Record):
     world_size: int | None = None
     threads_per_process: int | None = None
     mixed_precision: str | None = None
-    changed_flags: Flags = Field(
-        default_factory=dict
-    )  # those whose value differs from the last attempt's
+    # The flags whose values differ from those of the last attempt.
+    changed_flags: Flags = Field(default_factory=dict)
 
 
 class Provenance(Record):
-    """`attempts.json` in the folder `PROVENANCE`: what is needed to train a run again.
+    """`attempts.json` in the folder `PROVENANCE`: the facts that are needed to repeat a run.
 
-    `config.json` has the flags, the versions of the main packages, the device and the threads.
+    `config.json` has further facts: the flags, the versions of the main packages, the device and
+    the threads.
     """
 
-    # The attempts in order. Each went on from the last.
+    # The attempts in order. Each continued from the one before.
     attempts: list[Attempt] = Field(default_factory=list)
 
 
 class CheckpointDigests(Record):
     """A line of `weights.jsonl` in the folder `PROVENANCE`: the files of one checkpoint.
 
-    Old checkpoints are removed, and these lines stay.
+    A line stays after its checkpoint is removed. `recipes reproduce` compares the lines of runs.
     """
 
     model_config = ConfigDict(validate_by_name=True, validate_by_alias=True)
@@ -243,13 +243,13 @@ class CheckpointDigests(Record):
 
 
 class Status(Record):
-    """`status.json`: whether a run goes on, or how it ended.
+    """`status.json`: whether a run is in progress, or how it ended.
 
     The status of a run without a readable file is "unknown".
     """
 
     status: Literal[PresentStatus, "unknown"] = "unknown"
-    resumable: bool | None = None  # whether the same command may end in another way
+    resumable: bool | None = None  # whether the same command, given again, may succeed
     reason: str | None = None
     global_step: int = 0
     run_id: str | None = None
@@ -279,8 +279,8 @@ class Manifest(Record):
     """`manifest.json` of a checkpoint: its files and the state of its parts, except tensors.
 
     A resume checks the digest on the JSON in the file, and parses it afterwards. The facts of the
-    training that wrote it are those of `RunIdentity` in `common.checkpoints.same_run`. Each is
-    optional here, because files of older versions lack some.
+    run are those of `RunIdentity` in `common.checkpoints.same_run`. They are optional here, because
+    files of older versions lack some.
     """
 
     global_step: int | None = None
@@ -314,7 +314,7 @@ class Summary(Record):
 
     @property
     def figures(self) -> dict[str, float]:
-        """The entries that are numbers. A figure of None was NaN; a user may add other entries."""
+        """The entries that are numbers. Figures that were NaN, and a user's texts, are left out."""
         return {name: value for name, value in (self.model_extra or {}).items() if is_number(value)}
 
 
@@ -331,7 +331,10 @@ class PartMemory(Record):
 
 
 class WeightsDigest(Record):
-    """The entry of `model.json` by which readers notice that the weights beside it have changed."""
+    """The entry of `model.json` by which readers notice that the weights beside it have changed.
+
+    The digest is None in files of older versions.
+    """
 
     weights_sha256: str | None = None
 
@@ -339,8 +342,8 @@ class WeightsDigest(Record):
 class ModelFacts(WeightsDigest):
     """`model.json`: how to build a finished model.
 
-    The file also has all else that the recipe stated about its model in `run.start`. `ImageInput`
-    and `TextInput` are the parts that classifiers state.
+    The file also has all further facts that the recipe stated about its model in `run.start`.
+    Classifiers state those of `ImageInput` or `TextInput`.
     """
 
     model_config = ConfigDict(validate_by_name=True, validate_by_alias=True)
@@ -364,29 +367,29 @@ class ModelFacts(WeightsDigest):
 
 
 class ImageInput(Record, extra="ignore"):
-    """What a classifier of images reads; a part of `model.json`."""
+    """The input of a classifier of images; a part of `model.json`."""
 
-    class_names: list[object]  # texts, unless a copy numbers its classes
+    class_names: list[object]  # texts, unless a user's copy of a recipe states numbers
     channels: int
     image_size: int  # height and width, in pixels
     mean: list[float]  # by channel
     std: list[float]
-    white_level: int | None = None  # white in images of more than 8 bits a channel
+    white_level: int | None = None  # the value of white, if a channel has more than 8 bits
 
 
 class TextInput(Record, extra="ignore"):
-    """What a classifier of texts reads; a part of `model.json`."""
+    """The input of a classifier of texts; a part of `model.json`."""
 
-    class_names: list[object]  # texts, unless a copy numbers its classes
+    class_names: list[object]  # texts, unless a user's copy of a recipe states numbers
     text_columns: list[str]
-    max_length: int  # tokens after which a text is cut
+    max_length: int  # the number of tokens after which a text is cut
 
 
 class InitialFacts(Record, extra="ignore"):
-    """What is known about the weights of `--init-from`; a part of a run's `model.json`.
+    """The known facts about the weights of `--init-from`; a part of a run's `model.json`.
 
-    A copy may describe its model in its own way, also under these names. So the values may have any
-    type, and the code that uses a value checks it.
+    A user's copy of a recipe may use these names for other facts. So the values may have any type,
+    and the code that uses a value checks it.
     """
 
     class_names: object = None
@@ -404,7 +407,7 @@ class InitialFacts(Record, extra="ignore"):
 
 
 def none_if_invalid(value: object, validate: ValidatorFunctionWrapHandler) -> object:
-    """Return a value of an excerpt, or None if it lacks the type that the excerpt states."""
+    """Return a value of an excerpt, or None if its type is not the one that the excerpt states."""
     try:
         return validate(value)
     except ValidationError:
@@ -416,17 +419,17 @@ Lenient = Annotated[Value | None, WrapValidator(none_if_invalid)]
 
 
 class DataExcerpt(Record, extra="ignore"):
-    """What tolerant readers take from the entry `data` of a `config.json`."""
+    """The values that tolerant readers take from the entry `data` of a `config.json`."""
 
     fingerprint: Lenient[str] = None
     sizes: Lenient[dict[str, int]] = None  # samples by split
 
 
 class Excerpt(Record, extra="ignore"):
-    """What tolerant readers take from `config.json`, `status.json` or a manifest.
+    """The values that tolerant readers take from `config.json`, `status.json` or a manifest.
 
-    Nothing is required here, and a value of another type counts as missing. `--config` accepts a
-    file with flags alone, for example, and an edited file must still be recognised.
+    No value is required, and a value of another type counts as missing. For example, `--config`
+    accepts a file that has only flags, and an edited file must still be recognised.
     """
 
     run_id: object = None  # a text, unless the file was edited
@@ -450,7 +453,8 @@ def read_record(path: Path, record_class: type[AnyRecord]) -> AnyRecord:
     """Return the record in a JSON file.
 
     Raises:
-        UserError: the file is missing, or its contents do not have the record's structure.
+        UserError: the file is missing or can't be read, or its contents do not have the record's
+            structure.
     """
     record = read_record_if_there(path, record_class)
     if record is None:
@@ -459,7 +463,11 @@ def read_record(path: Path, record_class: type[AnyRecord]) -> AnyRecord:
 
 
 def read_record_if_there(path: Path, record_class: type[AnyRecord]) -> AnyRecord | None:
-    """Return the record in a file; None if there is no such file."""
+    """Return the record in a JSON file; None if there is no such file.
+
+    Raises:
+        UserError: the file can't be read, or its contents do not have the record's structure.
+    """
     contents = read_json_if_there(path)
     return None if contents is None else parse_record(contents, record_class, str(path))
 
@@ -470,7 +478,7 @@ def parse_record(
     """Return a record from the contents of a JSON file.
 
     Args:
-        source: the path or address that a message names.
+        source: the file's path or address, for a message.
 
     Raises:
         UserError: a key is missing, or its value has another type.
@@ -489,5 +497,6 @@ def sentence_of(error: ErrorDetails) -> str:
         return f"{place} is missing"
     value = shortened(repr(error["input"]), MOST_CHARACTERS)
     expected = error["msg"].removeprefix("Input should be ")
-    expected = expected.partition(", unable to parse")[0]  # the parser's own reason says no more
+    # Leave out the rest, which is the parser's reason and tells a user nothing new.
+    expected = expected.partition(", unable to parse")[0]
     return f"{place} is {value}, but should be {expected}"

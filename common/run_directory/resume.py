@@ -1,4 +1,4 @@
-"""Which run `--resume` means, and whether this command may go on with it."""
+"""Finds the run that `--resume` means, and checks whether this command may continue it."""
 
 import contextlib
 import os
@@ -37,16 +37,16 @@ from common.system.printable import listed
 
 
 class SavedRun(NamedTuple):
-    """What a resume needs of a run's `config.json`.
+    """The contents of a run's `config.json` that a resume needs.
 
-    A resume runs inside the recipe, so it has the flags as the recipe's `Config` takes them. Tools,
-    which read runs of any recipe, have them as JSON.
+    A resume runs inside the recipe, so its flags have the types of the recipe's `Config`. Tools
+    read runs of any recipe, so their flags are JSON.
     """
 
     resolved: dict[str, object]  # the flags, with the values that `auto` chose
     given: dict[str, object]  # the flags as the command line gave them
     record: RunConfig
-    contents: JsonObject  # the contents of the file, whose digest an edit changes
+    contents: JsonObject  # all contents of the file, by which `insist_on_written_config` checks it
 
 
 def resumed_config(
@@ -56,21 +56,28 @@ def resumed_config(
     output_dir: str | None,
     recipe: str,
 ) -> Config:
-    """Return the configuration of the run to go on with, or a fresh one if there is no such run.
+    """Return the configuration with which to continue the run that `--resume` means.
+
+    If `--resume auto` finds no run, the result is the configuration of a new run, in which `resume`
+    is None.
 
     Args:
-        parse: reads the command line over the given defaults.
-        resume: the value of `--resume`. It is None in a fresh configuration.
+        parse: reads the command line over the given defaults. None stands for the flags of a
+            `--config` file, or else for the recipe's own defaults.
+        resume: the value of `--resume`: ``auto``, or the path of a run or of a checkpoint.
+        output_dir: the value of `--output-dir`; None if the user named no directory.
+        recipe: the recipe's name.
 
     Raises:
-        UserError: there is no such run, it belongs to another recipe, or flags contradict it.
+        UserError: the path is not that of a run, the run belongs to another recipe, its
+            `config.json` is damaged or was edited, or flags contradict it.
         SystemExit: with status 0, if the run is finished.
     """
     directory = directory_to_resume(parse, resume, output_dir, recipe)
     if directory is None:
         if output_dir is None:
             say(f"--resume auto: runs/ contains no unfinished run of {recipe}, so a new run starts")
-        return replace(parse(None), resume=None)  # a new run, which resumes nothing
+        return replace(parse(None), resume=None)  # a new run
     run = read_run(directory, config_class, recipe)
     if is_finished(directory, run):
         say_finished(directory)
@@ -78,13 +85,13 @@ def resumed_config(
     insist_on_written_config(directory, run.contents)
     defaults = config_class(**run.resolved)
     config = parse(defaults)
-    # The flags that a resume can't change get their saved values back.
+    # The flags that a resume can't change get their saved values back below.
     saved_flags = fixed_flags(config_class, run.resolved)
     if has_moved(saved_flags["dataset"], config.dataset):  # fingerprints are compared later
         saved_flags["dataset"] = os.path.abspath(config.dataset)
         config = replace(config, dataset=saved_flags["dataset"])
     refuse_contradictions(config, saved_flags, run, directory)
-    # This is the run that was found for "auto", or the run or checkpoint that the user named.
+    # Name the run that was found for "auto", or the run or checkpoint that the user named.
     saved_flags["resume"] = str(directory if resume == "auto" else Path(resume))
     config = replace(config, **saved_flags, output_dir=str(directory))
     return keep_effective_batch(config, defaults, run.record.environment.effective_batch_size)
@@ -111,8 +118,11 @@ def refuse_contradictions(
 ) -> None:
     """Raise a `UserError` if the command line changes flags that a resume can't change.
 
-    A flag may have its resolved value; the value that the first command gave it, because that
-    command may be repeated; or `auto`, which leaves the choice to the run.
+    Three values of a flag are accepted:
+
+    - its saved value
+    - the value that the first command gave it, because that command may be repeated
+    - `auto`, which leaves the choice to the run
     """
     contradictions = differing_flags(
         saved_flags, values_in(config, saved_flags), given=run.given, is_present_auto_fine=True
@@ -130,14 +140,15 @@ def say_finished(directory: Path) -> None:
 
 
 def was_finished_meanwhile(config: ResumableConfig, recipe: str) -> bool:
-    """Return whether another job finished the run since `resumed_config` read it.
+    """Return whether another job has finished the run since `resumed_config` read it.
 
-    `resumed_config` reads the run without its lock. While this command waited for the lock, the job
-    that held it may have finished the run, or a user may have put another run in its place. Call
-    this while the lock is held, so that no other job can change the answer.
+    `resumed_config` reads the run without holding its lock. While this command waited for the lock,
+    another job may have finished the run, or a user may have put another run in its place. Call
+    this function while this command holds the lock, so that no other job can change the answer.
 
     Raises:
-        UserError: another run lies in the run's place.
+        UserError: another run has taken the run's place, or its `config.json` is damaged or was
+            edited.
     """
     assert config.output_dir is not None  # `resumed_config` has set it
     directory = Path(config.output_dir)
@@ -177,7 +188,8 @@ def run_of(path: Path, output_dir: str | None) -> Path:
     A checkpoint is two levels below its run's directory: runs/NAME/checkpoints/step-00000120.
 
     Raises:
-        UserError: the path is not that of a run; the message says what it is instead.
+        UserError: `output_dir` names another directory, or the path is not that of a run that can
+            be resumed. The message says why.
     """
     for directory in (path, path.parent.parent):
         if os.path.isdir(path) and os.path.isfile(directory / CONFIG):
@@ -211,16 +223,17 @@ def run_of(path: Path, output_dir: str | None) -> Path:
 
 
 def newest_unfinished(config: ResumableConfig, recipe: str) -> Path | None:
-    """Return the newest run in `runs/` that is not finished and was started with such flags.
+    """Return the newest unfinished run in `runs/` that was started with the flags of this command.
 
     The result is None if there is no unfinished run that the user could mean. The command then
     begins a new run.
 
     Raises:
-        UserError: all unfinished runs were started with other flags, or the `config.json` of one
-            was edited. Otherwise the command would begin at update 0 unnoticed.
+        UserError: there are only unfinished runs that were started with other flags, or whose
+            `config.json` was edited. Without this error, the command would begin a new run, and the
+            user might not notice.
     """
-    # Unfinished runs that can't go on as they are: see `refuse_to_begin_again`.
+    # Unfinished runs that this command can't continue: see `refuse_to_begin_again`.
     with_other_flags: list[tuple[Path, list[str]]] = []
     edited: list[tuple[Path, EditedConfigError]] = []
     for path in sorted(Path("runs").glob(f"*/{CONFIG}"), key=os.path.getmtime, reverse=True):
@@ -247,7 +260,7 @@ def refuse_to_begin_again(
     edited: Iterable[tuple[Path, EditedConfigError]],
     with_other_flags: Iterable[tuple[Path, list[str]]],
 ) -> None:
-    """Raise a `UserError` if the user may mean an unfinished run that can't go on as it is.
+    """Raise a `UserError` if the user may mean an unfinished run that this command can't continue.
 
     Args:
         edited: the runs whose `config.json` was edited, each with its error.
@@ -273,13 +286,12 @@ def refuse_to_begin_again(
 def can_be_resumed(directory: Path) -> bool:
     """Return whether a user may mean this unfinished run by `--resume auto`.
 
-    `refuse_to_begin_again` then refuses to begin a new run silently, even though the flags don't
-    fit. A run that another job is writing, or that was trained to its end, is not a reason to
-    refuse.
+    If so, `refuse_to_begin_again` raises an error, so that no new run begins silently. The answer
+    is False for a run that another job is writing, and for a run that was trained to its end.
     """
     if read_status(directory).status == "failed" and (directory / SUMMARY).exists():
         return False  # the run was trained to its end and missed its --target
-    # `locked` raises a `UserError` if another job has the lock, and so writes to the run now.
+    # `locked` raises a `UserError` if another job holds the lock, because it is writing to the run.
     with contextlib.suppress(UserError), locked(directory / LOCK, patience=0):
         return True
     return False
@@ -293,16 +305,17 @@ def read_run(directory: Path, config_class: type, recipe: str) -> SavedRun:
     """
     path = directory / CONFIG
     contents = read_json(path)
-    # Another recipe's file may lack what the strict record requires, but has a message of its own.
-    other_recipe = excerpt_of(contents).recipe
-    if other_recipe is None:
+    # Check the recipe first. Another recipe's file gets a separate message, even if it lacks values
+    # that `RunConfig` requires.
+    saved_recipe = excerpt_of(contents).recipe
+    if saved_recipe is None:
         raise UserError(
             f"{path} does not name the recipe of its run",
             advice="restore the file from a backup, or start another run",
         )
-    if other_recipe != recipe:
+    if saved_recipe != recipe:
         raise UserError(
-            f"{directory} is a run of {other_recipe!s:.50}, but this recipe is {recipe}",
+            f"{directory} is a run of {saved_recipe!s:.50}, but this recipe is {recipe}",
             advice="resume the run with its own recipe, or start another run",
         )
     record = parse_record(contents, RunConfig, str(path))
@@ -329,9 +342,12 @@ def read_run_if_possible(directory: Path, config_class: type, recipe: str) -> Sa
 
 
 def known_flags(config_class: type, flags: Flags, path: Path) -> dict[str, object]:
-    """Return the saved flags that a recipe has, as its `Config` takes them.
+    """Return the saved flags that a recipe has, with the types of its `Config`.
 
-    Another version of the recipe may have saved flags that this version no longer has.
+    Flags that only an earlier version of the recipe had are left out.
+
+    Args:
+        path: the file of the flags, for a message.
     """
     names = {field.name for field in fields(config_class)}
     known = {name: value for name, value in flags.items() if name in names}
@@ -339,6 +355,6 @@ def known_flags(config_class: type, flags: Flags, path: Path) -> dict[str, objec
 
 
 def is_finished(directory: Path, run: SavedRun) -> bool:
-    """Whether a run's own `status.json` says that the run is finished."""
+    """Whether `status.json` says that the run is finished; False if it is another run's file."""
     status = read_status(directory)
     return status.status == "finished" and may_be_of_run(status.run_id, run.record.run_id)

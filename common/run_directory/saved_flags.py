@@ -28,12 +28,14 @@ def differing_flags(
     is_present_auto_fine: bool = False,
     is_moved_data_fine: bool = False,
 ) -> list[FlagDifference]:
-    """Return the differences between flags of the same name that are in both mappings.
+    """Return the flags, of those in both mappings, whose values differ.
 
-    Both mappings hold values of the same types: a tuple differs from a list of the same items.
+    Both mappings must hold values of the same types, because a tuple differs from a list of the
+    same items.
 
     Args:
-        given: further values that fit: those that the run's first command stated.
+        given: for each flag, a further present value that is accepted: the value that the run's
+            first command stated. None accepts no further values.
         is_saved_auto_fine: whether a saved ``auto`` fits any present value.
         is_present_auto_fine: whether a present ``auto`` fits any saved value.
         is_moved_data_fine: whether ``dataset`` may differ if the data set `has_moved`.
@@ -72,7 +74,7 @@ def in_words(differences: Iterable[FlagDifference], pattern: str) -> list[str]:
 
 
 def fixed_flags(config_class: type, flags: Mapping[str, object]) -> dict[str, object]:
-    """Return the flags that a resume can't change."""
+    """Return those of the `flags` that a resume can't change, by their roles in `config_class`."""
     return {name: value for name, value in flags.items() if not role_of(config_class, name).free}
 
 
@@ -84,8 +86,8 @@ def values_in(config: object, names: Iterable[str]) -> dict[str, object]:
 def has_moved(before: object, now: object) -> bool:
     """Whether a user has moved a data set, so that a resume may read it from another path.
 
-    The old path, which is absolute, no longer exists, and the new path does. Values that are no
-    paths, such as the names of data sets, have not moved.
+    The answer is True if the old path is absolute and no longer exists, and the new path exists.
+    The name of a data set is not an absolute path, so it counts as not moved.
     """
     is_gone = isinstance(before, str) and os.path.isabs(before) and not os.path.exists(before)
     return is_gone and isinstance(now, str) and os.path.exists(now)

@@ -1,4 +1,4 @@
-"""The present status of a run: its `status.json`, corrected if its job was killed."""
+"""Finds the present status of a run: its `status.json`, corrected if its job was killed."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from common.system.platforms import is_unlocked, quoted
 def present_status(directory: Path) -> Status:
     """Return the contents of `status.json`, with the status ``stopped`` if the job was killed.
 
-    A job that is killed leaves the status ``running`` behind, but the system releases its lock.
+    After a job is killed, the file still has the status ``running``, but the job's lock is free.
     """
     status = read_status(directory)
     if status.status == "running" and is_unlocked(directory / LOCK):
@@ -31,7 +31,8 @@ def advice_to_go_on(directory: Path) -> str:
         return "repeat the command that started it, because it ended before training began"
     if status.resumable is False:
         reason = status.reason or "its status.json does not say why"
-        # The same command would fail again. The cause may be a wrong flag, or the training itself.
+        # The same command would fail again, so name the reason. It may be a wrong flag, or an error
+        # of the training itself.
         return (
             f"correct what made its last command fail ({reason}) and continue it with --resume "
             f"{quoted(directory)}, or start another run"

@@ -30,7 +30,8 @@ INTERNAL = {
     *("context", "stages", "loaded", "kept", "started"),
     *("checkpoints", "evaluations", "early_stopping", "gather_rows"),
     # Steps of other calls, such as of `record` and `batches`.
-    *("end_update", "log_training", "save_and_leave", "close", "position", "is_asked_to_stop"),
+    *("end_update", "log_training", "save_and_leave", "position", "is_asked_to_stop"),
+    *("close", "release"),
     # What one call leaves for the next.
     *("are_flags_checked", "is_finish_called", "is_called_by_a_program", "present_work"),
 }

@@ -245,7 +245,7 @@ def test_damaged_named_checkpoint_is_refused(tmp_path: Path) -> None:
     for step in (3, 6, 9):
         save(tmp_path, step, keep=3)
     (tmp_path / "step-00000003" / "manifest.json").write_text("{}")
-    with pytest.raises(UserError, match="all checkpoints up to step-00000003 are damaged"):
+    with pytest.raises(UserError, match="no checkpoint up to step-00000003 can be used"):
         choose(tmp_path, "step-00000003")
     assert len(step_folders(tmp_path)) == 3
 

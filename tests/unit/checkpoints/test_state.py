@@ -508,7 +508,9 @@ def test_part_with_unsupported_state_is_refused_when_added() -> None:
         Parts(0).add("ema", Counts(decay_fn=lambda step: 0.9))
 
 
-@pytest.mark.parametrize("name", ["model", "", "a/b", "rank-0", "frozen-model", "a b", ".."])
+@pytest.mark.parametrize(
+    "name", ["model", "", "a/b", "rank-0", "frozen-model", "best-8", "a b", ".."]
+)
 def test_invalid_part_names_are_refused(name: str) -> None:
     """A name may be taken already, or unusable as a file name."""
     parts = Parts(0)

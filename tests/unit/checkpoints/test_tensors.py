@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
-from common.checkpoints.tensors import read_tensors, write_tensors
+from common.checkpoints.tensors import read_tensors, write_in_turn, write_tensors
 from common.errors import UserError
 from common.files import sync
 from common.json_files import write_json
@@ -28,14 +28,17 @@ def test_tensors_are_read_as_they_were_written(tmp_path: Path) -> None:
         "d": torch.tensor(3.0),
     }
     receipt = write_tensors(path, tensors)
+    in_turn = tmp_path / "in-turn.safetensors"
+    write_in_turn(in_turn, tensors, tensors.values())
     data = path.read_bytes()
     assert receipt.size == len(data)
     assert receipt.sha256 == hashlib.sha256(data).hexdigest()
-    read = read_tensors(path)
-    assert read.keys() == tensors.keys()
-    for name, value in tensors.items():
-        assert read[name].dtype == value.dtype
-        assert torch.equal(read[name], value)
+    for written in (path, in_turn):
+        read = read_tensors(written)
+        assert read.keys() == tensors.keys()
+        for name, value in tensors.items():
+            assert read[name].dtype == value.dtype
+            assert torch.equal(read[name], value)
 
 
 def test_damaged_tensors_give_one_sentence(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def test_special_folder_names_are_classes_or_noted(tmp_path: Path) -> None:
     for number, name in enumerate(odd_names):
         folder = write_image_folder(tmp_path / str(number), ["cat", "dog", name], per_class=4)
         if name == "x_test":  # `datasets` takes this name for a split as well
-            assert "000.png in data set" in refusal(partial(images, folder))
+            assert "000.png is in two splits of data set" in refusal(partial(images, folder))
             continue
         data = images(folder)
         unread = "4 files are in no split and not read, such as"

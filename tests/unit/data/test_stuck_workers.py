@@ -192,6 +192,22 @@ def test_killed_workers_are_gone() -> None:
     assert not any(worker.is_running() for worker in stopped)
 
 
+def test_workers_of_another_loader_outlive_an_error() -> None:
+    """After a request to stop ended a wait for training batches, an evaluation may still be due."""
+    evaluation = make_loader(Odd(), 1).epoch(0)
+    first_batch = next(evaluation)[0]
+    before = multiprocessing.active_children()
+    training = make_loader(Odd(), 1).epoch(0)
+    next(training)
+    (worker,) = suspend_workers(before)
+    worker.kill()
+    with pytest.raises(LostProcessError):
+        list(training)
+    assert_same(first_batch, own_batches("odd")[0])
+    rest = [batch for batch, _ in evaluation]
+    assert len(rest) == len(own_batches("odd")) - 1
+
+
 @pytest.mark.parametrize("killed", [0, 1])
 def test_killed_worker_is_noticed_while_another_is_stopped(killed: int) -> None:
     """A killed worker is noticed even if this process waits for another, stopped one."""
