@@ -65,6 +65,7 @@ class Broken:
 
 MLP = "recipes/mnist_mlp"
 OWN_DATASET = "examples/own_dataset"
+DENOISER = "examples/denoiser"
 BROKEN: tuple[Broken, ...] = (
     Broken(
         "EMA not kept",
@@ -460,6 +461,34 @@ OBJECTIVE = """,
         check="resumes",
         words=("model.mean", "no checkpoint"),
         passes="repeatable",
+    ),
+    Broken(
+        "gradients added up over processes, with batch norm",
+        DENOISER,
+        (
+            (
+                "                accelerator.backward(loss)\n",
+                "                accelerator.backward(loss * accelerator.num_processes)\n",
+            ),
+        ),
+        check="processes",
+        words=("gradients of update 1", "gradients of the processes are added up"),
+        flags=(),
+    ),
+    Broken(
+        "optimizer state forgotten by a resume on two processes, with batch norm",
+        DENOISER,
+        (
+            (
+                LOOP,
+                "        if accelerator.num_processes > 1:\n"
+                "            optimizer.optimizer.state.clear()\n\n"
+                f"{LOOP}",
+            ),
+        ),
+        check="processes",
+        words=("a run stopped on one process after update 2 and resumed on two",),
+        flags=(),
     ),
 )
 BY_DEFAULT = 5  # the number of copies that CI tests by default

@@ -1,8 +1,8 @@
 """The cache of prepared data: decoded images or tokenised text, made once and used by later runs.
 
-The cache of one data set with one group of settings is a folder. It holds .npy files, other files
-such as a tokenizer, and a JSON file of facts. A cache that has changed since it was written is made
-again.
+Each data set has one folder for each combination of settings. The folder holds .npy files, other
+files such as a tokenizer, and a JSON file of facts. If its contents have changed since they were
+written, the folder is made again.
 """
 
 import contextlib
@@ -23,31 +23,36 @@ from common.json_files import read_json, write_json
 from common.sentences import writing
 
 FACTS_JSON = "facts.json"  # what `prepare` returned, and the SHA-256 of each file
-SEEN = "seen.json"  # the stamps of the files when their digests were last compared
+# The stamps of the files when their digests were last compared. As long as the stamps stay the
+# same, the digests need not be compared again.
+SEEN = "seen.json"
 DISK_ADVICE = (
     "free some space there, or set XDG_CACHE_HOME to a folder that has space and can be written"
 )
 
-Stamps = dict[str, list[int]]  # what changes with a file, by its path in the cache
+# Numbers that change whenever a file changes, by the file's path in the cache: see `stamps_of`.
+Stamps = dict[str, list[int]]
 
 
 class RowGroupIndex(TypedDict):
-    """Where a streamed data set is read: the arguments of `ParquetRows` besides the row groups."""
+    """The arguments of `ParquetRows` besides the row groups, with which a run reads streamed data."""
 
     shards: list[str]  # paths or URLs of the parquet files
     classes: list[str | int | float | None]  # the value of each class in the label column
-    columns: list[str]  # the label column comes last
+    columns: list[str]  # the columns to read; the label column comes last
 
 
 class PreparedFacts(TypedDict):
-    """What is known about a prepared data set; JSON in the cache."""
+    """The facts about a prepared data set, kept as JSON in the cache."""
 
     class_names: list[str]
     notes: list[str]  # printed for the user
     held_out: int  # rows (streamed: row groups) of train that became the validation split
-    splits: NotRequired[list[str]]  # their names, the keys of `Prepared.arrays`
-    fingerprint: NotRequired[str]  # digest of the arrays; `cached` computes it, so no file has it
-    evaluated: NotRequired[str]  # the only split, if it is evaluated as a whole
+    # The names of the splits. `cached` removes them, because they are the keys of `Prepared.arrays`.
+    splits: NotRequired[list[str]]
+    # A digest of the arrays. `cached` adds it, so it is not in the cache's file.
+    fingerprint: NotRequired[str]
+    evaluated: NotRequired[str]  # the name of the only split, if it is evaluated as a whole
     index: NotRequired[RowGroupIndex]  # only for a streamed data set
 
 
@@ -69,27 +74,29 @@ def cached(
     names: tuple[str, ...],
     settings: Mapping[str, object],
 ) -> Prepared[FactsType]:
-    """Return a data set from the cache, and prepare it first if it is not there or is damaged.
+    """Return a data set from the cache; prepare it first if it is not there or is damaged.
 
-    If several processes call this, one prepares the data, and the others wait on a file lock. They
-    wait for as long as it takes; a barrier would time out.
+    If several processes call this, one of them prepares the data, and the others wait for a file
+    lock as long as it takes. A barrier would time out.
 
     Args:
-        prepare: is called with the source, a folder, and the settings by name. For each split and
-            each name, it writes the array SPLIT_NAME.npy to the folder; for a streamed data set, it
-            writes SPLIT_groups.npy alone. It returns facts for JSON, with a list "splits".
-        version: changes when `prepare` does something else with the same settings.
+        prepare: a function that gets the source, an empty folder, and the settings by name. For each
+            split and each of `names`, it writes the array SPLIT_NAME.npy to the folder. For a
+            streamed data set, it writes only SPLIT_groups.npy for each split. It returns the facts
+            about the data, with a list "splits".
+        version: a text that changes when `prepare` makes other data with the same settings.
         names: the names of the arrays of each split.
+        settings: the arguments of `prepare`, by name. JSON must be able to hold them.
 
     Raises:
         UserError: the data can't be read, or the cache can't be written.
     """
     if source.streaming:
-        # This number changes with the layout of the row groups.
+        # Raise the 2 whenever the layout of the row groups changes.
         version = f"rows-2-{version}"
         names = ("groups",)
-    # `cache_folder` hashes the keyword `kind` with its value. With another keyword, all caches
-    # would be made again.
+    # Keep the keyword `kind`: `cache_folder` hashes it with its value, so all caches would be made
+    # again with another keyword.
     folder = cache_folder(source, kind=version, **settings)
     with writing(f"the cache {folder}", DISK_ADVICE):
         ensure_cache(folder, partial(prepare, source, **settings))
@@ -98,12 +105,13 @@ def cached(
             split: [np.load(folder / f"{split}_{name}.npy", mmap_mode="r") for name in names]
             for split in contents.pop("splits")
         }
-    digests = contents.pop("files")  # `make_cache` has added the digests and the signature
+    # Remove the digests and the signature, which `make_cache` has added.
+    digests = contents.pop("files")
     del contents[SIGNATURE]
     array_digests = {name: digest for name, digest in digests.items() if name.endswith(".npy")}
     contents["fingerprint"] = short_digest(array_digests)
-    # The rest is what `prepare` returned. `cast` is safe: the signature shows that no one has
-    # edited the file.
+    # The rest has the type that `prepare` returned: the signature shows that no one has edited the
+    # file.
     return Prepared(folder, cast(FactsType, contents), arrays)
 
 
@@ -111,14 +119,14 @@ def ensure_cache(folder: Path, fill: Callable[[Path], PreparedFacts]) -> None:
     """Make a cache if its folder is missing or damaged. One process makes it, and others wait.
 
     Args:
-        fill: writes the data to a folder, and returns the facts about them.
+        fill: a function that writes the data to a folder, and returns the facts about them.
     """
     if is_unchanged(folder):
         return
     folder.parent.mkdir(parents=True, exist_ok=True)
     with locked(Path(f"{folder}.lock")):
-        # Another process may have prepared the data while this one waited for the lock. A folder
-        # that does not exist counts as damaged.
+        # Look again, because another process may have prepared the data while this one waited for
+        # the lock. A folder that does not exist counts as damaged.
         problem = None if is_unchanged(folder) else find_damage(folder)
         if problem is None:
             return
@@ -130,8 +138,8 @@ def ensure_cache(folder: Path, fill: Callable[[Path], PreparedFacts]) -> None:
 def cache_folder(source: DataSource, **settings: object) -> Path:
     """Return the folder that caches `source` prepared with `settings`; it may not exist yet.
 
-    The folder's name depends on the data set's fingerprint and on all settings: changed data or
-    other settings have another cache.
+    The folder's name depends on the data set's fingerprint and on all settings. So changed data and
+    other settings get another cache.
     """
     cache_home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     root = Path(cache_home, "accelerate-recipes")
@@ -145,9 +153,9 @@ def cache_folder(source: DataSource, **settings: object) -> Path:
 
 
 def stamps_of(folder: Path) -> Stamps:
-    """Return the times, the size and the inode of each file, from which a change can be seen.
+    """Return the times, the size and the inode of each file, which show whether it has changed.
 
-    The times include that of the last change of status (ctime). Programs can set back the time of
+    One of the times is that of the last change of status (ctime). Programs can set back the time of
     modification, but not the ctime.
     """
     stamps = {}
@@ -166,24 +174,24 @@ def stamps_of(folder: Path) -> Stamps:
 def is_unchanged(folder: Path) -> bool:
     """Whether all files still have the stamps that they had when the cache was last found whole.
 
-    This is fast, because no array is read. A cache without stamps counts as changed; `find_damage`
-    then reads its files.
+    This is fast, because no array is read. The answer is also False if the stamps are missing or
+    can't be read. `find_damage` then reads all files.
     """
-    # If a file can't be read, the error is passed over, and the last line returns False.
     with contextlib.suppress(UserError, OSError):
         return read_json(folder / SEEN) == stamps_of(folder)
     return False
 
 
 def find_damage(folder: Path) -> str | None:
-    """Compare the digests of all files, and return what is wrong with the cache.
+    """Compare the digests of all files, and return what is wrong with the cache, for a message.
 
-    If there is no damage, return None, and save the stamps, so that the next run need not read all
-    files again.
+    If nothing is wrong, return None, and save the stamps of the files. With these, `is_unchanged`
+    saves the next run from reading all files again.
     """
     try:
         facts = read_json(folder / FACTS_JSON)
-        stamps = stamps_of(folder)  # before the files are read: they may change meanwhile
+        # Take the stamps before the files are read, because the files may change meanwhile.
+        stamps = stamps_of(folder)
         if not is_as_signed(facts):
             return f"{FACTS_JSON} has changed"
         for name, digest in facts["files"].items():
@@ -198,15 +206,22 @@ def find_damage(folder: Path) -> str | None:
 
 
 def save_stamps(folder: Path, stamps: Stamps) -> None:
-    """Save the stamps of a whole cache; where this is impossible, each run compares the digests."""
+    """Save the stamps of an undamaged cache.
+
+    If they can't be written, there is no error, but each run has to compare the digests.
+    """
     with contextlib.suppress(UserError):
         write_json(folder / SEEN, stamps)
 
 
-def make_cache(folder: Path, prepare: Callable[[Path], PreparedFacts]) -> None:
-    """Have `prepare` fill a new folder, add the facts, and put it in the place of `folder`."""
+def make_cache(folder: Path, fill: Callable[[Path], PreparedFacts]) -> None:
+    """Make the cache in a new folder, which then takes the place of `folder`.
+
+    The new folder gets the data from `fill`, the signed facts with the digests of all files, and
+    the stamps.
+    """
     with replacing(folder) as unfinished:
-        facts = prepare(unfinished)
+        facts = fill(unfinished)
         digests = {name: sha256_of_file(unfinished / name) for name in stamps_of(unfinished)}
         contents = {**facts, "files": digests}
         (unfinished / FACTS_JSON).write_text(

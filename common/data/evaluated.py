@@ -1,6 +1,7 @@
 """The model of a run that only evaluates: its classes, and the data on which it was trained.
 
-The run needs both, to number its labels as the model does, and to leave out training samples.
+The run needs the classes to number its labels as the model does. It needs the data to leave out
+samples on which the model was trained.
 """
 
 import os
@@ -24,10 +25,10 @@ class TrainedOn:
 
     run: str  # the run's directory
     dataset: str  # name, Hub id, or absolute path
-    configuration: str | None
-    validation_share: float | None
-    fingerprint: str | None
-    sizes: dict[str, int]  # samples of each split
+    configuration: str | None  # the value of `--dataset-config`
+    validation_share: float | None  # the value of `--validation-share`
+    fingerprint: str | None  # of the prepared data; None: not known
+    sizes: dict[str, int]  # samples of each split; empty: not known
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,8 @@ class Evaluated:
 def read_evaluated(model: str) -> Evaluated:
     """Read what is known about the model that `--init-from` names.
 
+    Nothing is known of a single file of weights, and little of a model of the Hub.
+
     Raises:
         UserError: there is no such model, or its files can't be read.
     """
@@ -57,8 +60,8 @@ def read_evaluated(model: str) -> Evaluated:
         "white_level": facts.white_level,
     }
     preprocessing = {name: value for name, value in image_facts.items() if isinstance(value, int)}
-    # `recipes predict` uses the same default for a model that states no white level.
-    if preprocessing:
+    if preprocessing:  # a model of images
+        # `recipes predict` uses the same default for a model that states no white level.
         preprocessing.setdefault("white_level", FULL_SCALE)
     return Evaluated(model, class_names, preprocessing, tuple(training_history(model)))
 
@@ -66,21 +69,27 @@ def read_evaluated(model: str) -> Evaluated:
 def training_history(model: str | None) -> list[TrainedOn]:
     """Return the data on which a model was trained.
 
-    A run may begin with the weights of another run, and its model was then trained on the data of
-    both. The data of the last run come first. The list is empty for a model that is not in the
-    directory of a run, such as a single file: its origin is not known.
+    If a run began with the weights of another run, its model was trained on the data of both. The
+    data of the last run come first. At most `MOST_GENERATIONS` runs are followed back.
+
+    Args:
+        model: the value of `--init-from`.
+
+    Returns:
+        An empty list if `model` is None, or if its origin is not known because it is not in the
+        directory of a run. A single file of weights is an example.
     """
     history: list[TrainedOn] = []
     while model is not None and len(history) < MOST_GENERATIONS and not os.path.isfile(model):
         try:
             folder = weights_file(model).parent
-        except UserError:  # the code that loads the weights reports this error
+        except UserError:  # not reported here, because the code that loads the weights does so
             break
         contents = read_json_if_there(folder.parent / CONFIG)
-        # Only the folder `model` in a run's directory has this name, and both JSON files.
+        # The model belongs to a run if its folder has this name and both JSON files exist.
         if folder.name != "model" or not (folder / MODEL_JSON).is_file() or contents is None:
             break
-        # `excerpt_of` checks little: an old or edited file may still say on which data the run
+        # `excerpt_of` accepts old and edited files, which may still say on which data the run
         # trained.
         saved = excerpt_of(contents)
         if saved.config is None or saved.data is None:
@@ -97,7 +106,8 @@ def training_history(model: str | None) -> list[TrainedOn]:
             )
         )
         initial_model = config.get("init_from")
-        # A single file or a model of the Hub does not say which run it comes from.
+        # Only a folder can be a run: a single file or a model of the Hub does not say which run it
+        # comes from.
         is_run = isinstance(initial_model, str) and os.path.isdir(initial_model)
         model = initial_model if is_run else None
     return history
@@ -106,10 +116,11 @@ def training_history(model: str | None) -> list[TrainedOn]:
 def own_configuration(config: TrainingConfig) -> str | None:
     """Return the `--dataset-config` that applies to `--dataset`.
 
-    An evaluation takes the flags that the user does not set from the run of the model. If the user
-    names another data set but no configuration, that of the run's data set was taken and does not
-    apply: the result is None. (A configuration that equals that of the run is assumed to be the
-    run's.)
+    A run that only evaluates takes the flags that the user has not set from the model's run. If the
+    user names another data set and no configuration, `config` has the configuration of the run's
+    data set. This does not apply to the other data set, so the result is None.
+
+    A configuration that equals the run's counts as taken from the run, even if the user has set it.
     """
     if not config.evaluate_only:
         return config.dataset_config
@@ -126,9 +137,8 @@ def model_labels_of(
     """Return the model's label of each class of the data, and a note for the user.
 
     The data may name their classes as the model does, in any order, or by the model's numbers, as
-    folders called 0, 1 and 2 do. The note is None if the data have all classes of the model, under
-    the same names. A class without samples may have any name, because the type of a column may list
-    such classes.
+    folders called 0, 1 and 2 do. A class without samples may have any name: the type of a label
+    column may list such classes.
 
     Args:
         name: the name of the data set.
@@ -136,14 +146,15 @@ def model_labels_of(
         occurring: the classes that samples have, as indices into `class_names`.
 
     Returns:
-        int64 [classes of the data], -1 for a class that does not occur; and the note.
+        First, int64 [classes of the data], -1 for a class without samples. Second, the note; None
+        if the data have all classes of the model, under the same names.
 
     Raises:
         UserError: samples have a class that the model does not have.
     """
     model_classes = evaluated.class_names
-    assert model_classes is not None  # otherwise, nothing is known to differ
-    names = {label: class_names[label] for label in sorted(occurring)}
+    assert model_classes is not None  # the caller compares the classes only if they are known
+    names = {label: class_names[label] for label in sorted(occurring)}  # without unused classes
     occurring_names = set(names.values())
     by_name = {class_name: label for label, class_name in enumerate(model_classes)}
     by_number = {str(label): label for label in range(len(model_classes))}
@@ -157,7 +168,9 @@ def model_labels_of(
             )
     elif occurring_names <= by_number.keys():
         model_labels = by_number
-        meanings = ", ".join(f"{each} is {model_classes[int(each)]}" for each in names.values())
+        meanings = ", ".join(
+            f"{number} is {model_classes[int(number)]}" for number in names.values()
+        )
         note = f"classes are named by their numbers: {meanings:.200}"
     else:
         raise unknown_class(name, [*names.values()], evaluated.model, model_classes)
@@ -173,12 +186,17 @@ def unknown_class(
     """Return the error for data with a class that the model does not have.
 
     Args:
+        name: the name of the data set.
         class_names: the classes of the data, of which at least one is not the model's.
+        model: the value of `--init-from`.
+        model_classes: the classes of the model.
     """
     unknown = [class_name for class_name in class_names if class_name not in model_classes]
-    # Other classes may be meant as the model's numbers.
+    # A class called 0 may stand for the model's class 0. So a class that is certainly unknown is a
+    # better example, if there is one.
     numbers = {str(label) for label in range(len(model_classes))}
-    example = next((class_name for class_name in unknown if class_name not in numbers), unknown[0])
+    certain = [class_name for class_name in unknown if class_name not in numbers]
+    example = (certain or unknown)[0]
     return UserError(
         (
             f"data set {name} has the class {example:.60}, but {model} knows only "
@@ -192,9 +210,14 @@ def unknown_class(
 
 
 def is_same_place(trained: TrainedOn, location: str, configuration: str | None) -> bool:
-    """Whether a run was trained on the data set at this place, which may have changed since."""
+    """Whether a run was trained on the data set at this place, which may have changed since.
+
+    Args:
+        location: a Hub id, an absolute path, or a built-in name.
+        configuration: the configuration of a Hub data set; not compared for paths.
+    """
     if os.path.isabs(location) or os.path.isabs(trained.dataset):
         is_same_path = os.path.realpath(location) == os.path.realpath(trained.dataset)
-        # A Hub id on which the run was trained is not a path, although `realpath` returns a path.
+        # `realpath` returns a path even for a Hub id, so check that the run's data set is a path.
         return os.path.isabs(trained.dataset) and is_same_path
     return (location, configuration) == (trained.dataset, trained.configuration)

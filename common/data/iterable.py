@@ -1,4 +1,4 @@
-"""Training samples that come in an order of their own, from a resumable `IterableDataset`."""
+"""Training samples from a resumable `IterableDataset`, which itself chooses their order."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,12 +15,13 @@ from common.errors import UserError
 from common.sentences import counted
 from common.system.machine import rank, world_size
 
-# The class by which `datasets` shuffles in a buffer. A resume would lose the samples in the buffer.
+# The class with which `datasets` shuffles in a buffer. It is refused, because a resume would lose
+# the samples in the buffer.
 SHUFFLE_BUFFER = "BufferShuffledExamplesIterable"
 
 
 class ResumableDataset(Protocol):
-    """An `IterableDataset` that can go on from an earlier position. Its rows may be anything."""
+    """An `IterableDataset` that can go on from an earlier position. Its rows may have any type."""
 
     def __iter__(self) -> Iterator[object]: ...
 
@@ -30,7 +31,7 @@ class ResumableDataset(Protocol):
 
 
 class Position(TypedDict):
-    """How far an `IterableDataset` has been read."""
+    """How far an `IterableDataset` has been read; part of a checkpoint."""
 
     epoch: int
     dataset: object  # its state_dict(); None at the beginning of an epoch
@@ -39,14 +40,15 @@ class Position(TypedDict):
 class IterableSamples(Samples):
     """An `IterableDataset` of torch or of `datasets`, for training alone.
 
-    It must have `state_dict` and `load_state_dict`, so that a run can be resumed. At its end, it
-    starts again, after a call of `set_epoch` if it has this method.
+    The data set must have `state_dict` and `load_state_dict`, so that a run can be resumed. At its
+    end, the data set is read again from its beginning. If it has the method `set_epoch`, this is
+    called before each reading.
 
     Each process reads a part of the samples. A data set of `datasets` is split by
-    `split_dataset_by_node`. Any other yields all samples in each process, and process r of n keeps
-    the samples r, r + n, r + 2n …
+    `split_dataset_by_node`. Any other data set yields all samples in each process, and process r of
+    n keeps the samples r, r + n, r + 2n …
 
-    At most one worker reads, because there is one position.
+    At most one worker per process reads, because the process has only one position.
     """
 
     is_sized = False
@@ -55,7 +57,8 @@ class IterableSamples(Samples):
         """Prepare to read this process's part of a data set.
 
         Raises:
-            UserError: the data set can't be resumed exactly.
+            UserError: the data set can't be resumed exactly, because it lacks the two methods or
+                shuffles in a buffer.
         """
         type_name = type(dataset).__name__
         if not hasattr(dataset, "state_dict") or not hasattr(dataset, "load_state_dict"):
@@ -66,7 +69,8 @@ class IterableSamples(Samples):
             )
         layer = getattr(dataset, "_ex_iterable", None)
         self.is_split = layer is not None  # only data sets of `datasets` have this attribute
-        # Each operation on such a data set wraps the layer below.
+        # Each operation on such a data set, such as map, wraps the layer below in another one. So
+        # the shuffle buffer may be in any layer.
         while layer is not None:
             if type(layer).__name__ == SHUFFLE_BUFFER:
                 raise UserError(
@@ -84,9 +88,10 @@ class IterableSamples(Samples):
             dataset = split_dataset_by_node(dataset, rank(), world_size())
         self.dataset = dataset
         self.collate = collate_fn
-        # The position after the last batch that was made (in a worker) or trained on (here).
+        # In a worker, the epoch that is being read, and the position from which reading began. In
+        # the training process, the position after the last batch on which it trained.
         self.position: Position = {"epoch": 0, "dataset": None}
-        self.rows: Iterator[object] | None = None  # only in the process that reads
+        self.rows: Iterator[object] | None = None  # None in a process that has not read
 
     def read_rows(self) -> Iterator[object]:
         """Yield this rank's samples without end, from `position`.
@@ -106,7 +111,7 @@ class IterableSamples(Samples):
             for row in rows:
                 count += 1
                 yield row
-            # An epoch that was resumed at its end has no samples left, which is not a mistake.
+            # An epoch without samples is not a mistake if it was resumed at its end.
             if not count and self.position["dataset"] is None:
                 raise UserError(
                     "this process got no sample of an epoch from an IterableDataset",
@@ -119,9 +124,12 @@ class IterableSamples(Samples):
             self.position = {"epoch": self.position["epoch"] + 1, "dataset": None}
 
     def fetch(self, samples: torch.Tensor, epoch: int | None) -> Batch:
-        """Read as many samples as `samples` has; the values of `samples` have no meaning here.
+        """Read as many samples as `samples` has values; the values have no meaning here.
 
-        The position travels with the batch, because a worker reads ahead of training.
+        A worker reads ahead of training. So the position after the batch travels with the batch.
+
+        Returns:
+            The batch of the collate function as "batch", and the position as "position".
         """
         if self.rows is None:
             self.rows = self.read_rows()
@@ -130,18 +138,22 @@ class IterableSamples(Samples):
         return {"batch": batch, "position": position}
 
     def finish(self, batch: Batch, samples: torch.Tensor, epoch: int | None) -> Batch:
-        """Note the position after this batch for the next checkpoint, and return the batch."""
+        """Note the position after this batch for the next checkpoint, and return the batch itself.
+
+        Args:
+            batch: the result of `fetch`.
+        """
         self.position = batch["position"]
         return batch["batch"]
 
     def go_on_after(self, batch: Batch | None) -> None:
-        """Have this process go on reading where a worker stopped that has ended.
+        """Have this process go on reading in place of a worker that has ended.
 
-        The samples after the last batch that the worker sent are read again. If it sent none,
-        reading goes on from the position of training.
+        This process reads from the end of the last batch that the worker sent, so no sample is
+        lost. If the worker sent none, this process reads from the position of training.
 
         Args:
-            batch: the last batch of the worker, as `fetch` returned it; None if there was none.
+            batch: the last batch of the worker, as `fetch` returned it; None if it sent none.
         """
         if batch is not None:
             self.position = batch["position"]
@@ -155,7 +167,7 @@ class IterableSamples(Samples):
 
         Args:
             size: samples of the batch.
-            length: not used: rows have the length that the data set gives them.
+            length: not used, because the data set determines the length of its samples.
         """
         before = self.dataset.state_dict()
         row = next(iter(self.dataset))
@@ -169,30 +181,32 @@ class IterableSamples(Samples):
         self.position = {"epoch": state["epoch"], "dataset": state["dataset"]}
 
     def load_from_ranks(self, states: Sequence[Position]) -> None:
-        """Refuse a resume on another number of processes.
+        """Refuse a resume with another number of processes.
 
-        A resume calls this instead of `load_state_dict` if the number of processes has changed.
+        If the number of processes has changed, a resume calls this instead of `load_state_dict`.
 
         Args:
             states: the positions of all ranks of the interrupted run.
 
         Raises:
-            UserError: always, because the positions can't be divided among other processes.
+            UserError: always, because the positions of these ranks can't be turned into positions
+                of another number of ranks.
         """
         processes = counted(len(states), "process", "processes")
         raise UserError(
             f"the run trained with {processes}, and can't be resumed with another number, because "
-            "each process saved a position of its own in an IterableDataset",
+            "each process saved its own position in an IterableDataset",
             advice=f"resume the run with {processes}",
         )
 
 
 def own_rows(rows: Iterator[object]) -> Iterator[object]:
-    """Yield this rank's share of the samples that all ranks read.
+    """Yield this rank's share of the samples, all of which each rank reads.
 
-    The last samples are dropped if they are not enough for all ranks.
+    The last samples are dropped if they are fewer than the ranks, so that all ranks get equally
+    many.
     """
-    # `zip` takes each group from one and the same iterator: the next `world_size` samples.
+    # `zip` gets the same iterator `world_size` times. So each group has the next `world_size` rows.
     groups = zip(*[rows] * world_size(), strict=False)
     return (group[rank()] for group in groups)
 
@@ -202,10 +216,11 @@ class IterableOrder(TrainingOrder):
     """How many batches a run takes from an `IterableDataset`, which chooses the samples itself."""
 
     def micro_batches(self, epoch: int, first_update: int = 0) -> torch.Tensor:
-        """Return a row for each micro-batch since `first_update`: int64 [rows, batch_size].
+        """Return a row for each micro-batch from `first_update` on: int64 [rows, batch_size].
 
-        The values are not sample indices. They differ between batches and ranks, because the first
-        value of a row seeds the random generators for its batch.
+        The values are not sample indices. The first value of a row only seeds the random generators
+        for its batch. So all values of a row are the number of its batch, which differs between
+        batches and ranks.
         """
         first = first_update * self.accumulation
         count = self.updates_per_epoch * self.accumulation

@@ -1,4 +1,7 @@
-"""The files of a local data set, also those behind symbolic links."""
+"""Lists the files of a local data set, also those behind symbolic links, for `datasets` to read.
+
+By default, `datasets` skips links to folders and links that lead nowhere, and says nothing.
+"""
 
 import os
 import re
@@ -13,7 +16,7 @@ from common.errors import UserError
 TABLE_SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
 # If links lead to one folder more often than this, the search for files might never end.
 MOST_VISITS = 16
-# What to do about links that lead nowhere.
+# The advice for links that lead nowhere.
 FETCH = (
     "fetch the files (for example with git annex get or dvc pull), or correct or remove the links"
 )
@@ -31,9 +34,11 @@ class LocalFiles:
     dangling: list[str] = field(default_factory=list)  # paths of links that lead nowhere, sorted
 
     def relative(self, path: str) -> str:
+        """Return a path from the folder of the data set."""
         return os.path.relpath(path, self.folder)
 
     def is_hidden(self, path: str) -> bool:
+        """Whether `datasets` ignores a file because of its name or a folder's name."""
         return HIDDEN.search(self.relative(path)) is not None
 
     def visible_links(self) -> list[str]:
@@ -42,18 +47,17 @@ class LocalFiles:
 
 
 def find_files(folder: Path) -> LocalFiles:
-    """Return all files under a folder.
+    """Return all files under a folder; symbolic links are followed.
 
-    A link to a folder that holds the link itself is not followed, because the files there are
-    listed already.
+    A link to a folder that contains the link itself is not followed, because the files there are
+    listed anyway.
 
     Raises:
-        OSError: a folder can't be listed.
+        OSError: a folder can't be listed, or a file's status can't be read.
         UserError: links lead to one folder more than `MOST_VISITS` times.
     """
-    search = FileSearch(LocalFiles(str(folder)))
-    search.list_folder(str(folder), (identity_of(os.stat(folder)),))
-    local_files = search.listing
+    local_files = LocalFiles(str(folder))
+    FileSearch(local_files).list_folder(str(folder), (identity_of(os.stat(folder)),))
     local_files.files = dict(sorted(local_files.files.items()))
     local_files.dangling.sort()
     return local_files
@@ -71,30 +75,34 @@ def identity_of(status: os.stat_result) -> FolderIdentity:
 class FileSearch:
     """A search for all files under a folder: see `find_files`."""
 
-    listing: LocalFiles
+    listing: LocalFiles  # the files and links that were found
     visits: Counter[FolderIdentity] = field(default_factory=Counter)
 
     def list_folder(self, path: str, parents: tuple[FolderIdentity, ...]) -> None:
-        """Note all files under a folder.
+        """Add all files under a folder to the listing.
 
         Args:
-            parents: this folder and all folders above it.
+            parents: this folder and the folders on the way to it from the first folder.
+
+        Raises:
+            OSError: a folder can't be listed, or a file's status can't be read.
         """
         with os.scandir(path) as iterator:
             entries = list(iterator)
         for entry in entries:
             try:
                 is_folder = entry.is_dir()
-                # On Windows, `entry.stat()` has no device and inode, which tell folders apart.
+                # Device and inode tell folders apart. On Windows, `entry.stat()` lacks both.
                 status = os.stat(entry.path) if is_folder else entry.stat()
             except OSError:
                 if not entry.is_symlink():
                     raise
+                # It is a link that leads nowhere.
                 self.listing.dangling.append(entry.path)
                 continue
             if is_folder:
                 self.enter(entry, identity_of(status), parents)
-            elif entry.is_file():  # sockets, devices and the like are left out
+            elif entry.is_file():  # not a socket or a device, for example
                 self.listing.files[entry.path] = status
 
     def enter(
@@ -103,9 +111,16 @@ class FileSearch:
         identity: FolderIdentity,
         parents: tuple[FolderIdentity, ...],
     ) -> None:
-        """Note all files under a folder or a link to a folder, unless it leads to a parent.
+        """Add all files under a folder or a link to a folder, unless the link leads to a parent.
 
-        Folders that link to each other can have a vast number of paths, so visits are limited.
+        Folders that link to each other can have a vast number of paths, so the number of visits to
+        a folder is limited.
+
+        Args:
+            parents: as in `list_folder`.
+
+        Raises:
+            UserError: links lead to the folder too often.
         """
         if folder.is_symlink():
             if identity in parents:
@@ -125,7 +140,11 @@ class FileSearch:
 def following(linked_folders: set[str]) -> Iterator[None]:
     """Let `datasets` look into folders that are symbolic links, which it skips by default.
 
-    Within this context, the file system of `fsspec` reports these links as folders.
+    Within this context, the file system of `fsspec`, with which `datasets` lists files, reports
+    these links as folders.
+
+    Args:
+        linked_folders: paths of the links.
     """
     from fsspec.implementations.local import LocalFileSystem
 
@@ -150,49 +169,50 @@ def following(linked_folders: set[str]) -> Iterator[None]:
 
 
 def dangling_note(local_files: LocalFiles, suffixes: set[str], *, are_tables: bool) -> list[str]:
-    """Return a note on the links of a data set that lead nowhere, if there are any.
+    """Return a note on the links of a data set that lead nowhere; an empty list without such links.
 
     Tools such as git-annex and DVC leave such links in place of files that were not fetched. The
     run goes on if some of many images are missing, but not without a whole class, table or split.
 
     Args:
-        suffixes: the suffixes of files that are read, in lower case.
+        suffixes: the suffixes of files that are read, in lower case. A link with another suffix is
+            ignored, unless it may stand for a folder or there are no files to read.
         are_tables: whether these files are tables.
 
     Raises:
         UserError: a whole class, table or split would be missing.
     """
-    dangling = local_files.visible_links()
     readable = [path for path in local_files.files if os.path.splitext(path)[1].lower() in suffixes]
-    has_data = {os.path.dirname(path) for path in readable}
-    # A link without a suffix may stand for a folder, if the folders of other classes are beside it.
-    has_folders = {os.path.dirname(path) for path in has_data}
-    count = 0  # links that stand for single images
-    for path in dangling:
+    folders_with_data = {os.path.dirname(path) for path in readable}
+    # If a link lies beside folders with data, it may stand for the folder of another class.
+    parents_of_folders = {os.path.dirname(folder) for folder in folders_with_data}
+    missing_images: list[str] = []  # links that stand for single images
+    for path in local_files.visible_links():
         suffix = os.path.splitext(path)[1].lower()
         parent = os.path.dirname(path)
-        # A link without a suffix may stand for a folder even if files without one are read.
-        is_folder = parent in has_folders and (suffix not in suffixes or suffix == "")
+        # A link without a suffix may stand for a folder even if files without a suffix are read.
+        is_folder = parent in parents_of_folders and (suffix not in suffixes or suffix == "")
         is_missing_table = suffix in suffixes and are_tables
-        is_empty_class = suffix in suffixes and parent not in has_data
+        is_empty_class = suffix in suffixes and parent not in folders_with_data
         if is_folder or is_missing_table or is_empty_class or not readable:
             missing = "a split" if is_missing_table else "a class or split"
             raise dangling_error(local_files, path, missing)
-        count += suffix in suffixes
-    if not count:
+        if suffix in suffixes:
+            missing_images.append(path)
+    if not missing_images:
         return []
+    count = len(missing_images)
     total = count + sum(not local_files.is_hidden(path) for path in readable)
-    first = next(path for path in dangling if os.path.splitext(path)[1].lower() in suffixes)
-    example = repr(local_files.relative(first))
+    example = repr(local_files.relative(missing_images[0]))
     return [f"{count:,} of {total:,} files are links to missing files, such as {example}: {FETCH}"]
 
 
 def dangling_error(local_files: LocalFiles, path: str, missing: str) -> UserError:
-    """Return the error for a link that leads nowhere, in place of data that can't be missing.
+    """Return the error for a link that leads nowhere, without whose file the run can't go on.
 
     Args:
         path: the path of the link.
-        missing: the data, such as "a split".
+        missing: what would be missing without the file, such as "a split".
     """
     return UserError(
         f"{local_files.relative(path)!r} in data set {local_files.folder} is a link to a missing "

@@ -1,7 +1,7 @@
 """Chooses which samples of prepared data a run uses, in training and in evaluation.
 
-A run that only evaluates must not use samples on which its model was trained. So it finds out what
-the training run held out, or that no run was trained on the data.
+A run that only evaluates must not use samples on which its model was trained. So it finds out which
+samples the training run held out, or that no known run was trained on the data.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ from common.errors import UserError
 
 @dataclass(frozen=True)
 class Preparation(Generic[FactsType]):
-    """How a data set is prepared: the arguments of `cached` besides the source."""
+    """How a data set is prepared: the arguments of `cached`, without the source."""
 
     prepare: Callable[..., FactsType]
     version: str
@@ -27,7 +27,7 @@ class Preparation(Generic[FactsType]):
     settings: Mapping[str, object]
 
     def apply_to(self, source: DataSource) -> Prepared[FactsType]:
-        """Return the prepared data, from the cache if they are there."""
+        """Return the prepared data of a source, from the cache if they are there."""
         return cached(source, self.prepare, self.version, self.names, self.settings)
 
 
@@ -39,17 +39,20 @@ def prepared(
     settings: Mapping[str, object],
     evaluation_settings: Mapping[str, object] | None = None,
 ) -> Prepared[FactsType]:
-    """Return the prepared data of a run; to evaluate a model, in the order of its classes.
+    """Return the prepared data of a run.
+
+    If the run only evaluates a model, the labels are the numbers that the model's classes have.
 
     `prepare`, `version`, `names` and `settings` are those of `cached`.
 
     Args:
-        evaluation_settings: are added to the settings, or replace them, if a split is evaluated as
-            a whole. With them, samples are prepared as those on which the model was trained.
+        evaluation_settings: if a split is evaluated as a whole, these are added to `settings`, and
+            replace settings of the same name. With them, the samples are prepared in the same way
+            as those on which the model was trained.
 
     Raises:
-        UserError: the data can't be read; or they have changed since the model was trained, so that
-            the samples which its run held out are not known.
+        UserError: the data can't be read; they have changed since the model was trained, so that it
+            is not known which samples its run held out; or they have a class that the model lacks.
     """
     preparation = Preparation(prepare, version, names, settings)
     evaluated = source.evaluated
@@ -71,10 +74,12 @@ def prepare_whole(
     as_trained: Preparation[FactsType],
     for_model: Preparation[FactsType],
 ) -> Prepared[FactsType]:
-    """Return a split of data that the model was not trained on, as far as is known.
+    """Return one whole split of data on which no known run of the model was trained.
 
-    If the split is not one for evaluation, the data may be a moved copy of those that a run was
-    trained on. Then the split that this run held out is returned instead.
+    If this split is train, the data may be a moved copy of those on which a run was trained. In
+    this case, all splits are returned as that run had them, with the samples that it held out.
+
+    A note tells the user what is evaluated, and why.
 
     Args:
         as_trained: how a run that trains prepares the data.
@@ -89,9 +94,9 @@ def prepare_whole(
     data.facts["notes"].append(f"{reason}: the whole split {split} is evaluated")
     if split in ("test", "validation"):
         return data
-    held_out = find_moved_data(source, evaluated, data, as_trained)
-    if held_out is not None:
-        return held_out
+    moved_data = find_moved_data(source, evaluated, data, as_trained)
+    if moved_data is not None:
+        return moved_data
     if evaluated.trained_on:
         data.facts["notes"].append(
             f"if these data include samples of {evaluated.trained_on[0].dataset}, the metrics are "
@@ -120,14 +125,15 @@ def find_moved_data(
 ) -> Prepared[FactsType] | None:
     """Return the data as a run was trained on them, if they have moved since.
 
-    The total size and the fingerprint show whether they are the same data.
+    They are the same data if they have as many samples, and the same fingerprint once they are
+    prepared as that run prepared them.
 
     Args:
         whole: the data with nothing held out.
         as_trained: how a run that trains prepares the data.
 
     Returns:
-        The data with all of their splits, or None if no run was trained on them.
+        The data with all of their splits, or None if no known run was trained on them.
     """
     total = sum(size_of(arrays) for arrays in whole.arrays.values())
     for trained in evaluated.trained_on:
@@ -149,17 +155,19 @@ def find_moved_data(
 def check_as_trained(source: DataSource, trained: TrainedOn, data: Prepared[FactsType]) -> None:
     """Check that the samples which a run held out are held out again, and note it for the user.
 
-    They are held out again only if the data are as they were. If the content has changed but the
-    sizes have not, a note warns that training samples may be among the evaluated ones.
+    This is certain only if the data have not changed. If their content has changed but the sizes of
+    the splits have not, a note warns that training samples may be among the evaluated ones.
 
     Raises:
         UserError: the number of samples has changed, so that other samples would be held out.
     """
     notes = data.facts["notes"]
     notes.append(f"{trained.run} was trained on them: what it held out is evaluated")
-    # False if the data set has a split to evaluate on, which new training samples do not change.
+    # If nothing was held out, the data set has its own split to evaluate on, and changes of its
+    # training samples do not matter.
     is_held_out = data.facts["held_out"] > 0
-    if not is_held_out or trained.fingerprint in (None, data.facts["fingerprint"]):
+    is_unchanged_or_unknown = trained.fingerprint in (None, data.facts["fingerprint"])
+    if not is_held_out or is_unchanged_or_unknown:
         return
     sizes = {name: size_of(arrays) for name, arrays in data.arrays.items()}
     if sizes != trained.sizes:
@@ -182,7 +190,10 @@ def check_as_trained(source: DataSource, trained: TrainedOn, data: Prepared[Fact
 def with_labels_of(
     evaluated: Evaluated, source: DataSource, data: Prepared[FactsType]
 ) -> Prepared[FactsType]:
-    """Number the classes of prepared data as the model does.
+    """Number the classes of prepared data as the model does, and return the data.
+
+    The arrays and the facts of `data` are replaced in place. They stay as they are if the model's
+    classes are the same or not known.
 
     Raises:
         UserError: the data have a class that the model lacks; or they are streamed, and their

@@ -1,6 +1,7 @@
 """Labelled data sets that are read as a whole, with the labels as class numbers.
 
-Functions import `datasets` only when they read: a run whose data are in the cache never does.
+Only the functions that read data import `datasets`. So a run whose prepared data are in the cache
+never imports it.
 """
 
 from collections.abc import Sequence
@@ -20,12 +21,15 @@ if TYPE_CHECKING:
 
 
 class Tables(LabelledData):
-    """The labelled splits of a data set, each a `datasets.Dataset`, and their labels."""
+    """The labelled splits of a data set, each a `datasets.Dataset`, and their labels.
+
+    `prepare_images` and `prepare_text` fill the cache from them.
+    """
 
     def __init__(self, source: DataSource, label_column: str | None) -> None:
-        """Read all splits, and hold out a part of train for validation if that is needed.
+        """Read all chosen splits, and hold out a part of train for validation if that is needed.
 
-        Rows without a label are left out, and so are splits without labels.
+        Rows without a label are left out, and so are splits that have no row with a label.
 
         Args:
             label_column: the value of `--label-column`; None: the column is inferred.
@@ -39,7 +43,7 @@ class Tables(LabelledData):
         first_role, first_name = chosen_splits[0]
         if source.is_whole:
             self.evaluated_split = first_name
-        self.first_role = first_role  # its split determines columns and image sizes
+        self.first_role = first_role  # the split with this role determines columns and image sizes
         first_split = dataset[first_name]
         refuse_unlabelled_images(first_split, self.where, notes)
         super().__init__(
@@ -47,7 +51,8 @@ class Tables(LabelledData):
         )
         self.notes += notes
         self.splits: dict[str, Dataset] = {}
-        # The labels by role, [rows]: first values of the label column, later int64 class numbers.
+        # The labels of each split, [rows], by role. They are values of the label column until
+        # `number_labels` replaces them by class numbers (int64).
         self.labels: dict[str, np.ndarray] = {}
         for role, name in chosen_splits:
             # Of several splits with the same role, the first one that has labels is read.
@@ -64,7 +69,11 @@ class Tables(LabelledData):
         return sum(map(len, self.splits.values()))
 
     def add_split(self, role: str, split: "Dataset") -> None:
-        """Add the rows of a split that have a label."""
+        """Add the rows of a split that have a label; add no split if there are none.
+
+        Raises:
+            UserError: the first split has no row with a label.
+        """
         labels = split[self.label_column][:]
         self.splits[role] = split
         self.labels[role] = np.array(labels, dtype=object)
@@ -85,34 +94,40 @@ class Tables(LabelledData):
         self.find_classes(chain(*self.labels.values()))
         numbers = {label: number for number, label in enumerate(self.classes)}
         for role, labels in self.labels.items():
-            unknown = set(labels) - numbers.keys()
-            if unknown:
+            unknown_labels = set(labels) - numbers.keys()
+            if unknown_labels:
                 raise UserError(
                     (
-                        f"split {role} of {self.where} has the label {min(unknown)} in column "
-                        f"{self.label_column}, but the classes of this column are numbered from 0 "
-                        f"to {len(numbers) - 1}"
+                        f"split {role} of {self.where} has the label {min(unknown_labels)} in "
+                        f"column {self.label_column}, but the classes of this column are numbered "
+                        f"from 0 to {len(numbers) - 1}"
                     ),
                     advice="correct this label in the data",
                 )
             self.labels[role] = np.array([numbers[label] for label in labels])
 
     def check_train(self) -> None:
-        """Note the classes that train lacks.
+        """Note for the user which classes have no rows in train.
 
         Raises:
-            UserError: train has fewer than two classes, so that there is nothing to learn.
+            UserError: train has rows of fewer than two classes, so that there is nothing to learn.
         """
-        present = set(self.labels["train"].tolist())
-        missing = [name for number, name in enumerate(self.class_names) if number not in present]
+        numbers_in_train = set(self.labels["train"].tolist())
+        missing = [
+            name for number, name in enumerate(self.class_names) if number not in numbers_in_train
+        ]
         if missing:
             classes = "1 class" if len(missing) == 1 else f"{len(missing)} classes"
             self.notes.append(f"train has no rows of {classes}: {', '.join(missing):.60}")
-        if len(present) < 2:
+        if len(numbers_in_train) < 2:
             raise single_class(self.name, "train")
 
     def note_majority(self) -> None:
-        """Note the accuracy of always guessing the most frequent class: a model should beat it."""
+        """Note the accuracy of always guessing the most frequent class, which a model should beat.
+
+        The class is the most frequent one in the first split. The accuracy is that on the test
+        split, or else on the validation split.
+        """
         majority = np.bincount(self.labels[self.first_role]).argmax()
         role = "test" if "test" in self.labels else "validation"
         if role in self.labels:
@@ -124,14 +139,14 @@ class Tables(LabelledData):
     def keep(self, role: str, rows: Sequence[int], required: str) -> None:
         """Keep only some rows of a split, and note how many others were dropped.
 
-        A split of which no row is kept is removed, unless it is the first split.
+        If no row is kept, the split is removed.
 
         Args:
             rows: indices of the rows to keep.
             required: what the other rows lack (label, text or image), for the note.
 
         Raises:
-            UserError: no row of the first split is kept.
+            UserError: no row of the first split is kept, without which the run can't go on.
         """
         total = len(self.splits[role])
         if not rows and role == self.first_role:
@@ -148,19 +163,25 @@ class Tables(LabelledData):
     def make_validation(self, source: DataSource) -> None:
         """Move some rows of train to a validation split, if the data set needs one.
 
-        The choice is stratified by class, and always the same for the same labels.
+        The choice is stratified by class, and always the same for the same labels. So an evaluation
+        of a model holds out the same rows as the model's training.
+
+        Raises:
+            UserError: nothing could be evaluated, or train has too few rows.
         """
         train = self.splits["train"]
         labels = self.labels["train"]
         shuffled_rows = np.random.default_rng(0).permutation(len(labels))
-        # The only row of a class stays in train: otherwise the model could not learn this class.
+        # If a class has only one row, this row stays in train: without it, the model could not
+        # learn the class.
         class_sizes = np.bincount(labels)
         candidates = shuffled_rows[class_sizes[labels[shuffled_rows]] > 1]
         if len(candidates):
-            # Sort by class, because `choose_held_out` spreads its choice evenly over this order.
+            # Sort the rows by class. `choose_held_out` spreads its choice evenly over this order,
+            # so each class gives its share.
             candidates = candidates[labels[candidates].argsort(kind="stable")]
         else:
-            # Each class has a single row: some of the classes must be held out.
+            # Each class has a single row, so the rows of some classes must be held out.
             candidates = shuffled_rows
         held_out = self.choose_held_out(source, len(labels), candidates)
         if len(held_out) == 0:
@@ -172,7 +193,11 @@ class Tables(LabelledData):
 
 
 def read_splits(source: DataSource) -> tuple["DatasetDict", list[str]]:
-    """Return all splits of a data set, and notes for the user."""
+    """Return all splits of a data set, built in or not, and notes for the user.
+
+    Raises:
+        UserError: see `load_splits`.
+    """
     if source.location in BUILT_IN:
         from common.data import built_in
 
@@ -181,11 +206,12 @@ def read_splits(source: DataSource) -> tuple["DatasetDict", list[str]]:
 
 
 def refuse_unlabelled_images(split: "Dataset", where: str, notes: list[str]) -> None:
-    """Raise a `UserError` if the only columns are images, so that nothing can be the label.
+    """Raise a `UserError` if all columns are images, so that no column can be the label.
 
     Args:
         where: the data set, for the message.
-        notes: the end of the message, because they may explain why labels are missing.
+        notes: notes on the files, which the message repeats: they may explain why there are no
+            labels.
     """
     from datasets import Image
 
