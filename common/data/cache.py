@@ -35,7 +35,7 @@ Stamps = dict[str, list[int]]
 
 
 class RowGroupIndex(TypedDict):
-    """The arguments of `ParquetRows` besides the row groups, with which a run reads streamed data."""
+    """How to read streamed data: the arguments of `ParquetRows` besides the row groups."""
 
     shards: list[str]  # paths or URLs of the parquet files
     classes: list[str | int | float | None]  # the value of each class in the label column
@@ -48,7 +48,7 @@ class PreparedFacts(TypedDict):
     class_names: list[str]
     notes: list[str]  # printed for the user
     held_out: int  # rows (streamed: row groups) of train that became the validation split
-    # The names of the splits. `cached` removes them, because they are the keys of `Prepared.arrays`.
+    # The names of the splits. `cached` removes them, because `Prepared.arrays` has them as keys.
     splits: NotRequired[list[str]]
     # A digest of the arrays. `cached` adds it, so it is not in the cache's file.
     fingerprint: NotRequired[str]
@@ -80,8 +80,8 @@ def cached(
     lock as long as it takes. A barrier would time out.
 
     Args:
-        prepare: a function that gets the source, an empty folder, and the settings by name. For each
-            split and each of `names`, it writes the array SPLIT_NAME.npy to the folder. For a
+        prepare: a function that gets the source, an empty folder, and the settings by name. It
+            writes the array SPLIT_NAME.npy to the folder for each split and each of `names`. For a
             streamed data set, it writes only SPLIT_groups.npy for each split. It returns the facts
             about the data, with a list "splits".
         version: a text that changes when `prepare` makes other data with the same settings.

@@ -1,7 +1,7 @@
-"""Finds the separator and the encoding of a CSV file, so that it is read correctly.
+"""Finds the separator and the encoding of a CSV file, so that pandas reads it correctly.
 
-A file that can't be read for certain is refused: a wrong guess would change its words or columns
-without an error.
+A file whose encoding or columns are not certain is refused. A wrong guess would change its words or
+columns without an error.
 """
 
 import codecs
@@ -16,7 +16,8 @@ from common.system.platforms import quoted, with_posix_command
 
 SEPARATORS = (",", ";", "\t", "|")
 SEPARATOR_NAMES = {"\t": "tabs"}  # for messages; other separators are shown as they are
-# What to do about rows that can't be told apart or differ in length.
+# The advice for a file whose rows can't be told apart or differ in length. `builders` uses it if
+# pandas can't read a file.
 RAGGED_ADVICE = (
     "give each row as many values as the header has names, put texts that contain a separator into "
     "quotes, and close each quote"
@@ -31,20 +32,20 @@ BYTE_ORDER_MARKS = (
     (codecs.BOM_UTF16_BE, "utf-16"),
     (codecs.BOM_UTF8, "utf-8"),  # pandas skips the mark
 )
-# Archives by their first bytes: what the message calls the file, and its advice.
+# By the first bytes of an archive: its name in the message, and the message's advice.
 ARCHIVES = {
     b"PK\x03\x04": ("a zip archive or an Excel file", "export the table as CSV"),
     b"\x1f\x8b": ("a gzip archive", "unpack the file"),
 }
-LEAST_ZEROS = 1 / 8  # the share of zeros among the bytes of a text in UTF-16
-MOST_LOW_ZEROS = 1 / 10  # the share of low bytes among these zeros
+LEAST_ZEROS = 1 / 8  # the least share of zeros among the bytes of a text in UTF-16
+MOST_LOW_ZEROS = 1 / 10  # the largest share of low bytes among these zeros
 
 
 class Dialect(NamedTuple):
-    """How a CSV file is written."""
+    """The separator and the encoding of a CSV file."""
 
     separator: str
-    encoding: str
+    encoding: str  # Python's name, in lower case
 
     def __str__(self) -> str:
         return f"separated by {name_of(self.separator)}, in {self.encoding.upper()}"
@@ -54,18 +55,19 @@ DEFAULT = Dialect(",", "utf-8")
 
 
 def name_of(separator: str) -> str:
-    """Return a separator as messages show it."""
+    """Return the text by which messages call a separator."""
     return SEPARATOR_NAMES.get(separator, repr(separator))
 
 
 def find_dialect(path: str) -> Dialect:
     """Return the separator and the encoding of a CSV file.
 
-    The separator is inferred from the beginning of the file; the encoding is checked on all of it.
+    The separator is inferred from the beginning of the file. The encoding is checked on the whole
+    file.
 
     Raises:
-        UserError: the file is empty, its encoding is not certain, its first line is not a header,
-            or the header has fewer names than the first row has values.
+        UserError: the file is empty, its encoding is not certain, its first line is meant for
+            spreadsheets, or the header has fewer names than the first row has values.
         OSError: the file can't be read.
     """
     encoding = find_encoding(path)
@@ -84,9 +86,9 @@ def find_dialect(path: str) -> Dialect:
 
 
 def refuse_separator_line(path: str, sample: str) -> None:
-    """Raise a `UserError` if the first line is meant for spreadsheets, such as ``sep=;``.
+    """Raise a `UserError` if the first line only tells spreadsheets the separator, as in ``sep=;``.
 
-    Otherwise that line would be read as the header.
+    Without this check, pandas would read that line as the header.
     """
     first_line = sample.partition("\n")[0].strip().strip('"')
     if re.fullmatch(r"sep=.?", first_line, re.IGNORECASE):
@@ -102,8 +104,9 @@ def refuse_separator_line(path: str, sample: str) -> None:
 def refuse_unnamed_columns(path: str, records: list[list[str]], separator: str) -> None:
     """Raise a `UserError` if the first row has more values than the header has names.
 
-    Pandas would take the first values for names of rows, and put all other values into wrong
-    columns. This happens if texts hold separators and are not quoted.
+    Texts with separators that are not in quotes are a usual cause. Without this check, pandas would
+    take the first values of all rows for the names of the rows, and put all other values into wrong
+    columns.
 
     Args:
         records: the header and the first rows, split at the separator.
@@ -141,7 +144,7 @@ def find_encoding(path: str) -> str:
 
 
 def check_encoding(path: str, encoding: str) -> None:
-    """Decode a whole file; raise a `UserError` at the first byte that is not in its encoding."""
+    """Decode a whole file in blocks; raise a `UserError` at the first byte that is invalid."""
     decoder = codecs.getincrementaldecoder(encoding)()
     decoded_bytes = 0
     with open(path, "rb") as file:
@@ -149,9 +152,9 @@ def check_encoding(path: str, encoding: str) -> None:
             block = file.read(BLOCK)
             try:
                 decoder.decode(block, final=not block)
-            except UnicodeDecodeError as problem:
-                place = decoded_bytes + problem.start
-                raise decoding_error(path, encoding, problem, place) from None
+            except UnicodeDecodeError as error:
+                place = decoded_bytes + error.start
+                raise decoding_error(path, encoding, error, place) from None
             if not block:
                 return
             decoded_bytes += len(block)
@@ -159,6 +162,8 @@ def check_encoding(path: str, encoding: str) -> None:
 
 def zeros_error(path: str, head: bytes) -> UserError:
     """Return the error for a file with zero bytes and no byte order mark.
+
+    The file may be an archive, a text in UTF-16, a text with a few zero bytes, or not a text.
 
     Args:
         head: the beginning of the file, with at least one zero byte.
@@ -184,8 +189,11 @@ def zeros_error(path: str, head: bytes) -> UserError:
 def likely_utf16(head: bytes) -> str | None:
     """Return the likely encoding of a text in UTF-16 without a mark; None for other contents.
 
-    The high byte of a Latin letter or a separator is zero. So zeros are frequent, and nearly all of
-    them are at even places in UTF-16BE, or at odd places in UTF-16LE.
+    In UTF-16, the high byte of a Latin letter or a separator is zero. So zeros are frequent in a
+    table. Nearly all of them are at even places in UTF-16BE, and at odd places in UTF-16LE.
+
+    Args:
+        head: the beginning of the file, with at least one zero byte.
     """
     if has_few_zeros(head):
         return None
@@ -197,33 +205,36 @@ def likely_utf16(head: bytes) -> str | None:
 
 
 def has_few_zeros(head: bytes) -> bool:
+    """Whether bytes have fewer zeros than a text in UTF-16 would have."""
     return head.count(0) < len(head) * LEAST_ZEROS
 
 
 def is_beginning_of_utf8(head: bytes) -> bool:
     """Whether bytes are in UTF-8; the last character may be cut off."""
     try:
-        # The decoder is incremental, so a character that is cut off is no error.
+        # An incremental decoder accepts a last character that is cut off.
         codecs.getincrementaldecoder("utf-8")().decode(head)
     except UnicodeDecodeError:
         return False
     return True
 
 
-def decoding_error(path: str, encoding: str, problem: UnicodeDecodeError, place: int) -> UserError:
-    """Return an error that says where a file is not in its encoding, and what to do.
+def decoding_error(path: str, encoding: str, error: UnicodeDecodeError, place: int) -> UserError:
+    """Return the `UserError` for a file that is not in its encoding.
 
     Args:
-        place: the number of the byte in the file.
+        encoding: the encoding that the byte order mark states; "utf-8" without a mark.
+        error: the error of the decoder.
+        place: the position in the file of the first byte that is invalid, from 0.
     """
     name = encoding.upper()
     if encoding != "utf-8":
         return UserError(
             f"{path} begins like a file in {name}, but can't be decoded at byte {place:,} "
-            f"({problem.reason})",
+            f"({error.reason})",
             advice="save the file again in UTF-8",
         )
-    byte = problem.object[problem.start]
+    byte = error.object[error.start]
     return UserError(
         f"{path} is not in UTF-8 (byte {place:,} is 0x{byte:02X}), but probably in Windows-1252 or "
         "Latin-1, if the text is in a Western language",
@@ -240,9 +251,9 @@ def conversion_advice(path: str, encoding: str) -> str:
 def find_separator(sample: str, is_whole: bool) -> str:
     """Infer the separator of the columns from the first characters of a CSV file.
 
-    Separators that give all rows the same number of columns come before all others. Among equals,
-    the one that gives the most columns is chosen. A file in which no separator gives two columns
-    has only one, and can be read with a comma.
+    A separator that gives all rows the same number of columns is preferred to any other. Among
+    several of these, or else among all, the separator that gives the most columns is chosen. If no
+    separator gives two columns, the file has only one column, and can be read with a comma.
 
     Args:
         is_whole: whether `sample` is the whole file.
@@ -261,9 +272,9 @@ def find_separator(sample: str, is_whole: bool) -> str:
 
 
 def read_records(sample: str, separator: str, is_whole: bool) -> list[list[str]]:
-    """Split the beginning of a CSV file into rows, without empty ones.
+    """Split the beginning of a CSV file into rows, the header included, without empty rows.
 
-    The last row is left out if it may be cut off. There are no rows if `csv` can't read them.
+    The last row is left out if it may be cut off. The list is empty if `csv` can't read the rows.
 
     Args:
         is_whole: whether `sample` is the whole file.

@@ -37,8 +37,7 @@ def guess_content(column: str, feature: Feature, values_of: ValuesOf) -> Content
         return "numbering"
     if not isinstance(feature, Value):
         return "other"
-    # NaN is the only value that differs from itself.
-    values = [value for value in values_of(column) if value is not None and value == value]
+    values = present(values_of(column))
     distinct = set(values)
     if any(isinstance(value, float) and not value.is_integer() for value in distinct):
         return "other"
@@ -50,6 +49,12 @@ def guess_content(column: str, feature: Feature, values_of: ValuesOf) -> Content
     if is_unique and all(isinstance(value, int) for value in distinct):
         return "numbering"
     return "other"
+
+
+def present(values: Sequence[object]) -> list[object]:
+    """Return the values that are not missing: neither None nor NaN."""
+    # NaN is the only value that differs from itself.
+    return [value for value in values if value is not None and value == value]
 
 
 def most_classes(num_rows: int) -> int:
@@ -68,17 +73,19 @@ def guess_label(features: Mapping[str, Feature], values_of: ValuesOf) -> list[st
     column must hold text or images, and the rest may only hold row numbers. Several columns are
     always returned, so that the caller can tell the user to choose among them.
 
-    A column with the same value in all rows does not separate classes, so it is left out.
+    A column with the same value in all rows that have one does not separate classes, so it is left
+    out.
     """
     contents = {
         column: guess_content(column, feature, values_of) for column, feature in features.items()
     }
-    candidates = [
-        column
+    useful_contents = {
+        column: content
         for column, content in contents.items()
-        if content == "classes" and len(set(values_of(column))) > 1
-    ]
-    other_contents = {content for column, content in contents.items() if column not in candidates}
+        if content != "classes" or len(set(present(values_of(column)))) > 1
+    }
+    candidates = [column for column, content in useful_contents.items() if content == "classes"]
+    other_contents = {*useful_contents.values()} - {"classes"}
     has_inputs = bool(other_contents & {"text", "image"})
     is_safe = has_inputs and other_contents <= {"text", "image", "numbering"}
     return candidates if is_safe or len(candidates) > 1 else []

@@ -41,7 +41,7 @@ class IterableSamples(Samples):
     """An `IterableDataset` of torch or of `datasets`, for training alone.
 
     The data set must have `state_dict` and `load_state_dict`, so that a run can be resumed. At its
-    end, the data set is read again from its beginning. If it has the method `set_epoch`, this is
+    end, the data set is read again from its beginning. If it has `set_epoch`, this method is
     called before each reading.
 
     Each process reads a part of the samples. A data set of `datasets` is split by

@@ -1,8 +1,8 @@
 """The order of samples: which samples make up which batch of which rank.
 
-The order is a pure function of the seed, the epoch and the effective batch. A position in an epoch
-is a number of samples of the global order. So it means the same for any number of processes, and a
-resumed run finds its position by arithmetic.
+For given data, the order depends only on the seed, the epoch and the samples per update. A position
+in an epoch is a number of updates. It means the same for any number of processes, so a resumed run
+finds its next samples by arithmetic.
 """
 
 from collections.abc import Sequence
@@ -17,9 +17,9 @@ from common.errors import UserError
 from common.sentences import counted
 
 # Text is sorted by length within windows of this many global batches, and the batches of a window
-# are then shuffled. A long window means little padding, a short one more randomness.
+# are then shuffled. A longer window means less padding, and a shorter one means more randomness.
 WINDOW = 64
-MOST_LANES = 64
+MOST_LANES = 64  # see `BlockBatches`
 
 
 class Blocks(NamedTuple):
@@ -33,8 +33,11 @@ class Blocks(NamedTuple):
 class TrainingOrder:
     """The order of training samples, new in each epoch, cut into the micro-batches of one rank.
 
-    The last, incomplete global batch of an epoch is dropped, so that every update has the same
-    weight.
+    A global batch is the samples of one update, over all ranks. The last global batch of an epoch
+    is dropped if it is incomplete, so that every update has the same weight.
+
+    Raises:
+        UserError: there are too few samples for one update.
     """
 
     num_samples: int
@@ -43,8 +46,9 @@ class TrainingOrder:
     world_size: int
     rank: int
     seed: int
-    lengths: np.ndarray | None = None  # int64 [samples]; if set, a batch has similar lengths
-    blocks: Blocks | None = None  # if set, few blocks are read at a time
+    # int64 [samples]. If it is set, the samples of a global batch have similar lengths.
+    lengths: np.ndarray | None = None
+    blocks: Blocks | None = None  # if it is set, each batch has samples of few blocks
 
     def __post_init__(self) -> None:
         if self.num_samples < self.global_batch:
@@ -69,10 +73,13 @@ class TrainingOrder:
         return self.num_samples // self.global_batch
 
     def micro_batches(self, epoch: int, first_update: int = 0) -> "torch.Tensor | BlockBatches":
-        """Return the samples of this rank from an update to the end of an epoch.
+        """Return the sample indices of this rank from an update to the end of an epoch.
+
+        Args:
+            first_update: the number of the first update in the epoch, from 0.
 
         Returns:
-            int64 [micro-batches, batch_size], or a sequence of int64 [batch_size].
+            int64 [micro-batches, batch_size]; with `blocks`, a sequence of int64 [batch_size].
         """
         if self.blocks is not None:
             return BlockBatches(self, self.blocks, epoch, first_update)
@@ -81,7 +88,7 @@ class TrainingOrder:
         order = order[: self.updates_per_epoch * self.global_batch]
         if self.lengths is not None:
             order = self.grouped_by_length(order, torch.from_numpy(self.lengths), generator)
-        # The third dimension is that of the ranks: each rank takes its own batches.
+        # The four dimensions are the update, the micro-batch, the rank and the sample.
         shape = (-1, self.accumulation, self.world_size, self.batch_size)
         return order.view(shape)[first_update:, :, self.rank].reshape(-1, self.batch_size)
 
@@ -92,7 +99,7 @@ class TrainingOrder:
 
         Args:
             order: int64 [updates × global_batch], sample indices.
-            lengths: int64 [samples].
+            lengths: int64 [samples], by sample index.
             generator: shuffles the global batches of each window.
         """
         windows = []
@@ -108,16 +115,16 @@ class BlockBatches(Sequence[torch.Tensor]):
     """The micro-batches of one rank in an epoch, from few blocks at a time.
 
     All blocks lie in a row. Each epoch shuffles this row, and the samples of each block. The row is
-    cut into equal lanes. Every global batch takes the next samples of each lane, the same number
-    from each.
+    cut into lanes of equally many samples. Every global batch takes the next samples of each lane,
+    equally many from each.
 
-    So a batch has samples of as many blocks as there are lanes, and each rank reads only the lanes
-    of its share of the batch. The samples of any update follow from arithmetic, whatever the number
-    of processes.
+    So a global batch has samples of about as many blocks as there are lanes, and each rank reads
+    only the lanes of its share of the batch. The samples of any update follow from arithmetic,
+    whatever the number of processes.
 
-    In a permutation of all samples, those of one block would be spread over the whole epoch, and
-    all blocks would be read again and again. A shuffle buffer would lose samples on a resume, or
-    read them again.
+    Two simpler orders do not work. In a permutation of all samples, those of one block would be
+    spread over the whole epoch, and all blocks would be read again and again. A shuffle buffer
+    would lose samples on a resume, or read them again.
     """
 
     def __init__(self, order: TrainingOrder, blocks: Blocks, epoch: int, first_update: int) -> None:
@@ -127,22 +134,28 @@ class BlockBatches(Sequence[torch.Tensor]):
         self.sizes = np.asarray(blocks.sizes)
         self.first = first_update * order.accumulation  # number of the first micro-batch
         most_lanes = min(MOST_LANES, blocks.at_once)
-        # There are as many lanes as possible that give each global batch equally many samples.
+        # The largest number of lanes that divides the global batch, so that each lane gives equally
+        # many samples.
         self.lanes = max(n for n in range(1, most_lanes + 1) if order.global_batch % n == 0)
-        self.row = shuffled(len(self.sizes), order.seed, epoch)  # block numbers
-        self.ends = self.sizes[self.row].cumsum()  # where each block of the row ends, in samples
-        self.starts = self.sizes.cumsum() - self.sizes  # the first sample of each block
+        self.row = shuffled(len(self.sizes), order.seed, epoch)  # the numbers of the blocks
+        # The number of samples in the row up to the end of each of its blocks.
+        self.ends = self.sizes[self.row].cumsum()
+        self.starts = self.sizes.cumsum() - self.sizes  # the first sample index of each block
 
     def __len__(self) -> int:
         return self.order.updates_per_epoch * self.order.accumulation - self.first
 
     def __getitem__(self, index: int) -> torch.Tensor:  # type: ignore[override]  # takes no slices
-        """Return the sample indices of a micro-batch, int64 [batch_size]."""
+        """Return the sample indices of a micro-batch, int64 [batch_size].
+
+        Raises:
+            IndexError: there is no such micro-batch, which ends a loop over this sequence.
+        """
         if index >= len(self):
             raise IndexError(index)
         order = self.order
         update, micro_batch = divmod(self.first + index, order.accumulation)
-        # The positions of this micro-batch in its global batch, each of which belongs to a lane.
+        # The positions of this micro-batch's samples in the global batch. They determine the lanes.
         start = (micro_batch * order.world_size + order.rank) * order.batch_size
         positions = np.arange(start, start + order.batch_size)
         samples_per_lane = order.global_batch // self.lanes
@@ -151,11 +164,11 @@ class BlockBatches(Sequence[torch.Tensor]):
         # updates_per_epoch * samples_per_lane of them.
         places = (lane * order.updates_per_epoch + update) * samples_per_lane + place_in_lane
         samples = np.empty_like(places)
-        # The number of each sample's block in the row.
-        place_in_row = np.searchsorted(self.ends, places, side="right")
-        for number in np.unique(place_in_row):
+        # The place in the row of the block that each sample is in.
+        places_of_blocks = np.searchsorted(self.ends, places, side="right")
+        for number in np.unique(places_of_blocks):
             block = self.row[number]
-            is_in_block = place_in_row == number
+            is_in_block = places_of_blocks == number
             place_in_block = places[is_in_block] - self.ends[number] + self.sizes[block]
             shuffled_block = shuffled(int(self.sizes[block]), order.seed, self.epoch, int(block))
             samples[is_in_block] = self.starts[block] + shuffled_block[place_in_block]
@@ -166,7 +179,8 @@ class BlockBatches(Sequence[torch.Tensor]):
 def shuffled(count: int, *seeds: int) -> np.ndarray:
     """Return the numbers below `count` in an order that depends on the seeds: int64 [count].
 
-    Neighbouring batches need the same orders. So they are cached, and must not be changed.
+    Neighbouring batches need the same orders, so the arrays are cached. Callers must not change
+    them.
     """
     return np.random.default_rng(hash_integers(*seeds)).permutation(count)
 
@@ -179,11 +193,11 @@ class EvaluationOrder:
     """
 
     num_samples: int
-    batch_size: int
+    batch_size: int  # samples of a batch of one rank
     world_size: int
     rank: int
-    lengths: np.ndarray | None = None
-    blocks: Blocks | None = None
+    lengths: np.ndarray | None = None  # int64 [samples]; if it is set, samples are sorted
+    blocks: Blocks | None = None  # if it is set, each rank gets consecutive samples
 
     @property
     def most_batches(self) -> int:
@@ -191,20 +205,23 @@ class EvaluationOrder:
         return -(-self.num_samples // (self.world_size * self.batch_size))
 
     def micro_batches(self) -> list[torch.Tensor]:
-        """Return the samples of this rank: int64 tensors of at most `batch_size`.
+        """Return the sample indices of this rank: int64 tensors of at most `batch_size`.
 
         With `lengths`, they are sorted by length, so that batches have little padding.
+
+        All ranks have the same number of batches, except for ranks that have too few samples.
         """
         order = torch.arange(self.num_samples)
         if self.lengths is not None:
             order = torch.from_numpy(np.argsort(self.lengths, kind="stable"))
         own_samples = order[self.rank :: self.world_size]
         if self.blocks is not None:
-            # A rank gets consecutive samples, so that no two ranks read the same block.
+            # A rank gets consecutive samples, so that it shares at most two blocks with others.
             own_samples = order.tensor_split(self.world_size)[self.rank]
         batches = list(own_samples.split(self.batch_size)) if len(own_samples) else []
         # The ranks of a sharded model wait for each other in each batch, so all need the same
-        # number of batches. One rank may have one sample fewer, and so one batch fewer.
+        # number of batches. A rank with one sample fewer may have one batch fewer. Its last batch
+        # is then cut in two.
         if 0 < len(batches) < self.most_batches and len(batches[-1]) > 1:
             batches[-1:] = batches[-1].tensor_split(2)
         return batches
@@ -212,7 +229,7 @@ class EvaluationOrder:
     def equal_batches(self) -> "EqualBatches":
         """Return the same number of batches of the same size on all ranks.
 
-        The last batches are filled up with repetitions of the rank's last sample, which don't
+        The last batches are filled up with repetitions of the rank's last sample, which must not
         count. A rank without any sample repeats sample 0.
         """
         most_samples = -(-self.num_samples // self.world_size)  # of one rank
@@ -239,18 +256,21 @@ def rehearsal_batches(
 ) -> list[torch.Tensor]:
     """Return a few batches with which a run tries out an evaluation before it trains.
 
-    The result is a small batch, and a second one with the same samples twice, if that fits into
-    `batch_size`. A total is twice as large for the second batch, and a mean is the same: so the run
-    can tell them apart.
+    The result is a small batch, and a second one with the same samples twice. The second one is
+    left out if `batch_size` is 1. A total is twice as large for the second batch, and a mean is the
+    same for both. So the run can tell totals and means apart.
 
     The small batch has half as many samples as the rank's first batch, so that no batch is larger
-    than in an evaluation. Its samples are spread over all: samples may be sorted by class, and
-    figures such as the area under a curve need several classes.
+    than in an evaluation. Its samples come from the whole split, because samples may be sorted by
+    class, and figures such as the area under a curve need several classes.
 
     Args:
         batches: the batches of the rank: sample indices, or other values, one per sample.
-        is_spread: whether to spread the samples. If not, the first samples are taken, because
-            reading others is slow.
+        is_spread: whether the samples come from the whole split. If not, they are the first ones,
+            for a split in which it is slow to read others.
+
+    Returns:
+        An empty list if the rank has no batches.
     """
     if not len(batches):
         return []
@@ -267,8 +287,8 @@ def rehearsal_batches(
 def hash_integers(*values: int) -> int:
     """Mix integers into one integer of 63 bits, to seed a random generator.
 
-    Seeds of neighbouring epochs or samples give unrelated random numbers. The mixing function is
-    that of SplitMix64.
+    Even the seeds of neighbouring epochs or samples then give unrelated random numbers. The mixing
+    function is that of SplitMix64.
     """
     state = 0
     for value in values:
@@ -283,14 +303,14 @@ def hash_integers(*values: int) -> int:
 def random_bits(seed: int, epoch: int, samples: torch.Tensor) -> torch.Tensor:
     """Return 31 random bits for each of `samples`, by the finaliser of MurmurHash3.
 
-    The bits depend on the seed, the epoch and the sample alone, so that augmentation is the same
-    whichever rank or batch a sample is in.
+    The bits depend only on the seed, the epoch and the sample. So augmentation is the same in
+    whichever rank or batch a sample is.
 
     Args:
         samples: int64 [batch], sample indices.
 
     Returns:
-        int64 [batch].
+        int64 [batch], from 0 to 2**31 - 1.
     """
     # The third value, 1, makes the seed differ from that of the order of the epoch.
     bits = samples * 0x9E3779B1 + hash_integers(seed, epoch, 1) % 2**31

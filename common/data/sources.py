@@ -25,7 +25,7 @@ from common.data.local_files import TABLE_SUFFIXES, find_files
 from common.errors import UserError
 from common.sentences import reading
 
-# Short names of public data sets: Hub id and configuration.
+# Public data sets by their short names: the id and the configuration on the Hub.
 PUBLIC = {
     "mnist": ("ylecun/mnist", None),
     "cifar10": ("uoft-cs/cifar10", None),
@@ -33,24 +33,27 @@ PUBLIC = {
     "mrpc": ("nyu-mll/glue", "mrpc"),
 }
 BUILT_IN = ("digits", "docstrings", "synthetic")
-# Characters and sequences that `datasets` would take for a pattern or a chain of addresses.
+# Characters and sequences that a path must not have, because `datasets` would take it for a pattern
+# or a chain of addresses.
 UNUSABLE_IN_PATH = re.compile(r"[*?[\n]|::")
 
 
 @dataclass(frozen=True)
 class DataSource:
-    """Where a data set comes from, known before any of it is read."""
+    """Where a data set comes from and how it is read, known before any sample is read."""
 
     name: str  # short name, for messages and the tables of results
     location: str  # Hub id, absolute folder or file, or the built-in name
-    configuration: str | None  # the configuration of a Hub data set
+    configuration: str | None  # the value of `--dataset-config`, or that of a public data set
     reason: str  # why the run uses this data set, printed for the user
-    fingerprint: str  # changes when the data do
-    validation_share: float | None = None  # share of train to hold out without a validation split
+    fingerprint: str  # a text that changes when the data do
+    # The share of train that becomes the validation split if there is none; None: a default.
+    validation_share: float | None = None
     streaming: bool = False  # whether samples are read while training, instead of from a cache
-    # Whether one split is read and nothing is held out, because no run was trained on the data.
+    # Whether a run that only evaluates reads one split as a whole and holds nothing out, because no
+    # known run of its model was trained on the data.
     is_whole: bool = False
-    evaluated: Evaluated | None = None  # the model of a run that only evaluates
+    evaluated: Evaluated | None = None  # the model of a run that only evaluates; None: it trains
 
 
 def choose_source(
@@ -63,16 +66,18 @@ def choose_source(
 ) -> DataSource:
     """Find the data set that `--dataset` names, on rank 0 for all ranks.
 
-    A data set that the user names is never replaced by another. For ``auto``, the recipe chooses.
+    A data set that the user names is never replaced by another. For ``auto``, the arguments of the
+    recipe decide.
 
     Args:
-        public: the short name of the recipe's public data set; ``auto`` means this data set if it
+        public: the short name of the recipe's public data set. ``auto`` means this data set if it
             is cached or the Hub answers.
-        built_in: the built-in data set that ``auto`` means otherwise.
+        built_in: the built-in data set that ``auto`` means in all other cases.
         public_on_cpu: whether ``auto`` may mean the public data set on a CPU.
 
     Raises:
-        UserError: there is no such data set, or the flags contradict each other.
+        UserError: there is no such data set, or the flags contradict each other. It is raised on
+            all ranks.
     """
     configuration = own_configuration(config)
 
@@ -87,7 +92,7 @@ def choose_source(
             reason = "auto: from the Hub"
             # The commit serves as the fingerprint.
             return DataSource(public, location, public_configuration, reason, commit)
-        reason = f"auto: {public} is not cached, the Hub does not answer"
+        reason = f"auto: {public} is not cached, and the Hub does not answer"
         return built_in_source(built_in, reason)
 
     source = ask_rank_zero(choose)
@@ -106,19 +111,21 @@ def choose_source(
 def for_evaluation(source: DataSource, model: str) -> DataSource:
     """Return a data set as it must be read to evaluate a model.
 
-    If a run trained on the data to make this model, only what that run held out is evaluated. Else
-    one split is evaluated as a whole.
+    If the model was trained on the data by its run, or by an earlier run from whose weights that
+    run began, only the samples that this run held out are evaluated. Otherwise, one split is
+    evaluated as a whole.
 
     Args:
         model: the value of `--init-from`.
 
     Raises:
-        UserError: the flags hold out a different share from the run's. The model would be evaluated
-            on its training samples.
+        UserError: `--validation-share` differs from the run's, so the model would be evaluated on
+            its training samples; or the model can't be read.
     """
     evaluated = read_evaluated(model)
     for trained in evaluated.trained_on:
-        # `config.json` may have the short name of a public data set, and `source` has its Hub id.
+        # `config.json` may have the short name of a public data set. `source` has its Hub id, so
+        # replace the name by the id before they are compared.
         location, public_configuration = PUBLIC.get(trained.dataset, (trained.dataset, None))
         resolved = replace(
             trained,
@@ -137,10 +144,12 @@ def for_evaluation(source: DataSource, model: str) -> DataSource:
 
 
 def insist_on_trained_share(share: float | None, trained: TrainedOn) -> None:
-    """Raise a UserError if the share to hold out differs from the trained run's.
+    """Raise a `UserError` if the share to hold out differs from that of the model's run.
+
+    With another share, samples on which the model was trained would be evaluated.
 
     Args:
-        share: the value of `--validation-share`. If it is None, the trained run's share is used.
+        share: the value of `--validation-share`; None: the run's share is used, which is no error.
         trained: the data on which the run trained.
     """
     if share is None or share == trained.validation_share:
@@ -159,27 +168,33 @@ def insist_on_trained_share(share: float | None, trained: TrainedOn) -> None:
 
 
 def built_in_source(name: str, reason: str) -> DataSource:
-    """Return the source of a built-in data set."""
-    # Docstrings change with the version of Python, digits and synthetic images do not.
+    """Return the source of a built-in data set.
+
+    Args:
+        reason: why the run uses this data set, printed for the user.
+    """
+    # Only the docstrings change with the version of Python.
     version = platform.python_version() if name == "docstrings" else "1"
     # Raise the 5 whenever these data are made in a different way, so that no old cache is used.
     return DataSource(name, name, None, reason, f"{name}-5-{version}")
 
 
 def find_named(name: str, configuration: str | None, is_resumed: bool = False) -> DataSource:
-    """Find the data set that the user names.
+    """Find the data set that the user names: built in, here, or else on the Hub or in its cache.
 
     Args:
         name: a built-in or public name, a Hub id, or a path to a folder or file.
         configuration: the value of `--dataset-config`.
-        is_resumed: whether the data set is that of a run to resume, which accepts no other.
+        is_resumed: whether a run is resumed, which must have the same data again. This changes the
+            advice if they are not found.
 
     Raises:
         UserError: there is no such data set; the message says what to pass.
     """
     if name in BUILT_IN:
         return built_in_source(name, "named, built in")
-    if "://" in name or not name:  # the message leaves the name out: it may hold a token
+    if "://" in name or not name:
+        # The message does not repeat the name, because an address may contain a token.
         raise UserError(
             "--dataset is empty or a web address",
             advice="pass a name, a Hub id, or a local folder or file",
@@ -204,7 +219,10 @@ def find_named(name: str, configuration: str | None, is_resumed: bool = False) -
 
 
 def advice_for_resume(name: str) -> str:
-    """Return what to do if the data set of a run to resume is not found: its name was right."""
+    """Return what to do if the data set of a run to resume is not found.
+
+    Its name was right at the first start, so it can't be misspelled.
+    """
     if is_path(name):
         return "pass the new path of these data with --dataset"
     return (
@@ -234,8 +252,12 @@ def is_path(name: str) -> bool:
 def find_local(name: str, configuration: str | None) -> DataSource | None:
     """Return the data set of a local folder or file; None if there is no such path.
 
+    Args:
+        name: a path, relative or absolute; ~ is the user's folder.
+        configuration: the value of `--dataset-config`; not used for a file.
+
     Raises:
-        UserError: the file is not a table, or `datasets` can't read from this path.
+        UserError: the file is not a table, or its path has characters that `datasets` misreads.
         OSError: a folder or file can't be read.
     """
     path = Path(name).expanduser().resolve()
@@ -251,7 +273,7 @@ def find_local(name: str, configuration: str | None) -> DataSource | None:
     if UNUSABLE_IN_PATH.search(str(path)):
         raise UserError(
             f"the path of --dataset {name!r} contains * ? [ :: or a new line",
-            advice="rename the file or folder",
+            advice="rename the file or folder whose name contains it",
         )
     if is_folder:
         fingerprint = fingerprint_of_folder(path)
@@ -266,10 +288,10 @@ def find_local(name: str, configuration: str | None) -> DataSource | None:
 def similar_name(name: str) -> str | None:
     """Return a data set that the user may have meant by a wrong name; None if nothing is similar.
 
-    The result is a folder or table beside the path, or a public or built-in name.
+    The result is a folder or table in the folder in which the path was expected, or a public or
+    built-in name.
     """
-    # The name is right, so the Hub could not be reached.
-    if name in PUBLIC:
+    if name in PUBLIC:  # the name is right, but the Hub could not be reached
         return None
     parent = Path(name).expanduser().parent
     paths = [str(path) for path in parent.glob("*/")]
@@ -294,16 +316,18 @@ def hub_commit(
 ) -> str | None:
     """Return the current commit of a Hub repository.
 
-    The Hub is asked for at most 3 s. If it does not answer, the local cache may know a commit.
+    The Hub has 3 s to answer. If it does not answer or does not have the repository, the commit is
+    that of the local cache.
 
     Returns:
-        None if neither the Hub nor the cache knows a commit.
+        None if neither the Hub nor the cache has a commit.
     """
     from huggingface_hub import HfApi, constants
 
-    # If the Hub can't be reached, or lacks the repository, only the cache remains to look at.
+    # Any error of the Hub leads to the cache, which the lines below look up.
     with contextlib.suppress(Exception):
-        # The Hub's interface takes "dataset" or "model", and the cache's folders have the plural.
+        # The Hub's interface takes the singular, "dataset" or "model". The names of the cache's
+        # folders have the plural.
         return HfApi().repo_info(hub_id, repo_type=repository_type.removesuffix("s"), timeout=3).sha
     folder = f"{repository_type}--{hub_id.replace('/', '--')}"
     reference = Path(constants.HF_HUB_CACHE, folder, "refs", "main")

@@ -21,17 +21,20 @@ from common.sentences import counted, reading
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# Texts and characters that are tokenised in one call. Python handles signals only between calls.
+# The most texts and characters that are tokenised in one call. Python handles signals only between
+# calls, so a call must not take long.
 TEXTS_AT_ONCE = 1000
 CHARACTERS_AT_ONCE = 2**20
-# Characters of a word. The time to train a vocabulary grows with the square of a word's length.
+# The most characters of a word; longer words are cut. The time to train a vocabulary grows with the
+# square of a word's length.
 LONGEST_WORD = 1000
-LARGEST_TOKEN_ID = 10**7
-SAMPLED_TEXTS = 20_000  # texts of a streamed data set from which a vocabulary is made
+LARGEST_TOKEN_ID = 10**7  # see `check_token_ids`
+SAMPLED_TEXTS = 20_000  # rows of a streamed data set from whose texts a vocabulary is made
 SCRATCH_VOCABULARY = 8192  # tokens of a vocabulary that is trained on the data
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")  # in BERT's order
-# The arrays of a split; see `encode`. "seconds" has the starts of the second texts. These names are
-# part of the names of the cache's files, so other names would change the fingerprints of data sets.
+# The names of the arrays of a split; see `encode`. "seconds" has the starts of the second texts.
+# Don't change these names: they are part of the names of the cache's files, and so of the
+# fingerprints of data sets.
 ARRAYS = ("tokens", "offsets", "seconds", "labels")
 
 Columns = Sequence[Sequence[str]]  # one or two columns of texts, of the same length
@@ -55,16 +58,17 @@ def prepare_text(
 ) -> TextFacts:
     """Fill a cache folder with a tokenised data set and the tokenizer, and return facts about it.
 
-    The folder gets, for each split, the arrays that `encode` returns and int64 labels [samples]. A
+    For each split, the folder gets the arrays that `encode` returns, and int64 labels [samples]. A
     streamed data set is not tokenised now: the folder gets the places of its row groups.
 
     Args:
         checkpoint: Hub id or folder of a tokenizer; "scratch" trains one on the training texts.
-        max_length: tokens after which a sample is cut, special tokens included.
+        max_length: tokens after which a sample is cut, special tokens included; not used here for a
+            streamed data set.
         text_columns: the value of `--text-columns`; empty: the columns are inferred.
         label_column: the value of `--label-column`; None: the column is inferred.
-        tokenizer_digest: not read here. As a part of the cache's name, it makes another cache if
-            the tokenizer in a folder changes.
+        tokenizer_digest: not used here. It is a part of the cache's name, so that another cache is
+            made if the tokenizer in a folder changes.
 
     Raises:
         UserError: the data can't be read, or the tokenizer can't be loaded or used.
@@ -84,7 +88,11 @@ def prepare_text(
 def prepare_streamed_text(
     table: ParquetTables, columns: list[str], folder: Path, checkpoint: str
 ) -> "PreTrainedTokenizerBase":
-    """Write the places of the row groups, and return the tokenizer."""
+    """Write the places of the row groups, and return the tokenizer.
+
+    If `checkpoint` is "scratch", the vocabulary comes from a sample of the texts. A note tells the
+    user from how many.
+    """
     rows = table.write_groups(folder, columns)
     if checkpoint != "scratch":
         return load_tokenizer(checkpoint)
@@ -100,12 +108,15 @@ def prepare_whole_text(
 
     Rows that lack a text are dropped.
     """
+    # `keep` may remove a split, so the loop goes over a copy of the dict's items.
     for name, split in list(table.splits.items()):
         rows = zip(*(split[column][:] for column in columns), strict=True)
-        table.keep(name, [row for row, texts in enumerate(rows) if all(texts)], "text")
+        complete_rows = [number for number, row_texts in enumerate(rows) if all(row_texts)]
+        table.keep(name, complete_rows, "text")
     texts = {name: [split[column][:] for column in columns] for name, split in table.splits.items()}
     table.notes.append(f"text from {' and '.join(columns)}")
-    # An evaluated model brings its own tokenizer. So "scratch" means a run that trains.
+    # With "scratch", there is a train split: if only one split is evaluated as a whole, the
+    # checkpoint is the folder of the evaluated model.
     if checkpoint == "scratch":
         encoder = train_wordpiece([text for column in texts["train"] for text in column])
     else:
@@ -125,8 +136,8 @@ def save_tokenizer(encoder: "PreTrainedTokenizerBase", folder: Path) -> None:
     """Write a tokenizer to a folder; raise an `OSError` if it can't be written."""
     try:
         encoder.save_pretrained(folder)
-    except Exception as problem:  # the Rust library raises a plain Exception for a full disk
-        raise OSError(f"{folder}: {problem}") from None
+    except Exception as error:  # the Rust library raises a plain Exception for a full disk
+        raise OSError(f"{folder}: {error}") from None
 
 
 def encode(encoder: "PreTrainedTokenizerBase", texts: Columns, max_length: int) -> list[np.ndarray]:
@@ -137,20 +148,24 @@ def encode(encoder: "PreTrainedTokenizerBase", texts: Columns, max_length: int) 
         max_length: tokens after which a sample is cut, special tokens included.
 
     Returns:
-        tokens (int32, for all samples, one after the other), offsets (int64 [samples + 1], the
-        place in `tokens` at which each sample begins) and the starts of the second texts (int64
-        [samples], the place in each sample; the sample's length if it has one text).
+        Three arrays, the first ones of `ARRAYS`:
+
+        - tokens: int32, the tokens of all samples, one sample after the other.
+        - offsets: int64 [samples + 1], the place in `tokens` at which each sample begins; the last
+          one is the number of tokens.
+        - seconds: int64 [samples], the place in each sample at which its second text begins; the
+          sample's length if there is only one text, or if the tokenizer does not mark the second.
 
     Raises:
-        ValueError: the tokenizer makes no tokens of a text.
+        ValueError: the tokenizer makes no tokens of a sample.
     """
     rows: list[list[int]] = []
     token_types: list[list[int]] = []
-    for part in slices_for_one_call(texts):
-        columns = [[with_short_words(text) for text in column[part]] for column in texts]
+    for rows_of_call in slices_for_one_call(texts):
+        columns = [[with_short_words(text) for text in column[rows_of_call]] for column in texts]
         encoded = encoder(*columns, truncation=True, max_length=max_length)
         rows += encoded["input_ids"]
-        # Not every tokenizer tells first and second texts apart.
+        # Not every tokenizer has types, which tell first and second texts apart.
         token_types += encoded.get("token_type_ids") or [[]] * len(columns[0])
     if not all(rows):
         raise ValueError("it returns no tokens for some texts")
@@ -167,7 +182,7 @@ def encode(encoder: "PreTrainedTokenizerBase", texts: Columns, max_length: int) 
 def slices_for_one_call(texts: Columns) -> Iterator[slice]:
     """Yield slices of the rows, each small enough to be tokenised in one call.
 
-    A slice has at least one row, even if that row is too long.
+    Each slice has at least one row, even if this row alone has more than `CHARACTERS_AT_ONCE`.
     """
     start = 0
     characters = 0
@@ -183,10 +198,12 @@ def slices_for_one_call(texts: Columns) -> Iterator[slice]:
 
 
 def with_short_words(text: str) -> str:
-    """Break words longer than `LONGEST_WORD`, on which training a vocabulary would take too long.
+    """Cut words that are longer than `LONGEST_WORD` into several words.
 
-    A word is a run of characters without white space.
+    Training a vocabulary on longer words would take too long. A word is a run of characters without
+    white space.
     """
+    # Most texts have no such word, and need no replacement.
     if len(text) <= LONGEST_WORD or max(map(len, text.split()), default=0) <= LONGEST_WORD:
         return text
     return re.sub(r"\S+", lambda match: cut_word(match[0]), text)
@@ -198,7 +215,7 @@ def cut_word(word: str) -> str:
 
 
 def load_tokenizer(checkpoint: str) -> "PreTrainedTokenizerBase":
-    """Load a tokenizer of Transformers; code that comes with it is not run.
+    """Load a tokenizer of Transformers. Code that comes with the tokenizer is not run.
 
     Args:
         checkpoint: a Hub id, or a folder with tokenizer.json or vocab.txt.
@@ -230,9 +247,12 @@ def load_tokenizer(checkpoint: str) -> "PreTrainedTokenizerBase":
 
 
 def check_token_ids(tokenizer_file: Path) -> None:
-    """Raise a `ValueError` if a token has a huge id.
+    """Raise a `ValueError` if a token has an id above `LARGEST_TOKEN_ID`.
 
-    Transformers would allocate a table up to that id, and might abort the process.
+    Transformers would allocate a table up to that id, which might abort the process.
+
+    Args:
+        tokenizer_file: a tokenizer.json.
     """
     tokenizer = read_json(tokenizer_file)
     token_ids = set(tokenizer["model"]["vocab"].values())
@@ -246,8 +266,8 @@ def check_token_ids(tokenizer_file: Path) -> None:
 def train_wordpiece(texts: list[str]) -> "PreTrainedTokenizerBase":
     """Train BERT's tokenizer, lower-cased WordPiece, on `texts`; equal texts give equal tokenizers.
 
-    Training runs in another thread, because Rust handles no signals before it has finished. This
-    thread waits for the training, and handles signals.
+    The training is Rust code, and Python handles no signals in the thread that runs it. So another
+    thread runs it, and this thread waits for its end and handles signals.
     """
     from tokenizers import BertWordPieceTokenizer
     from transformers import BertTokenizer
@@ -256,9 +276,10 @@ def train_wordpiece(texts: list[str]) -> "PreTrainedTokenizerBase":
     wordpiece = BertWordPieceTokenizer(lowercase=True)
     characters = {character for text in texts for character in wordpiece.normalize(text)}
     characters.discard(" ")
-    # The trainer numbers the characters inside of words (##a) in the order of a hash map, which
-    # differs from run to run. Between equally frequent pairs it chooses by these numbers. So the
-    # characters are special tokens here, which get their numbers in the same order each time.
+    # By default, the trainer numbers the characters inside words (such as ##a) in the order of a
+    # hash map, which differs from run to run. Between equally frequent pairs, it chooses by these
+    # numbers. Special tokens get their numbers in the given order, so the characters are passed as
+    # special tokens.
     special_tokens = list(SPECIAL_TOKENS)
     special_tokens += [f"##{character}" for character in sorted(characters)]
     training: Future[None] = Future()
@@ -272,8 +293,8 @@ def train_wordpiece(texts: list[str]) -> "PreTrainedTokenizerBase":
                 show_progress=False,
             )
             training.set_result(None)
-        except BaseException as problem:  # a panic of Rust is not an Exception
-            training.set_exception(problem)
+        except BaseException as error:  # a panic of Rust is not an Exception
+            training.set_exception(error)
 
     threading.Thread(target=train, daemon=True).start()
     training.result()

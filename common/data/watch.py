@@ -62,7 +62,8 @@ class Watch(threading.Thread):
         """Look at the wait every second, until the watch is over or the workers are killed.
 
         All workers are killed if no batch comes within `patience`. They are killed sooner, after a
-        wait of a second, if one of them is gone or the run was asked to stop.
+        wait of a second, if one of them is gone or the run was asked to stop. Otherwise, the user
+        is told once of a wait of more than `NOTICE_AFTER` seconds.
         """
         while self.verdict is None and not self.ended.wait(LOOK_EVERY):
             since = self.waiting_since
