@@ -2,6 +2,7 @@
 
     python benchmarks/broken_copies.py
     python benchmarks/broken_copies.py "EMA not kept" "loss not divided"     # only these
+    python benchmarks/broken_copies.py --show                                # the table of the file
 
 `benchmarks/harness/broken_copies.py` lists the copies: each is a recipe with one mistake. The
 results go to `benchmarks/results/broken-copies.json`. The exit status is 1 if a proof does not name
@@ -48,19 +49,29 @@ def main() -> None:
     )
     parser.add_argument("mistakes", nargs="*", help="mistakes to prove (default: all)")
     parser.add_argument("--output", type=Path, default=RESULTS, help="file of the results")
+    parser.add_argument("--show", action="store_true", help="prove nothing; print the table")
     options = parser.parse_args()
-    copies = chosen_copies(options.mistakes)
+    if options.show:
+        print(markdown(json.loads(options.output.read_text(encoding="utf-8"))["proofs"]))
+        return
+    proofs = prove_all(chosen_copies(options.mistakes), options.output)
+    print(markdown(proofs))
+    missed = [proof["mistake"] for proof in proofs if not proof["names_the_cause"]]
+    if missed:
+        raise SystemExit(f"error: the cause is not named: {', '.join(missed)}")
+
+
+def prove_all(copies: list[Broken], output: Path) -> list[BrokenProof]:
+    """Prove copies one after the other, and return the results, which are also in `output`."""
+    machine = describe_machine({})  # before `output` changes, because it has the commit
     proofs: list[BrokenProof] = []
     for broken in copies:
         proof = prove(broken)
         proofs.append(proof)
         print(f"{broken.name}: {'; '.join(proof['causes']) or 'no cause named'}", flush=True)
-        results = {"machine": describe_machine({}), "proofs": proofs}
-        options.output.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    print(markdown(proofs))
-    missed = [proof["mistake"] for proof in proofs if not proof["names_the_cause"]]
-    if missed:
-        raise SystemExit(f"error: the cause is not named: {', '.join(missed)}")
+        results = {"machine": machine, "proofs": proofs}
+        output.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    return proofs
 
 
 def chosen_copies(mistakes: list[str]) -> list[Broken]:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import sys
+
 import pytest
 
-from benchmarks.broken_copies import BrokenProof, chosen_copies, markdown
+from benchmarks.broken_copies import RESULTS, BrokenProof, chosen_copies, main, markdown
 from benchmarks.harness.broken_copies import BROKEN
+from tests.launch import REPOSITORY
 
 
 def proof(*, names_the_cause: bool) -> BrokenProof:
@@ -41,3 +45,20 @@ def test_table_has_the_first_cause() -> None:
 def test_table_says_that_a_mistake_was_not_found() -> None:
     (*_, row) = markdown([proof(names_the_cause=False)]).splitlines()
     assert row.endswith("| **not named** |")
+
+
+def test_page_has_the_measured_table(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each mistake of the code was proven, and the page has what `--show` prints."""
+    monkeypatch.setattr(sys, "argv", ["broken_copies.py", "--show"])
+    main()
+    page = (REPOSITORY / "benchmarks" / "broken-copies.md").read_text()
+    assert capsys.readouterr().out.strip() in page
+    proofs = json.loads(RESULTS.read_text())["proofs"]
+    assert [proof["mistake"] for proof in proofs] == [broken.name for broken in BROKEN]
+    assert f"proves {len(BROKEN)} recipes with one mistake" in (
+        (REPOSITORY / "docs" / "prove.md").read_text()
+    )
+    named = [proof for proof in proofs if proof["names_the_cause"]]
+    assert len(named) == len(proofs), "docs/prove.md says that all were named"
