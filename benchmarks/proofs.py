@@ -16,7 +16,6 @@ import argparse
 import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 from safetensors.torch import load_file, save_file
@@ -33,6 +32,7 @@ NEED_CHECKPOINT = ("examples/lora.py",)
 # Relative to the repository, so that receipts name no folder of this machine.
 CHECKPOINT_RUN = "runs/for-lora"
 CHECKPOINT = "runs/for-lora-without-head"
+NEW_RECEIPTS = "runs/receipts"  # relative to the repository; git ignores it
 HEAD = "classifier."  # begins the names of the head's tensors
 SYMBOLS = {True: "✓", False: "**✗**", None: "–"}  # by whether a check passed; None: does not apply
 
@@ -76,21 +76,24 @@ def prove_all(files: list[str], folder: Path, checks: str | None) -> list[str]:
     """Prove files one after the other, and return those that failed.
 
     The receipts reach `folder` at the end. A receipt records the repository's uncommitted changes,
-    and the new receipts of other files would be such changes.
+    and the new receipts of other files would be such changes. If the command is killed, the
+    receipts so far are in `NEW_RECEIPTS`.
     """
     failed_files: list[str] = []
-    with tempfile.TemporaryDirectory() as temporary:
-        new_receipts = Path(temporary)
-        try:
-            for file in files:
-                print(f"{file}:", flush=True)
-                if not prove(file, receipt_path(new_receipts, file), checks):
-                    failed_files.append(file)
-        finally:
-            folder.mkdir(parents=True, exist_ok=True)
-            for file in files:
-                new_receipt = receipt_path(new_receipts, file)
-                replace_receipt(receipt_path(folder, file), new_receipt, file in failed_files)
+    new_receipts = REPOSITORY / NEW_RECEIPTS
+    new_receipts.mkdir(parents=True, exist_ok=True)
+    for file in files:
+        receipt_path(new_receipts, file).unlink(missing_ok=True)
+    try:
+        for file in files:
+            print(f"{file}:", flush=True)
+            if not prove(file, receipt_path(new_receipts, file), checks):
+                failed_files.append(file)
+    finally:
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in files:
+            new_receipt = receipt_path(new_receipts, file)
+            replace_receipt(receipt_path(folder, file), new_receipt, file in failed_files)
     return failed_files
 
 
@@ -103,7 +106,10 @@ def prove(file: str, receipt: Path, checks: str | None) -> bool:
     if checks is not None:
         command += ["--checks", checks]
     if file in NEED_CHECKPOINT:
-        command += ["--model", trained_checkpoint()]
+        try:
+            command += ["--model", trained_checkpoint()]
+        except subprocess.CalledProcessError:
+            return False  # the training has printed why
     return subprocess.run(command, cwd=REPOSITORY).returncode == 0
 
 
@@ -121,13 +127,18 @@ def trained_checkpoint() -> str:
 
     The folder is relative to the repository.
     """
-    weights = REPOSITORY / CHECKPOINT / "model.safetensors"
-    if not weights.exists():
+    checkpoint = REPOSITORY / CHECKPOINT
+    if checkpoint.exists():
+        return CHECKPOINT
+    model = REPOSITORY / CHECKPOINT_RUN / "model"
+    if not (model / "model.safetensors").exists():
         command = [sys.executable, "recipes/bert.py", "--dataset", "docstrings"]
         command += ["--tracker", "none", "--output-dir", CHECKPOINT_RUN]
         subprocess.run(command, cwd=REPOSITORY, check=True)
-        shutil.copytree(REPOSITORY / CHECKPOINT_RUN / "model", weights.parent, dirs_exist_ok=True)
-        remove_head(weights)
+    unfinished = checkpoint.with_name(f"{checkpoint.name}.unfinished")
+    shutil.copytree(model, unfinished, dirs_exist_ok=True)
+    remove_head(unfinished / "model.safetensors")
+    unfinished.rename(checkpoint)
     return CHECKPOINT
 
 

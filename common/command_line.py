@@ -297,7 +297,8 @@ def refuse_credentials(words: list[str]) -> None:
             flag = flag_and_value.split("=")[0]
             if flag.replace("_", "-") not in FLAGS_WITH_ADDRESSES:
                 # The word before may be another value, as in --tags first SECRET.
-                place = flag if flag.startswith("--") else "the command line"
+                is_flag = flag.startswith("--") and not has_secret(flag)
+                place = flag if is_flag else "the command line"
                 raise UserError(
                     f"{place} contains a token, or looks like an address with a user name or a "
                     "token (text between : and @)",

@@ -78,15 +78,19 @@ class Parts:
         this method, each rank gets the state of rank 0.
 
         Raises:
-            UserError: the name is taken, begins with "rank-", "frozen-" or "best-" as files of a
-                checkpoint do, or has a character that is not a letter, a digit, "-" or "_".
+            UserError: the name is taken; it begins with "rank-" or "frozen-", or is "best-" and at
+                least 8 digits, as files of a checkpoint are named; or it has a character that is
+                not a letter, a digit, "-" or "_".
             TypeError: the state has a value that a checkpoint can't hold.
         """
         is_taken = name in self.shared or name in self.of_rank
-        if is_taken or not re.fullmatch(r"(?!rank-|frozen-|best-)[\w-]+", name):
+        if is_taken or not re.fullmatch(r"(?!rank-|frozen-|best-\d{8})[\w-]+", name):
             raise UserError(
                 f"run.keep(...) got a part named {name!r}, which the run can't use as a name",
-                advice="choose another name, of letters, digits and dashes",
+                advice=(
+                    "choose another name, of letters, digits, - and _, which does not begin as the "
+                    "files of a checkpoint do (rank-, frozen-, best-00000001)"
+                ),
             )
         if isinstance(part, nn.Module):
             module: nn.Module = extract_model_from_parallel(part)

@@ -557,7 +557,7 @@ def test_token_is_refused_wherever_it_stands(secret: str) -> None:
     for loaded in (["--init-from", secret], [f"--init_from={secret}"]):
         with pytest.raises(UserError, match=r"the address in --init.from contains .* HF_TOKEN"):
             refuse_credentials(loaded)
-    for unnamed in ([secret], ["--tags", "first", secret]):
+    for unnamed in ([secret], ["--tags", "first", secret], [f"--{secret}"]):
         with pytest.raises(UserError, match="the command line contains a token, "):
             refuse_credentials(unnamed)
     refuse_credentials(["--init-from", "hf_finetuned_models_of_last_week", "--notes", "gh_pages"])

@@ -66,19 +66,25 @@ def comparison_in_words(pair: RunPair) -> str:
 
 
 def tolerances_in_words(pair: RunPair) -> str:
-    """Return the tolerances, and from which update on they have grown."""
+    """Return the tolerances, and after which update they have grown."""
     words = (
         f"tolerance: losses {LOSS_TOLERANCE:.1%}, gradients {GRADIENT_TOLERANCE:.0%}, weights "
         f"{WEIGHT_TOLERANCE:.0%} of the distance that they moved up to update {COMPARED_UPDATE}"
     )
+    growth = growth_in_words(pair)
+    return words if growth is None else f"{words}; {growth}"
+
+
+def growth_in_words(pair: RunPair) -> str | None:
+    """Return a phrase about tolerances that have grown; None if they have not."""
     for number in sorted(updates_of(pair.variant)):
-        drift = pair.drift_before(number)
+        drift = pair.drift_before(number + 1)
         if grown(LOSS_TOLERANCE, drift, LARGEST_TOLERANCE) > LOSS_TOLERANCE:
             return (
-                f"{words}; more from update {number} on, because the gradient norms of update "
-                f"{number - 1} differed by {drift:.2g} of their size"
+                f"more after update {number}, whose gradient norms differed by {drift:.2g} of "
+                "their size"
             )
-    return words
+    return None
 
 
 def values_in_words(pair: RunPair, difference: UpdateDifference) -> str:
@@ -105,11 +111,11 @@ def cause_of_optimizers(pair: RunPair, difference: UpdateDifference) -> Cause:
 
 
 def cause_of_later_loss(pair: RunPair, difference: UpdateDifference) -> Cause:
-    """Return the cause of a loss that differs although all earlier gradients were equal."""
+    """Return the cause of a loss that differs although all earlier gradients agreed."""
     values = values_in_words(pair, difference)
     return Cause(
-        f"the loss of update {difference.update} is {values}, after equal gradients "
-        "before: an update depends on more than the gradients",
+        f"the loss of update {difference.update} is {values}, after gradients that agreed within "
+        "the tolerance: an update depends on more than the gradients",
         "look for a value that changes with each micro-batch and enters the loss or the update",
     )
 

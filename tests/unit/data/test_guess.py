@@ -14,7 +14,7 @@ TEXTS = [
 ]
 
 
-@pytest.mark.parametrize("missing", [None, nan])
+@pytest.mark.parametrize("missing", [None, nan, 1.0])
 def test_a_column_with_one_value_and_gaps_holds_no_classes(missing: object) -> None:
     """It does not separate classes, so the label is the other column."""
     columns = {

@@ -31,6 +31,7 @@ from common.tools.prove.pairs import (
     cause_of_optimizers,
     cause_of_weights,
     comparison_in_words,
+    growth_in_words,
     is_near,
     values_in_words,
 )
@@ -82,6 +83,7 @@ def check_processes(bench: Bench) -> Verdict:
         return verdict
     if layout.accumulation == 1:
         return Verdict(True, f"{verdict.compared}; {NOT_RESUMED}")
+    compared = [verdict.compared]
     for change in PROCESS_COUNT_CHANGES:
         changed_run = run_with_layout(
             bench,
@@ -90,7 +92,8 @@ def check_processes(bench: Bench) -> Verdict:
             interruptions=(change.interruption,),
             resumed_processes=change.resumed_processes,
         )
-        resumed_verdict = verdict_of(RunPair(single, changed_run, layout, layouts.distributed))
+        pair = RunPair(single, changed_run, layout, layouts.distributed)
+        resumed_verdict = verdict_of(pair)
         if not resumed_verdict.passed:
             causes = tuple(f"{change.words}: {cause}" for cause in resumed_verdict.causes)
             return Verdict(
@@ -99,8 +102,9 @@ def check_processes(bench: Bench) -> Verdict:
                 causes,
                 resumed_verdict.advice,
             )
-    changes = [change.words for change in PROCESS_COUNT_CHANGES]
-    return Verdict(True, "; ".join([verdict.compared, *changes]))
+        growth = growth_in_words(pair)
+        compared.append(change.words if growth is None else f"{change.words} ({growth})")
+    return Verdict(True, "; ".join(compared))
 
 
 def check_sharded_processes(bench: Bench) -> Verdict:
