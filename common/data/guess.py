@@ -21,10 +21,11 @@ def guess_content(column: str, feature: Feature, values_of: ValuesOf) -> Content
     """Guess what a column holds from its type, its name and its values.
 
     A column of images is recognised by its type, and a column of row numbers may be recognised by
-    its name. For all other columns, the values decide, and missing values do not count:
+    its name. A column of any other type than plain values, such as lists, is "other". For plain
+    values, the values decide, and missing values do not count:
 
     - Numbers that are not whole are "other".
-    - Few distinct values are "classes", whether they are numbers or strings.
+    - Few distinct values are "classes", whether they are numbers, strings or other plain values.
     - Many distinct strings are "text".
     - Integers that differ in all rows are "numbering".
     - Anything else is "other".
