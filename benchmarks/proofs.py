@@ -29,10 +29,10 @@ from common.tools.prove.receipt import CheckResult, ProofReceipt, read_receipt
 REPOSITORY = Path(__file__).resolve().parents[1]
 RECEIPTS = REPOSITORY / "benchmarks" / "results" / "proofs"
 NEED_CHECKPOINT = ("examples/lora.py",)
-# Relative to the repository, so that receipts name no folder of this machine.
+# Relative to the repository, so that receipts name no folder of this machine. Git ignores `runs/`.
 CHECKPOINT_RUN = "runs/for-lora"
 CHECKPOINT = "runs/for-lora-without-head"
-NEW_RECEIPTS = "runs/receipts"  # relative to the repository; git ignores it
+NEW_RECEIPTS = "runs/receipts"
 HEAD = "classifier."  # begins the names of the head's tensors
 SYMBOLS = {True: "✓", False: "**✗**", None: "–"}  # by whether a check passed; None: does not apply
 

@@ -6,7 +6,7 @@ agree only within a tolerance. That of learning rates is tiny. Dropout is off in
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -186,16 +186,20 @@ def updates_of(run: ObservedRun) -> dict[int, Update]:
 
 
 def first_differing_update(
-    baseline: Mapping[int, Update], variant: Mapping[int, Update], *, tolerances_grow: bool = False
+    baseline: Mapping[int, Update],
+    variant: Mapping[int, Update],
+    drift_before: Callable[[int], float],
 ) -> UpdateDifference | None:
     """Return the first quantity in which the updates of two runs differ beyond the tolerance.
 
     Args:
-        tolerances_grow: whether tolerances grow with the differences of gradients, for batch norm.
+        drift_before: returns the drift by which the tolerances of an update have grown; see
+            `grown`.
     """
     for number in sorted(baseline.keys() & variant.keys()):
-        drift = drift_before(number, baseline, variant) if tolerances_grow else 0.0
-        difference = differing_quantity(number, baseline[number], variant[number], drift)
+        difference = differing_quantity(
+            number, baseline[number], variant[number], drift_before(number)
+        )
         if difference is not None:
             return difference
     return None
@@ -208,7 +212,7 @@ def differing_quantity(
 
     Args:
         number: the number of the update, from 1.
-        drift: the result of `drift_before`, or 0 for tolerances that do not grow.
+        drift: the drift by which the tolerances have grown; see `grown`.
     """
     steps = float(len(baseline.gradient_norms))
     variant_steps = float(len(variant.gradient_norms))
@@ -227,27 +231,24 @@ def differing_quantity(
     return None
 
 
-def drift_before(
-    number: int, baseline: Mapping[int, Update], variant: Mapping[int, Update]
-) -> float:
-    """Return the largest relative difference of gradient norms in the updates before `number`.
-
-    Updates with different numbers of optimizer steps count as equal here.
-    """
-    drift = 0.0
-    for earlier in baseline.keys() & variant.keys():
-        if earlier >= number:
-            continue
-        norms = zip(baseline[earlier].gradient_norms, variant[earlier].gradient_norms, strict=False)
-        for norm, variant_norm in norms:
-            difference = abs(norm - variant_norm)
-            if difference > SMALL_NORM:
-                drift = max(drift, difference / max(abs(norm), abs(variant_norm)))
-    return drift
+def gradient_difference(baseline: Update, variant: Update) -> float:
+    """Return the largest relative difference between the gradient norms of two updates."""
+    largest = 0.0
+    norms = zip(baseline.gradient_norms, variant.gradient_norms, strict=False)
+    for norm, variant_norm in norms:
+        difference = abs(norm - variant_norm)
+        if difference > SMALL_NORM:
+            largest = max(largest, difference / max(abs(norm), abs(variant_norm)))
+    return largest
 
 
 def grown(tolerance: float, drift: float, largest: float) -> float:
-    """Return the tolerance after gradients that differed by `drift`."""
+    """Return the tolerance that has grown by a drift, up to a largest value.
+
+    Args:
+        drift: the largest relative difference of gradient norms in earlier updates; 0 for
+            tolerances that do not grow.
+    """
     return max(tolerance, min(GROWTH * drift, largest))
 
 

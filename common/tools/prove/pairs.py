@@ -4,7 +4,9 @@ The checks of accumulation and of processes compare such pairs, and share these 
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from common.tools.prove.bench import Cause
 from common.tools.prove.comparison import (
@@ -13,11 +15,12 @@ from common.tools.prove.comparison import (
     LARGEST_WEIGHT_TOLERANCE,
     LOSS_TOLERANCE,
     WEIGHT_TOLERANCE,
+    Update,
     UpdateDifference,
     UpdateLayout,
     differing_figure,
-    drift_before,
     first_differing_update,
+    gradient_difference,
     grown,
     sample_mixing_of,
     updates_of,
@@ -38,29 +41,39 @@ class RunPair:
     baseline_layout: UpdateLayout
     variant_layout: UpdateLayout
 
+    @cached_property
+    def baseline_updates(self) -> Mapping[int, Update]:
+        return updates_of(self.baseline)
+
+    @cached_property
+    def variant_updates(self) -> Mapping[int, Update]:
+        return updates_of(self.variant)
+
     def first_difference(self) -> UpdateDifference | None:
         """Return the first difference of the updates beyond the tolerance; None if they agree."""
         return first_differing_update(
-            updates_of(self.baseline),
-            updates_of(self.variant),
-            tolerances_grow=self.has_batch_norm,
+            self.baseline_updates, self.variant_updates, self.drift_before
         )
 
-    @property
-    def has_batch_norm(self) -> bool:
-        """Whether the model has a layer that mixes the samples of a micro-batch."""
-        return bool(sample_mixing_of(self.variant).layers)
-
     def drift_before(self, number: int) -> float:
-        """Return the difference by which tolerances have grown before the update `number`."""
-        if not self.has_batch_norm:
+        """Return the drift by which tolerances have grown before the update `number`.
+
+        Without batch norm, tolerances do not grow.
+        """
+        if not sample_mixing_of(self.variant).layers:
             return 0.0
-        return drift_before(number, updates_of(self.baseline), updates_of(self.variant))
+        shared = self.baseline_updates.keys() & self.variant_updates.keys()
+        differences = (
+            gradient_difference(self.baseline_updates[earlier], self.variant_updates[earlier])
+            for earlier in shared
+            if earlier < number
+        )
+        return max(differences, default=0.0)
 
 
 def comparison_in_words(pair: RunPair) -> str:
     """Return a phrase about the compared updates and the tolerances."""
-    updates = len(updates_of(pair.baseline).keys() & updates_of(pair.variant).keys())
+    updates = len(pair.baseline_updates.keys() & pair.variant_updates.keys())
     layouts = f"{pair.variant_layout} against {pair.baseline_layout}"
     return f"{updates} updates, {layouts} ({tolerances_in_words(pair)})"
 
@@ -77,7 +90,7 @@ def tolerances_in_words(pair: RunPair) -> str:
 
 def growth_in_words(pair: RunPair) -> str | None:
     """Return a phrase about tolerances that have grown; None if they have not."""
-    for number in sorted(updates_of(pair.variant)):
+    for number in sorted(pair.variant_updates):
         drift = pair.drift_before(number + 1)
         if grown(LOSS_TOLERANCE, drift, LARGEST_TOLERANCE) > LOSS_TOLERANCE:
             return (
@@ -124,9 +137,8 @@ def cause_of_weights(pair: RunPair) -> Cause | None:
     """Return the cause that only the weights differ; None if they agree."""
     distance = weight_distance(pair.baseline, pair.variant)
     drift = pair.drift_before(COMPARED_UPDATE + 1)
-    if distance is None or distance.share <= grown(
-        WEIGHT_TOLERANCE, drift, LARGEST_WEIGHT_TOLERANCE
-    ):
+    tolerance = grown(WEIGHT_TOLERANCE, drift, LARGEST_WEIGHT_TOLERANCE)
+    if distance is None or distance.share <= tolerance:
         return None
     return Cause(
         f"the weights after update {COMPARED_UPDATE} differ by {distance.share:.1%} of the "

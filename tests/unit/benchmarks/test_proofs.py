@@ -117,6 +117,7 @@ def test_receipts_are_replaced_after_the_last_proof(
         Path(command[command.index("--output") + 1]).write_text("new")
         return SimpleNamespace(returncode=1 if "examples/gan.py" in command else 0)
 
+    monkeypatch.setattr(proofs, "REPOSITORY", tmp_path)
     monkeypatch.setattr(proofs.subprocess, "run", run)
     failed_files = proofs.prove_all(files, folder, None)
     assert failed_files == ["examples/gan.py", "examples/missing.py"]

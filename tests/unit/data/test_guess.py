@@ -14,15 +14,15 @@ TEXTS = [
 ]
 
 
-@pytest.mark.parametrize("missing", [None, nan, 1.0])
-def test_a_column_with_one_value_and_gaps_holds_no_classes(missing: object) -> None:
-    """It does not separate classes, so the label is the other column."""
+@pytest.mark.parametrize("other", [None, nan, 1.0])
+def test_a_column_with_a_single_value_holds_no_classes(other: object) -> None:
+    """It does not separate classes, even with gaps, so the label is the remaining column."""
     columns = {
         "text": TEXTS,
         "label": ["good", "bad", "good"] * 3,
-        "checked": [1.0, missing, missing] * 3,
+        "checked": [1.0, other, other] * 3,
     }
     features = {name: Value("string") for name in columns}
     assert guess_label(features, columns.__getitem__) == ["label"]
-    columns["checked"] = [1.0, 2.0, missing] * 3
+    columns["checked"] = [1.0, 2.0, other] * 3
     assert guess_label(features, columns.__getitem__) == ["label", "checked"]

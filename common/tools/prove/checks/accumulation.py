@@ -7,7 +7,6 @@ from common.tools.prove.comparison import (
     run_with_layout,
     sample_mixing_of,
     update_layouts,
-    updates_of,
 )
 from common.tools.prove.pairs import (
     RunPair,
@@ -65,7 +64,7 @@ def verdict_of(pair: RunPair) -> Verdict:
 def cause_of_counts(pair: RunPair) -> Cause | None:
     """Return the cause of a wrong number of micro-batches in an update; None if it is correct."""
     layout = pair.variant_layout
-    for number, update in updates_of(pair.variant).items():
+    for number, update in pair.variant_updates.items():
         if update.micro_batches != layout.accumulation:
             return Cause(
                 f"update {number} used {update.micro_batches} micro-batch(es) of "
