@@ -8,6 +8,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from common.checkpoints.shards import is_sharded
+
 # The quintic iteration of https://kellerjordan.github.io/posts/muon/, whose coefficients bring
 # small singular values close to 1 in few steps.
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
@@ -92,8 +94,7 @@ class Muon(Optimizer):
         direction = gradient.add(momentum, alpha=group["momentum"])
         start = parameter
         if group["orthogonal"]:
-            direction = orthogonalized(direction.flatten(1), group["newton_schulz_steps"])
-            direction = direction.view_as(gradient)
+            direction = orthogonal_direction(direction, group["newton_schulz_steps"])
             # A matrix whose rows have length 1 has the norm √rows.
             start = parameter * (math.sqrt(len(parameter)) / parameter.norm())
         updated = start.add(direction, alpha=-group["lr"])
@@ -131,6 +132,29 @@ def muon_groups(model: nn.Module, learning_rate: float, weight_decay: float) -> 
         {"params": scales},
         {"params": others, "lr": 0.3 * learning_rate, "weight_decay": weight_decay},
     ]
+
+
+def orthogonal_direction(direction: torch.Tensor, steps: int) -> torch.Tensor:
+    """Return the orthogonal direction that is close to a filter's own.
+
+    Args:
+        direction: [channels out, ...], whole, or sharded by FSDP2.
+        steps: the number of iterations; see `orthogonalized`.
+
+    Returns:
+        A tensor of the same shape, sharded likewise.
+    """
+    if not is_sharded(direction):
+        return orthogonalized(direction.flatten(1), steps).view_as(direction)
+    # Imported here, because the import takes a second.
+    from torch.distributed.tensor import distribute_tensor
+
+    # On a sharded matrix, each product below would be a collective. Every rank makes the whole
+    # direction from a copy instead, and keeps its rows.
+    whole = direction.full_tensor()
+    orthogonal = orthogonalized(whole.flatten(1), steps).reshape(whole.shape)
+    mesh = direction.device_mesh
+    return distribute_tensor(orthogonal, mesh, direction.placements, src_data_rank=None)
 
 
 def orthogonalized(matrix: torch.Tensor, steps: int) -> torch.Tensor:
