@@ -399,6 +399,9 @@ def test_mfu_names_the_precision_of_its_peak(tmp_path: Path) -> None:
     third = write_run(tmp_path / "third", changes, summary=mfu)
     cells = {label: values for label, *values in table_cells(compare(read_runs([first, third])))}
     assert cells["MFU"] == ["72.0% (of the bf16 peak)", "72.0% (of the measured fp32 peak)"]
+    fourth = write_run(tmp_path / "fourth", changes, summary={"perf/mfu": 1.002})
+    cells = {label: values for label, *values in table_cells(compare(read_runs([third, fourth])))}
+    assert cells["MFU"][1] == "100.2% (of a fp32 peak measured too low, under load)"
 
 
 # Output
