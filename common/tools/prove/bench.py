@@ -23,11 +23,16 @@ from common.tools.recipe import Recipe
 
 @dataclass(frozen=True)
 class Interruption:
-    """The point at which a launch is interrupted: the first chance from update `step` on."""
+    """The point at which a launch is interrupted: the first opportunity after update `step`.
+
+    A save is interrupted in the first save after this update, an evaluation in the first evaluation
+    after it.
+    """
 
     manner: Manner
     step: int
-    # The share of an evaluation's batches, or of a save's files, that comes before, from 0 to 1.
+    # From 0 to 1: the share of an evaluation's batches, or of a save's operations, that come before
+    # the interruption. The manners "update" and "stop" ignore it.
     share: float = 0.5
 
 
@@ -41,7 +46,8 @@ class RunSpec:
     # Modules with a function `install(session)`, which the probe calls before the recipe runs. See
     # `common.tools.prove.session.Session`.
     instruments: tuple[str, ...] = ()
-    # Whether the observers of all runs are on. They read every tensor, so they wait for the device.
+    # Whether to write the records that read tensors. Reading a tensor waits for the device, so runs
+    # that measure speed, memory or waits leave these records out.
     is_observed: bool = True
     interruptions: tuple[Interruption, ...] = ()  # one for each launch before the last one
     # The number of processes of the launches after the first one; None: the same number.
@@ -49,7 +55,8 @@ class RunSpec:
     environment: tuple[tuple[str, str], ...] = ()
     # The most samples of each split except the training split; None: as in the reference run.
     evaluation_samples: int | None = None
-    # Whether each launch is a fresh interpreter, which has its own seed of Python's hashes.
+    # Whether each launch is a fresh interpreter instead of a fork. Forks of the warm process share
+    # the seed of Python's hashes.
     is_fresh: bool = False
 
 
@@ -66,10 +73,9 @@ class Bench:
     flags: ProofFlags  # the flags of the reference run
     seed: int  # the seed of all random choices of the proof
     finished: dict[RunSpec, ObservedRun] = field(default_factory=dict)
-    failed: dict[RunSpec, str] = field(
-        default_factory=dict
-    )  # the messages of failed runs, to raise them again
-    # Forks for launches of one process; None until the first of them.
+    # The error messages of failed runs, so that each later check that needs the run fails as well.
+    failed: dict[RunSpec, str] = field(default_factory=dict)
+    # The process that forks for each launch of one process; None until the first fork is needed.
     warm: WarmProcess | None = None
 
     @property
@@ -92,10 +98,10 @@ class Bench:
         return random.Random(f"{self.seed} {name}")
 
     def run(self, spec: RunSpec) -> ObservedRun:
-        """Return the observed run of a specification. Launch it if that was not done before.
+        """Return the observed run of a specification. Only the first call launches it.
 
         Raises:
-            RunFailedError: a launch has failed. The message has the last lines of its output.
+            RunFailedError: a launch has failed, now or in an earlier call. The message says how.
         """
         if spec in self.failed:
             raise RunFailedError(self.failed[spec])
@@ -108,7 +114,11 @@ class Bench:
         return self.finished[spec]
 
     def launch_all(self, spec: RunSpec) -> ObservedRun:
-        """Launch a run, and resume it after each interruption until it finishes."""
+        """Launch a run, and resume it after each interruption until it finishes.
+
+        Raises:
+            RunFailedError: a launch has failed.
+        """
         folder = self.new_folder(spec.name)
         directory = folder / "run"
         flags = merged(self.flags.values, parse_flags(spec.flags))
@@ -116,14 +126,16 @@ class Bench:
         command = observed_command(self.recipe.path, words, spec.processes)
         processes = spec.processes
         seconds = 0.0
-        for number, interruption in enumerate([*spec.interruptions, None]):
+        interruptions = [*spec.interruptions, None]  # the last launch has no interruption
+        for number, interruption in enumerate(interruptions):
             plan = self.plan(spec, folder, number, interruption)
             result = self.launch_one(spec, words, processes, plan)
             seconds += result.seconds
             is_interrupted = was_interrupted(read_launches(folder), number)
-            require_expected_end(spec, number, result, directory, is_interrupted)
-            if not is_interrupted:  # the run has finished, perhaps before a planned interruption
+            if not is_interrupted:  # the run has ended, perhaps before a planned interruption
+                require_success(spec, number, result)
                 break
+            require_resumable(spec, number, result, directory)
             words = ["--resume", str(directory)]
             processes = spec.resumed_processes or spec.processes
         return ObservedRun(
@@ -133,7 +145,10 @@ class Bench:
     def launch_one(
         self, spec: RunSpec, words: list[str], processes: int, plan: ProbePlan
     ) -> LaunchResult:
-        """Run one launch of a run to its end, and return how it ended."""
+        """Run one launch of a run to its end, and return how it ended.
+
+        A launch of one process is a fork of the warm process where possible, which saves time.
+        """
         log = plan.path / f"launch-{plan.launch}.log"
         may_be_forked = processes == 1 and not spec.environment and not spec.is_fresh
         if may_be_forked and WarmProcess.is_possible():
@@ -184,18 +199,26 @@ def was_interrupted(launches: tuple[ObservedLaunch, ...], number: int) -> bool:
     return any(launch.launch == number and launch.of(Interrupted) for launch in launches)
 
 
-def require_expected_end(
-    spec: RunSpec, number: int, result: LaunchResult, directory: Path, is_interrupted: bool
-) -> None:
-    """Raise a `RunFailedError` if a launch failed."""
-    if is_interrupted:  # its exit status says nothing, so the run's status decides
-        status = read_status(directory)
-        if status.status != "failed":
-            return
+def require_resumable(spec: RunSpec, number: int, result: LaunchResult, directory: Path) -> None:
+    """Raise a `RunFailedError` if a launch that the probe has interrupted can't be resumed.
+
+    The exit status says nothing after an interruption, so the run's own status decides. After a
+    SIGTERM, the status may be "finished", because ranks agree on a stop about once a second.
+
+    Args:
+        number: the number of the launch, from 0.
+        directory: the run directory, whose `status.json` is read.
+    """
+    status = read_status(directory)
+    if status.status == "failed":
         raise RunFailedError(
             f"launch {number + 1} of the run {spec.name} was interrupted and failed: "
             f"{status.reason or result.problem()}"
         )
+
+
+def require_success(spec: RunSpec, number: int, result: LaunchResult) -> None:
+    """Raise a `RunFailedError` if a launch that was not interrupted has failed."""
     if result.status != 0:
         raise RunFailedError(
             f"launch {number + 1} of the run {spec.name} failed: {result.problem()}"
@@ -207,7 +230,8 @@ class Verdict:
     """The result of a check."""
 
     passed: bool | None  # None: the check does not apply to this recipe
-    compared: str  # a list of the compared items, such as "40 updates, 14 rows, 6 tensors"
+    # What was compared, such as "40 updates, 14 rows, 6 tensors", or why the check does not apply.
+    compared: str
     causes: tuple[str, ...] = ()  # sentences about the mistakes, the likeliest cause first
     advice: str = ""  # the change that the recipe needs
 

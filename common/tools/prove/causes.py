@@ -24,7 +24,7 @@ COMPUTE = (
 ADVICE_FOR_LOST: dict[ValueType, str] = {
     "generator": (
         "draw from the global generator of torch, numpy or random, whose states checkpoints hold, "
-        "or give an object with state_dict that holds it to run.keep"
+        "or pass run.keep an object whose state_dict and load_state_dict save and restore its state"
     ),
     "buffer": "register it without persistent=False",
     "network": KEEP,
@@ -38,19 +38,19 @@ ADVICE_FOR_LOST: dict[ValueType, str] = {
 # Values of these types are the likeliest causes, the likeliest first.
 LIKELIEST: tuple[ValueType, ...] = ("generator", "buffer", "network", "stateful", "file")
 UNDESCRIBED = Description(type="other", text="value")
-DEPEND_ON = "let it depend on the weights, the batches and the update alone"
+DEPEND_ON = "compute it from nothing but the weights, the batches and the number of the update"
 LOOK_FOR = (
-    "look there for a clock, a random generator of the recipe's own, a file, or a value that an "
-    "earlier update left behind"
+    "in the code that computes it, look for a clock, a random generator that the recipe made, a "
+    "file, or a value that an earlier update left behind"
 )
 # The advice for a first difference, by the field that differs.
 ADVICE_FOR_DIFFERENCE: dict[Subject, str] = {
     "samples": "let run.batches(loader) and run.loaders(data) choose the samples",
     "generators": (
-        "seed no generator by a clock or a process id, and draw equally many numbers in each pass "
-        "of the loop"
+        "do not seed a generator with a clock or a process id, and draw the same number of random "
+        "numbers in each pass of the loop"
     ),
-    "parts": "build and change it by nothing but config, the batches and the seeded generators",
+    "parts": "build and change it with nothing but config, the batches and the seeded generators",
     "batch": (
         "let the data set depend on the sample index alone, and draw random numbers in __getitem__ "
         "from torch, numpy or random, which are seeded for each sample"
@@ -60,7 +60,9 @@ ADVICE_FOR_DIFFERENCE: dict[Subject, str] = {
     "learning_rates": DEPEND_ON,
     "figures": DEPEND_ON,
 }
-SAME_BEFORE = "although weights, batch and the states of all random generators were the same before"
+SAME_BEFORE = (
+    "although the weights, the batch and the states of all random generators were the same before"
+)
 # A clause about the values that are compared earlier and are equal, by the field that differs.
 EQUAL_BEFORE: dict[Subject, str] = {
     "batch": "although its samples are the same",
@@ -77,7 +79,12 @@ def causes_of_resume(
 ) -> list[Cause]:
     """Return the causes for a resumed run that differs from the uninterrupted run.
 
+    The causes are the values that checkpoints lack. If none is found, the first difference shows
+    the cause. Without such values and without a first difference, the list is empty.
+
     Args:
+        reference: the uninterrupted run.
+        other: the resumed run.
         difference: the first difference; None if only the results differ.
     """
     lost = lost_values(reference, other)
@@ -86,12 +93,15 @@ def causes_of_resume(
         return causes[:MOST_CAUSES]
     if difference is None:
         return []
-    record = difference.record
     # The first micro-batch after a resume shows the state that the checkpoint restored.
-    is_restored = isinstance(record, MicroBatch) and is_in_first_micro_batch(other, difference)
-    if is_restored and difference.launch > 0 and difference.subject == "parts":
+    is_in_restored_state = (
+        difference.launch > 0
+        and isinstance(difference.record, MicroBatch)
+        and is_in_first_micro_batch(other, difference)
+    )
+    if is_in_restored_state and difference.subject == "parts":
         return [cause_of_part(name) for name in difference.names]
-    if is_restored and difference.launch > 0 and difference.subject == "generators":
+    if is_in_restored_state and difference.subject == "generators":
         return [cause_of_generator(name, difference.moment) for name in difference.names]
     return [cause_of_difference(difference)]
 
@@ -108,12 +118,12 @@ def is_in_first_micro_batch(run: ObservedRun, difference: Difference) -> bool:
 
 
 def lost_values(reference: ObservedRun, other: ObservedRun) -> dict[str, Description]:
-    """Return the values that changed during training and were not restored, by path.
+    """Return the values that changed during training and were not restored by a resume, by path.
 
-    A launch has lost a value if the value had changed in the reference run by the update at which
-    the launch began, and differs in the launch. A variable that the loop merely sets anew each
-    time, such as the last loss, has the right value again one update later. Such variables are
-    returned only if no other value was lost.
+    `lost_at` says which values a resumed launch has lost when it begins. Some of them do no harm:
+    the loop sets a variable such as the last loss in each update, so it is right again one update
+    later. Such temporary values are returned only if no other value was lost. If a launch makes
+    only one update, all the values that it lost count as lasting.
     """
     lasting: dict[str, Description] = {}
     temporary: dict[str, Description] = {}
@@ -139,10 +149,11 @@ def reference_of(reference: ObservedRun, rank: int) -> ObservedLaunch | None:
 
 
 def lost_at(uninterrupted: ObservedLaunch, launch: ObservedLaunch, step: int) -> list[str]:
-    """Return the paths of the values that a launch has lost before its update `step` + 1.
+    """Return the paths of the values that a resumed launch has lost by the end of update `step`.
 
-    A lost value has changed in the uninterrupted run since its first micro-batch, and the launch
-    has a different value at the same update.
+    Such a value has appeared or changed in the uninterrupted run since the run's first micro-batch,
+    and the launch has a different value after the same update. If the uninterrupted run has no
+    record after this update, the list is empty.
     """
     expected = uninterrupted.micro_batches.get((step, 0))
     resumed = launch.micro_batches[step, 0]
@@ -180,11 +191,15 @@ def sorted_by_likelihood(described: Mapping[str, Description]) -> dict[str, Desc
 def cause_of_lost(path: str, description: Description) -> Cause:
     """Return the cause that a value is missing in checkpoints."""
     name = path.rpartition(".")[2]
-    if not name.isidentifier():
+    if not name.isidentifier():  # as in `items[0]`, so the user has to choose a name
         name = "name"
+    module = path.partition(".")[0]
+    expression = path
+    if description.text.endswith(f"global variable of {module}.py"):
+        expression = path.removeprefix(f"{module}.")  # as the module itself writes it
     return Cause(
         f"{path} ({description.text}) changes during training and is in no checkpoint",
-        ADVICE_FOR_LOST[description.type].format(name=name, path=path),
+        ADVICE_FOR_LOST[description.type].format(name=name, path=expression),
     )
 
 
@@ -236,8 +251,8 @@ def early_differences(
     Texts are left out, because the runs have different directories.
 
     Args:
-        difference: the first difference of the training. Values count up to its update. None: the
-            values of all updates count.
+        difference: the first difference of the training. Only values up to its update count. None:
+            the training does not differ, so the values of all updates count.
     """
     described: dict[str, Description] = {}
     for launch, twin in zip(reference.launches, other.launches, strict=False):

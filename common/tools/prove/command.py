@@ -4,7 +4,7 @@
 
 It launches the recipe several times, as you would, with few samples. For each check, it prints what
 was compared, what is wrong, and what to change. It also writes the results into a receipt. The
-command fails if a check fails. Flags of the recipe follow its file.
+command fails if a check fails, or if no check applies. Flags of the recipe follow its file.
 """
 
 import argparse
@@ -19,7 +19,7 @@ UPDATES = 32
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Run the proof that the command line asks for. Exit with status 1 if a check fails."""
+    """Run the proof that the command line asks for. Exit with status 1 if it has not passed."""
     arguments, flags = read_command_line([*(sys.argv[1:] if words is None else words)])
     from common.tools.prove.proof import ProofRequest, prove  # loads torch: not for --help
 
@@ -50,7 +50,9 @@ def read_command_line(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
         "--output", default="proof.json", metavar="FILE", help="the receipt (default: proof.json)"
     )
     parser.add_argument(
-        "--folder", metavar="DIR", help="keep the runs there (default: only if a check fails)"
+        "--folder",
+        metavar="DIR",
+        help="keep the runs there (default: a temporary folder, deleted if all checks pass)",
     )
     parser.add_argument(
         "--updates",

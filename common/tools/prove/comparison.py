@@ -1,7 +1,8 @@
 """Compares two runs that make the same updates in different layouts, within a tolerance.
 
 Sums in another order round differently. So the losses, the gradients and the weights of such runs
-agree only within a tolerance. That of learning rates is tiny. Dropout is off in these runs.
+agree only within a tolerance. Learning rates do not depend on such sums, so their tolerance is
+tiny. Dropout is off in these runs, because the layouts would draw different masks.
 """
 
 import math
@@ -42,10 +43,10 @@ WEIGHT_TOLERANCE = 2e-2  # a share of the distance that the weights moved up to 
 # where batch norm sees 16 values of a channel, that happened in 16 of 36 updates with one thread in
 # place of two: the gradients differed by 0.05 to 1.3 %, and usually by 0.0007 %. Two runs then
 # moved apart: within six updates, their losses differed by up to 8 %, and their weights by up to
-# 31 % of the distance that they had moved. So with batch norm, the tolerances grow with the
-# differences that gradients have shown before. With these limits, all of 42 pairs of such runs
-# counted as equal.
-GROWTH = 100
+# 31 % of the distance that they had moved. So with batch norm, the tolerances grow with the largest
+# difference of gradient norms in earlier updates, which is called the drift. With these limits, all
+# of 42 pairs of such runs counted as equal.
+GROWTH = 100  # a tolerance grows to this many times the drift
 LARGEST_TOLERANCE = 0.2  # of losses and gradients
 LARGEST_WEIGHT_TOLERANCE = 0.5
 # Absolute differences that are always allowed.
@@ -56,7 +57,10 @@ SMALL_RATE = 1e-12
 
 @dataclass(frozen=True)
 class UpdateLayout:
-    """The division of an update into micro-batches and processes, such as 2 × 16."""
+    """The division of an update into micro-batches and processes.
+
+    Its text, such as "2 × 16", has the number of micro-batches first.
+    """
 
     batch_size: int  # samples in a micro-batch of one process
     accumulation: int  # micro-batches of one process
@@ -71,13 +75,13 @@ class UpdateLayout:
 class UpdateLayouts:
     """Three layouts of the same updates."""
 
-    whole: UpdateLayout
-    divided: UpdateLayout
-    distributed: UpdateLayout
+    whole: UpdateLayout  # one micro-batch on one process
+    divided: UpdateLayout  # two micro-batches on one process
+    distributed: UpdateLayout  # one micro-batch on each of two processes
 
 
 def update_layouts(bench: Bench) -> UpdateLayouts:
-    """Return three layouts of updates with about as many samples as those of the proof."""
+    """Return three layouts of an update with about as many samples as in the reference run."""
     half = max(1, bench.batch_size * bench.accumulation // 2)
     return UpdateLayouts(
         UpdateLayout(2 * half, 1), UpdateLayout(half, 2), UpdateLayout(half, 1, processes=2)
@@ -93,9 +97,10 @@ def run_with_layout(
     resumed_processes: int | None = None,
     environment: tuple[tuple[str, str], ...] = (),
 ) -> ObservedRun:
-    """Return a run of a whole epoch with a layout of its updates, in fp32 and without dropout.
+    """Return a run whose updates have a layout, in fp32 and without dropout.
 
-    The check of samples needs a whole epoch on several processes.
+    Only the first `UPDATES` updates are compared. But the run makes a whole epoch, because the
+    check of samples uses it too.
     """
     effective_batch = layout.batch_size * layout.accumulation * layout.processes
     updates = max(UPDATES, bench.flags.training_samples // effective_batch)
@@ -167,7 +172,8 @@ def updates_of(run: ObservedRun) -> dict[int, Update]:
     for launch, record in run.all(Recorded):
         if last_launch.get(record.step) == launch.launch:
             losses[record.step].append(record.loss)
-            micro_batches[record.step] += launch.rank == 0  # all ranks have equally many
+            if launch.rank == 0:  # all ranks have the same number of micro-batches
+                micro_batches[record.step] += 1
     for launch, optimizer_step in run.all(OptimizerStep):
         step = optimizer_step.step
         if launch.rank == 0 and last_launch.get(step) == launch.launch:
@@ -193,8 +199,7 @@ def first_differing_update(
     """Return the first quantity in which the updates of two runs differ beyond the tolerance.
 
     Args:
-        drift_before: returns the drift by which the tolerances of an update have grown; see
-            `grown`.
+        drift_before: returns the drift before the update with a number; see `grown`.
     """
     for number in sorted(baseline.keys() & variant.keys()):
         difference = differing_quantity(
@@ -212,7 +217,7 @@ def differing_quantity(
 
     Args:
         number: the number of the update, from 1.
-        drift: the drift by which the tolerances have grown; see `grown`.
+        drift: the drift before this update; see `grown`.
     """
     steps = float(len(baseline.gradient_norms))
     variant_steps = float(len(variant.gradient_norms))
@@ -243,7 +248,7 @@ def gradient_difference(baseline: Update, variant: Update) -> float:
 
 
 def grown(tolerance: float, drift: float, largest: float) -> float:
-    """Return the tolerance that has grown by a drift, up to a largest value.
+    """Return a tolerance, raised to `GROWTH` times the drift if that is more, up to `largest`.
 
     Args:
         drift: the largest relative difference of gradient norms in earlier updates; 0 for
@@ -256,8 +261,9 @@ def grown(tolerance: float, drift: float, largest: float) -> float:
 class WeightDistance:
     """The distance between the weights of two runs after the update `COMPARED_UPDATE`."""
 
-    share: float  # the ratio to the distance that the baseline's weights have moved
-    name: str  # the parameter that differs most
+    # The ratio to the distance that the baseline's weights have moved; infinite if they have not.
+    share: float
+    name: str  # the parameter that differs most; empty if all are equal
 
 
 def weight_distance(baseline: ObservedRun, variant: ObservedRun) -> WeightDistance | None:
@@ -290,7 +296,10 @@ def weight_distance(baseline: ObservedRun, variant: ObservedRun) -> WeightDistan
 def differing_figure(
     baseline: ObservedRun, variant: ObservedRun
 ) -> tuple[str, float, float] | None:
-    """Return the name and both values of a figure that differs beyond the tolerance."""
+    """Return the name and both values of the first evaluation figure that differs.
+
+    The result is None if all figures agree within the tolerance.
+    """
     baseline_evaluations = evaluations_of(baseline)
     for (step, phase), figures in evaluations_of(variant).items():
         baseline_figures = baseline_evaluations.get((step, phase), {})
@@ -315,7 +324,7 @@ def evaluations_of(run: ObservedRun) -> dict[tuple[int, str], dict[str, float]]:
 
 
 def drawn_generators(run: ObservedRun) -> list[str]:
-    """Return the random generators from which the loop draws between two batches."""
+    """Return the names of the random generators from which the loop draws as it uses a batch."""
     names: set[str] = set()
     for launch in run.launches:
         micro_batch: MicroBatch | None = None
@@ -335,5 +344,5 @@ def sample_mixing_of(run: ObservedRun) -> SampleMixing:
 
 
 def mixing_modules_of(run: ObservedRun) -> list[str]:
-    """Return the classes of modules, other than batch norms, that mix samples."""
+    """Return the class names of the modules that mix samples, except batch norms."""
     return sorted({mixing_module.module for _, mixing_module in run.all(MixingModule)})

@@ -24,7 +24,7 @@ class FigureCounts:
 
     @property
     def has_outcomes(self) -> bool:
-        """Whether a loss or a metric was computed again from a model's outputs."""
+        """Whether a loss, metric or evaluation was computed again from a model's outputs."""
         return any(count.compared for count in (self.losses, self.metrics, self.evaluations))
 
     def in_words(self) -> str:

@@ -29,7 +29,7 @@ COMPARED_FIELDS: dict[type, tuple[Subject, ...]] = {
     Saved: ("parts", "generators"),
     Finished: ("parts",),
 }
-Key = tuple[object, ...]  # identifies the records of two runs that are compared
+Key = tuple[object, ...]  # records of two runs are compared if their keys are equal
 
 
 @dataclass(frozen=True)

@@ -56,9 +56,9 @@ def sorting_key(key: object) -> tuple[str, str]:
 
 
 def add_tensor(digest: Digest, tensor: torch.Tensor) -> None:
-    """Add a tensor's dtype, shape and bytes. Of a sharded tensor, add only this rank's rows.
+    """Add a tensor's dtype, shape and bytes. For a sharded tensor, add only this rank's rows.
 
-    Of a sparse or quantized tensor, and of one on the meta device, add no bytes.
+    For a sparse or quantized tensor, or a tensor on the meta device, add no bytes.
     """
     values = tensor.detach()
     if is_sharded(values):
@@ -71,7 +71,7 @@ def add_tensor(digest: Digest, tensor: torch.Tensor) -> None:
 
 
 def add_array(digest: Digest, array: np.ndarray) -> None:
-    """Add an array's dtype, shape and bytes. Of an array of objects, add the objects."""
+    """Add an array's dtype, shape and bytes. For an array of objects, add the objects instead."""
     digest.update(f"{array.dtype} {array.shape};".encode())
     if array.dtype == object:
         add_value(digest, array.tolist())

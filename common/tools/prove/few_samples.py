@@ -1,7 +1,7 @@
 """Limits the samples of a recipe's splits, so that a few updates make an epoch.
 
-The samples are spread over the whole split, because a split may be sorted by class. The same code
-as in any run orders them, drops the incomplete batch, and divides them among the ranks.
+The samples are spread over the whole split, because a split may be sorted by class. The library's
+usual code orders them, drops the incomplete batch, and divides them among the ranks.
 """
 
 from collections.abc import Callable
@@ -69,7 +69,12 @@ class FewEvaluationSamples(EvaluationOrder):
 
 
 def limit_samples(training: int, evaluation: int) -> None:
-    """Limit the samples that all loaders of this process use of a split."""
+    """Limit the samples that each loader of this process uses.
+
+    Args:
+        training: the most samples of the training split.
+        evaluation: the most samples of each other split.
+    """
     limit_order("training_order", FewTrainingSamples, training)
     limit_order("evaluation_order", FewEvaluationSamples, evaluation)
 
@@ -129,7 +134,11 @@ def limited_blocks(blocks: Blocks, limit: int) -> tuple[torch.Tensor, Blocks]:
 
 
 def equal_shares(sizes: np.ndarray, total: int) -> np.ndarray:
-    """Divide a total into shares as equal as possible, none larger than its size: int64 [sizes]."""
+    """Divide a total into shares that are as equal as possible.
+
+    Returns:
+        int64 [len(sizes)]. No share is larger than the size at its position.
+    """
     shares = np.zeros(len(sizes), dtype=np.int64)
     remaining = total
     # The smallest block comes first, so that larger blocks can make up for it.

@@ -109,7 +109,7 @@ def proof_flags(
             two updates. The user's `--max-steps` has precedence.
 
     Raises:
-        UserError: a flag of the user can't be part of a proof, or is not a whole number.
+        UserError: a flag of the user can't be part of a proof, or its value is out of range.
     """
     refuse_unfit_flags(user_flags)
     batch_size = whole_number(user_flags, "--batch-size", BATCH_SIZE)
@@ -117,7 +117,8 @@ def proof_flags(
     effective = whole_number(user_flags, "--effective-batch-size", batch_size * accumulation)
     accumulation = max(1, effective // batch_size)
     kept_flags = dict(user_flags)
-    kept_flags.pop("--effective-batch-size", None)
+    for name in ("--gradient-accumulation-steps", "--effective-batch-size"):
+        kept_flags.pop(name, None)  # `accumulation` already follows from both
     flags: FlagValues = {
         "--batch-size": [str(batch_size)],
         "--gradient-accumulation-steps": [str(accumulation)],
@@ -145,7 +146,11 @@ def proof_flags(
 
 
 def whole_number(flags: FlagValues, name: str, default: int) -> int:
-    """Return the value of a flag, which has to be a whole number; else raise a `UserError`."""
+    """Return the value of a flag, or `default` if it is not passed.
+
+    Raises:
+        UserError: the value is not a whole number of 1 or more.
+    """
     if name not in flags:
         return default
     text = " ".join(flags[name])

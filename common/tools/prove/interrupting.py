@@ -38,6 +38,7 @@ class Interrupter:
             session.wrap(store, "rename_path", self.around_rename_path)
 
     def is_due(self, manner: Manner, step: int) -> bool:
+        """Whether an interruption of this manner is planned, for this update or an earlier one."""
         planned = self.planned
         return planned is not None and planned.manner == manner and step >= planned.step
 
@@ -76,7 +77,7 @@ class Interrupter:
         contents: store.Contents,
         facts: RunFacts,
     ) -> None:
-        """Count the operations of a save in advance, and choose the one that kills the run."""
+        """Write a checkpoint. If the run is to be killed in it, first choose the operation."""
         step = int(unfinished.name.removeprefix("step-").removesuffix(UNFINISHED))
         if self.is_due("save", step):
             assert self.planned is not None
@@ -88,7 +89,7 @@ class Interrupter:
         self.is_in_save = False
 
     def count_down_to_kill(self) -> bool:
-        """Count an operation of a save, and return whether to kill the run at it."""
+        """Count an operation of a save, and return whether to kill the run at this operation."""
         if not self.is_in_save:
             return False
         self.operations_left -= 1

@@ -22,7 +22,7 @@ TIMEOUT_SECONDS = 1800.0  # a longer launch counts as hanging
 ENDING_SECONDS = 30.0  # the time for all processes to end after the first one
 KILLED = -int(getattr(signal, "SIGKILL", signal.SIGTERM))  # the exit status of a killed launch
 TOO_LONG = f"{ERROR}still running after {TIMEOUT_SECONDS:.0f} s, so it was killed\n"
-LAST_LINES = 3  # the lines of output in the message about a failed launch
+LAST_LINES = 3  # the last lines that a message repeats if a failed launch printed no error
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def launch(
             # Ctrl-C reaches only this process, which then kills the launch.
             **start_in_own_group(ends_with_parent=True),
         )
-        seconds_to_end = 0.0  # with Ctrl-C, all processes are killed at once
+        seconds_to_end = 0.0  # after Ctrl-C or a timeout, all processes are killed at once
         try:
             status = process.wait(TIMEOUT_SECONDS)
             seconds_to_end = ENDING_SECONDS
@@ -116,6 +116,8 @@ def end_all(process: psutil.Popen, plan: ProbePlan, seconds: float) -> None:
         processes.append(process)
     with contextlib.suppress(psutil.NoSuchProcess):
         processes += process.children(recursive=True)
+    # If the launcher has ended, the ranks are no longer its children. But each rank has written its
+    # process id into a file.
     for path in plan.path.glob(f"launch-{plan.launch}-rank-*.pid"):
         with contextlib.suppress(psutil.NoSuchProcess, ValueError):
             processes.append(psutil.Process(int(path.read_text(encoding="utf-8"))))

@@ -5,8 +5,8 @@ exceeds a margin of two standard errors, or of two and a half in a second, longe
 
 If the outcomes of the samples are known, the standard error comes from the differences of single
 samples. Such a paired comparison detects smaller improvements. Otherwise the standard error of a
-share of samples comes from the binomial distribution. Other figures have to change by a share of
-themselves.
+share of samples comes from the binomial distribution. Other figures have to improve by a share of
+their value before training.
 """
 
 import math
@@ -24,7 +24,7 @@ LONGER_STANDARD_ERRORS = 2.5
 RELATIVE_MARGIN = 0.1  # share of the figure before training, if no standard error is known
 # Metrics that are shares of samples, from 0 to 1.
 SHARES = ("accuracy", "error", "error_rate", "f1", "macro_f1")
-# Values of a sample. Their mean is the metric, or rises with it.
+# Values of a sample. A metric is their mean, or rises with their mean.
 SAMPLE_VALUES: dict[str, Callable[[SampleOutcome], float | None]] = {
     "accuracy": lambda outcome: outcome.hit,
     "error": lambda outcome: None if outcome.hit is None else 1 - outcome.hit,
@@ -50,6 +50,8 @@ class ObjectiveValue:
 class Improvement:
     """How much an objective has improved, and how much it has to improve."""
 
+    # With paired samples, the gain and the margin have the unit of `SAMPLE_VALUES`: of the loss for
+    # a perplexity, and of the squared error for an RMSE. Otherwise, they have the metric's unit.
     gain: float  # negative if the objective has become worse
     margin: float
     basis: str  # how the margin is computed, in words
@@ -87,7 +89,13 @@ def improvement(
 def improvement_of_pairs(
     pairs: Sequence[tuple[float, float]], sign: float, standard_errors: float, *, is_share: bool
 ) -> Improvement:
-    """Compare the values of each sample before and after training."""
+    """Compare the values of each sample before and after training.
+
+    Args:
+        pairs: the value before and the value after, for each of at least two samples.
+        sign: 1 if larger values are better, else -1.
+        is_share: whether the metric is a share of samples.
+    """
     differences = [sign * (after - before) for before, after in pairs]
     count = len(differences)
     gain = fmean(differences)
@@ -116,7 +124,11 @@ def improvement_of_shares(
 def paired_values(
     metric: str, before: ObjectiveValue, after: ObjectiveValue
 ) -> list[tuple[float, float]]:
-    """Return each sample's values before and after; empty if the figure is not their mean."""
+    """Return each sample's values before and after training.
+
+    The result is empty if these values are unknown, do not give the metric's figures, or are not
+    those of the same samples.
+    """
     for split_pass, later_split_pass in zip(before.split_passes, after.split_passes, strict=False):
         first_check = check_figure(metric, before.value, [split_pass])
         later_check = check_figure(metric, after.value, [later_split_pass])

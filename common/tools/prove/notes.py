@@ -15,7 +15,7 @@ class Note(Observed):
 
 
 class SampleMixing(Note):
-    """Batch norms, which mix samples within a micro-batch; whether the loss couples samples."""
+    """The batch norms, which mix the samples of a micro-batch, and whether the loss does so too."""
 
     kind: Literal["sample_mixing"] = "sample_mixing"
     layers: list[str]  # the class names of the batch norms
@@ -110,7 +110,10 @@ class MissingRows(Note):
 
 
 class LogInterval(Note):
-    """The time between two log lines with nothing but updates between them."""
+    """The time between two log lines with only updates between them.
+
+    `step` is the update of the later log line.
+    """
 
     kind: Literal["interval"] = "interval"
     after: int  # the update of the earlier log line
@@ -121,9 +124,9 @@ class MemoryInUse(Note):
     """The memory in use after an update, in bytes; None where it can't be measured."""
 
     kind: Literal["memory"] = "memory"
-    resident: int
+    resident: int  # of this process
     in_use: int | None  # bytes that the C library's allocator has given out
-    device: int | None
+    device: int | None  # bytes that torch has allocated on the accelerator
     tensors: int  # the number of live tensors
     tensor_bytes: int
 

@@ -34,7 +34,7 @@ from common.tools.prove.observed import Manner, Observed, Phase
 
 
 class Started(Observed):
-    """`run.start` has returned: the run is ready for its loop, and a checkpoint is restored."""
+    """`run.start` has returned: the run is ready for its loop, and has restored any checkpoint."""
 
     kind: Literal["started"] = "started"
     step: int  # the number of updates that the restored checkpoint has; 0 without one
@@ -67,8 +67,9 @@ class Description(Observed):
 class MicroBatch(Observed):
     """`run.batches` is about to give a batch to the loop. All digests are from this moment.
 
-    `state` and `parts` hold only entries that have changed since the last such record of the
-    launch. `ObservedLaunch.micro_batches` adds the others.
+    `state` and `parts` are read only at the first micro-batch of an update. They hold only entries
+    that have changed since the previous `MicroBatch` of the launch. `ObservedLaunch.micro_batches`
+    adds the others.
     """
 
     kind: Literal["micro_batch"] = "micro_batch"
@@ -190,7 +191,7 @@ class ObservedLaunch:
 
     @cached_property
     def micro_batches(self) -> dict[tuple[int, int], MicroBatch]:
-        """The micro-batches by update and number, with all entries of `state` and `parts`."""
+        """The records by `step` and `micro_batch`, with all entries of `state` and `parts`."""
         state: dict[str, str] = {}
         parts: dict[str, str] = {}
         completed = {}
@@ -238,14 +239,14 @@ class ObservedRun:
         return [launch for launch in self.launches if launch.rank == rank]
 
     def all(self, record_class: type[RecordType]) -> Iterator[tuple[ObservedLaunch, RecordType]]:
-        """Yield all records of one class, each with its launch and rank."""
+        """Yield all records of one class, each with the entry of `launches` that it belongs to."""
         for launch in self.launches:
             for record in launch.of(record_class):
                 yield launch, record
 
     @property
     def started(self) -> Started:
-        """The first record of rank 0."""
+        """The `Started` record of rank 0 in the first launch."""
         return self.launches[0].of(Started)[0]
 
 
@@ -266,10 +267,9 @@ def read_launches(folder: Path) -> tuple[ObservedLaunch, ...]:
 
 def read_records(path: Path) -> Iterator[AnyObserved]:
     """Yield the records of one file; see `read_launches`."""
-    lines = path.read_bytes().split(b"\n")
-    for number, line in enumerate(
-        lines[:-1], start=1
-    ):  # the text after the last line feed is incomplete
+    # The text after the last line feed is empty, or is an incomplete line.
+    complete_lines = path.read_bytes().split(b"\n")[:-1]
+    for number, line in enumerate(complete_lines, start=1):
         try:
             yield RECORD.validate_json(line)
         except ValidationError as problem:
@@ -286,5 +286,5 @@ def line_of(record: Observed) -> bytes:
 
 
 def differing_keys(first: Mapping[str, object], second: Mapping[str, object]) -> list[str]:
-    """Return the keys of both mappings whose values differ, in the order of the first."""
+    """Return the keys that both mappings have with different values, in the order of `first`."""
     return [key for key in first if key in second and first[key] != second[key]]

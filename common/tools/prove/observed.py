@@ -4,6 +4,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+# The phase of a run in which it evaluates: before the first update, in the loop, or after the loop.
 Phase = Literal["rehearsal", "validation", "final"]
 # How a run is interrupted: SIGKILL after an update, while a checkpoint is written, or in an
 # evaluation; or SIGTERM after an update.

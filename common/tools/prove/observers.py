@@ -1,8 +1,9 @@
 """The observers of a run, which record its batches, random states, losses and weights.
 
 They wrap the methods of the run that a recipe calls, and the loaders. They draw no random numbers
-and change nothing, so an observed run has the same bits as any other. But they read every tensor,
-so they wait for the device.
+and change no state, so an observed run trains with the same bits as any other. Only the rehearsal
+differs: it reads all samples. The observers read every tensor, which waits for the device, so runs
+that measure speed or memory leave these records out.
 """
 
 import sys
@@ -53,14 +54,15 @@ class Observers:
         """Prepare to observe.
 
         Args:
-            is_observed: whether to write the records that read tensors.
+            is_observed: whether to write the records that read tensors. If not, the observers
+                write only the start, the figures of evaluations, an interruption and the end.
         """
         self.session = session
         self.interrupter = interrupter
         self.is_observed = is_observed
         self.kept: dict[str, Stateful] = {}  # the parts that the recipe passed to `run.keep`
         self.reach: Reach | None = None
-        # The digests at the last record of a micro-batch.
+        # The digests at the last record of a micro-batch. The next record has only the changes.
         self.state: dict[str, str] = {}
         self.parts: dict[str, str] = {}
         self.has_loaded_best = False
@@ -79,8 +81,8 @@ class Observers:
         wrap(Run, "load_best", self.around_load_best)
         wrap(Run, "finish", self.around_finish)
         wrap(Loader, "make_batches", self.around_make_batches)
-        # The rehearsal reads all samples, so that its figures are those before training. The run
-        # recognises totals by the few batches that it chose, so its check for them has to be off.
+        # The rehearsal reads all samples, so that its figures are those before training. The run's
+        # check for means needs the two batches of a usual rehearsal, so the check is off.
         wrap(loader_module, "rehearsal_batches", lambda original, batches, *options: [*batches])
         wrap(Log, "refuse_means", lambda original, log, figures: None)
 
@@ -143,7 +145,8 @@ class Observers:
         session.micro_batch = 0
         for batch in original(run, loader):
             if self.is_observed:
-                # The function with the loop asks for the next batch, so its frame is the caller's.
+                # A generator's caller is the code that asks it for the next value. So the frame is
+                # that of the function with the loop.
                 self.write_micro_batch(run, batch, sys._getframe(1))
             yield batch
 
@@ -157,8 +160,8 @@ class Observers:
         state = dict(self.state)
         described: dict[str, Description] = {}
         parts = dict(self.parts)
-        # Checkpoints are saved only between updates, so a resume can begin only here. It is enough
-        # to read the recipe's values and parts once an update.
+        # Checkpoints are saved only between updates, so a resume begins at the first micro-batch of
+        # an update. It is enough to read the recipe's values and parts there.
         if session.micro_batch == 0:
             assert self.reach is not None
             reached = self.reach.look(frame)
@@ -205,7 +208,7 @@ class Observers:
         session = self.session
         step = session.step
         is_update = bool(run.accelerator.sync_gradients)
-        original(run, loss, metrics)  # first, so that it refuses values that can't be written below
+        original(run, loss, metrics)  # first, because it refuses values that can't be written below
         if self.is_observed:
             self.write_recorded(run, step, is_update, loss, metrics or {})
         session.micro_batch = 0 if is_update else session.micro_batch + 1
@@ -215,7 +218,11 @@ class Observers:
     def write_recorded(
         self, run: Run, step: int, is_update: bool, loss: Loss, metrics: Metrics
     ) -> None:
-        """Write the values in which two runs are compared, and the clock."""
+        """Write what a micro-batch gave: the values in which two runs are compared, and the clock.
+
+        Args:
+            step: the number of updates before the micro-batch.
+        """
         total, count = sum_and_count(loss)
         self.session.write(
             Recorded(
@@ -276,10 +283,11 @@ class Observers:
         self, original: Callable[[Run, Facts], None], run: Run, evaluation: Facts
     ) -> None:
         phase: Phase = "rehearsal" if run.evaluations.rehearsal.is_on else "validation"
-        original(run, evaluation)  # first, so that it refuses figures that can't be written below
+        original(run, evaluation)  # first, because it refuses figures that can't be written below
         self.write_evaluation(phase, run.loaded.validation_split, evaluation)
 
     def write_evaluation(self, phase: Phase, split: str, evaluation: Facts) -> None:
+        """Write the figures of an evaluation that are numbers."""
         figures = {}
         for name, value in evaluation.items():
             if isinstance(value, NUMERIC):
@@ -296,9 +304,10 @@ class Observers:
         epoch: int | None,
         first_micro_batch: int = 0,
     ) -> Iterator[tuple[Batch, Work]]:
-        """Yield the batches of a loader, and record each batch before the recipe gets it.
+        """Yield the batches of a loader, and observe each batch before the recipe gets it.
 
-        An evaluation may also be interrupted there.
+        Of a training batch, only the samples are noted. A batch of an evaluation is recorded, or
+        the run is interrupted before it. Nothing is recorded before `run.start`.
         """
         session = self.session
         count = len(micro_batches) - first_micro_batch
@@ -314,7 +323,12 @@ class Observers:
     def before_evaluation_batch(
         self, loader: Loader, samples: list[int], batch: Batch, number: int, count: int
     ) -> None:
-        """Record a batch of an evaluation, or interrupt the run before the batch is used."""
+        """Record a batch of an evaluation, or interrupt the run before the batch is used.
+
+        Args:
+            number: the number of the batch, from 0.
+            count: the number of batches that the loader yields.
+        """
         session = self.session
         phase = session.evaluation_phase
         if phase != "rehearsal":

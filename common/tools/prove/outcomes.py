@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeVar
 from common.tools.prove.notes import EvaluationLoss
 
 CORRECT_TOLERANCE = 1e-4  # relative; the recipe computes in fp32
-# Relative. A mistake explains a wrong figure only if it gives that figure closely.
+# Relative. A mistake explains a logged figure only if it gives that figure within this tolerance.
 EXPLAINED_TOLERANCE = 2e-5
 ABSOLUTE_TOLERANCE = 1e-6  # this difference is always allowed
 
@@ -48,11 +48,14 @@ class Mistake(NamedTuple):
 
 @dataclass(frozen=True)
 class SplitPass:
-    """The outcomes of one pass over a split in an evaluation."""
+    """The outcomes of one pass over a split in an evaluation, as one loss of each batch gives them.
+
+    If the recipe computes several losses for a batch, each of these has its own `SplitPass`.
+    """
 
     split: str
     batches: list[list[BatchOutcomes]]  # a list of batches for each rank
-    calls: int  # the number of losses that the recipe computes for each batch
+    calls: int  # the number of losses that the recipe computes for each batch of the pass
 
     @property
     def outcomes(self) -> list[SampleOutcome]:
@@ -66,7 +69,7 @@ class SplitPass:
 
 
 def first_of_each_sample(outcomes: Sequence[SampleOutcome]) -> list[SampleOutcome]:
-    """Leave out all outcomes of a sample except its first."""
+    """Return the first outcome of each sample."""
     first: dict[int, SampleOutcome] = {}
     for outcome in outcomes:
         first.setdefault(outcome.sample, outcome)
@@ -74,7 +77,7 @@ def first_of_each_sample(outcomes: Sequence[SampleOutcome]) -> list[SampleOutcom
 
 
 def mean_of(values: Sequence[float | None]) -> float | None:
-    """Return the mean; None if a value is missing."""
+    """Return the mean; None if a value is missing or there are no values."""
     known = [value for value in values if value is not None]
     return fmean(known) if known and len(known) == len(values) else None
 
@@ -127,7 +130,7 @@ def f1_of_classes(outcomes: Sequence[SampleOutcome]) -> list[float] | None:
 
 
 def f1(outcomes: Sequence[SampleOutcome]) -> float | None:
-    """Return the F1 of the second class if there are two classes."""
+    """Return the F1 of the second of two classes; None if there are more or fewer classes."""
     values = f1_of_classes(outcomes)
     return values[1] if values is not None and len(values) == 2 else None
 
@@ -152,7 +155,7 @@ FIGURE_FUNCTIONS: dict[str, FigureFunction] = {
 
 
 def likely_mistakes(function: FigureFunction, split_pass: SplitPass) -> Iterator[Mistake]:
-    """Yield the mistakes that do not count each sample once, the likeliest first."""
+    """Yield mistakes that may explain a wrong figure, the likeliest first."""
     if len(split_pass.outcomes) > len(split_pass.unique_outcomes):
         yield Mistake(
             "it counts samples twice that only fill up a batch", function(split_pass.outcomes)
@@ -182,14 +185,15 @@ def mistaken_means_of_processes(
     These are means over processes, means over their batches, and the figure of the first process.
     """
     outcomes_by_rank = []
+    batch_means = []
     for batches in batches_by_rank:
         outcomes_by_rank.append([outcome for batch in batches for outcome in batch])
+        batch_means.append(mean_of([function(batch) for batch in batches]))
     figures = [function(first_of_each_sample(outcomes)) for outcomes in outcomes_by_rank]
     yield Mistake(
         "it is a mean over processes, not over samples, and they have different numbers of samples",
         mean_of(figures),
     )
-    batch_means = [mean_of([function(batch) for batch in batches]) for batches in batches_by_rank]
     yield Mistake(
         "it is a mean over the batches of each process, not over samples", mean_of(batch_means)
     )
@@ -226,7 +230,8 @@ def split_passes_of(losses_by_rank: Sequence[Sequence[EvaluationLoss]]) -> list[
     split_passes = []
     for (pass_number, _), batches_by_rank in batches_by_key.items():
         has_all_ranks = all(batches_by_rank)
-        if has_all_ranks and all(batch for batches in batches_by_rank for batch in batches):
+        has_all_outcomes = all(batch for batches in batches_by_rank for batch in batches)
+        if has_all_ranks and has_all_outcomes:
             split_pass = SplitPass(splits[pass_number], batches_by_rank, calls[pass_number])
             split_passes.append(split_pass)
     return split_passes
@@ -235,7 +240,11 @@ def split_passes_of(losses_by_rank: Sequence[Sequence[EvaluationLoss]]) -> list[
 def with_pass_and_call(
     losses: Sequence[EvaluationLoss],
 ) -> Iterator[tuple[int, int, EvaluationLoss]]:
-    """Yield each loss with the number of its pass and of its call within the batch, from 0."""
+    """Yield each loss with the number of its pass and the number of its call, both from 0.
+
+    Passes are counted within the evaluation, so all ranks give a pass the same number. Calls are
+    counted within a batch, which may have several losses.
+    """
     passes: dict[int, int] = {}
     call = 0
     previous_batch: tuple[int, list[int]] | None = None
@@ -284,7 +293,7 @@ class FigureCheck:
     """Whether a logged figure agrees with the outcomes of its samples."""
 
     is_correct: bool | None  # None: the figure can't be computed again
-    expected: float | None = None  # what the outcomes give; None unless the figure is wrong
+    expected: float | None = None  # the value that the outcomes give, if the figure is wrong
     explanation: str = ""  # how the recipe probably computed a wrong figure
 
 
@@ -299,26 +308,27 @@ def check_figure(name: str, logged: float, split_passes: Sequence[SplitPass]) ->
     function = FIGURE_FUNCTIONS.get(name)
     if function is None:
         return FigureCheck(None)
-    known: list[tuple[SplitPass, float]] = []
+    expected_figures: list[tuple[SplitPass, float]] = []
     for split_pass in split_passes:
         expected = function(split_pass.unique_outcomes)
         if expected is not None:
-            known.append((split_pass, expected))
-    if not known:
+            expected_figures.append((split_pass, expected))
+    if not expected_figures:
         return FigureCheck(None)
-    if any(is_close(logged, expected, CORRECT_TOLERANCE) for _, expected in known):
+    if any(is_close(logged, expected, CORRECT_TOLERANCE) for _, expected in expected_figures):
         return FigureCheck(True)
-    for split_pass, expected in known:
+    for split_pass, expected in expected_figures:
         for mistake in likely_mistakes(function, split_pass):
             if mistake.figure is None:
                 continue
             if is_close(logged, mistake.figure, EXPLAINED_TOLERANCE):
                 return FigureCheck(False, expected, mistake.explanation)
-    # A loss may have more terms than one function of torch computes, or several of them.
+    # The recipe may add terms of its own to the loss that torch's function computed, or combine
+    # several losses. Then a figure that no mistake explains may still be correct.
     has_several_losses = any(split_pass.calls > 1 for split_pass in split_passes)
     if name in ("loss", "perplexity") or has_several_losses:
         return FigureCheck(None)
-    return FigureCheck(False, known[-1][1], "it does not follow from these outcomes")
+    return FigureCheck(False, expected_figures[-1][1], "it does not follow from these outcomes")
 
 
 def is_close(value: float, expected: float, tolerance: float) -> bool:

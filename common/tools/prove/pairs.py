@@ -29,7 +29,8 @@ from common.tools.prove.comparison import (
 from common.tools.prove.instruments.updates import COMPARED_UPDATE
 from common.tools.prove.observation import ObservedRun
 
-RATIO_TOLERANCE = 0.02  # relative, between a ratio of gradient norms and the number it may be
+# Relative. Within it, a ratio of gradient norms counts as equal to a number.
+RATIO_TOLERANCE = 0.02
 
 
 @dataclass(frozen=True)
@@ -56,16 +57,17 @@ class RunPair:
         )
 
     def drift_before(self, number: int) -> float:
-        """Return the drift by which tolerances have grown before the update `number`.
+        """Return the largest relative difference of gradient norms before the update `number`.
 
-        Without batch norm, tolerances do not grow.
+        It raises the tolerances; see `grown`. Without batch norm, they must not grow, so the result
+        is 0.
         """
         if not sample_mixing_of(self.variant).layers:
             return 0.0
-        shared = self.baseline_updates.keys() & self.variant_updates.keys()
+        shared_numbers = self.baseline_updates.keys() & self.variant_updates.keys()
         differences = (
             gradient_difference(self.baseline_updates[earlier], self.variant_updates[earlier])
-            for earlier in shared
+            for earlier in shared_numbers
             if earlier < number
         )
         return max(differences, default=0.0)
@@ -94,8 +96,8 @@ def growth_in_words(pair: RunPair) -> str | None:
         drift = pair.drift_before(number + 1)
         if grown(LOSS_TOLERANCE, drift, LARGEST_TOLERANCE) > LOSS_TOLERANCE:
             return (
-                f"more after update {number}, whose gradient norms differed by {drift:.2g} of "
-                "their size"
+                f"larger tolerances after update {number}, whose gradient norms differed by "
+                f"{drift:.2g} of their size"
             )
     return None
 
@@ -134,7 +136,10 @@ def cause_of_later_loss(pair: RunPair, difference: UpdateDifference) -> Cause:
 
 
 def cause_of_weights(pair: RunPair) -> Cause | None:
-    """Return the cause that only the weights differ; None if they agree."""
+    """Return the cause of weights that differ although the updates agree.
+
+    The result is None if the weights agree too, or if a run has not saved them.
+    """
     distance = weight_distance(pair.baseline, pair.variant)
     drift = pair.drift_before(COMPARED_UPDATE + 1)
     tolerance = grown(WEIGHT_TOLERANCE, drift, LARGEST_WEIGHT_TOLERANCE)
@@ -149,7 +154,7 @@ def cause_of_weights(pair: RunPair) -> Cause | None:
 
 
 def cause_of_figures(pair: RunPair) -> Cause | None:
-    """Return the cause that a figure differs for equal weights; None if all figures agree."""
+    """Return the cause of a figure that differs for equal weights; None if all figures agree."""
     figure = differing_figure(pair.baseline, pair.variant)
     if figure is None:
         return None

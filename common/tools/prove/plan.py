@@ -21,7 +21,7 @@ class PlannedInterruption(BaseModel):
 
 
 class ProbePlan(BaseModel):
-    """The observation of one launch. The variable `PLAN_VARIABLE` has it as JSON."""
+    """How the probe observes one launch. The variable `PLAN_VARIABLE` holds it as JSON."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
@@ -29,12 +29,12 @@ class ProbePlan(BaseModel):
     launch: int
     training_samples: int  # the most samples of the training split
     evaluation_samples: int  # the most samples of each other split
-    is_observed: bool = True  # whether the observers of all runs are on
+    is_observed: bool = True  # whether to write the records that read tensors
     instruments: tuple[str, ...] = ()  # modules with a function `install(session)`
     interruption: PlannedInterruption | None = None
 
     def as_environment(self) -> dict[str, str]:
-        """Return the environment variable that has the plan."""
+        """Return the environment variable that holds the plan."""
         return {PLAN_VARIABLE: self.model_dump_json()}
 
     @property

@@ -19,8 +19,9 @@ from common.tools.prove.session import Session
 
 
 def observe(plan: ProbePlan) -> None:
-    """Install the observers and instruments of a plan."""
+    """Limit the samples, and install the observers and instruments, as a plan says."""
     session = Session(plan.path, plan.launch, rank())
+    # A planned kill ends all ranks, and the bench ends any that remain. Both read the process ids.
     process_file = plan.path / f"launch-{plan.launch}-rank-{session.rank}.pid"
     process_file.write_text(str(os.getpid()), encoding="utf-8")
     limit_samples(plan.training_samples, plan.evaluation_samples)

@@ -37,7 +37,7 @@ class ProofRequest:
 
     recipe: Path
     flags: Sequence[str]  # the recipe's flags, as words of a command line
-    checks: str | None  # the names with commas between; None: all checks that are not optional
+    checks: str | None  # comma-separated names; None: all checks that are not optional
     output: Path  # the file of the receipt
     folder: Path | None  # the folder that keeps the runs; None: a temporary folder
     seed: int  # the seed of the random interruption points
@@ -50,7 +50,7 @@ def prove(request: ProofRequest) -> bool:
     If no check applies, nothing is proven, and the proof has not passed.
 
     Raises:
-        UserError: the recipe, a flag, a check or a folder of the request can't be used.
+        UserError: the recipe, a flag, a check, the folder or the receipt's file can't be used.
     """
     checks = chosen_checks(request.checks)
     recipe = load_recipe(request.recipe)
@@ -114,10 +114,13 @@ def chosen_checks(names: str | None) -> list[Check]:
 
 
 def new_folder(path: Path | None) -> Path:
-    """Create the folder for the runs of a proof.
+    """Create the folder for the runs of a proof, and return its absolute path.
+
+    Args:
+        path: the folder that the user has named; None: create a temporary folder.
 
     Raises:
-        UserError: the folder already has files.
+        UserError: the folder already has files, or can't be created.
     """
     if path is None:
         return Path(mkdtemp(prefix="recipes-prove-"))
@@ -186,9 +189,8 @@ def make_receipt(
     """Return the receipt of a finished proof."""
     reference = bench.finished.get(RunSpec("reference"))
     processor, cores = receipts.hardware()
-    environment = None
-    if reference is not None:
-        environment = Results(reference.directory).saved_config.environment
+    runs = list(bench.finished.values()) if reference is None else [reference]
+    environment = Results(runs[0].directory).saved_config.environment if runs else None
     if environment is not None and environment.processor is not None:
         processor = environment.processor  # more exact than the processor's name alone
     words = ["recipes", "prove", str(request.recipe), *request.flags]

@@ -32,10 +32,10 @@ from common.tools.prove.digests import PLAIN_TYPES, digest_of_state
 from common.tools.prove.observation import Description, ValueType
 
 MOST_VALUES = 20_000  # the most values that a search visits
-MOST_ITEMS = 2_000  # the items of the largest container whose items are visited
+MOST_ITEMS = 2_000  # the most items of a container whose items are visited one by one
 DEEPEST = 12  # the most steps from a variable to a value
 MOST_BYTES = 2**24  # the largest array that is read whole; of a larger one, a sample is read
-SAMPLED_ELEMENTS = 2**16  # about the number of elements that are read of a larger array
+SAMPLED_ELEMENTS = 2**16  # about how many elements of a larger array are read
 # Attributes of `nn.Module` that its state_dict or other records cover, or that never matter.
 TORCH_ATTRIBUTES = frozenset(vars(nn.Module())) | {"training"}
 
@@ -81,11 +81,11 @@ class Reach:
         for name, part in kept.items():
             for wrapped in part_and_wrapped(part):
                 self.kept[id(wrapped)] = name
-        self.module_count = 0
-        self.own: dict[str, types.ModuleType] = {}
+        self.own: dict[str, types.ModuleType] = {}  # the recipe's own modules by name
+        self.module_count = 0  # the number of imported modules when `own` was set
 
     def look(self, frame: types.FrameType) -> ReachableValues:
-        """Search from the frame of the loop."""
+        """Return the values in reach of the loop's frame, its callers and the recipe's modules."""
         search = Search(self, ReachableValues())
         for caller in callers(frame):
             if not is_own_frame(caller):
@@ -102,14 +102,18 @@ class Reach:
         return search.reached
 
     def own_modules(self) -> dict[str, types.ModuleType]:
-        """Return the recipe's own modules by name. The recipe itself has the name of its file."""
+        """Return the recipe's own modules by name. The recipe itself has the name of its file.
+
+        They are looked for again only if more modules have been imported since.
+        """
         if self.module_count != len(sys.modules):
             self.module_count = len(sys.modules)
             self.own = {}
             for name, module in [*sys.modules.items()]:
                 if isinstance(module, types.ModuleType) and is_own_module(name):
                     file = getattr(module, "__file__", None)
-                    self.own[Path(file).stem if file and name == "__main__" else name] = module
+                    shown_name = Path(file).stem if file and name == "__main__" else name
+                    self.own[shown_name] = module
         return self.own
 
 
@@ -135,7 +139,7 @@ def is_own_frame(frame: types.FrameType) -> bool:
 
 
 def is_own_module(name: str) -> bool:
-    """Whether a module is the user's: the recipe, or a module that is not an installed library."""
+    """Whether a module is the user's: the recipe, or a module that belongs to no library."""
     if name == "__main__":
         return True
     return is_own_file(name, getattr(sys.modules.get(name), "__file__", None))
@@ -226,7 +230,7 @@ class Search:
         return self.visit_object
 
     def visit_array(self, path: str, where: str, value: Any, depth: int) -> None:
-        """Add the elements of a tensor or an array."""
+        """Add the elements of a tensor or an array; of a large one, only a sample."""
         self.reached.add(path, "other", f"{class_name(value)}, {where}", sample_of(value))
 
     def visit_file(self, path: str, where: str, value: Any, depth: int) -> None:
@@ -237,13 +241,13 @@ class Search:
     def visit_python_generator(
         self, path: str, where: str, value: "types.GeneratorType[Any, Any, Any]", depth: int
     ) -> None:
-        """Visit the local variables of the recipe's generator functions."""
+        """Visit the local variables of a generator, if its function is the recipe's."""
         frame = value.gi_frame  # None after the end of the function
         if frame is not None and is_own_module(frame.f_globals["__name__"]):
             self.visit_all(path, where, frame.f_locals, depth)
 
     def visit_class(self, path: str, where: str, value: type, depth: int) -> None:
-        """Visit the attributes of the recipe's own classes."""
+        """Visit the attributes of a class, if it is the recipe's own."""
         if is_own_module(value.__module__):
             own_values = {name: item for name, item in vars(value).items() if name[:2] != "__"}
             self.visit_all(path, where, own_values, depth)
@@ -254,7 +258,11 @@ class Search:
             self.visit(f"{path}.{name}", where, value, depth + 1)
 
     def visit_container(self, path: str, where: str, value: Any, depth: int) -> None:
-        """Add a container of plain values as a whole, and visit the items of other containers."""
+        """Add a container of plain values as a whole, and visit the items of other containers.
+
+        Of a container of other values, add the length. If it is a set or has more than `MOST_ITEMS`
+        items, do not visit its items.
+        """
         items = value.values() if isinstance(value, Mapping) else value
         description = f"{type(value).__name__}, {where}"
         if all(map(is_plain, items)):
@@ -293,15 +301,14 @@ class Search:
                     if key not in TORCH_ATTRIBUTES
                 }
                 self.visit_all(inner_path, where, extra, depth)
+        # Visit no tensor of the network again: it was added above, or checkpoints hold it.
         for tensor in [*module.parameters(), *module.buffers()]:
-            self.visited.setdefault(
-                id(tensor), tensor
-            )  # they were added above, or checkpoints have them
+            self.visited.setdefault(id(tensor), tensor)
 
     def visit_stateful(self, path: str, where: str, value: Any, depth: int) -> None:
-        """Add the state of an object that could be kept but is not.
+        """Add the state of an object that has state_dict, unless the recipe keeps it.
 
-        Visit its attributes as well, unless it is an optimizer.
+        Visit its attributes in both cases, unless it is an optimizer.
         """
         if id(value) not in self.reach.kept:
             text = f"{class_name(value)} with state_dict, {where}"
@@ -329,7 +336,10 @@ class Search:
                 self.visit(f"{path}.{name}", where, content, depth + 1)
 
     def visit_object(self, path: str, where: str, value: Any, depth: int) -> None:
-        """Visit the attributes of an object of the recipe's own class, or of a data set."""
+        """Visit the attributes of an object, if its class is the recipe's own.
+
+        Data sets and `SimpleNamespace` are visited as well. Any other object is left out.
+        """
         is_data = isinstance(value, (Data, Samples))
         is_simple = isinstance(value, types.SimpleNamespace)
         if not (is_data or is_simple or is_own_module(type(value).__module__)):
@@ -337,7 +347,8 @@ class Search:
         attributes = dict(vars(value)) if hasattr(value, "__dict__") else {}
         for owner in type(value).__mro__:
             slots = owner.__dict__.get("__slots__", ())
-            for name in (slots,) if isinstance(slots, str) else slots:
+            names = (slots,) if isinstance(slots, str) else slots  # a string is a single name
+            for name in names:
                 if hasattr(value, name):
                     attributes.setdefault(name, getattr(value, name))
         self.visit_all(path, where, attributes, depth)
@@ -377,7 +388,7 @@ def sample_of(array: torch.Tensor | np.ndarray) -> torch.Tensor | np.ndarray:
 
 
 def state_of_random_generator(value: object) -> object:
-    """Return the state of a random generator; None for other values."""
+    """Return the state of a random generator; None for other values, and for `SystemRandom`."""
     if isinstance(value, torch.Generator):
         return value.get_state()
     if isinstance(value, random.Random):

@@ -46,7 +46,7 @@ class ProofReceipt(Record):
     passed: bool
     recipe: str  # the recipe's file, as the command line names it
     recipe_sha256: str = Field(pattern="^[0-9a-f]{64}$")
-    recipe_commit: str | None  # the commit of the recipe's repository
+    recipe_commit: str | None  # the commit of the recipe's repository; None without one
     recipe_is_edited: bool | None  # whether the file differs from the commit; None without one
     # The code in the recipe's folder and in this library's folder, if these differ. Empty if no run
     # recorded its code, or if an earlier version wrote the receipt.
@@ -54,10 +54,11 @@ class ProofReceipt(Record):
     command: str
     flags: list[str]  # the flags of the reference run, as words of a command line
     seed: int  # the seed of the random interruption points
-    updates: int  # the number of updates of the reference run; 0 if it failed
+    updates: int  # of the reference run; 0 if it failed, or if no check needed it
     processor: str
     cores: int
-    environment: Environment | None  # the environment of the reference run; None if it failed
+    # Of the reference run, or of another run if there is no reference run; None if all runs failed.
+    environment: Environment | None
     began: str  # the time in UTC, in ISO 8601
     seconds: float  # the duration of the proof
     checks: list[CheckResult]

@@ -26,8 +26,8 @@ from common.tools.tensors import first_differing_tensor
 class Results:
     """The files of a finished run. Each is read when it is needed.
 
-    A proof compares the tensors themselves, which take long to read; `PastRun`, the record of a
-    reproduction, has their digests alone.
+    A proof compares the tensors themselves, to say by how much they differ. `PastRun`, which a
+    reproduction uses, has only their digests.
     """
 
     directory: Path

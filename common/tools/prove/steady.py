@@ -1,7 +1,7 @@
-"""Two runs without the observers of all runs, to measure memory and speed.
+"""Two runs that measure memory and speed, so they leave out the records that read tensors.
 
 The steady run only makes updates. The eventful run has an evaluation after each update, and many
-saves and epochs.
+saves.
 """
 
 from itertools import pairwise
@@ -13,9 +13,9 @@ from common.tools.prove.observation import ObservedRun, Recorded
 
 MOST_UPDATES = 60
 LEAST_UPDATES = 40
-MOST_SECONDS = (
-    60.0  # the duration of the steady run, if its updates take as long as the reference run's
-)
+# The steady run has as many updates as the reference run would make in this time, within the limits
+# above.
+MOST_SECONDS = 60.0
 SAVE_EVERY = 4  # updates, in the eventful run
 NEVER = "100000"  # updates, more than a run of a proof makes
 
@@ -30,7 +30,10 @@ def steady_run(bench: Bench) -> ObservedRun:
             *("--eval-every", NEVER, "--checkpoint-every", NEVER),
             *("--gradient-accumulation-steps", "1"),
         ),
-        instruments=tuple(f"common.tools.prove.instruments.{name}" for name in ("memory", "clock")),
+        instruments=(
+            "common.tools.prove.instruments.memory",
+            "common.tools.prove.instruments.clock",
+        ),
         is_observed=False,
     )
     return bench.run(spec)
@@ -55,13 +58,16 @@ def eventful_run(bench: Bench) -> ObservedRun:
 
 
 def updates_in(seconds: float, seconds_per_update: float) -> int:
-    """Return the number of updates in a time, as a multiple of `MEASURED_EVERY` within limits."""
+    """Return how many updates fit into a time, from `LEAST_UPDATES` to `MOST_UPDATES`.
+
+    The number is a multiple of `MEASURED_EVERY`.
+    """
     count = int(min(MOST_UPDATES, seconds / max(seconds_per_update, 1e-6)))
     return max(LEAST_UPDATES, count // MEASURED_EVERY * MEASURED_EVERY)
 
 
 def median_update_seconds(run: ObservedRun) -> float:
-    """Return the median time from one update of rank 0 to the next."""
+    """Return the median seconds from one update of rank 0 to the next; 0 for a single update."""
     clocks = [record.clock for record in run.launches[0].of(Recorded) if record.is_update]
     times = [later - earlier for earlier, later in pairwise(clocks)]
     return median(times) if times else 0.0

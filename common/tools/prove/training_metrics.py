@@ -33,6 +33,8 @@ ADVICE = (
 def wrong_metrics(run: ObservedRun, count: FigureCount) -> Iterator[Cause]:
     """Yield a cause for each metric that does not follow from the outputs of its micro-batch.
 
+    Each name of a metric has one cause at most: the first wrong value.
+
     Args:
         count: counts the metrics that could be computed again, and those that could not.
     """
@@ -45,9 +47,11 @@ def wrong_metrics(run: ObservedRun, count: FigureCount) -> Iterator[Cause]:
                 value = total / elements if elements else math.nan
                 expected = expected_values(name, computed)
                 is_correct = follows_from_outputs(name, value, expected)
-                count.unknown += is_correct is None
-                count.compared += is_correct is not None
-                if is_correct is False and name not in reported_names:
+                if is_correct is None:
+                    count.unknown += 1
+                    continue
+                count.compared += 1
+                if not is_correct and name not in reported_names:
                     reported_names.add(name)
                     yield Cause(
                         f"the loop recorded {name} {value:.6g} in update {record.step + 1}, and "
@@ -71,7 +75,7 @@ def expected_values(name: str, losses: Sequence[TrainingLoss]) -> list[float]:
 
 
 def follows_from_outputs(name: str, value: float, expected: Sequence[float]) -> bool | None:
-    """Whether a metric follows from the outputs of its micro-batch; None if it can't be computed.
+    """Whether a metric follows from the outputs of its micro-batch; None if this is unknown.
 
     Args:
         expected: a value for each loss of the micro-batch that gives the metric. If there are

@@ -1,8 +1,9 @@
 """A process that imports the libraries once, and forks for each launch. This saves time.
 
-A fork is a process of its own, with its own session, environment, signals and output. One thing
-differs from a fresh interpreter: all forks share the seed of Python's hashes, so the order of a set
-of strings is the same in each. So the run that repeats the reference run gets a fresh interpreter.
+Each fork is a separate process, with its own session, environment, signals and output. One thing
+differs from a fresh interpreter: all forks share the seed of Python's hashes, so a set of strings
+has the same order in each. A recipe whose results depend on that order would seem repeatable. So
+the run that repeats the reference run gets a fresh interpreter.
 
 The bench uses `WarmProcess`, which starts this module as a script.
 """
@@ -45,7 +46,8 @@ class LaunchRequest(TypedDict):
 def environment_of_launches() -> dict[str, str]:
     """Return the variables of this process, with a setting that keeps waiting threads idle.
 
-    A proof often runs beside other programs. Threads that spin while they wait take their cores.
+    A proof often runs beside other programs. Threads that spin while they wait take their cores. If
+    the user has set OMP_WAIT_POLICY, that value stays.
     """
     return {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
 
@@ -66,7 +68,7 @@ class WarmProcess:
 
     @staticmethod
     def is_possible() -> bool:
-        """Whether forks are safe. They are not with an accelerator's libraries or on macOS."""
+        """Whether forks are safe: only on Linux, and only if no accelerator is available."""
         import torch
 
         return IS_LINUX and not torch.accelerator.is_available()
@@ -120,18 +122,21 @@ def imported_modules(recipe: Path) -> list[str]:
 
 
 def serve(recipe: Path) -> LaunchRequest:
-    """Fork for each request, and report each fork's exit status. In a fork, return its request.
+    """Fork for each request. In a fork, return its request.
 
-    The process ends when the bench ends.
+    The reply to a request is the fork's process id, and later its exit status. This process ends
+    when the bench calls `WarmProcess.close`, or when the bench ends.
     """
     requests = os.fdopen(os.dup(0), "rb")
     replies = os.fdopen(os.dup(1), "wb", buffering=0)
-    sys.path.remove(str(Path(__file__).resolve().parent))  # this folder has no libraries
+    # Python has added this folder, whose modules could hide libraries with the same names.
+    sys.path.remove(str(Path(__file__).resolve().parent))
+    # From here on, imported libraries can neither read requests nor write between the replies.
     null_device = os.open(os.devnull, os.O_RDWR)
     os.dup2(null_device, 0)
     os.dup2(null_device, 1)
     for name in [*LIBRARIES, *imported_modules(recipe)]:
-        with contextlib.suppress(ImportError):  # the recipe may catch the error, or report it
+        with contextlib.suppress(Exception):  # the recipe may catch the error, or report it
             importlib.import_module(name)
     gc.collect()
     gc.freeze()  # otherwise a collection would copy the memory that forks share
@@ -159,7 +164,8 @@ def set_up_fork(request: LaunchRequest) -> None:
     os.environ.clear()
     os.environ.update(request["environment"])
     tempfile.tempdir = None  # Python then reads it from this environment
-    # In separate processes, unseeded generators have different states.
+    # A fork inherits the states of the generators. Seed them, because separate processes start with
+    # different states.
     random.seed()
     sys.modules["numpy"].random.seed()
     sys.modules["torch"].default_generator.seed()

@@ -155,3 +155,11 @@ def test_a_batch_whose_contents_differ_is_named() -> None:
     (cause,) = causes_of_repeat(reference, run(other), first_difference(reference, run(other)))
     assert "the contents of a training batch before update 2" in cause.sentence
     assert "__getitem__" in cause.advice
+
+
+def test_advice_names_a_global_variable_as_its_module_does() -> None:
+    """The advice can be copied into the recipe, in which `train` is no name."""
+    text = "Average with state_dict, global variable of train.py"
+    cause = cause_of_lost("train.ema", Description(type="stateful", text=text))
+    assert cause.sentence.startswith("train.ema (Average")
+    assert "run.keep(..., ema=ema)" in cause.advice
