@@ -108,7 +108,7 @@ MEANINGS = {
     RATE: "the learning rate of the first parameter group",
     "train/grad_norm": "the norm of all gradients of the last update, before clipping",
     "train/loss_scale": "the factor of the loss, with fp16 only",
-    "train/skipped_updates": "updates so far that were left out, as a gradient was not finite",
+    "train/skipped_updates": "updates so far that were left out, because a gradient was not finite",
     THROUGHPUT: "samples that all processes train on in a second",
     "perf/samples_per_second_per_device": "the same, divided by the number of processes",
     "perf/tokens_per_second": "tokens that all processes train on in a second, for text only",

@@ -103,7 +103,7 @@ def figures_of(run: RunRecord, target: float | None) -> RunFigures:
         objective=str(run.objective),
         metrics=metrics,
         memory_kind=memory_kind,
-        mfu_kind=mfu_kind(run, metrics["perf/mfu"]),
+        mfu_kind=mfu_kind(run),
         final=final,
         final_split=final_split,
         final_samples=evaluated_samples(run, final_split),
@@ -124,18 +124,11 @@ def status_text(run: RunRecord) -> str:
     return f"{run.status} at step {run.last_step:,} of {run.saved_config.plan.total_steps}"
 
 
-def mfu_kind(run: RunRecord, mfu: float | None) -> str:
-    """Return a phrase on the rate that a run's MFU is a share of, such as "of the bf16 peak".
-
-    A CPU's peak is measured when a run starts. If other programs use the cores at that time, the
-    peak is too low. An MFU above 1 proves it, and the phrase says so.
-    """
+def mfu_kind(run: RunRecord) -> str:
+    """Return a phrase on the rate that a run's MFU is a share of, such as "of the bf16 peak"."""
+    measured = "measured " if run.saved_config.peak.source == "measured" else ""
     precision = precision_name(run.saved_config.environment.mixed_precision)
-    if run.saved_config.peak.source != "measured":
-        return f"of the {precision} peak"
-    if mfu is not None and mfu > 1:
-        return f"of a {precision} peak measured too low, under load"
-    return f"of the measured {precision} peak"
+    return f"of the {measured}{precision} peak"
 
 
 def standard_error(run: RunRecord, value: float | None, split: Split) -> float | None:
