@@ -1,4 +1,4 @@
-"""How the ranks of a run agree: each function here is called on all ranks, in the same order.
+"""How the ranks of a run agree: all but the last two functions are called on all ranks, in order.
 
 Each way to agree has one function. Code elsewhere decides what the ranks agree on:
 
@@ -10,10 +10,12 @@ Each way to agree has one function. Code elsewhere decides what the ranks agree 
 - `sum_in_fp32`: the sum of a few numbers for which fp32 is enough, such as flags.
 - `differing_positions`: where integers that should be the same on all ranks differ.
 - `wait_for_ranks`: no rank goes on before all have come here.
+- `announce`, `is_announced`: one rank tells the others something, and nobody waits.
 
-Two kinds of exchange are elsewhere, because they are part of the training's arithmetic: gradients
-and rows of a batch (`common.training.gathering`, `common.training.averaging`), and the weights that
-a sharded model starts from (`common.training.sharding`).
+Other exchanges are elsewhere, because they are part of other work: gradients, rows of a batch and
+buffers (`common.training.gathering`, `averaging` and `evaluation`), the weights that a sharded
+model starts from (`common.training.sharding`) and their bits in a checkpoint
+(`common.checkpoints.kinds`), and the events of a profile (`common.profile.profiler`).
 """
 
 import time
@@ -172,3 +174,30 @@ def wait_for_ranks(accelerator: "Accelerator") -> None:
         accelerator.wait_for_everyone()
         if accelerator.device.type == "cpu":  # then the ranks talk through gloo
             time.sleep(GLOO_RELEASE_SECONDS)
+
+
+def announce(name: str) -> None:
+    """Tell the other ranks that `name` has happened. They see it if they call `is_announced`.
+
+    Raises:
+        RuntimeError: the process that keeps the announcements has ended. It is the launcher, or
+            rank 0.
+    """
+    announcements().set(name, "")
+
+
+def is_announced(name: str) -> bool:
+    """Whether a rank has announced `name`.
+
+    Raises:
+        RuntimeError: the process that keeps the announcements has ended. It is the launcher, or
+            rank 0.
+    """
+    return announcements().check([name])
+
+
+def announcements() -> "torch.distributed.Store":
+    """Return the store through which the ranks have found each other; torch has no public way."""
+    import torch
+
+    return torch.distributed.distributed_c10d._get_default_store()

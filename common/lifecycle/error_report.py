@@ -5,6 +5,7 @@ from contextlib import suppress
 
 import torch
 
+from common.agreement import announce, is_announced
 from common.errors import UserError
 from common.system.machine import is_main_rank
 from common.training.stop import StopRequest
@@ -25,9 +26,8 @@ def announce_error() -> None:
     On the other ranks, and in a run of one process, this does nothing.
     """
     if is_main_rank() and torch.distributed.is_initialized():
-        store = torch.distributed.distributed_c10d._get_default_store()
-        with suppress(RuntimeError):  # the process that keeps the store (the launcher) is gone
-            store.set(ANNOUNCEMENT, "")
+        with suppress(RuntimeError):  # the launcher, which keeps announcements, has ended
+            announce(ANNOUNCEMENT)
 
 
 def report_once(error: UserError, request: StopRequest) -> None:
@@ -60,8 +60,7 @@ def is_error_announced() -> bool:
     """Whether rank 0 has announced that it prints an error, or has exited already."""
     if not torch.distributed.is_initialized():
         return False
-    store = torch.distributed.distributed_c10d._get_default_store()
     try:
-        return store.check([ANNOUNCEMENT])
-    except RuntimeError:  # the process that keeps the store (the launcher or rank 0) is gone
+        return is_announced(ANNOUNCEMENT)
+    except RuntimeError:  # the launcher or rank 0, which keeps announcements, has ended
         return True

@@ -155,8 +155,11 @@ def compose_run_config(
         memory_plan=memory_plan.facts(),
         peak=PeakRate(tflops=meters.peak, source=meters.peak_source),
     )
-    compared = facts.compared_otherwise(config)
-    return run_config.model_copy(update={"compared": compared}) if compared else run_config
+    decisions: dict[str, dict[str, bool]] = {
+        "compared": facts.decided_otherwise(config, "compared"),
+        "free": facts.decided_otherwise(config, "free"),
+    }
+    return run_config.model_copy(update={name: flags for name, flags in decisions.items() if flags})
 
 
 def write_run_config(started: StartedRun, earlier_config: RunConfig | None) -> RunConfig:

@@ -22,6 +22,7 @@ from common.measure.memory import MEBIBYTE, MemoryTracker, device_memory, memory
 from common.measure.stopwatch import FIRST_UPDATES
 from common.models.compile import is_compiled
 from common.run_directory.records import MemoryPlanFacts
+from common.system.allocator import keep_freed_memory
 from common.system.devices import has_own_memory_figures
 
 # The name of each part, and its planned and measured MiB, None if unknown.
@@ -155,6 +156,8 @@ class MemoryPlan:
         owner = self.device.type if has_own_memory_figures(self.device) else "host"
         share = f"{self.total / self.device_mib:.1%} of the {owner}'s memory"
         say(f"memory  {parts}: {self.total:,.1f} MiB in all, {share}")
+        if self.device.type == "cpu":  # only now, because it changes what trackers measure
+            keep_freed_memory()
 
     def finish(self) -> MemoryRows:
         """Return the planned and measured size of each part at the end of training."""

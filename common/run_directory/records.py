@@ -170,6 +170,9 @@ class RunConfig(Record):
     # By a flag's name, whether `recipes compare` compares the flag. Only those flags are here for
     # which the recipe differs from `TrainingConfig` in this.
     compared: dict[str, bool] = Field(default_factory=dict)
+    # By a flag's name, whether a resume may change the flag, because the model learns the same. As
+    # above, only flags are here for which the recipe differs from `TrainingConfig`.
+    free: dict[str, bool] = Field(default_factory=dict)
     source: Source = Field(default_factory=Source)
     # The SHA-256 of the weights before the first update; None: see `digest_of_model`.
     initial_weights: str | None = None

@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import fields
 from importlib import metadata
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -19,6 +20,7 @@ from common.system.machine import processor_kind
 from common.training.precision import running_precision
 from common.training.sharding import ShardingAccelerator
 
+Decision = Literal["compared", "free"]  # the names of parts of a `Role`
 PACKAGES = ("torch", "accelerate", "transformers", "datasets", "wandb", "numpy")
 
 
@@ -45,20 +47,24 @@ def wandb_run_id_of(earlier_config: RunConfig | None) -> str:
     return secrets.token_hex(4) if earlier_config is None else earlier_config.wandb_run_id
 
 
-def compared_otherwise(config: TrainingConfig) -> dict[str, bool]:
-    """Return the flags for which the recipe decides otherwise than `TrainingConfig` on comparing.
+def decided_otherwise(config: TrainingConfig, decision: Decision) -> dict[str, bool]:
+    """Return the flags for which the recipe decides otherwise than `TrainingConfig`.
 
-    `recipes compare` compares runs by some flags and not by others. It reads these decisions from
-    `config.json`, because it does not import recipes. For all other flags it asks `TrainingConfig`.
+    Tools read these decisions from `config.json`, because they do not import the recipes of runs.
+    For all other flags, they ask `TrainingConfig`.
+
+    Args:
+        decision: a part of a flag's role. For example, `recipes compare` compares runs only by the
+            flags that are "compared".
 
     Returns:
-        For each such flag, whether runs are compared by it.
+        For each such flag, what the recipe decides.
     """
     changed: dict[str, bool] = {}
     for field in fields(config):
-        is_compared = role_of(type(config), field.name).compared
-        if is_compared != role_of(TrainingConfig, field.name).compared:
-            changed[field.name] = is_compared
+        is_so: bool = getattr(role_of(type(config), field.name), decision)
+        if is_so != getattr(role_of(TrainingConfig, field.name), decision):
+            changed[field.name] = is_so
     return changed
 
 

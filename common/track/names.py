@@ -29,6 +29,7 @@ GROUPS = (
     "objective",
     "command",
     "compared",
+    "free",
     "environment",
     "data",
     "architecture",

@@ -10,10 +10,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
-import torch
 from accelerate import Accelerator
 
-from common.agreement import gather_from_ranks, sum_in_fp32, wait_for_ranks
+from common.agreement import (
+    announce,
+    gather_from_ranks,
+    is_announced,
+    sum_in_fp32,
+    wait_for_ranks,
+)
 from common.checkpoints.store import SaveFailure
 from common.disk_errors import advice_for
 from common.errors import Preempted, ReplacedDirectoryError, TrainingError
@@ -229,15 +234,14 @@ class StopAgreement:
 
     def announce_or_look(self, is_requested: bool) -> None:
         """Announce this rank's request in the store, or look there for another rank's request."""
-        store = torch.distributed.distributed_c10d._get_default_store()
         if is_requested:
-            store.set(ANNOUNCEMENT, "")
+            announce(ANNOUNCEMENT)
             self.announced = True
             return
         now = time.monotonic()
         if now >= self.next_look:
             self.next_look = now + LOOK_EVERY
-            self.announced = store.check([ANNOUNCEMENT])
+            self.announced = is_announced(ANNOUNCEMENT)
 
     def stop(self, global_step: int) -> None:
         """End this process, with everything saved; called on all ranks.

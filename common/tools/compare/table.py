@@ -65,7 +65,7 @@ def load_warnings(comparison: Comparison) -> list[str]:
 
 
 def notes(comparison: Comparison) -> list[str]:
-    """Return sentences about widened confidence intervals, unfinished runs, and the target."""
+    """Return sentences about confidence intervals, unfinished runs, MFUs, and the target."""
     lines = []
     correction = correction_note(verdicts_of(comparison))
     if correction is not None:
@@ -76,6 +76,12 @@ def notes(comparison: Comparison) -> list[str]:
             lines.append(f"{run.name} is {figures.status}{reason}")
         if not run.summary:
             lines.append(f"{run.name}: throughput is the median of its log intervals so far")
+        mfu = figures.metrics["perf/mfu"]
+        if mfu is not None and mfu > 1:
+            lines.append(
+                f"{run.name}: an MFU above 100% means that the device's peak was measured too low, "
+                "for example because other programs used the cores at that time"
+            )
     # The default target is the best value of the worst run, so that every run has reached it.
     if comparison.target is not None and not comparison.target_is_given:
         advice = "choose another with --target"

@@ -47,7 +47,7 @@ class RunSpec:
     # `common.tools.prove.session.Session`.
     instruments: tuple[str, ...] = ()
     # Whether to write the records that read tensors. Reading a tensor waits for the device, so runs
-    # that measure speed, memory or waits leave these records out.
+    # that measure speed, memory or waits, or need only the results, leave these records out.
     is_observed: bool = True
     interruptions: tuple[Interruption, ...] = ()  # one for each launch before the last one
     # The number of processes of the launches after the first one; None: the same number.
@@ -133,7 +133,7 @@ class Bench:
             seconds += result.seconds
             is_interrupted = was_interrupted(read_launches(folder), number)
             if not is_interrupted:  # the run has ended, perhaps before a planned interruption
-                require_success(spec, number, result)
+                require_success(spec, number, result, directory)
                 break
             require_resumable(spec, number, result, directory)
             words = ["--resume", str(directory)]
@@ -217,12 +217,11 @@ def require_resumable(spec: RunSpec, number: int, result: LaunchResult, director
         )
 
 
-def require_success(spec: RunSpec, number: int, result: LaunchResult) -> None:
+def require_success(spec: RunSpec, number: int, result: LaunchResult, directory: Path) -> None:
     """Raise a `RunFailedError` if a launch that was not interrupted has failed."""
     if result.status != 0:
-        raise RunFailedError(
-            f"launch {number + 1} of the run {spec.name} failed: {result.problem()}"
-        )
+        reason = read_status(directory).reason or result.problem()
+        raise RunFailedError(f"launch {number + 1} of the run {spec.name} failed: {reason}")
 
 
 @dataclass(frozen=True)

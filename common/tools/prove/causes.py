@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from common.tools.prove.bench import Cause
 from common.tools.prove.differences import Difference, Subject
 from common.tools.prove.observation import (
+    OF_RECIPE,
     Description,
     EvaluationBatch,
     MicroBatch,
@@ -193,10 +194,9 @@ def cause_of_lost(path: str, description: Description) -> Cause:
     name = path.rpartition(".")[2]
     if not name.isidentifier():  # as in `items[0]`, so the user has to choose a name
         name = "name"
-    module = path.partition(".")[0]
     expression = path
-    if description.text.endswith(f"global variable of {module}.py"):
-        expression = path.removeprefix(f"{module}.")  # as the module itself writes it
+    if description.text.endswith(OF_RECIPE):
+        expression = path.partition(".")[2]  # the recipe writes its variable without its own name
     return Cause(
         f"{path} ({description.text}) changes during training and is in no checkpoint",
         ADVICE_FOR_LOST[description.type].format(name=name, path=expression),

@@ -52,7 +52,7 @@ def read_command_line(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument(
         "--folder",
         metavar="DIR",
-        help="keep the runs there (default: a temporary folder, deleted if all checks pass)",
+        help="keep the runs there (default: a temporary folder, kept only after a failure)",
     )
     parser.add_argument(
         "--updates",

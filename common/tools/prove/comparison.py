@@ -7,7 +7,7 @@ tiny. Dropout is off in these runs, because the layouts would draw different mas
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -31,6 +31,7 @@ INSTRUMENTS = tuple(
     f"common.tools.prove.instruments.{name}"
     for name in ("without_dropout", "updates", "mixing", "outcomes", "rows_used")
 )
+IN_FLOAT64 = "common.tools.prove.instruments.in_float64"
 UPDATES = 6  # the number of compared updates
 # Relative tolerances.
 LOSS_TOLERANCE = 1e-3
@@ -39,16 +40,6 @@ RATE_TOLERANCE = 1e-6
 FIGURE_TOLERANCE = 1e-2  # figures of an evaluation, which may also differ by FLIPPED samples
 FLIPPED = 2  # samples that rounding may put into another class
 WEIGHT_TOLERANCE = 2e-2  # a share of the distance that the weights moved up to COMPARED_UPDATE
-# Rounding can move a ReLU's input to the other side of zero. In a ResNet-18 on images of 8 × 8,
-# where batch norm sees 16 values of a channel, that happened in 16 of 36 updates with one thread in
-# place of two: the gradients differed by 0.05 to 1.3 %, and usually by 0.0007 %. Two runs then
-# moved apart: within six updates, their losses differed by up to 8 %, and their weights by up to
-# 31 % of the distance that they had moved. So with batch norm, the tolerances grow with the largest
-# difference of gradient norms in earlier updates, which is called the drift. With these limits, all
-# of 42 pairs of such runs counted as equal.
-GROWTH = 100  # a tolerance grows to this many times the drift
-LARGEST_TOLERANCE = 0.2  # of losses and gradients
-LARGEST_WEIGHT_TOLERANCE = 0.5
 # Absolute differences that are always allowed.
 SMALL_LOSS = 1e-5
 SMALL_NORM = 1e-6
@@ -96,14 +87,20 @@ def run_with_layout(
     interruptions: tuple[Interruption, ...] = (),
     resumed_processes: int | None = None,
     environment: tuple[tuple[str, str], ...] = (),
+    in_float64: bool = False,
 ) -> ObservedRun:
-    """Return a run whose updates have a layout, in fp32 and without dropout.
+    """Return a run whose updates have a layout, without dropout.
 
-    Only the first `UPDATES` updates are compared. But the run makes a whole epoch, because the
-    check of samples uses it too.
+    Of its updates, only the first `UPDATES` are compared. But a run in fp32 makes a whole epoch,
+    because the check of samples uses it too.
+
+    Args:
+        in_float64: whether to compute the networks in float64 instead of fp32.
     """
     effective_batch = layout.batch_size * layout.accumulation * layout.processes
-    updates = max(UPDATES, bench.flags.training_samples // effective_batch)
+    updates = UPDATES
+    if not in_float64:
+        updates = max(UPDATES, bench.flags.training_samples // effective_batch)
     flags = (
         *("--batch-size", str(layout.batch_size)),
         *("--gradient-accumulation-steps", str(layout.accumulation)),
@@ -111,10 +108,10 @@ def run_with_layout(
         *("--mixed-precision", "no"),
     )
     spec = RunSpec(
-        name,
+        f"{name}-in-float64" if in_float64 else name,
         flags,
         processes=layout.processes,
-        instruments=INSTRUMENTS,
+        instruments=(*INSTRUMENTS, IN_FLOAT64) if in_float64 else INSTRUMENTS,
         interruptions=interruptions,
         resumed_processes=resumed_processes,
         environment=environment,
@@ -194,30 +191,20 @@ def updates_of(run: ObservedRun) -> dict[int, Update]:
 def first_differing_update(
     baseline: Mapping[int, Update],
     variant: Mapping[int, Update],
-    drift_before: Callable[[int], float],
 ) -> UpdateDifference | None:
-    """Return the first quantity in which the updates of two runs differ beyond the tolerance.
-
-    Args:
-        drift_before: returns the drift before the update with a number; see `grown`.
-    """
+    """Return the first quantity in which the updates of two runs differ beyond the tolerance."""
     for number in sorted(baseline.keys() & variant.keys()):
-        difference = differing_quantity(
-            number, baseline[number], variant[number], drift_before(number)
-        )
+        difference = differing_quantity(number, baseline[number], variant[number])
         if difference is not None:
             return difference
     return None
 
 
-def differing_quantity(
-    number: int, baseline: Update, variant: Update, drift: float
-) -> UpdateDifference | None:
+def differing_quantity(number: int, baseline: Update, variant: Update) -> UpdateDifference | None:
     """Return the first quantity in which two updates differ beyond the tolerance.
 
     Args:
         number: the number of the update, from 1.
-        drift: the drift before this update; see `grown`.
     """
     steps = float(len(baseline.gradient_norms))
     variant_steps = float(len(variant.gradient_norms))
@@ -226,35 +213,12 @@ def differing_quantity(
     for rate, variant_rate in zip(baseline.learning_rates, variant.learning_rates, strict=False):
         if not math.isclose(rate, variant_rate, rel_tol=RATE_TOLERANCE, abs_tol=SMALL_RATE):
             return UpdateDifference(number, "learning rate", rate, variant_rate)
-    loss_tolerance = grown(LOSS_TOLERANCE, drift, LARGEST_TOLERANCE)
-    if not math.isclose(baseline.loss, variant.loss, rel_tol=loss_tolerance, abs_tol=SMALL_LOSS):
+    if not math.isclose(baseline.loss, variant.loss, rel_tol=LOSS_TOLERANCE, abs_tol=SMALL_LOSS):
         return UpdateDifference(number, "loss", baseline.loss, variant.loss)
-    gradient_tolerance = grown(GRADIENT_TOLERANCE, drift, LARGEST_TOLERANCE)
     for norm, variant_norm in zip(baseline.gradient_norms, variant.gradient_norms, strict=True):
-        if not math.isclose(norm, variant_norm, rel_tol=gradient_tolerance, abs_tol=SMALL_NORM):
+        if not math.isclose(norm, variant_norm, rel_tol=GRADIENT_TOLERANCE, abs_tol=SMALL_NORM):
             return UpdateDifference(number, "gradients", norm, variant_norm)
     return None
-
-
-def gradient_difference(baseline: Update, variant: Update) -> float:
-    """Return the largest relative difference between the gradient norms of two updates."""
-    largest = 0.0
-    norms = zip(baseline.gradient_norms, variant.gradient_norms, strict=False)
-    for norm, variant_norm in norms:
-        difference = abs(norm - variant_norm)
-        if difference > SMALL_NORM:
-            largest = max(largest, difference / max(abs(norm), abs(variant_norm)))
-    return largest
-
-
-def grown(tolerance: float, drift: float, largest: float) -> float:
-    """Return a tolerance, raised to `GROWTH` times the drift if that is more, up to `largest`.
-
-    Args:
-        drift: the largest relative difference of gradient norms in earlier updates; 0 for
-            tolerances that do not grow.
-    """
-    return max(tolerance, min(GROWTH * drift, largest))
 
 
 @dataclass(frozen=True)

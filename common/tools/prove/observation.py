@@ -57,6 +57,9 @@ class Started(Observed):
 ValueType = Literal["generator", "buffer", "network", "stateful", "file", "text", "other"]
 
 
+OF_RECIPE = "global variable of the recipe"  # ends the text of such a value's `Description`
+
+
 class Description(Observed):
     """The description of a value that the recipe can reach."""
 

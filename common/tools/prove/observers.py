@@ -3,7 +3,7 @@
 They wrap the methods of the run that a recipe calls, and the loaders. They draw no random numbers
 and change no state, so an observed run trains with the same bits as any other. Only the rehearsal
 differs: it reads all samples. The observers read every tensor, which waits for the device, so runs
-that measure speed or memory leave these records out.
+that measure speed or memory, or need only the results, leave these records out.
 """
 
 import sys

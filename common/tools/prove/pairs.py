@@ -11,8 +11,6 @@ from functools import cached_property
 from common.tools.prove.bench import Cause
 from common.tools.prove.comparison import (
     GRADIENT_TOLERANCE,
-    LARGEST_TOLERANCE,
-    LARGEST_WEIGHT_TOLERANCE,
     LOSS_TOLERANCE,
     WEIGHT_TOLERANCE,
     Update,
@@ -20,9 +18,6 @@ from common.tools.prove.comparison import (
     UpdateLayout,
     differing_figure,
     first_differing_update,
-    gradient_difference,
-    grown,
-    sample_mixing_of,
     updates_of,
     weight_distance,
 )
@@ -52,54 +47,18 @@ class RunPair:
 
     def first_difference(self) -> UpdateDifference | None:
         """Return the first difference of the updates beyond the tolerance; None if they agree."""
-        return first_differing_update(
-            self.baseline_updates, self.variant_updates, self.drift_before
-        )
-
-    def drift_before(self, number: int) -> float:
-        """Return the largest relative difference of gradient norms before the update `number`.
-
-        It raises the tolerances; see `grown`. Without batch norm, they must not grow, so the result
-        is 0.
-        """
-        if not sample_mixing_of(self.variant).layers:
-            return 0.0
-        shared_numbers = self.baseline_updates.keys() & self.variant_updates.keys()
-        differences = (
-            gradient_difference(self.baseline_updates[earlier], self.variant_updates[earlier])
-            for earlier in shared_numbers
-            if earlier < number
-        )
-        return max(differences, default=0.0)
+        return first_differing_update(self.baseline_updates, self.variant_updates)
 
 
 def comparison_in_words(pair: RunPair) -> str:
     """Return a phrase about the compared updates and the tolerances."""
     updates = len(pair.baseline_updates.keys() & pair.variant_updates.keys())
     layouts = f"{pair.variant_layout} against {pair.baseline_layout}"
-    return f"{updates} updates, {layouts} ({tolerances_in_words(pair)})"
-
-
-def tolerances_in_words(pair: RunPair) -> str:
-    """Return the tolerances, and after which update they have grown."""
-    words = (
+    tolerances = (
         f"tolerance: losses {LOSS_TOLERANCE:.1%}, gradients {GRADIENT_TOLERANCE:.0%}, weights "
         f"{WEIGHT_TOLERANCE:.0%} of the distance that they moved up to update {COMPARED_UPDATE}"
     )
-    growth = growth_in_words(pair)
-    return words if growth is None else f"{words}; {growth}"
-
-
-def growth_in_words(pair: RunPair) -> str | None:
-    """Return a phrase about tolerances that have grown; None if they have not."""
-    for number in sorted(pair.variant_updates):
-        drift = pair.drift_before(number + 1)
-        if grown(LOSS_TOLERANCE, drift, LARGEST_TOLERANCE) > LOSS_TOLERANCE:
-            return (
-                f"larger tolerances after update {number}, whose gradient norms differed by "
-                f"{drift:.2g} of their size"
-            )
-    return None
+    return f"{updates} updates, {layouts} ({tolerances})"
 
 
 def values_in_words(pair: RunPair, difference: UpdateDifference) -> str:
@@ -141,9 +100,7 @@ def cause_of_weights(pair: RunPair) -> Cause | None:
     The result is None if the weights agree too, or if a run has not saved them.
     """
     distance = weight_distance(pair.baseline, pair.variant)
-    drift = pair.drift_before(COMPARED_UPDATE + 1)
-    tolerance = grown(WEIGHT_TOLERANCE, drift, LARGEST_WEIGHT_TOLERANCE)
-    if distance is None or distance.share <= tolerance:
+    if distance is None or distance.share <= WEIGHT_TOLERANCE:
         return None
     return Cause(
         f"the weights after update {COMPARED_UPDATE} differ by {distance.share:.1%} of the "

@@ -76,7 +76,7 @@ def prove(request: ProofRequest) -> bool:
     receipt = make_receipt(request, recipe, bench, results, began, time.monotonic() - start)
     receipts.write_receipt(request.output, receipt)
     show_report(receipt, request.output)
-    if request.folder is None and receipt.passed:
+    if request.folder is None and receipt.passed and not bench.failed:
         shutil.rmtree(folder, ignore_errors=True)
     else:
         say(f"runs: {shown_path(folder)}")

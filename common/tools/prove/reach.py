@@ -29,7 +29,7 @@ from common.config import TrainingConfig
 from common.data.batch import Data, Samples
 from common.system.installed_code import is_in_standard_library, is_installed
 from common.tools.prove.digests import PLAIN_TYPES, digest_of_state
-from common.tools.prove.observation import Description, ValueType
+from common.tools.prove.observation import OF_RECIPE, Description, ValueType
 
 MOST_VALUES = 20_000  # the most values that a search visits
 MOST_ITEMS = 2_000  # the most items of a container whose items are visited one by one
@@ -94,11 +94,11 @@ class Reach:
             for name, value in [*caller.f_locals.items()]:
                 search.visit(name, f"local variable of {function}()", value, 0)
         for module_name, module in self.own_modules().items():
+            is_recipe = module is sys.modules["__main__"]
+            variable = OF_RECIPE if is_recipe else f"global variable of {module_name}.py"
             for name, value in [*vars(module).items()]:
                 if not name.startswith("__"):
-                    search.visit(
-                        f"{module_name}.{name}", f"global variable of {module_name}.py", value, 0
-                    )
+                    search.visit(f"{module_name}.{name}", variable, value, 0)
         return search.reached
 
     def own_modules(self) -> dict[str, types.ModuleType]:

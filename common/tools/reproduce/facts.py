@@ -8,7 +8,7 @@ from pathlib import Path
 
 from common.config import TrainingConfig
 from common.flags import role_of, spelled
-from common.run_directory.records import Attempt, CodeTree
+from common.run_directory.records import Attempt, CodeTree, RunConfig
 from common.tools.compare.facts import is_compared
 from common.tools.compare.setting_text import value_text
 from common.tools.reproduce.past_run import PastRun
@@ -91,7 +91,9 @@ def facts_of_flags(run: PastRun) -> RecordedFacts:
     for name, value in run.saved_config.config.items():
         if is_compared(name, run.saved_config) and name not in FLAGS_OF_OTHER_FACTS:
             text = text_of_flag(value)
-            facts[spelled(name)] = RecordedFact(text, defines_experiment=changes_learning(name))
+            facts[spelled(name)] = RecordedFact(
+                text, defines_experiment=changes_learning(name, run.saved_config)
+            )
     return facts
 
 
@@ -100,9 +102,13 @@ def text_of_flag(value: object) -> str:
     return repr(value) if isinstance(value, float) else value_text(value)
 
 
-def changes_learning(flag: str) -> bool:
-    """Whether a different value of a flag changes what the model learns by more than rounding."""
-    return not role_of(TrainingConfig, flag).free and flag not in FLAGS_OF_KERNELS
+def changes_learning(flag: str, run: RunConfig) -> bool:
+    """Whether a different value of a flag changes what the model learns by more than rounding.
+
+    `config.json` states this only where the recipe differs from `TrainingConfig`.
+    """
+    is_free = run.free.get(flag, role_of(TrainingConfig, flag).free)
+    return not is_free and flag not in FLAGS_OF_KERNELS
 
 
 def facts_of_code(run: PastRun) -> RecordedFacts:

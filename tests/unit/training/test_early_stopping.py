@@ -49,6 +49,9 @@ def test_early_stopping_on_test_data_is_refused() -> None:
 
 
 def test_model_trained_with_early_stopping_can_be_evaluated_on_test_data() -> None:
-    """`--evaluate-only` takes the flags of the model's run, and stops nothing early."""
+    """`--evaluate-only` takes the flags of the model's run, and does not refuse them."""
     best = Best(Objective.parse("accuracy:max"))
-    EarlyStopping(TrainingConfig(early_stopping=2, evaluate_only=True), best, "test")
+    early_stopping = EarlyStopping(
+        TrainingConfig(early_stopping=2, evaluate_only=True), best, "test"
+    )
+    assert not early_stopping.decide(1)

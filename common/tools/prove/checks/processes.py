@@ -1,6 +1,7 @@
 """Checks that two processes make the same updates as one, also after a resume on another number."""
 
 from dataclasses import dataclass
+from typing import TypedDict, Unpack
 
 from common.tools.launching.command import FSDP2_VARIABLES
 from common.tools.prove.bench import (
@@ -8,6 +9,7 @@ from common.tools.prove.bench import (
     Cause,
     Check,
     Interruption,
+    RunFailedError,
     Verdict,
     failed_verdict,
     skipped_verdict,
@@ -31,7 +33,6 @@ from common.tools.prove.pairs import (
     cause_of_optimizers,
     cause_of_weights,
     comparison_in_words,
-    growth_in_words,
     is_near,
     values_in_words,
 )
@@ -42,6 +43,18 @@ NOT_RESUMED = (
     "no resume on another number of processes was compared, because one process makes an update of "
     "a single batch, which two can't divide"
 )
+
+
+class NoFloat64Error(Exception):
+    """A recipe with batch norm fails in float64 alone. The message says how."""
+
+
+class LayoutOptions(TypedDict, total=False):
+    """The options of `run_with_layout` that do not depend on the precision."""
+
+    interruptions: tuple[Interruption, ...]
+    resumed_processes: int | None
+    environment: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
@@ -75,9 +88,18 @@ PROCESS_COUNT_CHANGES = (
 
 def check_processes(bench: Bench) -> Verdict:
     """Compare a run on one process with one on two, and with runs that change the number."""
+    try:
+        return compare_processes(bench)
+    except NoFloat64Error as problem:
+        return skipped_verdict(str(problem))
+
+
+def compare_processes(bench: Bench) -> Verdict:
+    """Do the same as `check_processes`, or raise a `NoFloat64Error`."""
     layouts = update_layouts(bench)
-    distributed = run_with_layout(bench, "two-processes", layouts.distributed)
-    single, layout = run_on_one(bench, layouts, sample_mixing_of(distributed))
+    distributed, in_float64 = run_on_two(bench, "two-processes", layouts.distributed)
+    mixing = sample_mixing_of(distributed)
+    single, layout = run_on_one(bench, layouts, mixing, in_float64)
     verdict = verdict_of(RunPair(single, distributed, layout, layouts.distributed))
     if not verdict.passed:
         return verdict
@@ -85,15 +107,15 @@ def check_processes(bench: Bench) -> Verdict:
         return Verdict(True, f"{verdict.compared}; {NOT_RESUMED}")
     compared = [verdict.compared]
     for change in PROCESS_COUNT_CHANGES:
-        changed_run = run_with_layout(
+        run_with_precision = run_in_float64 if in_float64 else run_with_layout
+        changed_run = run_with_precision(
             bench,
             change.name,
             layouts.distributed if change.processes > 1 else layout,
             interruptions=(change.interruption,),
             resumed_processes=change.resumed_processes,
         )
-        pair = RunPair(single, changed_run, layout, layouts.distributed)
-        resumed_verdict = verdict_of(pair)
+        resumed_verdict = verdict_of(RunPair(single, changed_run, layout, layouts.distributed))
         if not resumed_verdict.passed:
             causes = tuple(f"{change.words}: {cause}" for cause in resumed_verdict.causes)
             return Verdict(
@@ -102,31 +124,76 @@ def check_processes(bench: Bench) -> Verdict:
                 causes,
                 resumed_verdict.advice,
             )
-        growth = growth_in_words(pair)
-        compared.append(change.words if growth is None else f"{change.words} ({growth})")
+        compared.append(change.words)
     return Verdict(True, "; ".join(compared))
 
 
 def check_sharded_processes(bench: Bench) -> Verdict:
     """Compare one process with two that shard the weights with FSDP2."""
     layouts = update_layouts(bench)
-    sharded = run_with_layout(
-        bench, "sharded", layouts.distributed, environment=tuple(FSDP2_VARIABLES.items())
-    )
-    single, layout = run_on_one(bench, layouts, sample_mixing_of(sharded))
+    environment = tuple(FSDP2_VARIABLES.items())
+    try:
+        sharded, in_float64 = run_on_two(bench, "sharded", layouts.distributed, environment)
+        single, layout = run_on_one(bench, layouts, sample_mixing_of(sharded), in_float64)
+    except NoFloat64Error as problem:
+        return skipped_verdict(str(problem))
     return verdict_of(RunPair(single, sharded, layout, layouts.distributed))
 
 
+def run_on_two(
+    bench: Bench,
+    name: str,
+    layout: UpdateLayout,
+    environment: tuple[tuple[str, str], ...] = (),
+) -> tuple[ObservedRun, bool]:
+    """Return the run on two processes, and whether it was computed in float64.
+
+    Batch norm amplifies rounding, so a model with batch norm is compared in float64.
+
+    Raises:
+        NoFloat64Error: the model has batch norm, and the run fails in float64 alone.
+        RunFailedError: the run fails in fp32.
+    """
+    run = run_with_layout(bench, name, layout, environment=environment)
+    layers = sample_mixing_of(run).layers
+    if not layers or "SyncBatchNorm" in layers:  # the check skips the latter
+        return run, False
+    return run_in_float64(bench, name, layout, environment=environment), True
+
+
+def run_in_float64(
+    bench: Bench, name: str, layout: UpdateLayout, **options: Unpack[LayoutOptions]
+) -> ObservedRun:
+    """Return a run in float64; see `run_with_layout`.
+
+    Raises:
+        NoFloat64Error: the run fails in float64 alone.
+        RunFailedError: the run fails in fp32, too.
+    """
+    try:
+        return run_with_layout(bench, name, layout, in_float64=True, **options)
+    except RunFailedError as problem:
+        run_with_layout(bench, name, layout, **options)
+        raise NoFloat64Error(
+            "batch norm amplifies rounding, so the updates have to be compared in float64, in "
+            f"which the recipe fails: {problem}"
+        ) from problem
+
+
 def run_on_one(
-    bench: Bench, layouts: UpdateLayouts, mixing: SampleMixing
+    bench: Bench, layouts: UpdateLayouts, mixing: SampleMixing, in_float64: bool
 ) -> tuple[ObservedRun, UpdateLayout]:
     """Return the run on one process that is the baseline for two processes, and its layout.
 
     A loss that compares samples with each other needs a larger batch instead of accumulation.
     """
+    name = "divided"
+    layout = layouts.divided
     if mixing.couples_samples:
-        return run_with_layout(bench, "whole", layouts.whole), layouts.whole
-    return run_with_layout(bench, "divided", layouts.divided), layouts.divided
+        name = "whole"
+        layout = layouts.whole
+    run_with_precision = run_in_float64 if in_float64 else run_with_layout
+    return run_with_precision(bench, name, layout), layout
 
 
 def verdict_of(pair: RunPair) -> Verdict:
@@ -145,9 +212,10 @@ def verdict_of(pair: RunPair) -> Verdict:
             "so evaluations are not compared"
         )
     if mixing.layers:
+        layers = " and ".join(mixing.layers)
         compared += (
-            f"; {' and '.join(mixing.layers)} averages its statistics over processes, so "
-            "evaluations are not compared"
+            f"; in float64, as {layers} amplifies rounding; {layers} averages its statistics over "
+            "processes, so evaluations are not compared"
         )
     if cause is None:
         return Verdict(True, compared)

@@ -23,7 +23,7 @@ from common.tools.compare.comparison import compare
 from common.tools.compare.output import as_json
 from common.tools.compare.readers import read_runs, record_of
 from common.tools.compare.table import as_markdown, notes, show, table_cells, warnings
-from common.track.facts import compared_otherwise
+from common.track.facts import decided_otherwise
 from common.track.names import flat, unflat
 from tests.unit.tools.compare.run_folders import FACTS, rows, write_run
 
@@ -543,8 +543,9 @@ def test_compare_honours_the_roles_of_a_copys_flags(tmp_path: Path) -> None:
         dropout: float = flag(0.0, least=0, most=1)
         notes: str | None = flag(None)  # type: ignore[assignment]
 
-    assert compared_otherwise(Config()) == {"nickname": False, "notes": True}
-    assert compared_otherwise(TrainingConfig()) == {}
+    assert decided_otherwise(Config(), "compared") == {"nickname": False, "notes": True}
+    assert decided_otherwise(Config(), "free") == {"nickname": True, "notes": False}
+    assert decided_otherwise(TrainingConfig(), "compared") == {}
     shown = []
     for compared in ({"nickname": False, "notes": True}, {}):
         runs = []

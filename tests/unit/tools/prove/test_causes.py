@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 
 from common.tools.prove.causes import cause_of_lost, causes_of_repeat, causes_of_resume
 from common.tools.prove.differences import first_difference
-from common.tools.prove.observation import Description, MicroBatch, ObservedLaunch, ValueType
+from common.tools.prove.observation import (
+    OF_RECIPE,
+    Description,
+    MicroBatch,
+    ObservedLaunch,
+    ValueType,
+)
 from tests.unit.tools.prove.observed import UPDATES, changed, launch, run
 
 DESCRIBED = {
@@ -157,9 +163,13 @@ def test_a_batch_whose_contents_differ_is_named() -> None:
     assert "__getitem__" in cause.advice
 
 
-def test_advice_names_a_global_variable_as_its_module_does() -> None:
-    """The advice can be copied into the recipe, in which `train` is no name."""
-    text = "Average with state_dict, global variable of train.py"
+@pytest.mark.parametrize(
+    ("variable", "argument"),
+    [(OF_RECIPE, "ema=ema"), ("global variable of train.py", "ema=train.ema")],
+)
+def test_advice_names_a_global_variable_as_the_recipe_does(variable: str, argument: str) -> None:
+    """The recipe's own variables have no module in front of them, those of other modules have."""
+    text = f"Average with state_dict, {variable}"
     cause = cause_of_lost("train.ema", Description(type="stateful", text=text))
     assert cause.sentence.startswith("train.ema (Average")
-    assert "run.keep(..., ema=ema)" in cause.advice
+    assert f"run.keep(..., {argument})" in cause.advice

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from common.tools.prove.bench import RunFailedError
 from common.tools.prove.checks import accumulation, processes
 from common.tools.prove.comparison import UpdateLayout, updates_of
 from common.tools.prove.instruments.updates import FIRST_WEIGHTS, LATER_WEIGHTS
@@ -183,50 +184,79 @@ def test_batch_norm_on_processes_leaves_out_evaluations(tmp_path: Path) -> None:
     assert "BatchNorm2d averages its statistics over processes" in verdict.compared
 
 
-GROWN_ROUNDING = {
-    "losses": (3.0, 2.0, 1.08),
-    "norms": (0.50001, 0.402, 0.33),
-    "weights": 2.15,
-}
+class Runs:
+    """Stands in for `run_with_layout`: runs of a model with batch norm, some of which fail."""
+
+    def __init__(self, folder: Path, failing: dict[str, tuple[bool, ...]]) -> None:
+        """Prepare runs.
+
+        Args:
+            failing: by name, the precisions in which a run fails, True for float64.
+        """
+        self.folder = folder
+        self.failing = failing
+        self.finished: dict[tuple[str, bool], ObservedRun] = {}
+
+    def __call__(
+        self,
+        bench: object,
+        name: str,
+        way: UpdateLayout,
+        in_float64: bool = False,
+        **options: object,
+    ) -> ObservedRun:
+        """Return a run, which is made only once."""
+        if in_float64 in self.failing.get(name, ()):
+            raise RunFailedError(f"{name} failed: expected Float")
+        key = (name, in_float64)
+        if key not in self.finished:
+            folder = self.folder / f"{name} {in_float64}"
+            folder.mkdir()
+            # In fp32, the updates would not count as equal.
+            last_loss = 1.0 if in_float64 else 1.5 + len(self.finished)
+            mixing = sample_mixing("BatchNorm2d")
+            self.finished[key] = run_with_layout(
+                way, folder, losses=(3.0, 2.0, last_loss), mixing=mixing
+            )
+        return self.finished[key]
 
 
-def test_rounding_grows_with_batch_norm(tmp_path: Path) -> None:
-    """Gradients that differ a little are followed by losses and weights that differ more."""
-    mixing = sample_mixing("BatchNorm2d")
-    pair = pair_of(DISTRIBUTED, tmp_path, mixing=mixing, **GROWN_ROUNDING)
-    verdict = processes.verdict_of(pair)
+RUNS_IN_FLOAT64 = ("two-processes", "divided", "from-one-to-two", "from-two-to-one")
+
+
+def test_batch_norm_is_compared_in_float64(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All compared runs are in float64, and only the first one is launched in fp32, too."""
+    runs = Runs(tmp_path, {})
+    monkeypatch.setattr(processes, "run_with_layout", runs)
+    bench: Any = SimpleNamespace(batch_size=4, accumulation=2)
+    verdict = processes.check_processes(bench)
     assert verdict.passed is True
-    words = "larger tolerances after update 1, whose gradient norms differed by 2e-05 of their size"
-    assert words in verdict.compared
+    assert "in float64, as BatchNorm2d amplifies rounding" in verdict.compared
+    in_fp32 = [name for name, in_float64 in runs.finished if not in_float64]
+    assert in_fp32 == ["two-processes"]
+    assert {name for name, in_float64 in runs.finished if in_float64} == {*RUNS_IN_FLOAT64}
 
 
-def test_rounding_does_not_grow_without_batch_norm(tmp_path: Path) -> None:
-    verdict = processes.verdict_of(pair_of(DISTRIBUTED, tmp_path, **GROWN_ROUNDING))
-    assert verdict.passed is False
-    assert "the loss of update 3 is 1.08 with" in verdict.causes[0]
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"losses": (3.3, 2.0, 1.0)}, "the loss of update 1 is 3.3"),
-        ({"norms": (0.5001, 0.8, 0.3)}, "the gradients of update 2 have the norm 0.8"),
-        ({"losses": (3.0, 2.0, 1.1)}, "the loss of update 3 is 1.1"),
-        ({"weights": 2.1}, "the weights after update 3 differ by 10.0%"),
-        (
-            {"norms": (0.5001, 0.4, 0.3), "weights": 2.6},
-            "the weights after update 3 differ by 60.0%",
-        ),
-    ],
-)
-def test_mistakes_stand_out_with_batch_norm(
-    changes: dict[str, object], words: str, tmp_path: Path
+@pytest.mark.parametrize("name", RUNS_IN_FLOAT64)
+def test_a_run_that_fails_in_float64_alone_is_not_compared(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before gradients differ, the tolerances are small. Later ones have a limit."""
-    mixing = sample_mixing("BatchNorm2d")
-    verdict = processes.verdict_of(pair_of(DISTRIBUTED, tmp_path, mixing=mixing, **changes))
-    assert verdict.passed is False
-    assert words in verdict.causes[0]
+    monkeypatch.setattr(processes, "run_with_layout", Runs(tmp_path, {name: (True,)}))
+    bench: Any = SimpleNamespace(batch_size=4, accumulation=2)
+    verdict = processes.check_processes(bench)
+    assert verdict.passed is None
+    assert f"in float64, in which the recipe fails: {name} failed" in verdict.compared
+
+
+@pytest.mark.parametrize("name", RUNS_IN_FLOAT64)
+def test_a_run_that_fails_in_fp32_too_fails_the_check(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The check raises the error, and the proof reports it."""
+    monkeypatch.setattr(processes, "run_with_layout", Runs(tmp_path, {name: (True, False)}))
+    bench: Any = SimpleNamespace(batch_size=4, accumulation=2)
+    with pytest.raises(RunFailedError, match=f"{name} failed: expected Float"):
+        processes.check_processes(bench)
 
 
 def test_a_module_that_mixes_samples_explains_a_difference(tmp_path: Path) -> None:

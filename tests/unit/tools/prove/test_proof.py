@@ -67,8 +67,10 @@ def test_flags_of_the_user_have_precedence() -> None:
 
 
 def test_an_effective_batch_becomes_accumulation() -> None:
-    flags = proof_flags(parse_flags(["--effective-batch-size", "64"]), TrainingConfig, None, 32)
+    words = ["--effective-batch-size", "64", "--gradient-accumulation-steps", "3"]
+    flags = proof_flags(parse_flags(words), TrainingConfig, None, 32)
     assert (flags.batch_size, flags.accumulation) == (BATCH_SIZE, 64 // BATCH_SIZE)
+    assert flags.values["--gradient-accumulation-steps"] == [str(64 // BATCH_SIZE)]
     assert "--effective-batch-size" not in flags.values
     assert "--dataset" not in flags.values
 

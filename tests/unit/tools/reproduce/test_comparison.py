@@ -264,6 +264,20 @@ def test_flags_are_compared_in_all_digits(first: PastRun, tmp_path: Path) -> Non
     assert difference.now == "0.1000000001"
 
 
+@pytest.mark.parametrize("free", [{"own_workers": True}, {}])
+def test_own_flag_that_changes_no_learning_defines_no_experiment(
+    free: dict[str, bool], tmp_path: Path
+) -> None:
+    """`config.json` says so of a flag that only the recipe has."""
+    runs = [
+        write_past_run(tmp_path / f"run{workers}", config={"own_workers": workers}, free=free)
+        for workers in (1, 2)
+    ]
+    (difference,) = differences_of(*runs)
+    assert difference.fact == "--own-workers"
+    assert difference.defines_experiment == (not free)
+
+
 def test_version_of_an_imported_package_may_change_bits(tmp_path: Path) -> None:
     """Whichever package it is; others are named where nothing else explains the difference."""
     packages = {"torch": "2.13.0", "rich": "14.0", "timm": "1.0"}

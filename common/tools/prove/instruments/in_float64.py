@@ -1,0 +1,77 @@
+"""Computes networks in float64, in which rounding stays too small to matter.
+
+In fp32, rounding can move the input of a ReLU to the other side of zero. In a ResNet-18 on images
+of 8 × 8, where batch norm sees 16 values of a channel, that changed the gradients of 16 of 36
+updates by 0.05 to 1.3 %, and two runs that should be equal then moved apart: within six updates,
+their losses differed by up to 8 %. In float64, rounding is smaller by a factor of 5 · 10⁸.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as tree
+
+from common.data.batch import Batch, Work
+from common.data.loader import Loader
+from common.run import Run
+from common.tools.prove.session import Session
+from common.training.sharding import ShardingAccelerator
+
+
+def install(session: Session) -> None:
+    session.wrap(ShardingAccelerator, "prepare_model", prepare_in_float64)
+    session.wrap(Run, "keep", keep_in_float64)
+    session.wrap(Loader, "make_batches", batches_in_float64)
+
+
+def prepare_in_float64(
+    original: Callable[..., nn.Module],
+    accelerator: ShardingAccelerator,
+    model: nn.Module,
+    *positional: Any,
+    **named: Any,
+) -> nn.Module:
+    """Convert a network before it is prepared. Its optimizer keeps the same parameters."""
+    if accelerator.shard_precision is not None:
+        accelerator.shard_precision = dataclasses.replace(
+            accelerator.shard_precision, reduce_dtype=torch.float64
+        )
+    model.double()
+    model.register_forward_pre_hook(with_float64_inputs, with_kwargs=True)
+    return original(accelerator, model, *positional, **named)
+
+
+def keep_in_float64(original: Callable[..., None], run: Run, **parts: Any) -> None:
+    """Convert kept networks that were not prepared, such as an average of the weights."""
+    for part in parts.values():
+        if isinstance(part, nn.Module):
+            part.double()
+    original(run, **parts)
+
+
+def batches_in_float64(
+    original: Callable[..., Iterator[tuple[Batch, Work]]],
+    loader: Loader,
+    *positional: Any,
+    **named: Any,
+) -> Iterator[tuple[Batch, Work]]:
+    """Yield the batches of a loader with their targets and other numbers in float64."""
+    for batch, work in original(loader, *positional, **named):
+        yield tree.tree_map(to_float64, batch), work
+
+
+def with_float64_inputs(
+    module: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the inputs of a network with all floating-point tensors in float64."""
+    return tree.tree_map(to_float64, (positional, named))  # type: ignore[no-any-return]
+
+
+def to_float64(value: object) -> object:
+    """Return a floating-point tensor in float64, and any other value as it is."""
+    if isinstance(value, torch.Tensor) and value.is_floating_point():
+        return value.double()
+    return value
