@@ -154,9 +154,9 @@ def build_model(config: Config, data: ImageData) -> tuple[nn.Module, dict[str, A
     return model, {"name": "FastNet", "arguments": arguments, **data.preprocessing()}
 
 
-def parameter_groups(model: nn.Module, config: Config) -> list[MuonGroup]:
+def build_optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    return [
+    groups: list[MuonGroup] = [
         {"params": [p for p in trained if p.ndim == 4], "orthogonal": True, "momentum": 0.6},
         {"params": [p for p in trained if p.ndim == 1], "lr": config.bias_rate},
         {
@@ -165,6 +165,7 @@ def parameter_groups(model: nn.Module, config: Config) -> list[MuonGroup]:
             "weight_decay": config.weight_decay,
         },
     ]
+    return Muon(groups, lr=config.learning_rate, momentum=0.85)
 
 
 def compute_loss(
@@ -204,8 +205,7 @@ def main(config: Config) -> None:
         model, description = build_model(config, data)
         if config.compile:
             compile_model(model, config)
-        groups = parameter_groups(model, config)
-        optimizer = Muon(groups, lr=config.learning_rate, momentum=0.85)
+        optimizer = build_optimizer(model, config)
         scheduler = run.plan.schedule(optimizer, warmup_share=0.0)
         model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
         run.keep(model=model, optimizer=optimizer, scheduler=scheduler)  # in checkpoints

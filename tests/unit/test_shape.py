@@ -28,8 +28,6 @@ ALLOWED = {
     "scheduler = run.plan.schedule(optimizer, warmup_share=WARMUP_SHARE[config.optimizer])",
     "scheduler = run.plan.schedule(optimizer, warmup_share=0.1)",
     "groups = decay_groups(model, config.weight_decay)",
-    "groups = parameter_groups(model, config)",
-    "optimizer = Muon(groups, lr=config.learning_rate, momentum=0.85)",
     "scheduler = run.plan.schedule(optimizer, warmup_share=0.0)",
     "loss, logits = compute_loss(model, batch)",
     "loss, logits = compute_loss(model, batch, config.label_smoothing)",
