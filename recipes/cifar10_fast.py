@@ -8,8 +8,8 @@ Several GPUs (several machines: see docs/several-processes.md):
 The network and the ideas are those of airbench94 (arXiv 2404.00498): a fixed first layer that
 whitens patches, filters that begin as the identity, alternating flips, and Muon.
 
-Result: 94.06 % test accuracy on CIFAR-10 with test-time augmentation, 93.07 % without (3 seeds), in
-23 minutes. torch 2.13, bf16, two cores of an AMD EPYC. Not measured on a GPU yet.
+Result: 94.06 ± 0.06 % test accuracy on CIFAR-10 with test-time augmentation, 93.07 ± 0.13 % without
+(3 seeds), in 23 minutes. torch 2.13, bf16, two cores of an AMD EPYC.
 """
 
 from dataclasses import dataclass
