@@ -6,8 +6,8 @@
 Both checkouts take turns, each time in a fresh process. The MNIST recipe trains at its default
 batch size, in batches of 128, and with a small MLP whose time is mostly that of the loop itself.
 Two short trainings of a ResNet-18 come last: on the 8 × 8 pixels of digits, and on as many pixels
-as CIFAR-10 has, where tensors are large. The loop is timed from outside, by `benchmarks/harness/recipe_side.py`
-of each checkout.
+as CIFAR-10 has, where tensors are large. The loop is timed from outside, by
+`benchmarks/harness/recipe_side.py` of each checkout.
 """
 
 from __future__ import annotations
