@@ -1,4 +1,6 @@
-"""How the ranks of a run agree: all but the last two functions are called on all ranks, in order.
+"""How the ranks of a run agree: all ranks call the same functions in the same order.
+
+Only `announce` and `is_announced` may be called on some ranks alone.
 
 Each way to agree has one function. Code elsewhere decides what the ranks agree on:
 

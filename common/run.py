@@ -39,6 +39,7 @@ from common.measure.flops import ComputeLoss
 from common.measure.memory import lift_limit
 from common.measure.values import Metrics
 from common.objective import EVALUATED_SPLITS
+from common.system.allocator import HEAP
 from common.track.names import Facts
 from common.training.early_stopping import EarlyStopping
 from common.training.gathering import Gatherer
@@ -531,4 +532,5 @@ class Run:
         if self.is_called_by_a_program:  # it may start another run in this process
             request.release()
             lift_limit()
+            HEAP.stop_keeping()
             forget_accelerator()

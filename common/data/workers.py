@@ -31,6 +31,7 @@ from common.data.transport import (
 from common.data.watch import Watch
 from common.errors import LostProcessError, UserError, is_out_of_memory
 from common.system import devices
+from common.system.allocator import HEAP
 from common.system.platforms import (
     CHILD_ENDED,
     STOP_SIGNALS,
@@ -210,6 +211,7 @@ class Workers:
     def start_workers(self) -> Iterator[Batch]:
         """Start the workers and the watch over them; do without workers if the system refuses."""
         self.free_shared_bytes = free_shared_memory()
+        HEAP.trim()  # a fork of this process would take copies of the pages
         earlier_children = multiprocessing.active_children()
         try:
             with without_child_handler(), stop_signals_held_back():

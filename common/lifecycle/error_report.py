@@ -45,14 +45,14 @@ def report_once(error: UserError, request: StopRequest) -> None:
     if is_main_rank():
         return
     began = time.monotonic()
-    is_announced = False
+    is_seen = False
     while request.reason is None:
-        is_announced = is_announced or is_error_announced()
+        is_seen = is_seen or is_error_announced()
         waited = time.monotonic() - began
-        if waited > (SECONDS_TO_EXIT if is_announced else SECONDS_TO_ANNOUNCE):
+        if waited > (SECONDS_TO_EXIT if is_seen else SECONDS_TO_ANNOUNCE):
             break
         time.sleep(SECONDS_BETWEEN_LOOKS)
-    if request.reason is None and not is_announced:
+    if request.reason is None and not is_seen:
         error.speak()
 
 

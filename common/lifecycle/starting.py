@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import torch
 from accelerate.utils import set_seed
 
 from common.checkpoints import export
@@ -28,6 +29,7 @@ from common.run_directory.records import (
     Source,
     read_record,
 )
+from common.system.allocator import HEAP
 from common.track import facts
 from common.track.card import flags_given
 from common.track.names import Facts
@@ -57,7 +59,14 @@ def start(
         path = context.directory.path
         export.load_initial(kept.bare_model, config, path, loaded.data.class_names)
     train_loader = loaded.loaders["train"]
-    memory_plan = MemoryPlan(context.accelerator, kept.model, kept.optimizer, train_loader)
+    memory_plan = MemoryPlan(
+        context.accelerator,
+        kept.model,
+        kept.optimizer,
+        train_loader,
+        # Kept memory would change what the plan measures.
+        when_measured=lambda: keep_freed_memory(context.accelerator.device),
+    )
     profiler = make_profiler(context, plan)
     keep_own_parts(context, loaded)
     context.resolution.resolve(**facts.flags_of(loaded.data))
@@ -157,9 +166,15 @@ def compose_run_config(
     )
     decisions: dict[str, dict[str, bool]] = {
         "compared": facts.decided_otherwise(config, "compared"),
-        "free": facts.decided_otherwise(config, "free"),
+        "free_on_resume": facts.decided_otherwise(config, "free"),
     }
     return run_config.model_copy(update={name: flags for name, flags in decisions.items() if flags})
+
+
+def keep_freed_memory(device: torch.device) -> None:
+    """Have the C library keep the memory that a CPU's tensors have freed, until the run closes."""
+    if device.type == "cpu":
+        HEAP.keep()
 
 
 def write_run_config(started: StartedRun, earlier_config: RunConfig | None) -> RunConfig:

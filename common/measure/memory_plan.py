@@ -3,7 +3,7 @@
 import copy
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 
 import numpy as np
@@ -22,7 +22,6 @@ from common.measure.memory import MEBIBYTE, MemoryTracker, device_memory, memory
 from common.measure.stopwatch import FIRST_UPDATES
 from common.models.compile import is_compiled
 from common.run_directory.records import MemoryPlanFacts
-from common.system.allocator import keep_freed_memory
 from common.system.devices import has_own_memory_figures
 
 # The name of each part, and its planned and measured MiB, None if unknown.
@@ -52,12 +51,23 @@ class MemoryPlan:
     """
 
     def __init__(
-        self, accelerator: Accelerator, model: nn.Module, optimizer: Optimizer, loader: Loader
+        self,
+        accelerator: Accelerator,
+        model: nn.Module,
+        optimizer: Optimizer,
+        loader: Loader,
+        when_measured: Callable[[], None] = lambda: None,
     ) -> None:
+        """Plan the memory of a model, its gradients and its optimizer.
+
+        Args:
+            when_measured: is called once, after the first updates have been measured.
+        """
         self.accelerator = accelerator
         self.device = accelerator.device
         self.model = model
         self.optimizer = bare_optimizer(optimizer)
+        self.when_measured = when_measured
         self.most_tokens = most_tokens_of_batch(loader)
         # The tokens of the longest micro-batch so far. Infinity means that no activations are
         # measured: a compiled model would be compiled with the hooks, and again without them.
@@ -156,8 +166,7 @@ class MemoryPlan:
         owner = self.device.type if has_own_memory_figures(self.device) else "host"
         share = f"{self.total / self.device_mib:.1%} of the {owner}'s memory"
         say(f"memory  {parts}: {self.total:,.1f} MiB in all, {share}")
-        if self.device.type == "cpu":  # only now, because it changes what trackers measure
-            keep_freed_memory()
+        self.when_measured()
 
     def finish(self) -> MemoryRows:
         """Return the planned and measured size of each part at the end of training."""

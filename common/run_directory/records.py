@@ -172,7 +172,7 @@ class RunConfig(Record):
     compared: dict[str, bool] = Field(default_factory=dict)
     # By a flag's name, whether a resume may change the flag, because the model learns the same. As
     # above, only flags are here for which the recipe differs from `TrainingConfig`.
-    free: dict[str, bool] = Field(default_factory=dict)
+    free_on_resume: dict[str, bool] = Field(default_factory=dict)
     source: Source = Field(default_factory=Source)
     # The SHA-256 of the weights before the first update; None: see `digest_of_model`.
     initial_weights: str | None = None

@@ -29,7 +29,7 @@ GROUPS = (
     "objective",
     "command",
     "compared",
-    "free",
+    "free_on_resume",
     "environment",
     "data",
     "architecture",

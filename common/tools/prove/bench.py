@@ -220,8 +220,12 @@ def require_resumable(spec: RunSpec, number: int, result: LaunchResult, director
 def require_success(spec: RunSpec, number: int, result: LaunchResult, directory: Path) -> None:
     """Raise a `RunFailedError` if a launch that was not interrupted has failed."""
     if result.status != 0:
-        reason = read_status(directory).reason or result.problem()
-        raise RunFailedError(f"launch {number + 1} of the run {spec.name} failed: {reason}")
+        status = read_status(directory)
+        # An earlier launch may have written the status, if this one failed before it had a run.
+        reason = status.reason if status.status == "failed" else None
+        raise RunFailedError(
+            f"launch {number + 1} of the run {spec.name} failed: {reason or result.problem()}"
+        )
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,7 @@ def changes_learning(flag: str, run: RunConfig) -> bool:
 
     `config.json` states this only where the recipe differs from `TrainingConfig`.
     """
-    is_free = run.free.get(flag, role_of(TrainingConfig, flag).free)
+    is_free = run.free_on_resume.get(flag, role_of(TrainingConfig, flag).free)
     return not is_free and flag not in FLAGS_OF_KERNELS
 
 

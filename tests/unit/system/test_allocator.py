@@ -9,49 +9,63 @@ import sys
 
 import pytest
 
-from common.system.allocator import USER_VARIABLES, keep_freed_memory
+from common.system.allocator import USER_VARIABLES, Heap
 
+PAGE = 4096  # the bytes of a page, at least
 # Prints whether the settings were made, and how many pages the kernel cleared for tensors that
-# are made and freed again and again.
+# are made and freed again and again, and how many pages are returned in the end.
 COUNT_CLEARED_PAGES = """
 import resource, sys
 import torch
-from common.system.allocator import keep_freed_memory
+from common.system.allocator import HEAP
 
-made = sys.argv[1] == "kept" and keep_freed_memory()
+if sys.argv[1] == "kept":
+    HEAP.keep()
+made = HEAP.is_kept
 for count in range(12):
     if count == 8:  # by then, the heap has its final size
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     tensors = [torch.ones(3, 2**22) for _ in range(3)]
     del tensors
-print(made, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+pages = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+kept = int(open("/proc/self/statm").read().split()[1])
+HEAP.stop_keeping()
+left = int(open("/proc/self/statm").read().split()[1])
+print(made, pages, kept - left)
 """
 
 
-def cleared_pages(word: str, **variables: str) -> tuple[bool, int]:
-    """Return what the script prints in an environment with further variables."""
-    environment = {name: value for name, value in os.environ.items() if "MALLOC" not in name}
+def run_script(word: str, **variables: str) -> tuple[bool, int, int]:
+    """Run the script in an environment with further variables, and return what it prints."""
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(USER_VARIABLES)
+    }
     command = [sys.executable, "-c", COUNT_CLEARED_PAGES, word]
     printed = subprocess.check_output(command, env=environment | variables, text=True)
-    made, pages = printed.split()
-    return made == "True", int(pages)
+    made, cleared, returned = printed.split()
+    return made == "True", int(cleared), int(returned)
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has these settings")
 def test_freed_memory_is_used_again() -> None:
     """Tensors of 48 MiB need new pages each time, or, with the settings, almost none."""
-    made, pages = cleared_pages("kept")
+    made, cleared, returned = run_script("kept")
     assert made
-    _, pages_before = cleared_pages("returned")
-    assert pages < pages_before / 10
+    _, cleared_before, _ = run_script("returned")
+    assert cleared < cleared_before / 10
+    assert returned * PAGE > 3 * 48 * 2**20  # after the end of the run, in a notebook
     # The user's settings have precedence.
-    made, _ = cleared_pages("kept", MALLOC_TRIM_THRESHOLD_="1000000")
+    made, _, _ = run_script("kept", MALLOC_TRIM_THRESHOLD_="1000000")
     assert not made
 
 
 def test_other_c_libraries_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in os.environ:
+    for name in [*os.environ]:
         if name.startswith(USER_VARIABLES):
             monkeypatch.delenv(name)
     monkeypatch.setattr("ctypes.CDLL", lambda name: object())
-    assert not keep_freed_memory()
+    heap = Heap()
+    heap.keep()
+    heap.trim()
+    heap.stop_keeping()
+    assert not heap.is_kept

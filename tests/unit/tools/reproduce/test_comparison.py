@@ -270,7 +270,9 @@ def test_own_flag_that_changes_no_learning_defines_no_experiment(
 ) -> None:
     """`config.json` says so of a flag that only the recipe has."""
     runs = [
-        write_past_run(tmp_path / f"run{workers}", config={"own_workers": workers}, free=free)
+        write_past_run(
+            tmp_path / f"run{workers}", config={"own_workers": workers}, free_on_resume=free
+        )
         for workers in (1, 2)
     ]
     (difference,) = differences_of(*runs)
