@@ -3,7 +3,7 @@
 In fp32, rounding can move the input of a ReLU to the other side of zero. In a ResNet-18 on images
 of 8 × 8, where batch norm sees 16 values of a channel, that changed the gradients of 16 of 36
 updates by 0.05 to 1.3 %, and two runs that should be equal then moved apart: within six updates,
-their losses differed by up to 8 %. In float64, rounding is smaller by a factor of 5 · 10⁸.
+their losses differed by up to 8 %. In float64, rounding is smaller by a factor of 500 million.
 """
 
 import dataclasses
