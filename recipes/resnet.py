@@ -5,7 +5,7 @@ One process, on a CPU or one GPU:
 Several GPUs (several machines: see docs/several-processes.md):
     accelerate launch --config_file accelerate_configs/multi_gpu_fp16.yaml recipes/resnet.py
 
-Result: 93.86 % test accuracy on CIFAR-10 after 10 epochs with --optimizer muon (1 seed), and
+Result: 93.97 % test accuracy on CIFAR-10 after 12 epochs with --optimizer muon (1 seed), and
 98.0 ± 0.7 % on digits (6 epochs, 3 seeds). torch 2.13, bf16, two cores of an AMD EPYC.
 """
 
