@@ -505,7 +505,7 @@ def test_killed_worker_and_the_supervisor_line(
     launch = launch_command("multi_cpu", runner.python)
     command = " ".join(map(str, [*launch, recipe, *flags]))
     readme = (REPOSITORY / "README.md").read_text()
-    (line,) = [line for line in readme.splitlines() if line.startswith("until accelerate")]
+    (line,) = [line for line in readme.splitlines() if line.startswith("until python")]
     loop = line.replace("runs/mine", str(directory)).split("; do ")[1]
     environment = clean_environment(runner.folder)
     subprocess.run(["bash", "-c", f"until {command}; do {loop}"], env=environment, check=True,

@@ -7,7 +7,13 @@ from pathlib import Path
 import pytest
 
 from common.tools.prove.command import main
-from common.tools.prove.observation import Interrupted, MicroBatch, read_launches
+from common.tools.prove.comparison import UPDATES, updates_of
+from common.tools.prove.observation import (
+    Interrupted,
+    MicroBatch,
+    ObservedRun,
+    read_launches,
+)
 from common.tools.prove.receipt import read_receipt
 from tests.launch import REPOSITORY
 from tests.unit.data.test_parquet import images_folder
@@ -57,3 +63,26 @@ def test_a_recipe_that_streams_passes(
     assert samples.startswith("36 training samples")
     assert "whole epochs: 4 of reference, 1 of divided, 1 of two-processes, 4 of interr" in samples
     assert receipt.code[0].commit is not None
+
+
+@pytest.mark.slow
+def test_a_recipe_with_batch_norm_is_compared_in_float64(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One process and two agree more closely than they could in fp32."""
+    receipt_path = tmp_path / "proof.json"
+    folder = tmp_path / "runs"
+    words = [str(REPOSITORY / "recipes" / "cifar10_fast.py"), "--widths", "8", "8"]
+    words += ["--checks", "processes", "--output", str(receipt_path), "--folder", str(folder)]
+    main(words)
+    receipt = read_receipt(receipt_path)
+    assert receipt.passed, capsys.readouterr().out
+    assert "in float64, as BatchNorm2d amplifies rounding" in receipt.checks[0].compared
+    assert receipt.environment is not None  # although no check needed the reference run
+    losses = []
+    for name in ("divided-in-float64", "two-processes-in-float64"):
+        launches = read_launches(folder / name)
+        run = ObservedRun(name, folder / name, launches, seconds=0.0, command="")
+        losses.append([update.loss for update in updates_of(run).values()])
+    assert len(losses[0]) == UPDATES
+    assert losses[1] == pytest.approx(losses[0], rel=1e-9)
