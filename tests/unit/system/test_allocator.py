@@ -11,9 +11,9 @@ import pytest
 
 from common.system.allocator import USER_VARIABLES, Heap
 
-PAGE = 4096  # the bytes of a page, at least
-# Prints whether the settings were made, and how many pages the kernel cleared for tensors that
-# are made and freed again and again, and how many pages are returned in the end.
+PAGE = 4096  # the least number of bytes in a page
+# Prints whether freed memory is kept, how many pages the kernel cleared for tensors that are made
+# and freed again and again, and how many pages are returned in the end.
 COUNT_CLEARED_PAGES = """
 import resource, sys
 import torch
@@ -21,7 +21,7 @@ from common.system.allocator import HEAP
 
 if sys.argv[1] == "kept":
     HEAP.keep()
-made = HEAP.is_kept
+is_kept = HEAP.is_kept
 for count in range(12):
     if count == 8:  # by then, the heap has its final size
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -31,7 +31,7 @@ pages = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 kept = int(open("/proc/self/statm").read().split()[1])
 HEAP.stop_keeping()
 left = int(open("/proc/self/statm").read().split()[1])
-print(made, pages, kept - left)
+print(is_kept, pages, kept - left)
 """
 
 
@@ -42,21 +42,21 @@ def run_script(word: str, **variables: str) -> tuple[bool, int, int]:
     }
     command = [sys.executable, "-c", COUNT_CLEARED_PAGES, word]
     printed = subprocess.check_output(command, env=environment | variables, text=True)
-    made, cleared, returned = printed.split()
-    return made == "True", int(cleared), int(returned)
+    is_kept, cleared, returned = printed.split()
+    return is_kept == "True", int(cleared), int(returned)
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has these settings")
 def test_freed_memory_is_used_again() -> None:
     """Tensors of 48 MiB need new pages each time, or, with the settings, almost none."""
-    made, cleared, returned = run_script("kept")
-    assert made
+    is_kept, cleared, returned = run_script("kept")
+    assert is_kept
     _, cleared_before, _ = run_script("returned")
     assert cleared < cleared_before / 10
     assert returned * PAGE > 3 * 48 * 2**20  # after the end of the run, in a notebook
     # The user's settings have precedence.
-    made, _, _ = run_script("kept", MALLOC_TRIM_THRESHOLD_="1000000")
-    assert not made
+    is_kept, _, _ = run_script("kept", MALLOC_TRIM_THRESHOLD_="1000000")
+    assert not is_kept
 
 
 def test_other_c_libraries_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

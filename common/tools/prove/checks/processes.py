@@ -101,8 +101,8 @@ def check_processes(bench: Bench) -> Verdict:
     if layout.accumulation == 1:
         return Verdict(True, f"{verdict.compared}; {NOT_RESUMED}")
     compared = [verdict.compared]
+    run_with_precision = run_in_float64 if in_float64 else run_with_layout
     for change in PROCESS_COUNT_CHANGES:
-        run_with_precision = run_in_float64 if in_float64 else run_with_layout
         try:
             changed_run = run_with_precision(
                 bench,
