@@ -19,9 +19,10 @@
 directory="${RUN_DIRECTORY:-runs/slurm-$SLURM_JOB_ID}"
 # Processes on each node: one for each GPU.
 export PER_NODE="${PER_NODE:-${SLURM_GPUS_ON_NODE:-1}}"
-# Where all processes meet: on the first node, at a port that other jobs do not use.
+# Where all processes meet: on the first node, at a port that other jobs do not use. It is below
+# 32768, because Linux gives the ports above to outgoing connections.
 export MAIN_ADDRESS="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"
-export MAIN_PORT="$((10000 + SLURM_JOB_ID % 50000))"
+export MAIN_PORT="$((10000 + SLURM_JOB_ID % 20000))"
 
 # What each node runs. SIGUSR1 would kill `accelerate launch` and orphan its processes. Instead,
 # this shell receives it and sends SIGTERM to the launcher, which then stops its processes and

@@ -22,6 +22,7 @@ from typing import IO, Any, Literal
 import psutil
 from filelock import FileLock
 
+from benchmarks.harness.ports import free_port
 from tests.forking_python import READ_LATE, has_same_imports
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -505,13 +506,6 @@ def launch_command(launcher: Launcher, interpreter: Path = Path(sys.executable))
         return [*accelerate, *configuration, "--main_process_port", port]
     words = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", port]
     return [python, *words]
-
-
-def free_port() -> int:
-    """Return a port that no process uses now."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 def run_command(

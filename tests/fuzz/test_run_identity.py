@@ -324,6 +324,16 @@ class Runs(RuleBasedStateMachine):
         directory = self.root / name
         self.launch(directory, lambda: command(directory, "auto", None), updates, None)
 
+    @rule(name=st.sampled_from(NAMES))
+    def resume_finished(self, name: str) -> None:
+        """Resume a run that is finished: nothing is left to do."""
+        directory = self.root / name
+        shutil.rmtree(directory, ignore_errors=True)
+        self.launch(directory, lambda: self.new_config(directory), LAST, None)
+        nothing_to_do = ENDED["nothing to do"]
+        self.launch(directory, lambda: command(directory, str(directory), None), LAST, None)
+        assert ENDED["nothing to do"] == nothing_to_do + 1
+
     @rule(name=st.sampled_from(NAMES), resumes=st.booleans(), updates=st.integers(0, LAST))
     def start_twice(self, name: str, resumes: bool, updates: int) -> None:
         """Start twice: the second command is read before the first run gets the lock."""

@@ -17,6 +17,7 @@ import pytest
 from packaging.requirements import Requirement
 from PIL import Image as PillowImage
 
+from benchmarks.harness.ports import free_port
 from benchmarks.table import markdown
 from common.config import parse_config
 from common.data.sources import BUILT_IN
@@ -28,7 +29,7 @@ from common.tools.tune.space import parse_space
 from common.tools.vary.command import read_command_line as read_variants
 from common.training.precision import cpu_has_bf16
 from tests.examples import COPIES
-from tests.launch import CONFIGS, REPOSITORY, Runner, clean_environment, free_port, run_command
+from tests.launch import CONFIGS, REPOSITORY, Runner, clean_environment, run_command
 from tests.local_data import grey_images, write_odd_text, write_parquet
 from tests.thin_resnet import write_thin_resnet
 

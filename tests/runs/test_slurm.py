@@ -14,8 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from benchmarks.harness.ports import free_port
 from tests.jobs import EVERY, MLP, final_weights, newest_step
-from tests.launch import CONFIGS, REPOSITORY, Finished, Runner, clean_environment, free_port
+from tests.launch import CONFIGS, REPOSITORY, Finished, Runner, clean_environment
 
 FLAGS = (*MLP, "--epochs", 20)
 

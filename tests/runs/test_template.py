@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
+from benchmarks.harness.ports import free_port
 from tests.jobs import MLP, final_weights, learned
 from tests.launch import (
     CONFIGS,
@@ -21,7 +22,6 @@ from tests.launch import (
     Launcher,
     Runner,
     clean_environment,
-    free_port,
     staying_on_one_core,
 )
 from tests.template import OF_TWO

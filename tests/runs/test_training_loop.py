@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.harness.ports import free_port
 from tests.edited_copies import edited
-from tests.launch import REPOSITORY, Runner, clean_environment, free_port, run_command
+from tests.launch import REPOSITORY, Runner, clean_environment, run_command
 
 FLAGS = ("--dataset", "digits", "--tracker", "none", "--hidden-sizes", 16, 16, "--log-every", 5)
 STEP = "            with accelerator.accumulate(model):\n"

@@ -15,6 +15,7 @@ from accelerate.commands import launch
 from accelerate.utils.environment import parse_flag_from_env
 from accelerate.utils.launch import prepare_simple_launcher_cmd_env
 
+from benchmarks.harness.ports import free_port
 from common.config import TrainingConfig
 from common.errors import UserError
 from common.system.devices import is_cpu_asked_for
@@ -22,7 +23,6 @@ from common.system.machine import FALSE_WORDS, TRUE_WORDS
 from common.track import facts
 from common.training import accelerator, launcher_checks
 from common.training.precision import running_precision, set_kernels
-from tests.launch import free_port
 
 
 class Built(Exception):  # noqa: N818

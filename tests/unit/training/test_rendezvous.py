@@ -8,8 +8,8 @@ import pytest
 from torch.distributed import TCPStore
 from torch.distributed.rendezvous import rendezvous
 
+from benchmarks.harness.ports import free_port
 from common.training.rendezvous import rendezvous_url
-from tests.launch import free_port
 
 
 def test_first_attempt_uses_torchs_rendezvous(monkeypatch: pytest.MonkeyPatch) -> None:
