@@ -135,7 +135,9 @@ def step_command(name: str, file: Path, options: Options) -> list[str]:
     }
     return [
         *(sys.executable, "-m", "benchmarks.gpu_session.steps"),
-        *(name, str(file), json.dumps(step_options)),
+        name,
+        str(file),
+        json.dumps(step_options),
     ]
 
 

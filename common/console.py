@@ -81,8 +81,11 @@ def make_bar() -> progress.Progress:
     """Return a bar with no task yet. A task needs the field `text`."""
     text = partial(progress.TextColumn, markup=False)
     return progress.Progress(
-        *(progress.SpinnerColumn(), text("{task.description}"), progress.BarColumn(None)),
-        *(text("{task.fields[text]}"), progress.TimeRemainingColumn()),
+        progress.SpinnerColumn(),
+        text("{task.description}"),
+        progress.BarColumn(None),
+        text("{task.fields[text]}"),
+        progress.TimeRemainingColumn(),
     )
 
 

@@ -40,9 +40,13 @@ TAKES_EFFECT_IN = {
 }
 # Modules that only copy or show all flags. If they read a flag, that does not count as a use.
 MERELY_COPY = (
-    *("dataclasses", "common.flags", "common.flag_reads", "common.command_line"),
+    "dataclasses",
+    "common.flags",
+    "common.flag_reads",
+    "common.command_line",
     "common.run_directory.resume",
-    *("common.track.", "common.profile."),
+    "common.track.",
+    "common.profile.",
 )
 
 

@@ -47,18 +47,28 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 
 # Tests of features that only POSIX has: terminals, process groups, limits, mounted file systems.
 OF_POSIX = (
-    *("runs/test_faults.py", "runs/test_machines.py", "runs/test_slurm.py"),
-    *("runs/test_template.py", "runs/test_benchmarks.py", "runs/test_streaming.py"),
-    *("fuzz/test_numbers.py", "fuzz/test_paths.py", "generated/test_generated_copies.py"),
-    *("platforms/test_pretended.py", "unit/training/test_signals.py"),
+    "runs/test_faults.py",
+    "runs/test_machines.py",
+    "runs/test_slurm.py",
+    "runs/test_template.py",
+    "runs/test_benchmarks.py",
+    "runs/test_streaming.py",
+    "fuzz/test_numbers.py",
+    "fuzz/test_paths.py",
+    "generated/test_generated_copies.py",
+    "platforms/test_pretended.py",
+    "unit/training/test_signals.py",
 )
 collect_ignore = [*OF_POSIX] if os.name == "nt" else []
 # Single tests that send POSIX signals, make named pipes, or make links, for which Windows may ask
 # for a permission.
 NEED_POSIX = {
-    *("test_texts_are_not_read_from_what_never_ends", "test_mistakes_are_sentences"),
-    *("test_pipe_in_the_place_of_a_file", "test_killed_worker_is_a_lost_process"),
-    *("test_workers_ignore_what_asks_a_job_to_stop", "test_trial_that_is_killed_is_explained"),
+    "test_texts_are_not_read_from_what_never_ends",
+    "test_mistakes_are_sentences",
+    "test_pipe_in_the_place_of_a_file",
+    "test_killed_worker_is_a_lost_process",
+    "test_workers_ignore_what_asks_a_job_to_stop",
+    "test_trial_that_is_killed_is_explained",
     "test_signal_ends_the_training_of_a_vocabulary",
 }
 

@@ -24,8 +24,11 @@ from common.system import devices
 from common.system.devices import trials
 
 NVML = (
-    *("nvmlInit", "nvmlDeviceGetHandleByUUID", "nvmlDeviceGetTotalEnergyConsumption"),
-    *("nvmlDeviceGetSamples", "nvmlDeviceGetUtilizationRates"),
+    "nvmlInit",
+    "nvmlDeviceGetHandleByUUID",
+    "nvmlDeviceGetTotalEnergyConsumption",
+    "nvmlDeviceGetSamples",
+    "nvmlDeviceGetUtilizationRates",
 )
 # The originals, before a test replaces them.
 EMPTY_LIKE = torch.empty_like

@@ -31,14 +31,42 @@ import sys
 READ_LATE = ("WANDB_", "COLUMNS", "LINES", "TQDM_", "PYTEST_", "TMPDIR", "TORCH_COMPILE_DISABLE")
 # Variables of shells, launchers and Slurm. Forks of two ranks get those of `multi_cpu.yaml`, too.
 SET_BY_LAUNCHERS = (
-    *("PATH", "PWD", "OLDPWD", "SHLVL", "_", "XDG_CACHE_HOME", "RECIPE_TESTS_FOLDER"),
-    *("ACCELERATE_", "FSDP_", "MASTER_", "SLURM_", "TORCHELASTIC_", "GROUP_", "LOCAL_", "ROLE_"),
-    *("RANK", "WORLD_SIZE", "OMP_NUM_THREADS", "TORCH_NCCL_ASYNC_ERROR_HANDLING"),
-    *("MAIN_ADDRESS", "MAIN_PORT", "PER_NODE", "RUN_DIRECTORY", "FAKES", "GLOO_SOCKET_IFNAME"),
+    "PATH",
+    "PWD",
+    "OLDPWD",
+    "SHLVL",
+    "_",
+    "XDG_CACHE_HOME",
+    "RECIPE_TESTS_FOLDER",
+    "ACCELERATE_",
+    "FSDP_",
+    "MASTER_",
+    "SLURM_",
+    "TORCHELASTIC_",
+    "GROUP_",
+    "LOCAL_",
+    "ROLE_",
+    "RANK",
+    "WORLD_SIZE",
+    "OMP_NUM_THREADS",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+    "MAIN_ADDRESS",
+    "MAIN_PORT",
+    "PER_NODE",
+    "RUN_DIRECTORY",
+    "FAKES",
+    "GLOO_SOCKET_IFNAME",
     # Benchmarks have a cache of their own, and no test looks at which one libraries use.
-    *("HF_HOME",),
+    "HF_HOME",
     # Jupyter sets these for the shell lines of a notebook.
-    *("JPY_", "PYDEVD_", "MPLBACKEND", "CLICOLOR", "FORCE_COLOR", "PAGER", "GIT_PAGER", "TERM"),
+    "JPY_",
+    "PYDEVD_",
+    "MPLBACKEND",
+    "CLICOLOR",
+    "FORCE_COLOR",
+    "PAGER",
+    "GIT_PAGER",
+    "TERM",
 )
 MODULES = {"accelerate": "accelerate.commands.accelerate_cli", "torchrun": "torch.distributed.run"}
 # Variables that a launcher passes on to its workers, and does not use itself.

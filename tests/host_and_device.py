@@ -26,8 +26,14 @@ from torch.overrides import TorchFunctionMode
 HOST = torch.device("cpu")
 DEVICE = torch.device("cpu", 0)
 COLLECTIVES = (
-    *("all_gather", "all_gather_into_tensor", "all_reduce", "broadcast", "gather", "reduce"),
-    *("reduce_scatter_tensor", "scatter"),
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_reduce",
+    "broadcast",
+    "gather",
+    "reduce",
+    "reduce_scatter_tensor",
+    "scatter",
 )
 
 

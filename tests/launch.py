@@ -56,10 +56,26 @@ SHARDED = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
 
 # Beginnings of variables that a developer's shell may hold, and a user's fresh machine does not.
 FOREIGN = (
-    *("WANDB_", "HF_", "HUGGING", "TRANSFORMERS_", "ACCELERATE_", "OMP_", "MKL_", "GOMP_"),
-    *("FORCE_COLOR", "TORCHELASTIC", "PYTHONPATH", "PYTHONWARNINGS", "TTY_", "NETRC"),
+    "WANDB_",
+    "HF_",
+    "HUGGING",
+    "TRANSFORMERS_",
+    "ACCELERATE_",
+    "OMP_",
+    "MKL_",
+    "GOMP_",
+    "FORCE_COLOR",
+    "TORCHELASTIC",
+    "PYTHONPATH",
+    "PYTHONWARNINGS",
+    "TTY_",
+    "NETRC",
     "PYTHONDONTWRITEBYTECODE",  # with it each process compiles all that it imports
-    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_"),
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_",
 )
 
 
@@ -356,8 +372,11 @@ class Runner:
         one_core = launcher in ONE_PROCESS and not all_cores
         if launcher in FORKED and can_fork(environment, clean_environment(self.folder)):
             return self.template.fork(
-                *(words, {**environment, **(SHARDED if "shards" in launcher else {})}),
-                *(folder, output, errors),
+                words,
+                {**environment, **(SHARDED if "shards" in launcher else {})},
+                folder,
+                output,
+                errors,
                 processes=FORKED[launcher],
                 cores=own_core() if one_core else usable_cores(),
             )
@@ -427,7 +446,12 @@ class Runner:
         variables = changed(clean_environment(self.folder), changes)
         with (folder / "output").open("w+") as output, (folder / "errors").open("w+") as errors:
             process = self.start(
-                *(words, launcher, variables, working_directory or folder, output, errors),
+                words,
+                launcher,
+                variables,
+                working_directory or folder,
+                output,
+                errors,
                 all_cores=all_cores,
                 forking=True,
             )

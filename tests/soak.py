@@ -63,7 +63,9 @@ class Setting:
         processes = 2 if self.launcher in ("two", "multi_cpu") else 1
         placement = ("--data-placement", "workers", "--num-workers", self.workers)
         return (
-            *(*RECIPES[self.recipe], *COMMON, *placement),
+            *RECIPES[self.recipe],
+            *COMMON,
+            *placement,
             *("--gradient-accumulation-steps", self.accumulation),
             *("--batch-size", 128 // processes // self.accumulation),
         )

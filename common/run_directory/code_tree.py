@@ -27,17 +27,39 @@ SETTINGS = ("-c", "core.quotePath=false", "-c", "diff.autoRefreshIndex=false")
 # Variables that point git to another repository, as in a hook of git.
 FOREIGN = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX")
 SECRET_FILES = (
-    *(".env", ".env.*", "*.env", "*.pem", "*.key", "*.p12", "*.pfx", "id_rsa*", "id_ed25519*"),
-    *(".netrc", "_netrc", ".pypirc", "*credentials*", "*secrets.*", "secret.*", "kaggle.json"),
+    ".env",
+    ".env.*",
+    "*.env",
+    "*.pem",
+    "*.key",
+    "*.p12",
+    "*.pfx",
+    "id_rsa*",
+    "id_ed25519*",
+    ".netrc",
+    "_netrc",
+    ".pypirc",
+    "*credentials*",
+    "*secrets.*",
+    "secret.*",
+    "kaggle.json",
 )
 # The value of an environment variable is a secret if its name ends with one of these words.
 SECRET_VARIABLES = ("KEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIALS")
 LEAST_SECRET = 8  # characters; a shorter value may be an ordinary word
 DIFF = (
-    *("diff", "HEAD", "--no-color", "--no-ext-diff", "--no-textconv", "--no-renames"),
+    "diff",
+    "HEAD",
+    "--no-color",
+    "--no-ext-diff",
+    "--no-textconv",
+    "--no-renames",
     # Without context lines, the patch does not repeat an unchanged line that has a secret.
     "--unified=0",
-    *("--full-index", "--src-prefix=a/", "--dst-prefix=b/", "--ignore-submodules=all"),
+    "--full-index",
+    "--src-prefix=a/",
+    "--dst-prefix=b/",
+    "--ignore-submodules=all",
 )
 FIRST_LINE = "diff --git "  # the beginning of a file's part in a patch
 MASKED = "*** stands for what looks like a secret"  # a problem in `CodeTree.not_saved`

@@ -36,10 +36,20 @@ LIBRARY = Path(__file__).resolve().parents[2]  # the folder that `common` is imp
 # Environment variables that choose kernels or their order of sums, and so change the last bits of
 # results. Only these environment variables are recorded.
 NUMERIC_VARIABLES = (
-    *("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "MKL_CBWR"),
-    *("ONEDNN_DEFAULT_FPMATH_MODE", "MKL_ENABLE_INSTRUCTIONS", "MKL_NUM_THREADS"),
-    *("OPENBLAS_CORETYPE", "CUBLAS_WORKSPACE_CONFIG", "NVIDIA_TF32_OVERRIDE"),
-    *("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "NCCL_ALGO", "NCCL_PROTO", "PYTHONHASHSEED"),
+    "ATEN_CPU_CAPABILITY",
+    "ONEDNN_MAX_CPU_ISA",
+    "DNNL_MAX_CPU_ISA",
+    "MKL_CBWR",
+    "ONEDNN_DEFAULT_FPMATH_MODE",
+    "MKL_ENABLE_INSTRUCTIONS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_CORETYPE",
+    "CUBLAS_WORKSPACE_CONFIG",
+    "NVIDIA_TF32_OVERRIDE",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+    "NCCL_ALGO",
+    "NCCL_PROTO",
+    "PYTHONHASHSEED",
 )
 LONGEST_WAIT = 30.0  # seconds to wait for the thread at the end of a run
 

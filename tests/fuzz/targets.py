@@ -450,7 +450,16 @@ def load_folder_of_images(folder: Path) -> ImageData:
 TARGETS: dict[str, Target] = {
     target.__name__: target
     for target in (
-        *(flags, space, directories, resume, config_files, models),
-        *(comparisons, tables, damaged_tables, images, caches),
+        flags,
+        space,
+        directories,
+        resume,
+        config_files,
+        models,
+        comparisons,
+        tables,
+        damaged_tables,
+        images,
+        caches,
     )
 }

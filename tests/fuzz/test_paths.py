@@ -86,7 +86,13 @@ def test_unusable_path_is_refused(flag: str, place: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        *("x = (", "import nothing_of_this_name", "1 / 0", "\0", "\udcff", "", "Config = 3"),
+        "x = (",
+        "import nothing_of_this_name",
+        "1 / 0",
+        "\0",
+        "\udcff",
+        "",
+        "Config = 3",
         "from common.config import TrainingConfig as Config",
         *(
             f"from common.config import TrainingConfig as Config\nOBJECTIVE = {objective}"

@@ -90,7 +90,10 @@ class Attempt:
         self.config = config
         resumes = config.resume is not None
         self.directory = Directory(
-            *(config.output_dir, "tiny", resumes, 0.0),
+            config.output_dir,
+            "tiny",
+            resumes,
+            0.0,
             lambda: was_finished_meanwhile(config, "tiny"),
             made=[] if made is None else made,
         )
@@ -111,7 +114,11 @@ class Attempt:
         self.parts.add("optimizer", self.optimizer)
         self.parts.add("progress", self.progress)
         self.checkpoints = Checkpoints(
-            *(self.directory.path / "checkpoints", 0, 1, KEEP, 5.0),
+            self.directory.path / "checkpoints",
+            0,
+            1,
+            KEEP,
+            5.0,
             run_id=self.directory.run_id,
             insist_on_ownership=self.directory.insist_on_ownership,
         )

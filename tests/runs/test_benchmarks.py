@@ -75,8 +75,11 @@ def test_waits_are_errors_in_the_loop_and_allowed_in_what_logs(
         monkeypatch.setattr(owner, name, note)
 
     for owner, name in (
-        *((recipe, "compute_loss"), (recipe.Run, "clip_grad_norm_"), (recipe.Run, "record")),
-        *((recipe.Run, "log_training"), (guarded.Stopwatch, "stop")),
+        (recipe, "compute_loss"),
+        (recipe.Run, "clip_grad_norm_"),
+        (recipe.Run, "record"),
+        (recipe.Run, "log_training"),
+        (guarded.Stopwatch, "stop"),
     ):
         noting(owner, name)
     settings = {**TINY, "mixed_precision": "no", "log_every": 2}

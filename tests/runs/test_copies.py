@@ -32,10 +32,22 @@ RESUMED = COPIES[:4]
 QUIET = ("--tracker", "none", "--log-every", 2, "--keep-checkpoints", 100)
 # The parts of the recipe's loop that each copy keeps, in this order.
 KEPT = (
-    *("Run(config, __file__, OBJECTIVE", "run.loaders(data)", "run.keep(model=", "run.start("),
-    *("in run.batches(train_loader):", "if run.should_evaluate:", "run.log("),
-    *("accelerator.accumulate(", "accelerator.backward(", "optimizer", ".step()", "zero_grad()"),
-    *("run.record(", "if run.should_save:", "run.save()", "run.finish(evaluate("),
+    "Run(config, __file__, OBJECTIVE",
+    "run.loaders(data)",
+    "run.keep(model=",
+    "run.start(",
+    "in run.batches(train_loader):",
+    "if run.should_evaluate:",
+    "run.log(",
+    "accelerator.accumulate(",
+    "accelerator.backward(",
+    "optimizer",
+    ".step()",
+    "zero_grad()",
+    "run.record(",
+    "if run.should_save:",
+    "run.save()",
+    "run.finish(evaluate(",
 )
 
 
@@ -158,7 +170,10 @@ def kill_and_resume(copy: Copy, runner: Runner, directory: Path, launcher: Launc
     """Kill a run after a third of its updates and resume it to its end."""
     total_steps = whole(runner, copy, launcher).summary["progress/global_step"]
     return killed_and_resumed(
-        *(runner, copy.path, *copy.flags, *QUIET),
+        runner,
+        copy.path,
+        *copy.flags,
+        *QUIET,
         directory=directory,
         kill_at=total_steps // 3,
         total_steps=total_steps,

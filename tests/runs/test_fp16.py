@@ -101,7 +101,7 @@ def test_killed_and_resumed_it_ends_bit_equal(
     whole = in_fp16(runner, "mnist_mlp", WILD, *flags)
     words = scaled("mnist_mlp", WILD, *flags)
     resumed = killed_and_resumed(
-        *(runner, SCRIPT, *words), directory=tmp_path / "run", kill_at=5, total_steps=12
+        runner, SCRIPT, *words, directory=tmp_path / "run", kill_at=5, total_steps=12
     )
     assert_same_result(resumed.directory, whole.directory)
 
@@ -119,7 +119,8 @@ def test_two_processes_make_the_updates_of_one(
     on_one = in_fp16(runner, "mnist_mlp", STEADY, *flags)
     steady, wild = (
         runner.shared(
-            *(SCRIPT, *scaled("mnist_mlp", scale, *flags, "--gradient-accumulation-steps", 1)),
+            SCRIPT,
+            *scaled("mnist_mlp", scale, *flags, "--gradient-accumulation-steps", 1),
             launcher=launcher,
         )
         for scale in (STEADY, WILD)

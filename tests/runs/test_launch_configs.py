@@ -136,7 +136,11 @@ def test_multi_cpu_file_gives_two_processes_that_end_together(
     flags = ("--dataset", odd_images, "--batch-size", 16, "--epochs", 2000, "--tracker", "none")
     flags += ("--checkpoint-every", updates, "--output-dir", directory)
     job = Job(
-        *(runner, RECORDED, folder, recipe, *flags),
+        runner,
+        RECORDED,
+        folder,
+        recipe,
+        *flags,
         directory=directory,
         launcher="multi_cpu",
         forking=True,

@@ -134,6 +134,6 @@ def test_request_to_stop_while_data_are_prepared_is_obeyed_at_once(
     assert "Traceback" not in job.printed()
     for path in folder.rglob("1*.png"):  # fewer images keep the test short
         path.unlink()
-    run = runner.run(*("mnist_mlp", *flags[1:]), launcher="python", output_directory=False)
+    run = runner.run("mnist_mlp", *flags[1:], launcher="python", output_directory=False)
     assert run.returncode == 0
     assert job.read("status.json")["status"] == "finished"

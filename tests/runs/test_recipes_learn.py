@@ -19,19 +19,42 @@ from tests.launch import Finished, Runner
 from tests.local_data import IMAGE_SIZES
 
 ALWAYS = {
-    *("train/loss", "train/accuracy", "train/learning_rate", "train/grad_norm"),
+    "train/loss",
+    "train/accuracy",
+    "train/learning_rate",
+    "train/grad_norm",
     "train/skipped_updates",
-    *("perf/samples_per_second", "perf/samples_per_second_per_device"),
-    *("perf/step_milliseconds", "perf/data_wait_fraction", "memory/host_rss_mib"),
-    *("progress/global_step", "progress/epoch", "progress/samples"),
+    "perf/samples_per_second",
+    "perf/samples_per_second_per_device",
+    "perf/step_milliseconds",
+    "perf/data_wait_fraction",
+    "memory/host_rss_mib",
+    "progress/global_step",
+    "progress/epoch",
+    "progress/samples",
 }
 # All names of metrics; a run has those that its hardware and data can give.
 VOCABULARY = ALWAYS | {
-    *("train/loss_scale", "perf/tokens_per_second", "perf/tflops_per_device"),
-    *("val/loss", "val/accuracy", "val/count", "val/f1", "val/macro_f1"),
-    *("test/loss", "test/accuracy", "test/count", "test/f1", "test/macro_f1"),
-    *("perf/mfu", "perf/goodput", "perf/joules_per_sample", "memory/peak_allocated_mib"),
-    *("memory/peak_reserved_mib", "gpu/utilization", "gpu/power_watts"),
+    "train/loss_scale",
+    "perf/tokens_per_second",
+    "perf/tflops_per_device",
+    "val/loss",
+    "val/accuracy",
+    "val/count",
+    "val/f1",
+    "val/macro_f1",
+    "test/loss",
+    "test/accuracy",
+    "test/count",
+    "test/f1",
+    "test/macro_f1",
+    "perf/mfu",
+    "perf/goodput",
+    "perf/joules_per_sample",
+    "memory/peak_allocated_mib",
+    "memory/peak_reserved_mib",
+    "gpu/utilization",
+    "gpu/power_watts",
     "time/train_seconds",
 }
 ONLY_IN_SUMMARY = {"val/best_accuracy", "progress/kept_step", "time/total_seconds"}
@@ -216,9 +239,14 @@ def test_terminal_shows_what_runs_and_how_it_ended(learned: Finished) -> None:
     first = "\n".join(lines[: next(i for i, line in enumerate(lines) if "loss" in line)])
     facts = learned.config
     for shown in (
-        *(facts["recipe"], f"{facts['architecture']['parameters']:,}", facts["data"]["name"]),
-        *(facts["data"]["reason"], f"{facts['data']['classes']} classes"),
-        *(facts["environment"]["device"], "1 process", str(learned.directory)),
+        facts["recipe"],
+        f"{facts['architecture']['parameters']:,}",
+        facts["data"]["name"],
+        facts["data"]["reason"],
+        f"{facts['data']['classes']} classes",
+        facts["environment"]["device"],
+        "1 process",
+        str(learned.directory),
         f"{facts['plan']['total_steps']} updates",
     ):
         assert shown in first, shown

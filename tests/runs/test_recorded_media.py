@@ -37,8 +37,10 @@ def test_whole_run_keeps_what_a_recipe_logs(tracker: str, tmp_path: Path, runner
         f"media/{place}-{step:08d}{ending}"
         for step in (0, 2, 3)
         for place, ending in (
-            *(("images/train/batch", "-0.png"), ("images/train/batch", "-1.png")),
-            *(("tables/train/rows", ".json"), ("histograms/train/weights", ".json")),
+            ("images/train/batch", "-0.png"),
+            ("images/train/batch", "-1.png"),
+            ("tables/train/rows", ".json"),
+            ("histograms/train/weights", ".json"),
         )
     }
     if tracker == "wandb":

@@ -135,9 +135,17 @@ SEND = (
 @pytest.mark.parametrize(
     "wrong",
     [
-        *({"processes": ()}, {"processes": (1, 0)}, {"rounds": 0}, {"updates": 0}, {"batch": -1}),
-        *({"devices": (0,)}, {"fit_links": ("foo",)}, {"check_links": ("5",)}, {"links": ("a:1",)}),
-        *({"overlap": 2.0}, {"link_efficiency": 0.0}),
+        {"processes": ()},
+        {"processes": (1, 0)},
+        {"rounds": 0},
+        {"updates": 0},
+        {"batch": -1},
+        {"devices": (0,)},
+        {"fit_links": ("foo",)},
+        {"check_links": ("5",)},
+        {"links": ("a:1",)},
+        {"overlap": 2.0},
+        {"link_efficiency": 0.0},
     ],
 )
 def test_mistakes_are_found_before_anything_is_measured(wrong: dict[str, Any]) -> None:

@@ -54,7 +54,8 @@ def run_script(
     script = folder / "script.py"
     script.write_text(text)
     return runner.run(
-        *(script, *words),
+        script,
+        *words,
         launcher=launcher,
         working_directory=folder,
         output_directory=False,

@@ -20,10 +20,24 @@ from tests.simulated import memory, streams
 from tests.simulated.kernels import DEVICE, LIBRARIES
 
 COLLECTIVES = (
-    *("allreduce_", "allreduce_coalesced_", "broadcast_", "reduce_", "scatter_", "gather_"),
-    *("allgather_", "_allgather_base_", "allgather_coalesced_", "allgather_into_tensor_coalesced_"),
-    *("reduce_scatter_", "_reduce_scatter_base_", "reduce_scatter_tensor_coalesced_"),
-    *("alltoall_", "alltoall_base_", "barrier", "send", "recv_"),
+    "allreduce_",
+    "allreduce_coalesced_",
+    "broadcast_",
+    "reduce_",
+    "scatter_",
+    "gather_",
+    "allgather_",
+    "_allgather_base_",
+    "allgather_coalesced_",
+    "allgather_into_tensor_coalesced_",
+    "reduce_scatter_",
+    "_reduce_scatter_base_",
+    "reduce_scatter_tensor_coalesced_",
+    "alltoall_",
+    "alltoall_base_",
+    "barrier",
+    "send",
+    "recv_",
 )
 CALLED: Counter[str] = Counter()  # collectives, by name
 HOST_GROUPS: dict[Any, Any] = {}  # by gloo's part of a group: the group that serves the host

@@ -84,7 +84,7 @@ def test_killed_and_resumed_it_ends_bit_equal(
     whole = on_device(runner, "mnist_mlp", *flags, variant=LIKE_APPLE)
     words = (LIKE_APPLE, "-", script_of("mnist_mlp"), *flags)
     resumed = killed_and_resumed(
-        *(runner, LAUNCH, *words), directory=tmp_path / "run", kill_at=3, total_steps=8
+        runner, LAUNCH, *words, directory=tmp_path / "run", kill_at=3, total_steps=8
     )
     assert_same_result(resumed.directory, whole.directory)
 

@@ -11,8 +11,22 @@ from typing import Any
 
 MISSING = object()
 WRONG: tuple[Any, ...] = (
-    *(None, "text [red]|", "", -1, 0, 10**400, 1e308, -1e-308, float("nan"), True),
-    *([], ["text"], [[None]], {}, {"text": {"a": None}}, MISSING),
+    None,
+    "text [red]|",
+    "",
+    -1,
+    0,
+    10**400,
+    1e308,
+    -1e-308,
+    float("nan"),
+    True,
+    [],
+    ["text"],
+    [[None]],
+    {},
+    {"text": {"a": None}},
+    MISSING,
 )
 
 

@@ -81,9 +81,15 @@ def test_weights_without_a_head_can_be_loaded(published: Path, tmp_path: Path) -
 @pytest.mark.parametrize(
     "wrong",
     [
-        *({"mean": [0.5]}, {"std": [0.1] * 4}, {"std": [1.0, 0.0, 1.0]}, {"mean": None}),
-        *({"std": "x"}, {"input_size": [3, 0, 0]}, {"input_size": [3, -5, -5]}),
-        *({"input_size": 224}, {"input_size": [3, 10**9, 10**9]}),
+        {"mean": [0.5]},
+        {"std": [0.1] * 4},
+        {"std": [1.0, 0.0, 1.0]},
+        {"mean": None},
+        {"std": "x"},
+        {"input_size": [3, 0, 0]},
+        {"input_size": [3, -5, -5]},
+        {"input_size": 224},
+        {"input_size": [3, 10**9, 10**9]},
     ],
 )
 def test_invalid_settings_of_weights_are_refused(

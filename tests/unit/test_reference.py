@@ -27,13 +27,28 @@ COPIED = [
 # Attributes of a run that are not for recipes.
 INTERNAL = {
     # The stages of the run and their parts. The library and `recipes prove` read them.
-    *("context", "stages", "loaded", "kept", "started"),
-    *("checkpoints", "evaluations", "early_stopping", "gather_rows"),
+    "context",
+    "stages",
+    "loaded",
+    "kept",
+    "started",
+    "checkpoints",
+    "evaluations",
+    "early_stopping",
+    "gather_rows",
     # Steps of other calls, such as of `record` and `batches`.
-    *("end_update", "log_training", "save_and_leave", "position", "is_asked_to_stop"),
-    *("close", "release"),
+    "end_update",
+    "log_training",
+    "save_and_leave",
+    "position",
+    "is_asked_to_stop",
+    "close",
+    "release",
     # What one call leaves for the next.
-    *("are_flags_checked", "is_finish_called", "is_called_by_a_program", "present_work"),
+    "are_flags_checked",
+    "is_finish_called",
+    "is_called_by_a_program",
+    "present_work",
 }
 
 
@@ -131,8 +146,14 @@ def test_files_are_named() -> None:
     (tree,) = re.findall(r"^```text\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
     named = {line.split()[0] for line in tree.splitlines()}
     for path in (
-        *(records.CONFIG, records.STATUS, records.SUMMARY, records.METRICS_FILE, records.MEMORY),
-        *(records.MODEL_JSON, records.ATTEMPTS, records.CHECKPOINT_DIGESTS),
+        records.CONFIG,
+        records.STATUS,
+        records.SUMMARY,
+        records.METRICS_FILE,
+        records.MEMORY,
+        records.MODEL_JSON,
+        records.ATTEMPTS,
+        records.CHECKPOINT_DIGESTS,
     ):
         assert Path(path).name in named
     assert f"{records.PROVENANCE}/" in named

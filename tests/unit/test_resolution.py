@@ -37,8 +37,11 @@ def changes_of_config(tree: ast.AST) -> Iterator[int]:
 @pytest.mark.parametrize(
     "line",
     [
-        *("config.epochs = 3", "self.config.epochs += 3", "setattr(config, name, 3)"),
-        *("config.epochs, other = 3, 4", "object.__setattr__(self.config, name, 3)"),
+        "config.epochs = 3",
+        "self.config.epochs += 3",
+        "setattr(config, name, 3)",
+        "config.epochs, other = 3, 4",
+        "object.__setattr__(self.config, name, 3)",
     ],
 )
 def test_change_is_recognised(line: str) -> None:

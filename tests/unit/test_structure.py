@@ -322,8 +322,16 @@ def attributes_set(owner: ast.ClassDef, method: str | None = None) -> set[str]:
 
 
 COLLECTIVES = {
-    *("gather_object", "broadcast_object_list", "all_reduce", "all_gather", "broadcast"),
-    *("all_gather_object", "wait_for_everyone", "barrier", "reduce", "_get_default_store"),
+    "gather_object",
+    "broadcast_object_list",
+    "all_reduce",
+    "all_gather",
+    "broadcast",
+    "all_gather_object",
+    "wait_for_everyone",
+    "barrier",
+    "reduce",
+    "_get_default_store",
 }
 # Besides `common.agreement`, these exchange gradients, buffers and rows of training, or profiles.
 HAS_COLLECTIVES = {

@@ -27,8 +27,17 @@ class Config(TrainingConfig):
 
 
 LEARNING = [
-    *("auto_batch_size", "scale_learning_rate", "base_batch_size", "weight_decay", "warmup_steps"),
-    *("schedule", "max_grad_norm", "compile", "gradient_checkpointing", "mixup", "width"),
+    "auto_batch_size",
+    "scale_learning_rate",
+    "base_batch_size",
+    "weight_decay",
+    "warmup_steps",
+    "schedule",
+    "max_grad_norm",
+    "compile",
+    "gradient_checkpointing",
+    "mixup",
+    "width",
 ]
 OTHER: dict[str, Any] = {
     "auto_batch_size": True,

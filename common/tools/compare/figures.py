@@ -20,8 +20,15 @@ from common.track.names import (
 )
 
 FIGURES = (
-    *(THROUGHPUT, "perf/tokens_per_second", "perf/mfu", "perf/goodput", PEAK),
-    *("perf/joules_per_sample", "time/train_seconds", "time/total_seconds", OTHER_CPU),
+    THROUGHPUT,
+    "perf/tokens_per_second",
+    "perf/mfu",
+    "perf/goodput",
+    PEAK,
+    "perf/joules_per_sample",
+    "time/train_seconds",
+    "time/total_seconds",
+    OTHER_CPU,
 )
 MemoryKind = Literal["device", "host"]
 MEMORY_METRICS: dict[MemoryKind, str] = {

@@ -14,6 +14,7 @@ from typing import Literal
 from safetensors.torch import load_file
 
 from common.tools.prove.bench import Bench, Interruption, RunSpec
+from common.tools.prove.flags import as_words
 from common.tools.prove.instruments.updates import (
     FIRST_WEIGHTS,
     LATER_WEIGHTS,
@@ -101,11 +102,12 @@ def run_with_layout(
     updates = UPDATES
     if not in_float64:
         updates = max(UPDATES, bench.flags.training_samples // effective_batch)
-    flags = (
-        *("--batch-size", str(layout.batch_size)),
-        *("--gradient-accumulation-steps", str(layout.accumulation)),
-        *("--max-steps", str(updates), "--log-every", "1"),
-        *("--mixed-precision", "no"),
+    flags = as_words(
+        batch_size=layout.batch_size,
+        gradient_accumulation_steps=layout.accumulation,
+        max_steps=updates,
+        log_every=1,
+        mixed_precision="no",
     )
     spec = RunSpec(
         f"{name}-in-float64" if in_float64 else name,

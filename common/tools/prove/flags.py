@@ -49,6 +49,21 @@ def parse_flags(words: Sequence[str]) -> FlagValues:
     return flags
 
 
+def as_words(**values: object) -> tuple[str, ...]:
+    """Return the words of a command line for flags that Python code names.
+
+    `as_words(max_steps=3, compile=False)` is `("--max-steps", "3", "--no-compile")`.
+    """
+    words: list[str] = []
+    for name, value in values.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            words += [f"--{flag}", str(value)]
+    return tuple(words)
+
+
 def flag_words(flags: FlagValues) -> list[str]:
     """Return the words of a command line with these flags."""
     words: list[str] = []

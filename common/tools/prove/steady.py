@@ -8,6 +8,7 @@ from itertools import pairwise
 from statistics import median
 
 from common.tools.prove.bench import Bench, RunSpec
+from common.tools.prove.flags import as_words
 from common.tools.prove.instruments.memory import MEASURED_EVERY
 from common.tools.prove.observation import ObservedRun, Recorded
 
@@ -17,7 +18,7 @@ LEAST_UPDATES = 40
 # above.
 MOST_SECONDS = 60.0
 SAVE_EVERY = 4  # updates, in the eventful run
-NEVER = "100000"  # updates, more than a run of a proof makes
+NEVER = 100_000  # updates, more than a run of a proof makes
 
 
 def steady_run(bench: Bench) -> ObservedRun:
@@ -25,10 +26,13 @@ def steady_run(bench: Bench) -> ObservedRun:
     updates = updates_in(MOST_SECONDS, median_update_seconds(bench.reference))
     spec = RunSpec(
         "steady",
-        (
-            *("--max-steps", str(updates), "--epochs", "1000", "--log-every", str(MEASURED_EVERY)),
-            *("--eval-every", NEVER, "--checkpoint-every", NEVER),
-            *("--gradient-accumulation-steps", "1"),
+        as_words(
+            max_steps=updates,
+            epochs=1000,
+            log_every=MEASURED_EVERY,
+            eval_every=NEVER,
+            checkpoint_every=NEVER,
+            gradient_accumulation_steps=1,
         ),
         instruments=(
             "common.tools.prove.instruments.memory",
@@ -43,13 +47,15 @@ def eventful_run(bench: Bench) -> ObservedRun:
     """Return a run that evaluates after each update and saves often."""
     spec = RunSpec(
         "eventful",
-        (
-            *("--max-steps", str(LEAST_UPDATES), "--epochs", "1000"),
-            *("--log-every", str(MEASURED_EVERY)),
-            *("--eval-every", "1", "--checkpoint-every", str(SAVE_EVERY)),
-            *("--gradient-accumulation-steps", "1"),
+        as_words(
+            max_steps=LEAST_UPDATES,
+            epochs=1000,
+            log_every=MEASURED_EVERY,
+            eval_every=1,
+            checkpoint_every=SAVE_EVERY,
+            gradient_accumulation_steps=1,
             # With so many evaluations, a recipe that stops early by default would end too soon.
-            *("--early-stopping", "None"),
+            early_stopping=None,
         ),
         instruments=("common.tools.prove.instruments.memory",),
         is_observed=False,

@@ -18,8 +18,20 @@ DIGITS = 8  # the digits of a digest or a commit that a table shows
 # Packages that compute, or that produce the numbers that training reads. Packages that the recipe
 # imports may do so, too. A different version of any other package should change no bits.
 NUMERIC_PACKAGES = (
-    *("torch", "accelerate", "numpy", "datasets", "transformers", "tokenizers", "pillow"),
-    *("scikit-learn", "triton", "safetensors", "pyarrow", "mkl", "intel-openmp", "torchvision"),
+    "torch",
+    "accelerate",
+    "numpy",
+    "datasets",
+    "transformers",
+    "tokenizers",
+    "pillow",
+    "scikit-learn",
+    "triton",
+    "safetensors",
+    "pyarrow",
+    "mkl",
+    "intel-openmp",
+    "torchvision",
 )
 NUMERIC_PREFIXES = ("nvidia-", "rocm-")
 CORES = re.compile(r", \d+ cores?$")  # the end of a CPU's name

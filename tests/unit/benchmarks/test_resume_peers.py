@@ -541,8 +541,14 @@ def results_of(*results: Result) -> Results:
 @pytest.mark.parametrize(
     "fault",
     [
-        *({"repeated": 3}, {"lost": 3}, {"other_batches": 1}, {"repeated_orders": 1}),
-        *({"same_bits": False}, {"rows_lost": 1}, {"rows_doubled": 1}, {"removed": 1}),
+        {"repeated": 3},
+        {"lost": 3},
+        {"other_batches": 1},
+        {"repeated_orders": 1},
+        {"same_bits": False},
+        {"rows_lost": 1},
+        {"rows_doubled": 1},
+        {"removed": 1},
         {"is_finished": False},
     ],
 )
@@ -563,7 +569,17 @@ def test_summary_has_the_largest_counts_of_the_kills() -> None:
         result_of(name, kill="29", processes=2, is_finished=False),
     )
     alone, together = report.summary_rows(results)
-    assert alone == (*(name, "3", "≤ 5 (in 2)", "0", "0", "2 of 3", "0", "≤ 2 (in 1)", "2 of 3"),)
+    assert alone == (
+        name,
+        "3",
+        "≤ 5 (in 2)",
+        "0",
+        "0",
+        "2 of 3",
+        "0",
+        "≤ 2 (in 1)",
+        "2 of 3",
+    )
     assert together[0] == f"{name}, 2 processes"
     assert together[-1] == "0 of 1"
     details = {row[1]: row for row in report.detail_rows(results) if row[0] == name}

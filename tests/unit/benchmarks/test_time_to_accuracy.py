@@ -222,7 +222,9 @@ def test_peer_ends_when_it_has_met_all_goals(tmp_path: Path) -> None:
     assert recorder.update(64)
     accuracies = (0.9, 0.981, 0.97, 0.988)
     assert [recorder.evaluated({"accuracy": accuracy}) for accuracy in accuracies] == [
-        *(True, True, True),
+        True,
+        True,
+        True,
         False,
     ]
     recorder, _ = recorder_in(tmp_path, to_the_end=True)

@@ -8,8 +8,16 @@ import torch
 from common.checkpoints.kinds import sums_of_bits
 
 DTYPES = (
-    *(torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.complex64),
-    *(torch.complex128, torch.int8, torch.int64, torch.bool, torch.float8_e4m3fn),
+    torch.float64,
+    torch.float32,
+    torch.bfloat16,
+    torch.float16,
+    torch.complex64,
+    torch.complex128,
+    torch.int8,
+    torch.int64,
+    torch.bool,
+    torch.float8_e4m3fn,
 )
 
 

@@ -19,8 +19,19 @@ from common.checkpoints.pack import pack, unpack
 from common.checkpoints.tensors import read_tensors, write_tensors
 
 DTYPES = (
-    *(torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.bool),
-    *(torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint64),
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.complex64,
+    torch.bool,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.uint8,
+    torch.uint16,
+    torch.uint64,
     torch.float8_e4m3fn,
 )
 ARRAYS = ("?", "i1", "<i4", ">i4", "u8", "f2", "f4", "f8", "c8", "c16", "M8[s]")

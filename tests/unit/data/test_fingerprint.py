@@ -57,7 +57,10 @@ def hugging_face(images: np.ndarray) -> Any:
 MADE: list[Callable[[np.ndarray], Any]] = [
     lambda images: TensorSamples(images=images),
     lambda images: TensorSamples(images=torch.from_numpy(images).bfloat16()),
-    *(Rows, Noisy, Own, hugging_face),
+    Rows,
+    Noisy,
+    Own,
+    hugging_face,
 ]
 
 

@@ -49,8 +49,13 @@ def test_known_gpus_have_the_peak_of_their_data_sheet(
 @pytest.mark.parametrize(
     "name",
     [
-        *("NVIDIA L40", "NVIDIA A1000", "NVIDIA A100X", "NVIDIA T400", "AMD Instinct MI300X"),
-        *("NVIDIA GeForce RTX 3090 Ti", "NVIDIA GeForce RTX 4090 Laptop GPU"),
+        "NVIDIA L40",
+        "NVIDIA A1000",
+        "NVIDIA A100X",
+        "NVIDIA T400",
+        "AMD Instinct MI300X",
+        "NVIDIA GeForce RTX 3090 Ti",
+        "NVIDIA GeForce RTX 4090 Laptop GPU",
         "NVIDIA A100-SXM4-40GB MIG 1g.5gb",
     ],
 )

@@ -57,9 +57,14 @@ def test_cpu_time_covers_the_training_thread_only() -> None:
     step = event("ProfilerStep*", 500)
     waiting = event(DATA, 10, step)
     events = [
-        *(step, waiting, event("aten::index", 7000, waiting), event("aten::mm", 3000, step)),
-        *(event("aten::add", 1000, step), event("aten::view", 400, step)),
-        *(event("AddmmBackward0", 300, step), event("aten::copy_", 9000, thread=2)),
+        step,
+        waiting,
+        event("aten::index", 7000, waiting),
+        event("aten::mm", 3000, step),
+        event("aten::add", 1000, step),
+        event("aten::view", 400, step),
+        event("AddmmBackward0", 300, step),
+        event("aten::copy_", 9000, thread=2),
     ]
     assert cpu_kernel_milliseconds(events) == pytest.approx({"compute": 3, "memory": 1})
 

@@ -111,9 +111,15 @@ def test_bare_device_lacks_everything(module: SimpleNamespace) -> None:
     Then every capability is absent, and no error is raised.
     """
     capabilities = (
-        *(devices.has_float64, devices.has_streams, devices.has_timed_events),
-        *(devices.has_pinned_memory, devices.has_generator, devices.has_loss_scaling),
-        *(devices.has_tf32, devices.keeps_peaks, devices.has_own_memory_figures),
+        devices.has_float64,
+        devices.has_streams,
+        devices.has_timed_events,
+        devices.has_pinned_memory,
+        devices.has_generator,
+        devices.has_loss_scaling,
+        devices.has_tf32,
+        devices.keeps_peaks,
+        devices.has_own_memory_figures,
     )
     assert [has(OTHER) for has in capabilities] == [False] * len(capabilities)
     assert not devices.has_autocast(OTHER, torch.float16)

@@ -34,8 +34,11 @@ from tests.launch import REPOSITORY
 COMMON = {path: path.read_text(encoding="utf-8") for path in (REPOSITORY / "common").rglob("*.py")}
 # These run on GPU machines with Linux.
 OF_GPU_MACHINES = (
-    *("benchmarks/gpu.py", "benchmarks/gpu_session/step.py", "benchmarks/gpu_session/steps.py"),
-    *("benchmarks/bring.py", "benchmarks/harness/bare_environment.py"),
+    "benchmarks/gpu.py",
+    "benchmarks/gpu_session/step.py",
+    "benchmarks/gpu_session/steps.py",
+    "benchmarks/bring.py",
+    "benchmarks/harness/bare_environment.py",
 )
 PORTABLE = {
     path: path.read_text(encoding="utf-8")
@@ -73,9 +76,23 @@ def dotted(node: ast.AST) -> str:
 def test_one_module_knows_the_system() -> None:
     """Other modules neither ask for the system nor use functions that some systems lack."""
     lacking = {
-        *("sys.platform", "os.name", "platform.system", "os.rename", "os.replace", "os.fsync"),
-        *("os.fork", "os.killpg", "os.setsid", "os.statvfs", "os.getloadavg", "os.getuid"),
-        *("os.sched_getaffinity", "os.O_NONBLOCK", "os.O_DIRECTORY", "shlex.quote", "shlex.split"),
+        "sys.platform",
+        "os.name",
+        "platform.system",
+        "os.rename",
+        "os.replace",
+        "os.fsync",
+        "os.fork",
+        "os.killpg",
+        "os.setsid",
+        "os.statvfs",
+        "os.getloadavg",
+        "os.getuid",
+        "os.sched_getaffinity",
+        "os.O_NONBLOCK",
+        "os.O_DIRECTORY",
+        "shlex.quote",
+        "shlex.split",
     }
     for place, node in nodes(COMMON):
         if place.startswith("common/system/platforms.py"):

@@ -15,8 +15,16 @@ from tests.launch import REPOSITORY
 
 # Libraries that take a second or more to load, which help must not wait for.
 LARGE_LIBRARIES = {
-    *("torch", "transformers", "datasets", "accelerate", "optuna", "sqlalchemy"),
-    *("matplotlib", "numpy", "wandb", "wandb_workspaces"),
+    "torch",
+    "transformers",
+    "datasets",
+    "accelerate",
+    "optuna",
+    "sqlalchemy",
+    "matplotlib",
+    "numpy",
+    "wandb",
+    "wandb_workspaces",
 }
 
 

@@ -32,8 +32,13 @@ def test_view_is_printed_without_an_account(capsys: pytest.CaptureFixture[str]) 
     assert {line["config"]["xAxis"] for line in lines} == {STEP}
     shown = {metric for line in lines for metric in line["config"]["metrics"]}
     assert shown >= {
-        *("perf/samples_per_second", "memory/peak_allocated_mib", "memory/host_rss_mib"),
-        *("train/loss", "val/loss", "train/accuracy", "val/accuracy"),
+        "perf/samples_per_second",
+        "memory/peak_allocated_mib",
+        "memory/host_rss_mib",
+        "train/loss",
+        "val/loss",
+        "train/accuracy",
+        "val/accuracy",
     }
     bars = [panel for panel in panels(view) if panel["viewType"] == "Bar Chart"]
     assert {"perf/samples_per_second"} in [set(bar["config"]["metrics"]) for bar in bars]

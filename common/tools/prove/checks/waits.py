@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from common.tools.prove.bench import Bench, Check, RunSpec, Verdict
+from common.tools.prove.flags import as_words
 from common.tools.prove.notes import Wait
 from common.tools.prove.observation import ObservedRun
 
@@ -23,9 +24,12 @@ def check_waits(bench: Bench) -> Verdict:
     """Launch a run whose waits are observed, and look for waits between its log lines."""
     spec = RunSpec(
         "waits",
-        (
-            *("--max-steps", str(UPDATES), "--epochs", "1000", "--log-every", str(LOG_EVERY)),
-            *("--gradient-accumulation-steps", "1", "--no-compile"),
+        as_words(
+            max_steps=UPDATES,
+            epochs=1000,
+            log_every=LOG_EVERY,
+            gradient_accumulation_steps=1,
+            compile=False,
         ),
         instruments=("common.tools.prove.instruments.waits",),
         is_observed=False,

@@ -470,7 +470,11 @@ AS_ROOT = hasattr(os, "geteuid") and os.geteuid() == 0  # root may write everywh
 @pytest.mark.parametrize(
     "name",
     [
-        *("runs.docx", "missing/runs.png", "file/runs.png", "folder.png", f"{LONG}.png"),
+        "runs.docx",
+        "missing/runs.png",
+        "file/runs.png",
+        "folder.png",
+        f"{LONG}.png",
         pytest.param("sealed/runs.png", marks=pytest.mark.skipif(AS_ROOT, reason="as root")),
     ],
 )

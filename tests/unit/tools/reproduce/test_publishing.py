@@ -57,8 +57,13 @@ def test_published_run_has_no_paths_and_is_signed(tmp_path: Path) -> None:
     written = [path for path in (tmp_path / "published").rglob("*") if path.is_file()]
     names = {path.relative_to(tmp_path / "published").as_posix() for path in written}
     assert names == {
-        *("config.json", "status.json", "summary.json", "metrics.jsonl"),
-        *("provenance/attempts.json", "provenance/weights.jsonl", "model/model.json"),
+        "config.json",
+        "status.json",
+        "summary.json",
+        "metrics.jsonl",
+        "provenance/attempts.json",
+        "provenance/weights.jsonl",
+        "model/model.json",
     }
     texts = "".join(path.read_text() for path in written)
     assert not [place for place in ("/data", "/runs", "/nowhere", str(tmp_path)) if place in texts]

@@ -121,8 +121,11 @@ def test_trials_that_differ_in_the_seed_are_one_group(tmp_path: Path) -> None:
     records = seeded_trials(
         tmp_path,
         (0.990, 0.2, 0),  # the best run, of settings that are worse on average
-        *((0.800, 0.2, 1), (0.790, 0.2, 2)),
-        *((0.950, 0.0, 0), (0.951, 0.0, 1), (0.952, 0.0, 2)),
+        (0.800, 0.2, 1),
+        (0.790, 0.2, 2),
+        (0.950, 0.0, 0),
+        (0.951, 0.0, 1),
+        (0.952, 0.0, 2),
     )
     second, default, advice = certainty_lines(records, recipe(), SEEDS)
     bounds = stats.ttest_ind(
@@ -141,8 +144,12 @@ def test_clear_lead_over_seeds(tmp_path: Path) -> None:
     """A clear lead is more than the choice of seeds explains."""
     records = seeded_trials(
         tmp_path,
-        *((0.950, 0.2, 0), (0.951, 0.2, 1), (0.952, 0.2, 2)),
-        *((0.900, 0.1, 0), (0.901, 0.1, 1), (0.902, 0.1, 2)),
+        (0.950, 0.2, 0),
+        (0.951, 0.2, 1),
+        (0.952, 0.2, 2),
+        (0.900, 0.1, 0),
+        (0.901, 0.1, 1),
+        (0.902, 0.1, 2),
     )
     line = certainty_lines(records, recipe(), SEEDS)[0]
     assert "5.00 points ahead (95 % interval 4.77 to 5.23), which is more than the choice" in line

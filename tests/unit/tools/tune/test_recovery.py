@@ -105,8 +105,14 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
     **{
         f"{table}: {rows}": without_rows(table, rows)
         for table in (
-            *("trials", "trial_params", "trial_values", "trial_intermediate_values"),
-            *("studies", "study_directions", "study_user_attributes", "version_info"),
+            "trials",
+            "trial_params",
+            "trial_values",
+            "trial_intermediate_values",
+            "studies",
+            "study_directions",
+            "study_user_attributes",
+            "version_info",
         )
         for rows in ("true", "rowid = 1", "rowid = 2")
     },

@@ -307,7 +307,9 @@ def test_killed_search_can_be_resumed(tmp_path: Path) -> None:
     log = (study / "trial-001.log").read_text()
     assert re.findall(r"begins after step (\d+)", log) == ["0", str(10 * before.count("\n"))]
     assert sorted(path.name for path in study.glob("trial-???")) == [
-        *("trial-000", "trial-001", "trial-002")
+        "trial-000",
+        "trial-001",
+        "trial-002",
     ]
     main(["--study", str(study), "--trials", "4"])
     assert states(study) == ["COMPLETE"] * 4
