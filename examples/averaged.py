@@ -111,6 +111,11 @@ def build_model(config: Config, data: ImageData) -> tuple[nn.Module, dict[str, A
     return model, {"name": name, "arguments": arguments, **data.preprocessing()}
 
 
+def build_optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:
+    groups = decay_groups(model, config.weight_decay)
+    return torch.optim.AdamW(groups, lr=config.learning_rate, fused=True)
+
+
 def compute_loss(
     model: nn.Module, batch: Batch, mixup: float = 0.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -155,8 +160,7 @@ def main(config: Config) -> None:
         model, description = build_model(config, data)
         if config.compile:
             compile_model(model, config)
-        groups = decay_groups(model, config.weight_decay)
-        optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, fused=True)
+        optimizer = build_optimizer(model, config)
         scheduler = run.plan.schedule(optimizer, warmup_share=0.1)
         model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
         average = AveragedModel(

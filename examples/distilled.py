@@ -121,6 +121,11 @@ def build_teacher(config: Config, data: ImageData, train_loader: Loader) -> nn.M
     return teacher.eval().requires_grad_(False)
 
 
+def build_optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:
+    groups = decay_groups(model, config.weight_decay)
+    return torch.optim.AdamW(groups, lr=config.learning_rate, fused=True)
+
+
 def compute_loss(model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
     logits = model(batch["images"])
     return F.cross_entropy(logits, batch["labels"]), logits
@@ -167,8 +172,7 @@ def main(config: Config) -> None:
         teacher = build_teacher(config, data, train_loader)
         if config.compile:
             compile_model(model, config)
-        groups = decay_groups(model, config.weight_decay)
-        optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, fused=True)
+        optimizer = build_optimizer(model, config)
         scheduler = run.plan.schedule(optimizer, warmup_share=0.1)
         model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
         run.keep(model=model, optimizer=optimizer, scheduler=scheduler)  # in checkpoints

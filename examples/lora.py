@@ -120,6 +120,11 @@ def merged(model: nn.Module) -> nn.Module:
     return plain
 
 
+def build_optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:
+    groups = decay_groups(model, config.weight_decay)
+    return torch.optim.AdamW(groups, lr=config.learning_rate, fused=True)
+
+
 def compute_loss(model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
     inputs = {name: values for name, values in batch.items() if name != "labels"}
     logits = model(**inputs).logits
@@ -156,8 +161,7 @@ def main(config: Config) -> None:
         model, description = build_model(config, data)
         if config.compile:
             compile_layers(model.get_submodule("bert.encoder.layer").children())
-        groups = decay_groups(model, config.weight_decay)
-        optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, fused=True)
+        optimizer = build_optimizer(model, config)
         scheduler = run.plan.schedule(optimizer, warmup_share=0.1)
         model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
         run.keep(model=model, optimizer=optimizer, scheduler=scheduler)  # in checkpoints

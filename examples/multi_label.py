@@ -101,6 +101,11 @@ def build_model(config: Config, data: Data) -> tuple[nn.Module, dict[str, Any]]:
     return model, {"name": name, "arguments": arguments, "labels": list(LABELS)}
 
 
+def build_optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:
+    groups = decay_groups(model, config.weight_decay)
+    return torch.optim.AdamW(groups, lr=config.learning_rate, fused=True)
+
+
 def compute_loss(model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
     logits = model(batch["images"])
     return F.binary_cross_entropy_with_logits(logits, batch["labels"]), logits
@@ -151,8 +156,7 @@ def main(config: Config) -> None:
         model, description = build_model(config, data)
         if config.compile:
             compile_model(model, config)
-        groups = decay_groups(model, config.weight_decay)
-        optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, fused=True)
+        optimizer = build_optimizer(model, config)
         scheduler = run.plan.schedule(optimizer, warmup_share=0.1)
         model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
         run.keep(model=model, optimizer=optimizer, scheduler=scheduler)  # in checkpoints

@@ -112,6 +112,11 @@ def quarters(batch: Batch) -> torch.Tensor:
     return F.adaptive_avg_pool2d(batch["images"].float().mean(1, keepdim=True), 2).flatten(1)
 
 
+def build_optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:
+    groups = decay_groups(model, config.weight_decay)
+    return torch.optim.AdamW(groups, lr=config.learning_rate, fused=True)
+
+
 def compute_loss(
     model: nn.Module, batch: Batch, task: str = "digit"
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -162,8 +167,7 @@ def main(config: Config) -> None:
         model, description = build_model(config, data)
         if config.compile:
             compile_model(model, config)
-        groups = decay_groups(model, config.weight_decay)
-        optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, fused=True)
+        optimizer = build_optimizer(model, config)
         scheduler = run.plan.schedule(optimizer, warmup_share=0.1)
         model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
         run.keep(model=model, optimizer=optimizer, scheduler=scheduler)  # in checkpoints

@@ -92,12 +92,13 @@ def build_model(config: Config, data: TextData) -> tuple[nn.Module, dict[str, An
     return model, {"name": f"BERT ({Path(config.model).name})", **data.preprocessing()}
 
 
-def peak_learning_rate(config: Config, model: nn.Module) -> float:
+def build_optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:
     if config.learning_rate is None:
         width = model.get_parameter("classifier.weight").shape[1]
         # Adam's best rate is about inversely proportional to the width (arXiv:2203.03466).
         config.learning_rate = 1e-3 if config.model == "scratch" else 5e-5 * 768 / width
-    return config.learning_rate
+    groups = decay_groups(model, config.weight_decay)
+    return torch.optim.AdamW(groups, lr=config.learning_rate, fused=True)
 
 
 def compute_loss(model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
@@ -136,8 +137,7 @@ def main(config: Config) -> None:
         model, description = build_model(config, data)
         if config.compile:
             compile_layers(model.get_submodule("bert.encoder.layer").children())
-        groups = decay_groups(model, config.weight_decay)
-        optimizer = torch.optim.AdamW(groups, lr=peak_learning_rate(config, model), fused=True)
+        optimizer = build_optimizer(model, config)
         scheduler = run.plan.schedule(optimizer, warmup_share=0.1)
         model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
         run.keep(model=model, optimizer=optimizer, scheduler=scheduler)  # in checkpoints

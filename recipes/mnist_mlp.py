@@ -114,10 +114,11 @@ def build_model(config: Config, data: ImageData) -> tuple[nn.Module, dict[str, A
     return model, {"name": name, "arguments": arguments, **data.preprocessing()}
 
 
-def peak_learning_rate(config: Config, data: ImageData) -> float:
+def build_optimizer(model: nn.Module, config: Config, data: ImageData) -> torch.optim.Optimizer:
     if config.learning_rate is None:
         config.learning_rate = DEFAULT_RATES.get(data.source.name, DEFAULT_RATES["other"])
-    return config.learning_rate
+    groups = decay_groups(model, config.weight_decay)
+    return torch.optim.AdamW(groups, lr=config.learning_rate, fused=True)
 
 
 def compute_loss(model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
@@ -155,8 +156,7 @@ def main(config: Config) -> None:
         model, description = build_model(config, data)
         if config.compile:
             compile_model(model, config)
-        groups = decay_groups(model, config.weight_decay)
-        optimizer = torch.optim.AdamW(groups, lr=peak_learning_rate(config, data), fused=True)
+        optimizer = build_optimizer(model, config, data)
         scheduler = run.plan.schedule(optimizer, warmup_share=0.1)
         model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
         run.keep(model=model, optimizer=optimizer, scheduler=scheduler)  # in checkpoints

@@ -22,12 +22,10 @@ PAIRS = list(combinations(FILES, 2))
 ALLOWED = {
     "compile_model(model, config)",
     'compile_layers(model.get_submodule("bert.encoder.layer").children())',
-    "optimizer = torch.optim.AdamW(groups, lr=peak_learning_rate(config, data), fused=True)",
-    "optimizer = torch.optim.AdamW(groups, lr=peak_learning_rate(config, model), fused=True)",
     "optimizer = build_optimizer(model, config)",
+    "optimizer = build_optimizer(model, config, data)",
     "scheduler = run.plan.schedule(optimizer, warmup_share=WARMUP_SHARE[config.optimizer])",
     "scheduler = run.plan.schedule(optimizer, warmup_share=0.1)",
-    "groups = decay_groups(model, config.weight_decay)",
     "scheduler = run.plan.schedule(optimizer, warmup_share=0.0)",
     "loss, logits = compute_loss(model, batch)",
     "loss, logits = compute_loss(model, batch, config.label_smoothing)",

@@ -40,12 +40,15 @@ def data_for(checkpoint: str, odd_text: Path) -> TextData:
 @pytest.mark.parametrize(("width", "rate"), [(768, 5e-5), (384, 1e-4), (1024, 3.75e-5)])
 def test_default_learning_rate_depends_on_the_models_width(width: int, rate: float) -> None:
     """A pretrained model takes a lower rate the wider it is; from scratch the rate is fixed."""
-    from recipes.bert import Config, peak_learning_rate
+    from recipes.bert import Config, build_optimizer
 
-    model = nn.ModuleDict({"classifier": nn.Linear(width, 2)})
-    assert peak_learning_rate(Config(model="some/checkpoint"), model) == pytest.approx(rate)
-    assert peak_learning_rate(Config(model="scratch"), model) == 1e-3
-    assert peak_learning_rate(Config(model="scratch", learning_rate=3e-3), model) == 3e-3
+    def chosen_rate(config: Config) -> float:
+        model = nn.ModuleDict({"classifier": nn.Linear(width, 2)})
+        return build_optimizer(model, config).param_groups[0]["lr"]
+
+    assert chosen_rate(Config(model="some/checkpoint")) == pytest.approx(rate)
+    assert chosen_rate(Config(model="scratch")) == 1e-3
+    assert chosen_rate(Config(model="scratch", learning_rate=3e-3)) == 3e-3
 
 
 def test_model_has_the_datas_classes_and_the_flags_dropout(
