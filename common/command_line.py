@@ -96,7 +96,7 @@ def config_from_words(
     config_class: type[ConfigType], description: str | None, early: argparse.Namespace
 ) -> ConfigType:
     """Return the flags of the command line, and for all others those of a run that it names."""
-    saved = saved_config(config_class, early)
+    saved = saved_defaults(config_class, early)
 
     def parse(defaults: ConfigType | None) -> ConfigType:
         """Read the command line, whose flags override `defaults`.
@@ -114,7 +114,7 @@ def config_from_words(
     return config
 
 
-def saved_config(config_class: type[ConfigType], early: argparse.Namespace) -> ConfigType | None:
+def saved_defaults(config_class: type[ConfigType], early: argparse.Namespace) -> ConfigType | None:
     """Return the saved flags that the command line overrides; None if it names no saved flags.
 
     The saved flags are those of the `--config` file. Without one, they are those of the run that
@@ -330,7 +330,7 @@ def read_config(config_class: type[ConfigType], path: Path) -> ConfigType:
             f"--config {path} does not exist",
             advice="pass the config.json of a run, such as runs/NAME/config.json",
         )
-    # `excerpt_of` checks little: an old file, or one that a user wrote, may have flags alone.
+    # `excerpt_of` checks little: a file that a user wrote may have flags alone.
     saved = excerpt_of(read_json(path))
     values = saved.config
     if values is None:
@@ -369,7 +369,7 @@ def refuse_another_recipe(
             advice=advice + (", or a copy of the file without these values" if may_be_own else ""),
         )
     missing_flags = sorted(known_flags - saved_flags)
-    # A file of an older version of this recipe may lack flags, which get their defaults.
+    # The recipe may have got flags since the file was written. They get their defaults.
     if missing_flags and not may_be_own:
         raise UserError(
             f"{path} belongs to another recipe, {recipe}, and has no value for "

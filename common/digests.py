@@ -1,4 +1,4 @@
-"""SHA-256 digests: of files, of values that JSON can hold, and of signed JSON objects.
+"""SHA-256 digests: of bytes, of files, of values that JSON can hold, and of signed JSON objects.
 
 Caches, checkpoints and configs store these digests. So a function here must give the same digest
 for the same value in all versions of this library.
@@ -9,13 +9,14 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TypedDict
+from typing import Protocol, TypedDict
 
 from common.files import refuse_pipe
 from common.json_files import JsonObject
 
 SIGNATURE = "sha256"  # the entry of a signed JSON object with the digest of all other entries
 SHORT = 16  # hexadecimal digits of a short digest
+SHOWN = 8  # hexadecimal digits of a digest or a commit that tables and sentences show
 
 
 class FileReceipt(TypedDict):
@@ -23,6 +24,17 @@ class FileReceipt(TypedDict):
 
     size: int  # bytes
     sha256: str
+
+
+class Digest(Protocol):
+    """A digest of `hashlib` that is not complete yet."""
+
+    def update(self, data: bytes | memoryview, /) -> None: ...
+
+
+def sha256_of_bytes(contents: bytes) -> str:
+    """Return the SHA-256 of bytes."""
+    return hashlib.sha256(contents).hexdigest()
 
 
 def receipt_of(path: Path) -> FileReceipt:
@@ -64,12 +76,17 @@ def sha256_by_stamps(path: Path, stamps: tuple[int, ...]) -> str:
 
 def digest_of_json(value: object) -> str:
     """Return the SHA-256 of a value that JSON can hold; the order of keys does not matter."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+    return sha256_of_bytes(json.dumps(value, sort_keys=True).encode())
 
 
 def short_digest(value: object) -> str:
     """Return the first 16 hexadecimal digits of `digest_of_json`."""
     return digest_of_json(value)[:SHORT]
+
+
+def shown_digest(digest: str) -> str:
+    """Return the beginning of a digest or a commit, as tables and sentences show it."""
+    return digest[:SHOWN]
 
 
 def signed(value: Mapping[str, object]) -> JsonObject:

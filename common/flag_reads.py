@@ -4,6 +4,7 @@ import dataclasses
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
+from weakref import WeakKeyDictionary
 
 from common.errors import UserError
 from common.flags import as_typed, spelled, stated
@@ -48,6 +49,8 @@ MERELY_COPY = (
     "common.track.",
     "common.profile.",
 )
+# The flags that were read, by the class that `record_reads` has given a config.
+FLAGS_READ: WeakKeyDictionary[type, set[str]] = WeakKeyDictionary()
 
 
 def record_reads(config: "DataclassInstance") -> None:
@@ -58,7 +61,7 @@ def record_reads(config: "DataclassInstance") -> None:
     itself from other code.
     """
     config_class = type(config)
-    if hasattr(config_class, "flags_read"):
+    if config_class in FLAGS_READ:
         return
     names = frozenset(field.name for field in dataclasses.fields(config))
     flags_read: set[str] = set()
@@ -76,9 +79,10 @@ def record_reads(config: "DataclassInstance") -> None:
         "__reduce__": lambda self: (from_values, (config_class, dict(vars(self)))),
         "__module__": config_class.__module__,
         "__qualname__": config_class.__qualname__,
-        "flags_read": flags_read,
     }
-    set_class(config, type(config_class.__name__, (config_class,), body))
+    recording_class = type(config_class.__name__, (config_class,), body)
+    FLAGS_READ[recording_class] = flags_read
+    set_class(config, recording_class)
 
 
 def is_use(module: str, name: str) -> bool:
@@ -109,8 +113,9 @@ def mark_read(config: object, *names: str) -> None:
 
     Nothing happens to a config whose reads are not recorded.
     """
-    flags_read: set[str] = getattr(type(config), "flags_read", set())
-    flags_read.update(names)
+    flags_read = FLAGS_READ.get(type(config))
+    if flags_read is not None:
+        flags_read.update(names)
 
 
 def stop_recording(config: "DataclassInstance") -> set[str]:
@@ -118,7 +123,7 @@ def stop_recording(config: "DataclassInstance") -> set[str]:
 
     If nothing was recorded, all flags count as read, so that none is reported as unused.
     """
-    flags_read = getattr(type(config), "flags_read", None)
+    flags_read = FLAGS_READ.get(type(config))
     if flags_read is None:
         return {field.name for field in dataclasses.fields(config)}
     set_class(config, type(config).__mro__[1])

@@ -76,7 +76,9 @@ def look_into(path: Path, uses: FlagUses) -> bool:
     except (OSError, SyntaxError, ValueError):
         return False
     for node in ast.walk(tree):
-        place = f"{path.name}:{getattr(node, 'lineno', 0)}"
+        if not isinstance(node, ast.expr):
+            continue
+        place = f"{path.name}:{node.lineno}"
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
             # Any attribute of this name counts, because the config may have any name.
             uses.lines.setdefault(node.attr, place)

@@ -57,6 +57,8 @@ def flag(
 ) -> Any:
     """Return a dataclass field for a flag. The comment at the field is the flag's help.
 
+    The field stands in the place of a value, so that it fits any annotation of a flag.
+
     Args:
         least: the smallest number allowed; `most` is the largest.
         role: a key of `ROLES`.
@@ -115,6 +117,21 @@ def check_limits(config: "DataclassInstance") -> None:
             )
 
 
+def check_number(
+    name: str, value: float | None, least: float | None = None, most: float | None = None
+) -> None:
+    """Raise a `UserError` if the number of a tool's own flag is outside of the limits.
+
+    Args:
+        name: the flag's name, such as "batch_size".
+        value: the flag's value; None if the flag is not passed, which is no error.
+        least: the smallest number allowed; `most` is the largest.
+    """
+    expected = None if value is None else expected_number(value, least, most)
+    if expected is not None:
+        raise UserError(f"{spelled(name)} {value!r:.99} is out of range", advice=f"pass {expected}")
+
+
 def first_misfit(config_class: type, name: str, value: object) -> Misfit | None:
     """Return the value, or the first item of a tuple, that a flag does not allow.
 
@@ -137,7 +154,14 @@ def expected_range(config_class: type, name: str, value: object) -> str | None:
         return None if is_text(value) else "text without NUL, in UTF-8"
     if not isinstance(value, (int, float)):
         return None
-    least, most = stated(config_class, name)["limits"]
+    return expected_number(value, *stated(config_class, name)["limits"])
+
+
+def expected_number(value: float, least: float | None, most: float | None) -> str | None:
+    """Return the numbers from `least` to `most`, in words; None if `value` is one of them.
+
+    A limit of None allows any finite number.
+    """
     if isinstance(value, float) and not math.isfinite(value):
         return "a finite number"
     if (least is None or value >= least) and (most is None or value <= most):
@@ -171,6 +195,8 @@ def is_name(value: str) -> bool:
 def from_json(config_class: type, values: Mapping[str, object], source: str) -> dict[str, Any]:
     """Return flags that JSON holds, with tuples in place of its lists.
 
+    The values have the types of their flags, so that they can be passed to `config_class`.
+
     Args:
         source: the file that a message names.
 
@@ -196,7 +222,12 @@ def from_json(config_class: type, values: Mapping[str, object], source: str) -> 
 
 
 def expected_type(flag_type: Any, value: object) -> str | None:
-    """Return a flag's type in words if a value has another type; None if the value fits."""
+    """Return a flag's type in words if a value has another type; None if the value fits.
+
+    Args:
+        flag_type: a class, or another annotation such as ``int | None``, for which Python has no
+            common type.
+    """
     # Imported here because the help of a tool does not need it.
     from pydantic import ConfigDict, TypeAdapter, ValidationError
 

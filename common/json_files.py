@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 from common.errors import UserError
 from common.files import refuse_pipe, write_text
@@ -13,8 +13,8 @@ from common.sentences import as_user_error
 
 # The advice for a damaged or missing file.
 PUT_BACK = "restore it from a backup, or start a new run"
-# A JSON object as Python reads it, with values of any type. `common.run_directory.records` has the
-# types of the files in a run's directory.
+# A JSON object as Python reads it. `json` does not say which types its values have, and each use
+# needs others. `common.run_directory.records` has the types of the files in a run's directory.
 JsonObject = dict[str, Any]
 # NaN and infinities, which Python writes although JSON has no names for them, become None.
 parse = partial(json.loads, parse_constant=lambda name: None)
@@ -25,7 +25,15 @@ def write_json(path: Path, value: object) -> None:
     write_text(path, json.dumps(json_safe(value), indent=2) + "\n")
 
 
-def json_safe(value: object) -> Any:
+@overload
+def json_safe(value: Mapping[str, object]) -> JsonObject: ...
+
+
+@overload
+def json_safe(value: object) -> object: ...
+
+
+def json_safe(value: object) -> object:
     """Return a nested value that JSON can express: NaN and infinities become None."""
     if isinstance(value, Mapping):
         return {name: json_safe(item) for name, item in value.items()}

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import torch
+from PIL.Image import Image
 from torch import nn
 from torch.optim import Optimizer
 
@@ -40,7 +41,7 @@ from common.measure.memory import lift_limit
 from common.measure.values import Metrics
 from common.objective import EVALUATED_SPLITS
 from common.system.allocator import HEAP
-from common.track.names import Facts
+from common.track.recorded_media import Values
 from common.training.early_stopping import EarlyStopping
 from common.training.gathering import Gatherer
 from common.training.notebook import (
@@ -194,13 +195,18 @@ class Run:
         Raises:
             UserError: the Accelerator prepared a part that is not named here.
         """
-        all_parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler, **others}
-        parts: dict[str, Any] = {name: part for name, part in all_parts.items() if part is not None}
+        all_parts: dict[str, Stateful | None] = {
+            "model": model,
+            "optimizer": optimizer,
+            "scheduler": scheduler,
+            **others,
+        }
+        parts = {name: part for name, part in all_parts.items() if part is not None}
         self.stages.kept = keeping.keep(self.context, model, optimizer, parts)
 
     def start(
         self,
-        description: Facts,
+        description: Mapping[str, object],
         compute_loss: ComputeLoss | None = None,
         *,
         couples_samples: bool = False,
@@ -341,7 +347,10 @@ class Run:
         log_interval(self.context, self.kept)
 
     def log_images(
-        self, name: str, images: torch.Tensor | Sequence[Any], captions: Sequence[str] | None = None
+        self,
+        name: str,
+        images: torch.Tensor | Sequence[Image],
+        captions: Sequence[str] | None = None,
     ) -> None:
         """Log rank 0's images at this step, at the tracker and under ``media/``.
 
@@ -352,11 +361,13 @@ class Run:
         """
         self.context.logs.media.images(name, images, captions, self.progress.global_step)
 
-    def log_table(self, name: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    def log_table(
+        self, name: str, columns: Sequence[str], rows: Iterable[Sequence[object]]
+    ) -> None:
         """Log rank 0's table of numbers and texts, at the tracker and under ``media/``."""
         self.context.logs.media.table(name, columns, rows, self.progress.global_step)
 
-    def log_histogram(self, name: str, values: Any) -> None:
+    def log_histogram(self, name: str, values: Values) -> None:
         """Log a histogram of rank 0's values at this step, at the tracker and under ``media/``.
 
         Nothing waits for the device, and only the counts of 64 bins are kept.
@@ -441,7 +452,7 @@ class Run:
         with self.evaluations.evaluating(model, self.save_and_leave) as bare_model:
             yield bare_model
 
-    def log(self, evaluation: Facts) -> None:
+    def log(self, evaluation: Metrics) -> None:
         """Log an evaluation that was due. If it is the best, save its model in the background."""
         self.evaluations.log(evaluation, self.loaded.validation_split, self.kept)
 
@@ -455,7 +466,7 @@ class Run:
         """
         self.evaluations.load_best(model, self.save)
 
-    def finish(self, evaluation: Facts) -> None:
+    def finish(self, evaluation: Metrics) -> None:
         """Log the final evaluation, export the model that it evaluated, and show the summary.
 
         Raises:
@@ -527,10 +538,12 @@ class Run:
         all_ranks_end = error is None or isinstance(error, (UserError, Preempted))
         if torch.distributed.is_initialized() and all_ranks_end:
             torch.distributed.destroy_process_group()
-        self.context.provenance.wait()
-        self.directory.release()
-        if self.is_called_by_a_program:  # it may start another run in this process
-            request.release()
-            lift_limit()
-            HEAP.stop_keeping()
-            forget_accelerator()
+        try:
+            self.context.provenance.wait()
+            self.directory.release()
+        finally:
+            if self.is_called_by_a_program:  # it may start another run in this process
+                request.release()
+                lift_limit()
+                HEAP.stop_keeping()
+                forget_accelerator()

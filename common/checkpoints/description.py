@@ -50,7 +50,7 @@ PartDescription = TypedDict(
 )
 
 
-def describe(parts: Mapping[str, object]) -> dict[str, PartDescription]:
+def describe_parts(parts: Mapping[str, object]) -> dict[str, PartDescription]:
     """Return a description of each part by its name, ready for JSON.
 
     Call it before the first update, because a schedule may change an optimizer's momentum.
@@ -101,7 +101,7 @@ def describe_optimizer(
         options = {
             name: plain_value(value)
             for name, value in sorted(group.items())
-            if name not in NOT_COMPARED and is_plain(value)
+            if name not in NOT_COMPARED and has_plain_value(value)
         }
         groups.append({"parameters": parameters, "options": options})
     return {"class": type(optimizer).__qualname__, "groups": groups}
@@ -111,7 +111,7 @@ def describe_other(part: object) -> PartDescription:
     """Describe a schedule, or any other part that is neither a network nor an optimizer."""
     described: PartDescription = {"class": type(part).__qualname__}
     rates = getattr(part, "base_lrs", None)
-    if is_plain(rates):
+    if has_plain_value(rates):
         described["rates"] = plain_value(rates)
     schedules = getattr(part, "_schedulers", None)  # a schedule that is made of others has these
     if isinstance(schedules, (list, tuple)):
@@ -119,12 +119,12 @@ def describe_other(part: object) -> PartDescription:
     return described
 
 
-def is_plain(value: object) -> bool:
+def has_plain_value(value: object) -> bool:
     """Whether `plain_value` can express a value in JSON."""
     if isinstance(value, torch.Tensor):
         return value.numel() == 1 and not value.is_meta
     if isinstance(value, (list, tuple)):
-        return all(map(is_plain, value))
+        return all(map(has_plain_value, value))
     return value is None or isinstance(value, (bool, int, float, str))
 
 
@@ -139,23 +139,22 @@ def plain_value(value: object) -> JsonValue:
     raise TypeError(f"{value!r:.100} can't be expressed in JSON")
 
 
-def insist_on_same(path: Path, saved: object, now: Mapping[str, PartDescription]) -> None:
+def insist_on_same(
+    path: Path, saved: Mapping[str, Mapping[str, object]], now: Mapping[str, PartDescription]
+) -> None:
     """Raise a `UserError` if the description of a part has changed; it names the first difference.
 
-    Parts that only one side describes are not compared, because older versions described less.
+    A part that only one side has is left to `Parts.insist_on_same_names`, whose message names it.
 
     Args:
         path: the checkpoint, for the message.
-        saved: the descriptions in the checkpoint's manifest. If this is not a mapping, as in
-            checkpoints of older versions, nothing is compared.
+        saved: the descriptions in the checkpoint's manifest.
         now: the descriptions of the present parts.
     """
-    if not isinstance(saved, Mapping):
-        return
-    described = [name for name in now if isinstance(saved.get(name), Mapping)]
+    names_in_both = [name for name in now if name in saved]
     # Compare the classes first, because a changed class explains most other differences, such as
     # different rates of a schedule.
-    for name in described:
+    for name in names_in_both:
         if saved[name].get("class") != now[name]["class"]:
             classes = f"{saved[name].get('class')}, and is of class {now[name]['class']} now"
             raise UserError(
@@ -163,7 +162,7 @@ def insist_on_same(path: Path, saved: object, now: Mapping[str, PartDescription]
                 f"{classes})",
                 advice=ADVICE,
             )
-    for name in described:
+    for name in names_in_both:
         first_difference = next(differences(name, saved[name], now[name]), None)
         if first_difference is not None:
             raise UserError(
@@ -176,8 +175,8 @@ def differences(name: str, before: Mapping[str, object], now: PartDescription) -
     """Yield a phrase for each difference between two descriptions of a part, except its class.
 
     Args:
-        before: the saved description. It is JSON that another version may have written, so entries
-            of an unexpected type are not compared.
+        before: the saved description. It is JSON that a user may have edited, so entries of an
+            unexpected type are not compared.
         now: the present description.
     """
     for key, words in (("rates", "base learning rates"), ("schedules", "inner schedules")):
@@ -193,8 +192,9 @@ def differences_of_groups(
 ) -> Iterator[str]:
     """Yield a phrase for each difference between the parameter groups of an optimizer.
 
-    The differences are in the number of groups, in their parameters, and in options that both
-    versions know. As in `differences`, saved entries of an unexpected type are not compared.
+    The differences are in the number of groups, in their parameters, and in options that both have:
+    another version of torch may know other options. As in `differences`, saved entries of an
+    unexpected type are not compared.
     """
     if len(before) != len(now):
         counts = f"{counted(len(now), 'parameter group')} (of {sizes_of(now)} parameters)"

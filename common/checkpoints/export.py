@@ -5,14 +5,13 @@ import shutil
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 
 from common.checkpoints.copies import copied
 from common.checkpoints.pack import Tensors, storage_key
-from common.checkpoints.shards import Rows, fill, is_sharded, read_rows
+from common.checkpoints.shards import Rows, fill, is_sharded, read_sharded
 from common.checkpoints.tensors import write_in_turn, write_tensors
 from common.config import TrainingConfig
 from common.console import say
@@ -27,15 +26,11 @@ from common.run_directory.records import MODEL_JSON, WeightsDigest
 from common.sentences import counted, writing
 from common.system.machine import is_main_rank
 
-# The facts by which a model is built and used, ready for JSON. The entry ``files``, which may be
-# absent, is the path of a folder, or None.
-Description = Mapping[str, Any]
-
 
 def save_model(
     folder: Path,
     model: nn.Module,
-    facts: Description,
+    facts: Mapping[str, object],
     card: str = "",
     skeleton: nn.Module | None = None,
 ) -> None:
@@ -47,7 +42,7 @@ def save_model(
     Args:
         facts: the contents of `model.json`, by which the model is built and used: constructor
             arguments, class names, normalisation, image size. An entry ``files`` is not written
-            there: it is a folder whose files are copied beside the weights.
+            there: it is the path of a folder whose files are copied beside the weights, or None.
         card: the text of `README.md`; without a text, there is no such file.
         skeleton: the same model on the meta device, without values, if the model is sharded; None
             otherwise. All ranks must call this function for a sharded model, and rank 0 writes one
@@ -61,8 +56,9 @@ def save_model(
         take_part_in_gathering(weights)
         return
     with writing(str(folder)), replacing(folder) as unfinished:
-        if facts.get("files") is not None:
-            shutil.copytree(facts["files"], unfinished, dirs_exist_ok=True)
+        files = facts.get("files")
+        if files is not None:
+            shutil.copytree(str(files), unfinished, dirs_exist_ok=True)
         if skeleton is None:
             write_whole_model(unfinished, model, weights)
         else:
@@ -147,7 +143,7 @@ def load_initial(
     initial_model = config.init_from
     assert initial_model is not None  # otherwise there is nothing to load
     source = weights_file(initial_model)
-    weights = read_rows([source])
+    weights = read_sharded([source])
     initial_class_names = initial_facts(initial_model).class_names
     refuse_other_kind(model.state_dict(), weights, initial_model)
     if not config.evaluate_only:  # an evaluation must not use a head with random values
@@ -240,7 +236,7 @@ def names_by_weight(model: nn.Module) -> list[list[str]]:
 
 def load_weights(model: nn.Module, path: str | Path) -> None:
     """Load the weights of a finished run into a model; a `UserError` if they don't fit."""
-    put_weights(model, read_rows([model_folder(path) / WEIGHTS]), path)
+    put_weights(model, read_sharded([model_folder(path) / WEIGHTS]), path)
 
 
 def put_weights(

@@ -58,19 +58,16 @@ def read_manifest(checkpoint: Path) -> Manifest:
 
 
 def owner_of(checkpoint: Path) -> str | None:
-    """Return the id of the run that wrote a checkpoint.
-
-    The result is None if the manifest names no run, is missing or is damaged.
-    """
+    """Return the id of the run that wrote a checkpoint; None if its manifest can't be read."""
     with contextlib.suppress(UserError):
         return read_manifest(checkpoint).run_id
     return None
 
 
 def is_of_another_run(checkpoint: Path, run_id: str | None) -> bool:
-    """Whether another run wrote a checkpoint; False if `owner_of` does not know the run.
+    """Whether another run wrote a checkpoint; False if its manifest can't be read.
 
-    Older versions did not name the run. With a `run_id` of None, the result is always False.
+    With a `run_id` of None, the result is always False.
     """
     # The manifest is read only if the answer depends on it.
     return run_id is not None and not may_be_of_run(owner_of(checkpoint), run_id)
@@ -87,7 +84,7 @@ def damage(checkpoint: Path) -> str | None:
     except UserError as error:
         return error.problem
     step = manifest.global_step
-    if step is not None and step != step_of(checkpoint):
+    if step != step_of(checkpoint):
         return f"{checkpoint} was renamed from step-{step:08d} (rename it back)"
     needed = {name: receipt for name, receipt in manifest.files.items() if not is_best(name)}
     return damage_of_files(checkpoint, needed)
@@ -238,8 +235,6 @@ def undo_renaming(folder: Path) -> None:
     for checkpoint in step_folders(folder):
         with contextlib.suppress(UserError, OSError):
             step = read_manifest(checkpoint).global_step
-            if step is None:
-                continue
             original = folder / f"step-{step:08d}"
             if original != checkpoint and not os.path.lexists(original):
                 say(f"renamed {checkpoint} to {original.name}, because it is of update {step}")

@@ -7,7 +7,7 @@
 import random
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -19,7 +19,10 @@ from common.checkpoints.shards import Rows, fill, is_sharded, local
 from common.errors import UserError
 from common.system.devices import generator_state, has_generator, set_generator_state
 
-State = dict[str, Any]  # a part's state: tensors and plain values, nested in dicts and lists
+# A part's state: tensors and plain values, nested in dicts and lists. torch gives the state of a
+# module or an optimizer this type. Only the part itself knows the type of a value.
+State = dict[str, Any]
+Part = TypeVar("Part")
 # The action if a checkpoint does not fit the model or optimizer.
 MODEL_ADVICE = "resume with the recipe and flags that wrote the checkpoint, or start a new run"
 # The options of an optimizer that choose its kernels.
@@ -28,7 +31,7 @@ KERNELS = ("fused", "foreach")
 INTEGER_TYPES = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def bare_optimizer(part: Any) -> Any:
+def bare_optimizer(part: Part) -> Part:
     """Return the optimizer inside a wrapper, such as Accelerate's, which has it as `optimizer`.
 
     An object without this attribute is returned itself, so this may be called with any part.
@@ -111,7 +114,8 @@ class Network:
             if shape_and_dtype(parameters, key) != shape_and_dtype(saved, key):
                 raise UserError(
                     f"{path} was written by another model, because {name}.{key} "
-                    f"{words_for(saved, key)} there, but {words_for(parameters, key)} in this run",
+                    f"{tensor_in_words(saved, key)} there, but "
+                    f"{tensor_in_words(parameters, key)} in this run",
                     advice=MODEL_ADVICE,
                 )
         for key, parameter in parameters.items():
@@ -122,7 +126,7 @@ class Network:
         self.frozen = dict(sums_of_bits({key: parameters[key] for key in still_frozen}))
 
 
-def words_for(tensors: Mapping[str, torch.Tensor | Rows], name: str) -> str:
+def tensor_in_words(tensors: Mapping[str, torch.Tensor | Rows], name: str) -> str:
     """Return words for a message: such as "is [2, 3] float32", or "does not exist"."""
     tensor = tensors.get(name)
     if tensor is None:

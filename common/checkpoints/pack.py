@@ -8,7 +8,7 @@ pickle. Values that JSON can't express are stored as an object with one key, suc
 import functools
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import safetensors.torch
@@ -24,7 +24,15 @@ Tensors = dict[str, torch.Tensor]
 ARRAY_KINDS = "biufcmM"  # NumPy's letters: booleans, numbers, dates and durations
 
 
-def pack(state: object) -> tuple[Tensors, Any]:
+@overload
+def pack(state: dict[str, object]) -> tuple[Tensors, dict[str, JsonValue]]: ...
+
+
+@overload
+def pack(state: object) -> tuple[Tensors, JsonValue]: ...
+
+
+def pack(state: object) -> tuple[Tensors, JsonValue]:
     """Split a nested state into its tensors and the rest.
 
     Args:
@@ -133,6 +141,8 @@ def unpack(
     mesh: "DeviceMesh | None" = None,
 ) -> Any:
     """Return the state that `pack` split. Its tensors and arrays are copies.
+
+    Only the part that the state belongs to knows the state's type.
 
     Args:
         tensors: the tensors by name, as `pack` returned them or as they were read from files.

@@ -8,7 +8,7 @@ from common.checkpoints.description import PartDescription, insist_on_same
 from common.errors import UserError
 from common.json_files import json_safe
 from common.run_directory.records import Manifest
-from common.run_directory.saved_flags import differing_flags, in_words
+from common.run_directory.saved_flags import differing_flags, flags_in_words
 from common.sentences import shortened
 
 MOST_SHOWN = 200  # characters of a value in a message
@@ -45,8 +45,7 @@ MUST_MATCH_ON_RESUME = (
 class RunIdentity(TypedDict):
     """The facts of the present run, which each manifest contains. A resume compares most of them.
 
-    `Manifest` is the whole file as a resume reads it. It also has files and states, and it may lack
-    some of these facts, because older versions did not write them.
+    `Manifest` is the whole file as a resume reads it, with files and states.
     """
 
     run_id: str
@@ -64,39 +63,28 @@ class RunIdentity(TypedDict):
     versions: dict[str, str]  # versions of packages, by name
 
 
-def insist_on_same_run(
-    path: Path, manifest: Manifest, run_facts: RunIdentity, saved_objective: str | None
-) -> None:
+def insist_on_same_run(path: Path, manifest: Manifest, run_facts: RunIdentity) -> None:
     """Raise a `UserError` if a resume would change a fact, a flag or a part of the run.
 
     Args:
         path: the checkpoint, for a message.
         manifest: the checkpoint's manifest.
         run_facts: the facts of the run as it would go on.
-        saved_objective: the objective in the run's `config.json`. It stands in for that of the
-            checkpoint, which older versions did not save.
     """
-    # Take only the entries that the file has. The excluded ones are large, and are not compared.
-    saved_facts = manifest.model_dump(exclude_unset=True, exclude={"parts", "ranks", "files"})
-    if saved_objective is not None:
-        saved_facts.setdefault("objective", saved_objective)
-    insist_on_facts(path, saved_facts, run_facts)
+    insist_on_facts(path, manifest, run_facts)
     insist_on_flags(path, manifest.flags, run_facts["flags"])
     insist_on_same(path, manifest.parts_described, run_facts["parts_described"])
 
 
-def insist_on_facts(path: Path, saved: Mapping[str, object], run_facts: RunIdentity) -> None:
+def insist_on_facts(path: Path, manifest: Manifest, run_facts: RunIdentity) -> None:
     """Raise a `UserError` for the first fact in `MUST_MATCH_ON_RESUME` that has changed.
 
-    Both sides have the facts of the data set in their entry ``data``. A fact that is not saved is
-    not compared: older versions saved fewer.
+    Both sides have the facts of the data set in their entry ``data``.
     """
-    facts_before = dict(saved)
-    saved_data = saved.get("data")
-    if isinstance(saved_data, dict):
-        facts_before |= saved_data
+    facts_before = {**vars(manifest), **manifest.data}
     facts_now = {**run_facts, **run_facts["data"]}
     for fact in MUST_MATCH_ON_RESUME:
+        # The data may have had no fingerprint, and a user may have provided one since.
         if fact.name not in facts_before:
             continue
         saved_value = facts_before[fact.name]
@@ -126,18 +114,16 @@ def excerpts(before: object, now: object) -> tuple[str, str]:
 
 
 def insist_on_flags(
-    path: Path, saved_flags: Mapping[str, object] | None, present_flags: Mapping[str, object]
+    path: Path, saved_flags: Mapping[str, object], present_flags: Mapping[str, object]
 ) -> None:
     """Raise a `UserError` if flags that a resume can't change differ from the saved ones.
 
     This happens if a user edits `config.json`, for example. The path of a local data set may
     differ, because its fingerprint identifies it.
     """
-    if saved_flags is None:
-        return  # older versions did not save their flags
     changes = differing_flags(saved_flags, json_safe(present_flags), is_moved_data_fine=True)
     if changes:
-        phrases = in_words(changes, "{flag} was {saved} and is {present} now")
+        phrases = flags_in_words(changes, "{flag} was {saved} and is {present} now")
         raise UserError(
             f"{path} can't be resumed with different flags from before ({', '.join(phrases)})",
             advice="change these values back in the run's config.json, or start another run",

@@ -121,11 +121,11 @@ def read_parts(folder: Path, name: str, files: Collection[str]) -> "dict[str, to
     if whole_file in files:
         tensors |= read_tensors(folder / whole_file)
     if ranks:
-        tensors |= read_rows(folder / rows_file(name, rank, ranks) for rank in range(ranks))
+        tensors |= read_sharded(folder / rows_file(name, rank, ranks) for rank in range(ranks))
     return tensors
 
 
-def read_rows(files: Iterable[Path]) -> "dict[str, torch.Tensor | Rows]":
+def read_sharded(files: Iterable[Path]) -> "dict[str, torch.Tensor | Rows]":
     """Return the tensors, by name, whose rows are spread over files.
 
     A tensor's values are read when it is indexed. A tensor without dimensions is the same in all

@@ -11,7 +11,7 @@ from accelerate.utils import extract_model_from_parallel
 from torch import nn
 
 from common.agreement import ask_rank_zero
-from common.checkpoints.description import PartDescription, describe
+from common.checkpoints.description import PartDescription, describe_parts
 from common.checkpoints.finished import choose, damaged_best, read_manifest
 from common.checkpoints.kinds import MODEL_ADVICE, Network, OptimizerState, RandomState, State
 from common.checkpoints.pack import pack, unpack
@@ -32,7 +32,10 @@ LIBRARY_PACKAGES = ("common.", "torch.", "accelerate.")
 
 
 class Stateful(Protocol):
-    """A part of a run that a checkpoint can save, such as an optimizer or a counter."""
+    """A part of a run that a checkpoint can save, such as an optimizer or a counter.
+
+    Each class of parts has a type of its own for its state.
+    """
 
     def state_dict(self) -> object: ...
 
@@ -108,7 +111,7 @@ class Parts:
 
     def freeze_description(self) -> None:
         """Describe the parts as they are now. All later manifests contain this description."""
-        self.parts_described = describe({**self.shared, **self.of_rank})
+        self.parts_described = describe_parts({**self.shared, **self.of_rank})
 
     def collect(self) -> Contents:
         """Return this rank's present state for a checkpoint; its tensors are not copied."""
@@ -287,7 +290,6 @@ def restore_newest(
     last_checkpoint: str | None,
     parts: Parts,
     run_facts: RunIdentity,
-    saved_objective: str | None = None,
 ) -> Restored | None:
     """Restore all parts from the newest whole checkpoint; None if no checkpoint is whole.
 
@@ -299,8 +301,6 @@ def restore_newest(
             consider all.
         run_facts: the facts of this run. Those in `MUST_MATCH_ON_RESUME`, the ``flags`` and the
             ``parts_described`` must be the same as in the checkpoint.
-        saved_objective: the objective in the run's `config.json`. It stands in for that of the
-            checkpoint, which older versions did not save.
 
     Raises:
         UserError: a fact differs, a part does not fit, or no checkpoint up to `last_checkpoint` is
@@ -326,7 +326,7 @@ def restore_newest(
             "its place"
         )
     manifest = read_manifest(path)
-    insist_on_same_run(path, manifest, run_facts, saved_objective)
+    insist_on_same_run(path, manifest, run_facts)
     parts.restore(path, manifest, checkpoints.world_size)
     checkpoints.go_on_from(path, manifest, without_best=has_lost_best)
     return Restored(manifest, has_lost_best)

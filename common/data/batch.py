@@ -29,8 +29,11 @@ from common.flags import as_typed, spelled, stated
 from common.run_directory.records import DataFacts
 from common.system.devices import to_device
 
-Batch = Any  # a nest of dicts, lists and tuples that holds tensors
-# A function that makes a batch of a list of samples, each as the data set returned it.
+# A nest of dicts, lists and tuples that holds tensors. The recipe's data set chooses its form, and
+# the recipe's model takes it.
+Batch = Any
+# A function that makes a batch of a list of samples, each as the data set returned it. A recipe's
+# own function may state any type of its samples.
 Collate = Callable[[list[Any]], Batch]
 
 

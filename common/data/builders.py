@@ -91,7 +91,7 @@ def open_builder(source: DataSource) -> Builder:
         arguments["cache_dir"] = str(cache)
     if os.path.isfile(source.location):
         arguments["path"] = FILE_BUILDERS[Path(source.location).suffix.lower()]
-        arguments["data_files"] = {"train": [escaped(source.location)]}
+        arguments["data_files"] = {"train": [glob_pattern(source.location)]}
     elif os.path.isdir(source.location):
         with reading(description, DATA_ADVICE):
             local_files = find_files(Path(source.location))
@@ -103,7 +103,7 @@ def open_builder(source: DataSource) -> Builder:
     return Builder(builder, arguments, linked_folders, notes)
 
 
-def escaped(path: str) -> str:
+def glob_pattern(path: str) -> str:
     """Return a pattern for `datasets` that matches this path alone."""
     return re.sub(r"([*?[])", r"[\1]", path)
 
@@ -267,7 +267,7 @@ def load_in_dialects(opened: Builder, dialects: dict[str, Dialect]) -> "DatasetD
         for dialect, group in groupby(map(str, files), key=lambda file: dialects.get(file)):
             part = datasets.load_dataset(
                 "csv",
-                data_files={"train": [escaped(file) for file in group]},
+                data_files={"train": [glob_pattern(file) for file in group]},
                 split="train",
                 # `open_builder` has set this cache, because only local files have dialects.
                 cache_dir=opened.arguments["cache_dir"],
@@ -330,7 +330,7 @@ def features_of(
 
     try:
         table = datasets.load_dataset(
-            builder_name, data_files=[escaped(file)], split="train", cache_dir=cache, **options
+            builder_name, data_files=[glob_pattern(file)], split="train", cache_dir=cache, **options
         )
     except ValueError as problem:
         if "corresponds to no data" in str(problem):

@@ -48,13 +48,13 @@ class Dialect(NamedTuple):
     encoding: str  # Python's name, in lower case
 
     def __str__(self) -> str:
-        return f"separated by {name_of(self.separator)}, in {self.encoding.upper()}"
+        return f"separated by {separator_name(self.separator)}, in {self.encoding.upper()}"
 
 
 DEFAULT = Dialect(",", "utf-8")
 
 
-def name_of(separator: str) -> str:
+def separator_name(separator: str) -> str:
     """Return the text by which messages call a separator."""
     return SEPARATOR_NAMES.get(separator, repr(separator))
 
@@ -81,7 +81,7 @@ def find_dialect(path: str) -> Dialect:
         )
     refuse_separator_line(path, sample)
     separator = find_separator(sample, is_whole)
-    refuse_unnamed_columns(path, read_records(sample, separator, is_whole), separator)
+    refuse_unnamed_columns(path, split_into_rows(sample, separator, is_whole), separator)
     return Dialect(separator, encoding)
 
 
@@ -120,8 +120,8 @@ def refuse_unnamed_columns(path: str, records: list[list[str]], separator: str) 
             f"{counted(len(records[0]), 'name')} ({names:.80})"
         ),
         advice=(
-            f"put texts that contain a separator ({name_of(separator)}) into quotes, or give each "
-            "column a name in the header"
+            f"put texts that contain a separator ({separator_name(separator)}) into quotes, or "
+            "give each column a name in the header"
         ),
     )
 
@@ -261,7 +261,7 @@ def find_separator(sample: str, is_whole: bool) -> str:
     column_counts: dict[str, int] = {}
     regular_separators: list[str] = []  # these give all rows the same number of columns
     for separator in SEPARATORS:
-        rows = read_records(sample, separator, is_whole)
+        rows = split_into_rows(sample, separator, is_whole)
         if not rows or len(rows[0]) < 2:
             continue
         column_counts[separator] = len(rows[0])
@@ -271,7 +271,7 @@ def find_separator(sample: str, is_whole: bool) -> str:
     return max(candidates, key=lambda separator: column_counts[separator], default=",")
 
 
-def read_records(sample: str, separator: str, is_whole: bool) -> list[list[str]]:
+def split_into_rows(sample: str, separator: str, is_whole: bool) -> list[list[str]]:
     """Split the beginning of a CSV file into rows, the header included, without empty rows.
 
     The last row is left out if it may be cut off. The list is empty if `csv` can't read the rows.

@@ -276,7 +276,7 @@ class Decoder:
     white_level: int | None = None  # see `image_to_pixels`
 
     def __call__(self, encoded: EncodedImage) -> np.ndarray:
-        with opened(encoded, self.source, self.split) as image:
+        with opened_image(encoded, self.source, self.split) as image:
             return image_to_pixels(image, self.size, self.channels, self.white_level)
 
 
@@ -285,7 +285,7 @@ def decoder_of(source: DataSource, split: str, shape: Shape) -> Decoder:
 
 
 @contextmanager
-def opened(encoded: EncodedImage, source: DataSource, split: str) -> Iterator[Image.Image]:
+def opened_image(encoded: EncodedImage, source: DataSource, split: str) -> Iterator[Image.Image]:
     """Open one encoded image; Pillow reads its pixels later, within this context.
 
     Raises:
@@ -359,7 +359,7 @@ def shape_of(
     modes: set[str] = set()
     peak: int | None = None  # largest value of a pixel in images of more than 8 bits
     for encoded in encoded_images:
-        with opened(encoded, source, split) as image:
+        with opened_image(encoded, source, split) as image:
             sizes.append(image.size)
             modes.add(image.mode)
             pixels, _ = deep_pixels(image)

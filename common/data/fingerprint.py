@@ -11,14 +11,13 @@ import hashlib
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
 from PIL import Image
 
 from common.data.local_files import TABLE_SUFFIXES
-from common.digests import SHORT, sha256_of_file, short_digest
+from common.digests import SHORT, Digest, sha256_of_bytes, sha256_of_file, short_digest
 from common.sentences import reading
 
 # The arrays of a split are read as a whole if they have at most this many bytes together. Otherwise
@@ -34,12 +33,6 @@ READINGS = 3
 SMALL_BYTES = 2**22
 MOST_BYTES_READ = 2**26
 READ_WHOLE = {*TABLE_SUFFIXES, ".md", ".txt", ".yaml", ".yml"}  # suffixes of these files
-
-
-class Digest(Protocol):
-    """A digest of `hashlib` that is not complete yet."""
-
-    def update(self, data: bytes | memoryview, /) -> None: ...
 
 
 class UnknownContentError(Exception):
@@ -101,7 +94,7 @@ def fingerprint_of_tokenizer(checkpoint: str) -> str:
             path for path in Path(checkpoint).glob("*") if path.name.startswith(("token", "vocab"))
         ]
         contents = b"".join(path.read_bytes() for path in sorted(files))
-    return hashlib.sha256(contents).hexdigest()
+    return sha256_of_bytes(contents)
 
 
 def fingerprint_of_arrays(arrays: Mapping[str, torch.Tensor | np.ndarray]) -> str:
@@ -156,7 +149,7 @@ def fingerprint_of_splits(fingerprints: Mapping[str, str | None]) -> str | None:
     known = {name: value for name, value in fingerprints.items() if value is not None}
     if not known:
         return None
-    return hashlib.sha256(repr(sorted(known.items())).encode()).hexdigest()[:SHORT]
+    return sha256_of_bytes(repr(sorted(known.items())).encode())[:SHORT]
 
 
 def add(digest: Digest, value: object) -> None:

@@ -4,10 +4,10 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import psutil
 import torch
-from accelerate import Accelerator
 from accelerate.utils import send_to_device
 from torch.utils import _pytree as tree
 
@@ -61,6 +61,22 @@ class RunSignals:
 
 
 NO_SIGNALS = RunSignals()
+
+
+class RunAccelerator(Protocol):
+    """What loaders need of a run's Accelerator, whose class is in a higher layer."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def num_processes(self) -> int: ...
+
+    @property
+    def process_index(self) -> int: ...
+
+    @property
+    def mesh(self) -> object: ...  # None unless the ranks hold different parts of one model
 
 
 class Loader:
@@ -315,7 +331,7 @@ def check_fits(size: int | None, free: int, device: torch.device) -> None:
 
 def make_loaders(
     config: TrainingConfig,
-    accelerator: Accelerator,
+    accelerator: RunAccelerator,
     splits: Mapping[str, Samples],
     signals: RunSignals = NO_SIGNALS,
 ) -> dict[str, Loader]:
@@ -358,7 +374,7 @@ def make_loaders(
     return loaders
 
 
-def iterable_order(config: TrainingConfig, accelerator: Accelerator, name: str) -> IterableOrder:
+def iterable_order(config: TrainingConfig, accelerator: RunAccelerator, name: str) -> IterableOrder:
     """Return an order of as many batches as the run has, for an `IterableDataset`.
 
     Args:
@@ -392,7 +408,7 @@ def iterable_order(config: TrainingConfig, accelerator: Accelerator, name: str) 
 
 
 def training_order(
-    config: TrainingConfig, accelerator: Accelerator, samples: Samples
+    config: TrainingConfig, accelerator: RunAccelerator, samples: Samples
 ) -> TrainingOrder:
     """Return the shuffled order of the training split.
 
@@ -420,7 +436,7 @@ def training_order(
 
 
 def evaluation_order(
-    config: TrainingConfig, accelerator: Accelerator, name: str, samples: Samples
+    config: TrainingConfig, accelerator: RunAccelerator, name: str, samples: Samples
 ) -> EvaluationOrder:
     """Return the order of a split for evaluation.
 
@@ -440,8 +456,7 @@ def evaluation_order(
         lengths=samples.lengths if samples.blocks is None else None,
         blocks=samples.blocks,
     )
-    # The accelerator has a mesh if the ranks hold different parts of one model.
-    is_model_shared = bool(getattr(accelerator, "mesh", None))
+    is_model_shared = accelerator.mesh is not None
     if is_model_shared and len(samples) // world_size < order.most_batches:
         raise UserError(
             (

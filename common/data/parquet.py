@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     import pyarrow.parquet
     from datasets import DatasetBuilder
 
-RowValues = list[Any]  # the values of a row, of the types that its columns have
+# The values of a row, of the types that its columns have: texts, numbers, or dicts with the bytes
+# of an image. Only the data set knows which.
+RowValues = list[Any]
 
 HELD_BYTES = 2**29  # bytes of row groups that each reading process keeps in memory, roughly
 SAMPLED_GROUPS = 64  # row groups from which a sample of rows is taken before training
@@ -146,7 +148,7 @@ class ParquetRows:
         if table is None:
             group = self.groups[block].tolist()
             place = group[PLACE]
-            with opened(self.shards[group[SHARD]]) as file:
+            with opened_parquet(self.shards[group[SHARD]]) as file:
                 if (
                     place >= file.num_row_groups
                     or describe_group(file, place)[-1] != group[CHECKSUM]
@@ -319,7 +321,7 @@ def read_footer(path: str) -> Footer:
     """Read the footer of a parquet file; raise a `UserError` if it can't be read."""
     from datasets import Features
 
-    with opened(path) as file:
+    with opened_parquet(path) as file:
         groups = [[place, *describe_group(file, place)] for place in range(file.num_row_groups)]
         return Footer(dict(Features.from_arrow_schema(file.schema_arrow)), groups)
 
@@ -340,12 +342,12 @@ def describe_group(file: "pyarrow.parquet.ParquetFile", place: int) -> tuple[int
 
 def distinct_values(path: str, column: str) -> set[LabelValue]:
     """Return the distinct values of a column of a parquet file."""
-    with opened(path) as file:
+    with opened_parquet(path) as file:
         return set(file.read(columns=[column])[column].unique().to_pylist())
 
 
 @contextmanager
-def opened(path: str) -> Iterator["pyarrow.parquet.ParquetFile"]:
+def opened_parquet(path: str) -> Iterator["pyarrow.parquet.ParquetFile"]:
     """Open a local parquet file or one of the Hub, to read it in the context.
 
     Raises:

@@ -62,10 +62,10 @@ def share_or_copy(storage: torch.UntypedStorage) -> Reduced:
             if not is_without_room(error):
                 raise
     values = torch.empty(0, dtype=torch.uint8).set_(storage)  # type: ignore[arg-type]
-    return storage_of, (values.numpy(),)
+    return storage_from_bytes, (values.numpy(),)
 
 
-def storage_of(values: np.ndarray) -> torch.UntypedStorage:
+def storage_from_bytes(values: np.ndarray) -> torch.UntypedStorage:
     """Make a storage from a copy of its bytes, in the process that receives them."""
     # Kernels may add unaligned values in another order, which changes the last bits of a result.
     # `clone` copies the values to memory that torch aligns.

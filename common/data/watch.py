@@ -14,7 +14,7 @@ from common.console import warn
 LOOK_EVERY = 1.0  # seconds between two looks at the wait and the workers
 NOTICE_AFTER = 10.0  # seconds of one wait after which the user is told of the wait
 # Why the workers were killed.
-Verdict = Literal["stop requested", "no batch came", "worker gone"]
+KillReason = Literal["stop requested", "no batch came", "worker gone"]
 
 
 class Watch(threading.Thread):
@@ -44,7 +44,7 @@ class Watch(threading.Thread):
         self.waiting_since: float | None = None  # time.monotonic(); None while nobody waits
         # `waiting_since` of the last wait of which the user was told, so that it is told only once.
         self.announced: float | None = None
-        self.verdict: Verdict | None = None  # None until the workers are killed
+        self.kill_reason: KillReason | None = None  # None until the workers are killed
         # Whether a signal had stopped workers when this thread killed all because no batch came.
         self.were_stopped = False
         self.ended = threading.Event()  # set by the loader when the watch is over
@@ -65,7 +65,7 @@ class Watch(threading.Thread):
         wait of a second, if one of them is gone or the run was asked to stop. Otherwise, the user
         is told once of a wait of more than `NOTICE_AFTER` seconds.
         """
-        while self.verdict is None and not self.ended.wait(LOOK_EVERY):
+        while self.kill_reason is None and not self.ended.wait(LOOK_EVERY):
             since = self.waiting_since
             if since is None:
                 continue
@@ -89,9 +89,9 @@ class Watch(threading.Thread):
                     every_rank=True,
                 )
 
-    def end_workers(self, verdict: Verdict) -> None:
+    def end_workers(self, reason: KillReason) -> None:
         """Kill all workers, so that the wait for a batch ends in an error, and note the reason."""
-        self.verdict = verdict
+        self.kill_reason = reason
         for worker in self.workers:
             worker.kill()
 

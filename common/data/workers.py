@@ -316,12 +316,12 @@ class Workers:
         is_from_dataset = error_text.startswith("Caught")
         if is_from_dataset or not (is_lost or TOO_MANY_FILES in error_text):
             raise error
-        if watch.verdict == "no batch came":
+        if watch.kill_reason == "no batch came":
             raise no_batch_error(self.patience, watch.were_stopped) from None
         if TOO_MANY_FILES in error_text:
             raise too_many_files_error() from None
         # If a stop was requested, the watch killed the workers on purpose.
-        if watch.verdict != "stop requested":
+        if watch.kill_reason != "stop requested":
             raise LostProcessError(
                 f"a worker of the data loader has ended ({error_text})"
             ) from error
@@ -386,6 +386,7 @@ def begin_worker(worker: int) -> None:
     The run still needs batches until its last update. Then it ends its workers itself.
     """
     prepare_worker()
+    HEAP.stop_keeping()  # a fork inherits the settings, and needs its memory for a short time only
     for stop_signal in STOP_SIGNALS:
         signal.signal(stop_signal, signal.SIG_IGN)
 

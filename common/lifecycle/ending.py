@@ -1,26 +1,26 @@
 """Finishes a run after its last update: final figures, the exported model, the summary."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from common.agreement import wait_for_ranks
 from common.checkpoints import export
 from common.console import DISPLAY, say
 from common.lifecycle.evaluations import Evaluations
-from common.lifecycle.saving import compare_weights
+from common.lifecycle.saving import compare_weights_of_ranks
 from common.lifecycle.stages import Context, StartedRun
 from common.measure.memory_plan import MemoryRows
+from common.measure.values import Metrics
 from common.models.compile import compile_seconds
 from common.objective import PREFIXES
 from common.run_directory.records import MEMORY, SUMMARY, ModelFacts, PartMemory, Summary
 from common.track import report
 from common.track.card import model_card
-from common.track.names import Facts
 
 
 def finish(
     started: StartedRun,
     evaluations: Evaluations,
-    figures: Facts,
+    figures: Metrics,
     log_training: Callable[[], None],
 ) -> None:
     """Log the final evaluation, export the model that it evaluated, and show the summary.
@@ -84,10 +84,12 @@ def end_training(context: Context, log_training: Callable[[], None]) -> None:
     if has_unlogged_updates:
         log_training()
     if not context.config.evaluate_only:
-        compare_weights(context)
+        compare_weights_of_ranks(context)
 
 
-def summarize(context: Context, final_figures: Facts, kept_step: int) -> dict[str, float]:
+def summarize(
+    context: Context, final_figures: Mapping[str, float], kept_step: int
+) -> dict[str, float]:
     """Return the figures for `summary.json`, which is not written yet.
 
     Args:
@@ -108,7 +110,10 @@ def summarize(context: Context, final_figures: Facts, kept_step: int) -> dict[st
 
 
 def export_model(
-    started: StartedRun, evaluations: Evaluations, kept_step: int, summary: Facts
+    started: StartedRun,
+    evaluations: Evaluations,
+    kept_step: int,
+    summary: Mapping[str, float],
 ) -> None:
     """Write `model/`: rank 0 alone, or all ranks together if the model is sharded.
 
@@ -151,7 +156,7 @@ def write_memory(context: Context, memory: MemoryRows) -> None:
     context.directory.write(MEMORY, entries)
 
 
-def attach_results(started: StartedRun, figures: Facts, memory: MemoryRows) -> None:
+def attach_results(started: StartedRun, figures: Metrics, memory: MemoryRows) -> None:
     """Send the tables and the misclassified samples to the tracker.
 
     With `--log-model`, send the model that this run has trained as well.

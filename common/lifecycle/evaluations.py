@@ -1,16 +1,16 @@
 """Evaluations of a run: decides when one is due, prepares the model, and logs the figures."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from torch import nn
 
 from common.checkpoints import export
 from common.console import DISPLAY
-from common.lifecycle.saving import compare_weights
+from common.lifecycle.saving import compare_weights_of_ranks
 from common.lifecycle.stages import Context, KeptParts, LoadedData
+from common.measure.values import Metrics
 from common.objective import PREFIXES, Split
-from common.track.names import Facts
 from common.training.evaluation import evaluation_mode, keep_buffers
 from common.training.plan import Plan
 from common.training.rehearsal import Rehearsal
@@ -99,7 +99,7 @@ class Evaluations:
         """
         return kept.bare_model if self.evaluated_model is None else self.evaluated_model
 
-    def log(self, figures: Facts, split: Split, kept: KeptParts) -> None:
+    def log(self, figures: Metrics, split: Split, kept: KeptParts) -> None:
         """Log an evaluation that was due. If it is the best one, save its model in the background.
 
         The figures of a rehearsal are only checked.
@@ -118,11 +118,13 @@ class Evaluations:
         logs.evaluation(values, split, is_best)
         if is_best and context.best.is_kept:
             with context.meters.stopwatch.stopped():
-                compare_weights(context)
+                compare_weights_of_ranks(context)
                 weights = export.weights_of(self.model_to_export(kept))
                 context.checkpoints.save_best(context.best.step, weights)
 
-    def log_final(self, figures: Facts, split: Split, position: Facts) -> dict[str, float]:
+    def log_final(
+        self, figures: Metrics, split: Split, position: Mapping[str, float]
+    ) -> dict[str, float]:
         """Log the final evaluation, and return its figures by their full names.
 
         If it is on validation data, it is compared with the best evaluation.
@@ -137,7 +139,7 @@ class Evaluations:
         logs.evaluation(values, split, is_best, position)
         return {f"{PREFIXES[split]}/{name}": value for name, value in values.items()}
 
-    def compare_with_best(self, values: Facts, split: Split) -> bool:
+    def compare_with_best(self, values: Mapping[str, float], split: Split) -> bool:
         """Compare an evaluation of validation data with the best one, and return whether it wins.
 
         Test data choose no model, so their evaluations are not compared.

@@ -1,20 +1,21 @@
 """The parts of a recipe that each checkpoint saves."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import cast
 
 from accelerate import Accelerator
 from torch import nn
 from torch.optim import Optimizer
 
 from common.checkpoints.kinds import bare_optimizer
+from common.checkpoints.state import Stateful
 from common.errors import UserError
 from common.lifecycle.stages import Context, KeptParts
 from common.training.optim import leave_unfit_fused_path, start_momentum
 
 
 def keep(
-    context: Context, model: nn.Module, optimizer: Optimizer, parts: Mapping[str, Any]
+    context: Context, model: nn.Module, optimizer: Optimizer, parts: Mapping[str, Stateful]
 ) -> KeptParts:
     """Add the recipe's parts to those that checkpoints save.
 
@@ -44,11 +45,16 @@ def keep(
                 "may have any name, as in run.keep(..., second_optimizer=second_optimizer)"
             ),
         )
+    optimizers = {
+        name: cast("Optimizer", part)
+        for name, part in parts.items()
+        if hasattr(part, "param_groups")
+    }
     return KeptParts(
         model=model,
         optimizer=optimizer,
         bare_model=context.accelerator.unwrap_model(model),
-        optimizers={name: part for name, part in parts.items() if hasattr(part, "param_groups")},
+        optimizers=optimizers,
     )
 
 

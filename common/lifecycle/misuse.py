@@ -1,12 +1,12 @@
 """Errors for calls of `Run` that a recipe has left out or made with a wrong argument."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from common.data.loader import Loader
 from common.data.order import TrainingOrder
 from common.errors import UserError
 from common.system.platforms import quoted
-from common.track.names import Facts
 
 
 def training_order_of(loader: Loader, call: str) -> TrainingOrder:
@@ -26,7 +26,7 @@ def training_order_of(loader: Loader, call: str) -> TrainingOrder:
     return loader.order
 
 
-def insist_on_name(description: Facts) -> None:
+def insist_on_name(description: Mapping[str, object]) -> None:
     """Raise a `UserError` if a model's description has no name."""
     if "name" not in description:
         raise UserError(

@@ -34,12 +34,12 @@ def save(started: StartedRun) -> None:
         # End the run now if a non-finite update was skipped: a checkpoint from after that update
         # would be of no use, because a resume from it would end in the same way.
         context.guard.check(step)
-        compare_weights(context)
+        compare_weights_of_ranks(context)
         context.checkpoints.save(step, context.parts.collect(), run_identity(started))
         context.agreement.note_checkpoint()
 
 
-def compare_weights(context: Context) -> None:
+def compare_weights_of_ranks(context: Context) -> None:
     """Raise a `TrainingError` if the weights differ between ranks; called on all ranks."""
     insist_on_equal_weights(context.accelerator, networks_of(context.parts.shared))
 
@@ -78,14 +78,13 @@ def flags_of_manifest(config: TrainingConfig) -> dict[str, object]:
     return {name: value for name, value in fixed.items() if name not in RESOLVED_AGAIN}
 
 
-def restore(started: StartedRun, resume_path: Path, saved_objective: str) -> State | None:
+def restore(started: StartedRun, resume_path: Path) -> State | None:
     """Restore the newest whole checkpoint of a run.
 
     `--resume` may also name a checkpoint of the run. Then newer checkpoints are left out.
 
     Args:
         resume_path: the value of `--resume`.
-        saved_objective: the objective in the run's `config.json`.
 
     Returns:
         The random states to restore as the last step of the start. None if no checkpoint is whole,
@@ -99,11 +98,7 @@ def restore(started: StartedRun, resume_path: Path, saved_objective: str) -> Sta
     restored = do_on_each_rank(
         context.accelerator,
         lambda: restore_newest(
-            context.checkpoints,
-            last_checkpoint,
-            context.parts,
-            run_identity(started),
-            saved_objective,
+            context.checkpoints, last_checkpoint, context.parts, run_identity(started)
         ),
     )
     if restored is None:

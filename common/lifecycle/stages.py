@@ -32,7 +32,6 @@ from common.run_directory.provenance import ProvenanceWriter
 from common.run_directory.recipe_source import RecipeSource
 from common.run_directory.records import RunConfig
 from common.track.log import Log
-from common.track.names import Facts
 from common.training.best import Best
 from common.training.guard import GradientGuard
 from common.training.plan import Plan, Progress
@@ -100,7 +99,7 @@ class StartedRun:
     loaded: LoadedData
     plan: Plan
     kept: KeptParts
-    description: Facts  # the recipe's description of the model
+    description: Mapping[str, object]  # the recipe's description of the model
     memory_plan: MemoryPlan
     profiler: Profiler
     saved_config: RunConfig  # the contents of `config.json`

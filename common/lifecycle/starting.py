@@ -1,6 +1,6 @@
 """The last stage before the loop: resolves open flags, restores a checkpoint, opens the logs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,10 +30,12 @@ from common.run_directory.records import (
     read_record,
 )
 from common.system.allocator import HEAP
+from common.system.machine import local_world_size
 from common.track import facts
 from common.track.card import flags_given
-from common.track.names import Facts
 from common.training.plan import Plan
+
+MOST_KEPT = 0.5  # share of the machine's memory that all plans on it may take, to keep freed memory
 
 
 def start(
@@ -41,7 +43,7 @@ def start(
     loaded: LoadedData,
     plan: Plan,
     kept: KeptParts,
-    description: Facts,
+    description: Mapping[str, object],
     position: Callable[[], dict[str, float]],
 ) -> StartedRun:
     """Resolve the flags, restore the checkpoint of a resumed run, and open the logs.
@@ -65,7 +67,7 @@ def start(
         kept.optimizer,
         train_loader,
         # Kept memory would change what the plan measures.
-        when_measured=lambda: keep_freed_memory(context.accelerator.device),
+        when_measured=lambda share: keep_freed_memory(context.accelerator.device, share),
     )
     profiler = make_profiler(context, plan)
     keep_own_parts(context, loaded)
@@ -80,14 +82,14 @@ def start(
     )
     random_states = None
     if earlier_config is not None and config.resume is not None:
-        random_states = restore(started, Path(config.resume), earlier_config.objective)
+        random_states = restore(started, Path(config.resume))
         if context.progress.global_step > 0:
             device_before = earlier_config.environment.device_type
             tell_other_device(device_before, context.accelerator.device.type)
     started = replace(started, saved_config=write_run_config(started, earlier_config))
     context.logs.start(config, started.saved_config, position)
     tell_unknown_contents(started.saved_config)
-    seed_generators(context, random_states)
+    seed_or_restore_generators(context, random_states)
     return started
 
 
@@ -133,7 +135,7 @@ def compose_run_config(
     loaded: LoadedData,
     plan: Plan,
     kept: KeptParts,
-    description: Facts,
+    description: Mapping[str, object],
     memory_plan: MemoryPlan,
     earlier_config: RunConfig | None,
 ) -> RunConfig:
@@ -159,7 +161,7 @@ def compose_run_config(
         environment=facts.environment(config, context.accelerator, placement),
         objective=str(context.objective),
         data=loaded.data.facts(),
-        architecture=Architecture(name=description["name"], parameters=parameters),
+        architecture=Architecture(name=str(description["name"]), parameters=parameters),
         plan=plan.facts(),
         memory_plan=memory_plan.facts(),
         peak=PeakRate(tflops=meters.peak, source=meters.peak_source),
@@ -171,9 +173,16 @@ def compose_run_config(
     return run_config.model_copy(update={name: flags for name, flags in decisions.items() if flags})
 
 
-def keep_freed_memory(device: torch.device) -> None:
-    """Have the C library keep the memory that a CPU's tensors have freed, until the run closes."""
-    if device.type == "cpu":
+def keep_freed_memory(device: torch.device, share: float) -> None:
+    """Have the C library keep the memory that a CPU's tensors have freed, if there is enough.
+
+    Blocks of different sizes leave holes in kept memory, so it may exceed the plan.
+
+    Args:
+        device: the device of the run.
+        share: the share of the machine's memory that this process's plan takes.
+    """
+    if device.type == "cpu" and share * local_world_size() <= MOST_KEPT:
         HEAP.keep()
 
 
@@ -246,7 +255,7 @@ def tell_other_device(device_before: str, device_now: str) -> None:
         )
 
 
-def seed_generators(context: Context, random_states: State | None) -> None:
+def seed_or_restore_generators(context: Context, random_states: State | None) -> None:
     """Seed the random generators; a resume with `random_states` restores these instead.
 
     This is the last step before the loop, because any earlier step may draw random numbers.

@@ -12,6 +12,7 @@ from common.data.batch import Batch, Samples
 from common.models.compile import as_written
 
 # A function of the recipe that takes the model and a batch, and returns the loss and the outputs.
+# The recipe may state any type of its model and of its batch.
 ComputeLoss = Callable[[Any, Any], tuple[torch.Tensor, object]]
 
 # For samples without lengths: how many samples the batch has whose operations are counted.

@@ -40,8 +40,8 @@ class CpuTimes:
 
     @classmethod
     def of_state(cls, state: Mapping[str, float]) -> "CpuTimes":
-        """Return the times from their saved fields; a field that is missing is 0."""
-        return cls(**{field.name: float(state.get(field.name, 0.0)) for field in fields(cls)})
+        """Return the times from their saved fields."""
+        return cls(**{field.name: float(state[field.name]) for field in fields(cls)})
 
     def plus(self, other: "CpuTimes") -> "CpuTimes":
         """Return the sum of two records, field by field."""

@@ -12,6 +12,7 @@ import psutil
 import torch
 
 from common.system import devices
+from common.system.allocator import HEAP
 from common.system.platforms import IS_LINUX, resource
 
 MEBIBYTE = 2**20
@@ -243,6 +244,7 @@ class MemoryTracker:
         if devices.has_own_memory_figures(self.device):
             self.is_reset = devices.reset_peaks(self.device)
         else:
+            HEAP.trim()  # memory that was kept would not count as taken
             try:
                 # This resets Linux's high-water mark of the process; see `man 5 proc`.
                 CLEAR_REFS.write_text("5", encoding="utf-8")

@@ -56,12 +56,13 @@ class MemoryPlan:
         model: nn.Module,
         optimizer: Optimizer,
         loader: Loader,
-        when_measured: Callable[[], None] = lambda: None,
+        when_measured: Callable[[float], None] = lambda share: None,
     ) -> None:
         """Plan the memory of a model, its gradients and its optimizer.
 
         Args:
-            when_measured: is called once, after the first updates have been measured.
+            when_measured: is called once, after the first updates have been measured, with the
+                share of the device's memory that the plan takes.
         """
         self.accelerator = accelerator
         self.device = accelerator.device
@@ -166,7 +167,7 @@ class MemoryPlan:
         owner = self.device.type if has_own_memory_figures(self.device) else "host"
         share = f"{self.total / self.device_mib:.1%} of the {owner}'s memory"
         say(f"memory  {parts}: {self.total:,.1f} MiB in all, {share}")
-        self.when_measured()
+        self.when_measured(self.total / self.device_mib)
 
     def finish(self) -> MemoryRows:
         """Return the planned and measured size of each part at the end of training."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from statistics import mean
-from typing import NotRequired, TypedDict
+from typing import TypedDict
 
 import torch
 from accelerate import Accelerator
@@ -52,13 +52,18 @@ LEAST_RISE = 0.05  # the relative rise over these log lines that a warning needs
 BUSY_SHARE = 0.8  # share of the time; a GPU that nothing holds up is busy for a larger share
 
 
+# Measured peaks of one device may differ by less than this factor, for example under load.
+OTHER_DEVICE = 1.5
+
+
 class MetersState(TypedDict):
     """The meters' part of a checkpoint."""
 
     stopwatch: StopwatchState
     sums: TrainingSumsState
-    clock: NotRequired[ClockState]  # older versions had none
-    load: NotRequired[dict[str, float]]  # older versions had none
+    clock: ClockState
+    peak: float  # TFLOP/s of the device; 0 if unknown
+    load: dict[str, float]  # the fields of `CpuTimes`
 
 
 class Meters:
@@ -81,6 +86,7 @@ class Meters:
         self.flops: TrainingFlops | None = None
         self.peak = 0.0  # TFLOP/s of a device; 0 if unknown
         self.peak_source = ""
+        self.peak_before = 0.0  # that of the attempt before this one; 0 if there was none
         # The clock, and this process's CPU seconds, at the last log line.
         self.clocks = (time.perf_counter(), time.process_time())
         self.is_warned = False  # whether the user was warned of other programs on the same cores
@@ -170,10 +176,19 @@ class Meters:
         numbers = [self.sums.last_loss(), *self.load.times().values()]
         figures, rows = self.of_all_ranks(self.stopwatch.whole_run, used, numbers)
         figures["train/loss"] = float(rows[:, 0].mean())
+        if self.was_on_another_device():
+            figures.pop("perf/mfu", None)  # the time on the other device is a share of another peak
         fraction = other_cpu_fraction(rows[:, 1:], min(local_world_size(), len(rows)))
         if fraction is not None:
             figures["perf/other_cpu_fraction"] = fraction
         return figures
+
+    def was_on_another_device(self) -> bool:
+        """Whether the attempt before this one ran on a device with another peak."""
+        if not self.peak or not self.peak_before:
+            return False
+        ratio = self.peak / self.peak_before
+        return max(ratio, 1 / ratio) > OTHER_DEVICE
 
     def of_all_ranks(
         self, interval: Interval, used: Mapping[str, float], numbers: list[float]
@@ -278,14 +293,16 @@ class Meters:
             "stopwatch": self.stopwatch.state_dict(),
             "sums": self.sums.state_dict(),
             "clock": self.clock.state_dict(),
+            "peak": self.peak,
             "load": self.load.state_dict(),
         }
 
     def load_state_dict(self, state: MetersState) -> None:
         self.stopwatch.load_state_dict(state["stopwatch"])
         self.sums.load_from_ranks([state["sums"]])
-        self.clock.load_state_dict(state.get("clock", {}))
-        self.load.load_state_dict(state.get("load", {}))
+        self.clock.load_state_dict(state["clock"])
+        self.peak_before = state["peak"]
+        self.load.load_state_dict(state["load"])
 
     def load_from_ranks(self, states: Sequence[MetersState]) -> None:
         """Restore the sums and the clock of a run that had another number of ranks.
@@ -293,7 +310,7 @@ class Meters:
         Its training times are not restored: the speed of other ranks would distort this run's
         figures.
         """
-        self.clock.load_state_dict(states[0].get("clock", {}))
+        self.clock.load_state_dict(states[0]["clock"])
         # One rank takes all sums, because a log line adds them up over the ranks.
         if self.accelerator.is_main_process:
             self.sums.load_from_ranks([state["sums"] for state in states])

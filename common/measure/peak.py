@@ -108,7 +108,7 @@ class PowerMeter:
     def __init__(self, device: torch.device) -> None:
         self.is_gpu = device.type == "cuda"  # NVML is NVIDIA's
         self.nvml: ModuleType | None = None
-        self.handle: Any = None  # NVML's object for the GPU
+        self.handle: object = None  # NVML's object for the GPU
         if self.is_gpu:
             with suppress(Exception):  # no driver or no permission must not stop the run
                 import pynvml

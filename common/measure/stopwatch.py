@@ -30,7 +30,7 @@ class Interval:
 
     @classmethod
     def of_state(cls, state: Mapping[str, float]) -> "Interval":
-        """Return an interval from its saved fields; other entries are left out."""
+        """Return an interval from its saved fields."""
         return cls(**{field.name: state[field.name] for field in fields(cls)})
 
     def since(self, earlier: "Interval") -> "Interval":
@@ -148,12 +148,12 @@ class Stopwatch:
         self.marked = Interval.of_state(state["marked"])
 
 
-class ClockState(TypedDict, total=False):
-    """The clock's part of a checkpoint; older versions saved other entries."""
+class ClockState(TypedDict):
+    """The clock's part of a checkpoint."""
 
     seconds: float
     began: float  # the beginning, by the machine's monotonic clock
-    boot: str | None  # the id of the machine's start; see `boot_id`
+    boot: str  # the id of the machine's start; see `boot_id`
 
 
 class RunClock:
@@ -177,19 +177,19 @@ class RunClock:
     def load_state_dict(self, state: ClockState) -> None:
         now = time.monotonic()
         boot = boot_id()
-        seconds = float(state.get("seconds", 0.0))  # an older version saved other entries
-        if boot is not None and state.get("boot") == boot:
+        seconds = float(state["seconds"])
+        if boot and state["boot"] == boot:
             # The clock went on between the attempts, so the difference includes the time between.
             seconds = max(seconds, now - float(state["began"]))
         self.began = now - max(seconds, 0.0)
 
 
-def boot_id() -> str | None:
-    """Return the id that Linux gives to each start of the machine; None on other systems."""
+def boot_id() -> str:
+    """Return the id that Linux gives to each start of the machine; empty on other systems."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
     except OSError:
-        return None
+        return ""
 
 
 def throughput(

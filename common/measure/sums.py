@@ -276,8 +276,8 @@ def sum_of_totals(name: str, before: Total | float | None, value: Value) -> Tota
     if before is None:
         return total
     # A plain number has no shape, and counts as a tensor without dimensions.
-    shape_before = tuple(getattr(before, "shape", ()))
-    shape = tuple(getattr(value, "shape", ()))
+    shape_before = () if isinstance(before, (int, float)) else tuple(before.shape)
+    shape = () if isinstance(value, (int, float)) else tuple(value.shape)
     if shape_before != shape:
         raise UserError(
             f"sums.add got {name!r} with shape {shape_before} for one batch, but {shape} for "

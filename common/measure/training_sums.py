@@ -4,7 +4,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from itertools import chain
-from typing import NotRequired, TypedDict
+from typing import TypedDict
 
 import torch
 from accelerate import Accelerator
@@ -30,7 +30,7 @@ class TrainingSumsState(TypedDict):
     # For each metric: the first part of the sum, the number of elements, and the sum's further
     # parts (see `parts_on_host`). The further parts come last, because a sum in float64 has none.
     metrics: dict[str, list[float]]
-    numbers: NotRequired[dict[str, list[float]]]  # sum and count; older versions had none
+    numbers: dict[str, list[float]]  # the sum and the count of each metric's plain numbers
     last_update: list[float]  # losses of its micro-batches
 
 
@@ -201,8 +201,7 @@ class TrainingSums:
                 total = from_parts([first_part, *other_parts], self.device)
                 self.sums[name] = total_with(total, self.sums.get(name))
                 self.sizes[name] = self.sizes.get(name, 0.0) + float(size)
-            # Older versions kept no plain numbers.
-            for name, (total_of_numbers, count) in state.get("numbers", {}).items():
+            for name, (total_of_numbers, count) in state["numbers"].items():
                 total_before, count_before = self.numbers.get(name, (0.0, 0.0))
                 self.numbers[name] = (
                     total_before + float(total_of_numbers),

@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypedDict
+from typing import TYPE_CHECKING, Protocol, TypedDict
 
 from accelerate import Accelerator
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # The weights that did not fit the model, by reason, such as "missing_keys": their names, or their
 # names with shapes.
-LoadingInfo = Mapping[str, Collection[Any]]
+LoadingInfo = Mapping[str, Collection[object]]
 PRETRAINED_ADVICE = (
     "use a folder with a complete model, or for a model of the Hub, check its id and the connection"
 )

@@ -26,10 +26,11 @@ if TYPE_CHECKING:
 ATTENTION = "packed"  # the name of `packed_attention` in Transformers
 # An entry of the batch, which the model's `forward` passes on to its layers; see `token_positions`.
 POSITIONS = "token_positions"
-# An entry that `pack` adds for FlashAttention's kernel: int32 [batch + 2], the position among the
-# packed tokens at which each sequence starts, and the end.
+# An entry that `pack_input` adds for FlashAttention's kernel: int32 [batch + 2], the position among
+# the packed tokens at which each sequence starts, and the end.
 STARTS = "sequence_starts"
-# The arguments that Transformers passes to the encoder by name: tensors, flags and None.
+# The arguments that Transformers passes to the encoder by name: tensors, flags and None. It is the
+# type that torch gives the named arguments of a hook.
 EncoderArguments = dict[str, Any]
 # This was the best of 1, 64, 128, 256 and 512 on two cores of an Intel CPU with AMX, in bf16.
 # Compared with 1, the small BERT trains on 1.6 times as many samples per second, and takes half the
@@ -39,7 +40,9 @@ TOKEN_MULTIPLE = 256
 
 
 def token_positions(lengths: torch.Tensor, padded_length: int) -> torch.Tensor:
-    """Return the positions in a flattened batch that `pack` keeps: real tokens, then some padding.
+    """Return the positions in a flattened batch that `pack_input` keeps.
+
+    The positions of the real tokens come first, and then those of some padding.
 
     Args:
         lengths: int64 [batch], the tokens of each sample, on the host, so that nothing waits for
@@ -68,11 +71,11 @@ def leave_out_padding(model: "BertForSequenceClassification") -> None:
     AttentionInterface.register(ATTENTION, packed_attention)
     AttentionMaskInterface.register(ATTENTION, sdpa_mask)
     model.set_attn_implementation(ATTENTION)
-    model.bert.encoder.register_forward_pre_hook(pack, with_kwargs=True)
-    model.bert.encoder.register_forward_hook(unpack, with_kwargs=True)
+    model.bert.encoder.register_forward_pre_hook(pack_input, with_kwargs=True)
+    model.bert.encoder.register_forward_hook(unpack_output, with_kwargs=True)
 
 
-def pack(
+def pack_input(
     encoder: nn.Module, inputs: tuple[torch.Tensor, ...], named: EncoderArguments
 ) -> tuple[tuple[torch.Tensor], EncoderArguments] | None:
     """Pack the encoder's input [batch, length, width] to [1, tokens, width], as a forward hook.
@@ -93,7 +96,7 @@ def pack(
     return (packed,), named
 
 
-def unpack(
+def unpack_output(
     encoder: nn.Module,
     inputs: tuple[torch.Tensor, ...],
     named: EncoderArguments,
@@ -149,7 +152,7 @@ def packed_attention(
             [batch, heads, length, width].
         attention_mask: bool [batch, 1, 1, length], true for real tokens.
         token_positions: the entry `POSITIONS` of the batch, if it has one.
-        sequence_starts: the entry `STARTS`, if `pack` added it.
+        sequence_starts: the entry `STARTS`, if `pack_input` added it.
         others: further arguments from Transformers, which this function does not need.
 
     Returns:

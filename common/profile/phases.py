@@ -4,7 +4,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -13,6 +12,7 @@ from common.profile.verdict import DATA
 from common.system.devices import has_timed_events, recorded_event
 
 PHASES = (DATA, "forward", "backward", "optimizer")
+Moment = torch.Event | float  # an event of the device, or seconds of the host's clock
 
 
 class Phases:
@@ -31,8 +31,7 @@ class Phases:
         self.times_device = has_timed_events(self.device)
         self.is_on = False
         self.range: torch.profiler.record_function | None = None  # the range that is open
-        # Each phase and when it began: an event of the device, or seconds of the host's clock.
-        self.starts: list[tuple[str | None, Any]] = []
+        self.starts: list[tuple[str | None, Moment]] = []  # each phase, and when it began
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -61,7 +60,7 @@ class Phases:
             self.range = None
             if self.has_nvtx:
                 torch.cuda.nvtx.range_pop()
-        now: Any = time.perf_counter()
+        now: Moment = time.perf_counter()
         if self.times_device:  # the device may be far behind the host, whose clock misleads then
             now = recorded_event(self.device)
         self.starts.append((phase, now))
@@ -81,6 +80,15 @@ class Phases:
         for (phase, start), (_, end) in pairwise(self.starts):
             if phase is None:
                 continue
-            totals[phase] += start.elapsed_time(end) if self.times_device else 1000 * (end - start)
+            totals[phase] += milliseconds_between(start, end)
         self.starts.clear()
         return totals
+
+
+def milliseconds_between(start: Moment, end: Moment) -> float:
+    """Return the time between two moments, which are of the same kind."""
+    if isinstance(start, (int, float)) and isinstance(end, (int, float)):
+        return 1000 * (end - start)
+    assert not isinstance(start, (int, float))
+    assert not isinstance(end, (int, float))
+    return start.elapsed_time(end)

@@ -4,7 +4,6 @@
 looks like a secret in an added line, and files with names such as ``.env`` are left out.
 """
 
-import hashlib
 import os
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
+from common.digests import sha256_of_bytes
 from common.run_directory.records import CodeTree
 from common.system.installed_code import is_in_standard_library, is_installed
 from common.system.printable import without_secrets
@@ -220,7 +220,7 @@ def collect_tree(root: Path, used: Collection[Path]) -> CollectedTree:
         not_saved.append(f"all changes, because they are {len(patch):,} bytes as a patch")
         patch = b""
         saved_untracked = []
-    digest = hashlib.sha256(patch).hexdigest() if patch else None
+    digest = sha256_of_bytes(patch) if patch else None
     tree = CodeTree(
         folder=str(root),
         commit=commit,
@@ -253,16 +253,16 @@ def changes_of(root: Path) -> tuple[list[str], list[str]]:
         not_saved.append(f"all changes, because git can't show them in {MOST_BYTES:,} bytes")
         return [], not_saved
     parts = []
-    for part in parts_of(output.decode("utf-8", "surrogateescape")):
+    for part in split_patch(output.decode("utf-8", "surrogateescape")):
         hidden, problem = without_secret_lines(part)
         if problem is not None:
-            not_saved.append(f"{name_of(part)}: {problem}")
+            not_saved.append(f"{file_of_patch(part)}: {problem}")
         if hidden is not None:
             parts.append(hidden)
     return parts, not_saved
 
 
-def parts_of(patch: str) -> list[str]:
+def split_patch(patch: str) -> list[str]:
     """Split a patch into one part for each file."""
     parts: list[str] = []
     for line in lines_of(patch):
@@ -282,7 +282,7 @@ def lines_of(text: str) -> list[str]:
     return [*whole, lines[-1]] if lines[-1] else whole
 
 
-def name_of(part: str) -> str:
+def file_of_patch(part: str) -> str:
     """Return the file that a part of a patch changes."""
     names = part.split("\n", 1)[0].removeprefix(FIRST_LINE)
     return names[: len(names) // 2].removeprefix("a/")  # "a/NAME b/NAME"

@@ -26,7 +26,7 @@ from common.errors import (
 )
 from common.files import locked
 from common.json_files import write_json
-from common.run_directory.identity import find_witnesses, saved_run_id, signed_config
+from common.run_directory.identity import saved_run_id, signed_config
 from common.run_directory.records import (
     CONFIG,
     STATUS,
@@ -179,13 +179,11 @@ class RunDirectory:
         if not self.has_config or time.monotonic() - self.seen_at < max_age:
             return
         self.seen_at = time.monotonic()
+        is_own = self.path.is_dir()
+        # The other ranks look only for the directory. A file that rank 0 wrote on another machine
+        # may become visible to them later, even on a shared file system.
         if is_main_rank():
-            witnesses = find_witnesses([self.path / CONFIG])
-            is_own = any(witness.run_id == self.run_id for witness in witnesses)
-        else:
-            # Look only for the directory. A file that rank 0 wrote on another machine may become
-            # visible here later, even on a shared file system.
-            is_own = self.path.is_dir()
+            is_own = saved_run_id(self.path) == self.run_id
         if not is_own:
             raise ReplacedDirectoryError(self.path)
 

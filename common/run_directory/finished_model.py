@@ -34,7 +34,8 @@ def model_folder(path: str | Path, flag: str = "--init-from ") -> Path:
 def insist_on_written_weights(folder: Path) -> None:
     """Raise a `UserError` if a model's weights do not have the digest in its `model.json`.
 
-    A `model.json` without a digest is accepted, because older versions wrote none.
+    A `model.json` without a digest is accepted, because a user may have written the file, or may
+    have removed the digest to change the weights on purpose.
     """
     path = folder / WEIGHTS
     expected_digest = read_record(folder / MODEL_JSON, WeightsDigest).weights_sha256

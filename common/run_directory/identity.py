@@ -10,7 +10,7 @@ from common.digests import SIGNATURE, is_as_signed, signed
 from common.errors import UserError
 from common.json_files import JsonObject, json_safe, parse, read_json_if_there
 from common.run_directory.records import CONFIG, STATUS, excerpt_of
-from common.run_directory.saved_flags import differing_flags, in_words
+from common.run_directory.saved_flags import differing_flags, flags_in_words
 from common.system.platforms import quoted
 from common.system.printable import listed
 
@@ -46,7 +46,7 @@ def signed_config(facts: Mapping[str, object]) -> JsonObject:
 def may_be_of_run(found_id: str | None, run_id: str | None) -> bool:
     """Whether a file that names the run `found_id` may belong to the run `run_id`.
 
-    If one of the ids is None, the file may, because older versions wrote no ids.
+    If one of the ids is None, the file may, because a damaged or edited file may name no run.
     """
     return run_id is None or found_id in (None, run_id)
 
@@ -54,9 +54,9 @@ def may_be_of_run(found_id: str | None, run_id: str | None) -> bool:
 def insist_on_written_config(directory: Path, saved: Mapping[str, object]) -> None:
     """Raise an `EditedConfigError` if a run's `config.json` was edited, or is another run's.
 
-    An edit changes the digest that is in the file. Another run's file has a correct digest, so its
-    id is compared with the ids in `status.json` and in the checkpoints. Files of older versions may
-    have no digest or no id, and are not checked for it.
+    A run writes a digest into the file, so an edited file has a wrong digest or none. Another run's
+    file has a correct digest, so its id is compared with the ids in `status.json` and in the
+    checkpoints.
 
     Args:
         saved: the contents of `config.json`.
@@ -65,7 +65,7 @@ def insist_on_written_config(directory: Path, saved: Mapping[str, object]) -> No
     # The newest checkpoint comes first, because it has flags and a digest, unlike `status.json`.
     files = [*manifest_files(directory), directory / STATUS]
     witnesses = [witness for witness in find_witnesses(files) if witness.is_undamaged()]
-    if SIGNATURE in saved and not is_as_signed(saved):
+    if not is_as_signed(saved):
         raise EditedConfigError(
             f"{path} was edited after the run wrote it ({describe_edit(saved, witnesses)})",
             advice=(
@@ -74,26 +74,19 @@ def insist_on_written_config(directory: Path, saved: Mapping[str, object]) -> No
             ),
         )
     run_id = excerpt_of(saved).run_id
-    if not isinstance(run_id, str) or not witnesses:
-        return
     # One file of the same run is enough: another run's checkpoint may lie among this run's.
-    if all(witness.run_id != run_id for witness in witnesses):
+    if witnesses and all(witness.run_id != run_id for witness in witnesses):
         witness = witnesses[0]
         raise EditedConfigError(
-            f"{path} belongs to run {run_id:.50}, but {witness.path} belongs to run "
+            f"{path} belongs to run {run_id!s:.50}, but {witness.path} belongs to run "
             f"{witness.run_id:.50}",
             advice=f"restore the config.json of the run that wrote {witness.path}",
         )
 
 
 def saved_run_id(directory: Path) -> str | None:
-    """Return the id of the run in a directory; None if no file there has it.
-
-    The id is in `config.json`. If that file lacks it, `status.json` or a checkpoint may have it.
-    Older versions wrote no ids.
-    """
-    files = [directory / CONFIG, directory / STATUS, *manifest_files(directory)]
-    return next((witness.run_id for witness in find_witnesses(files)), None)
+    """Return the id in a run's `config.json`; None if the file can't be read or has no id."""
+    return next((witness.run_id for witness in find_witnesses([directory / CONFIG])), None)
 
 
 def manifest_files(directory: Path) -> list[Path]:
@@ -115,7 +108,7 @@ def find_witnesses(files: Iterable[Path]) -> Iterator[Witness]:
 def describe_edit(saved: Mapping[str, object], witnesses: Iterable[Witness]) -> str:
     """Return a phrase for how an edited `config.json` differs from the files beside it.
 
-    If no witness shows a difference, the phrase only says that the digest has changed.
+    If no witness shows a difference, the phrase only says that the digest is wrong or missing.
 
     Args:
         saved: the contents of the edited file.
@@ -129,6 +122,6 @@ def describe_edit(saved: Mapping[str, object], witnesses: Iterable[Witness]) -> 
             return f"its run_id is {run_id!s:.50}, but that of {witness.path} is {witness.run_id}"
         changes = differing_flags(witness.flags(), config)
         if changes:
-            phrases = in_words(changes, "{flag} was {saved} and is {present} now")
+            phrases = flags_in_words(changes, "{flag} was {saved} and is {present} now")
             return listed(phrases)
-    return "its SHA-256 has changed"
+    return f"its SHA-256 {'has changed' if SIGNATURE in saved else 'is missing'}"

@@ -134,14 +134,11 @@ def with_attempt(saved: list[Attempt], attempt: Attempt) -> list[Attempt]:
 
 
 def is_like(before: Attempt, attempt: Attempt) -> bool:
-    """Whether an attempt has the same facts as the one before, and changed no flags.
-
-    A fact that one of them lacks is not compared.
-    """
-    facts_before = before.to_json()
-    facts = attempt.to_json()
-    names = facts_before.keys() & facts.keys() - {"global_step", "changed_flags"}
-    return all(facts_before[name] == facts[name] for name in names) and not attempt.changed_flags
+    """Whether an attempt has the same facts as the one before, and changed no flags."""
+    not_compared = {"global_step", "changed_flags"}
+    facts_before = before.model_dump(exclude=not_compared)
+    facts = attempt.model_dump(exclude=not_compared)
+    return facts_before == facts and not attempt.changed_flags
 
 
 def training_facts(environment: Environment, changed_flags: Flags) -> dict[str, object]:

@@ -6,10 +6,10 @@ it was started with. `config.json` lists the updates from which a changed source
 
 import ast
 import difflib
-import hashlib
 from pathlib import Path
 
 from common.console import say, warn
+from common.digests import sha256_of_bytes
 from common.files import write_text
 from common.run_directory.directory import RunDirectory
 from common.run_directory.records import Source, SourceChange
@@ -33,7 +33,7 @@ class RecipeSource:
         except OSError:
             return  # the recipe was typed into an interpreter
         # The digest is that of the file itself. The text that is kept has *** in place of tokens.
-        self.sha256 = hashlib.sha256(content).hexdigest()
+        self.sha256 = sha256_of_bytes(content)
         self.text = without_tokens(content.decode("utf-8", "replace"))
 
     def record(self, directory: RunDirectory, saved: Source, step: int) -> Source:
@@ -49,8 +49,9 @@ class RecipeSource:
         """
         if self.text is None or self.sha256 is None:
             return saved
-        if saved.sha256 is None:  # a first start, or a run of an older version
-            keep(directory, FIRST_SOURCE, self.text)
+        # A first start, or a run whose recipe was in no file until now.
+        if saved.sha256 is None:
+            write_on_rank_zero(directory, FIRST_SOURCE, self.text)
             return Source(sha256=self.sha256, changes=[])
         changes = [change for change in saved.changes if change.global_step < step]
         for change in changes:
@@ -62,7 +63,7 @@ class RecipeSource:
         if last_sha256 != self.sha256 and not self.is_same_code(last_file):
             self.tell_change(last_file, step)
             name = f"recipe-at-{step:08d}.py"
-            keep(directory, name, self.text)
+            write_on_rank_zero(directory, name, self.text)
             changes.append(SourceChange(global_step=step, sha256=self.sha256, file=name))
         return Source(sha256=saved.sha256, changes=changes)
 
@@ -124,7 +125,7 @@ def code_of(text: str) -> str:
     return ast.dump(tree)
 
 
-def keep(directory: RunDirectory, name: str, text: str) -> None:
+def write_on_rank_zero(directory: RunDirectory, name: str, text: str) -> None:
     """Write a text into the run's directory, on rank 0 alone."""
     if is_main_rank():
         write_text(directory.path / name, text)

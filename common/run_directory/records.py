@@ -1,12 +1,12 @@
 """Defines records: the typed contents of the JSON files in a run's directory.
 
 A training process constructs them; a resume and the tools parse them with `read_record`, which is
-strict: a value of another type is an error. Fields with a default may be missing, because older
-versions did not write them. Unknown keys are kept, so a file of a newer version loses nothing when
-it is written again.
+strict: a value of another type is an error. Fields with a default may be missing, because not every
+run has these facts, and trackers do not keep all of them. Unknown keys are kept, so a file of a
+newer version loses nothing when it is written again.
 
-Some readers must go on with a file that is old, edited, or written by hand. They parse an `Excerpt`
-or `InitialFacts`, which accept any JSON object.
+Some readers must go on with a file that was edited or written by hand. They parse an `Excerpt` or
+`InitialFacts`, which accept any JSON object.
 
 The files of a profile have no record, because they are for people and no code reads them.
 """
@@ -68,7 +68,7 @@ class Environment(Record):
 
     device: str
     device_type: str
-    processor: str | None = None  # see `processor_kind`; None in runs of older versions
+    processor: str  # see `processor_kind`
     world_size: Count
     mixed_precision: str  # the precision that really ran; "no" is fp32
     effective_batch_size: Count  # samples of an update over all processes
@@ -210,9 +210,9 @@ class Attempt(Record):
     machines: int = 1
     # The environment variables that may change bits of results.
     variables: dict[str, str] = Field(default_factory=dict)
-    # Packages that the recipe and the modules beside it import. None in runs of older versions.
+    # Packages that the recipe and the modules beside it import; None if unknown.
     imported: list[str] | None = None
-    # How this attempt trained; `config.json` has only the last attempt's. None in older runs.
+    # How this attempt trained, None if unknown; `config.json` has only the last attempt's.
     world_size: int | None = None
     threads_per_process: int | None = None
     mixed_precision: str | None = None
@@ -282,26 +282,25 @@ class Manifest(Record):
     """`manifest.json` of a checkpoint: its files and the state of its parts, except tensors.
 
     A resume checks the digest on the JSON in the file, and parses it afterwards. The facts of the
-    run are those of `RunIdentity` in `common.checkpoints.same_run`. They are optional here, because
-    files of older versions lack some.
+    run are those of `RunIdentity` in `common.checkpoints.same_run`.
     """
 
-    global_step: int | None = None
+    global_step: int
     parts: PartStates  # the shared parts by name, without their tensors
     ranks: list[PartStates] = Field(min_length=1)  # each rank's own parts
     files: dict[str, Receipt]
-    run_id: str | None = None
-    recipe: str | None = None
-    model: str | None = None
-    objective: str | None = None
-    flags: Flags | None = None  # the flags that a resume can't change
-    parts_described: dict[str, JsonValue] | None = None
-    data: dict[str, JsonValue] | None = None
-    effective_batch_size: int | None = None
-    world_size: int | None = None
-    mixed_precision: str | None = None
-    versions: dict[str, str] = Field(default_factory=dict)
-    sha256: str | None = None  # of everything else in the file
+    run_id: str
+    recipe: str
+    model: str
+    objective: str
+    flags: Flags  # the flags that a resume can't change
+    parts_described: dict[str, JsonObject]  # see `PartDescription` in `checkpoints/description.py`
+    data: dict[str, JsonValue]
+    effective_batch_size: int
+    world_size: int
+    mixed_precision: str
+    versions: dict[str, str]
+    sha256: str | None = None  # of everything else in the file; None until the file is signed
 
     def to_json(self) -> dict[str, JsonValue]:
         converted = self.model_dump(mode="json", exclude_unset=True, exclude={"parts", "ranks"})
@@ -336,7 +335,7 @@ class PartMemory(Record):
 class WeightsDigest(Record):
     """The entry of `model.json` by which readers notice that the weights beside it have changed.
 
-    The digest is None in files of older versions.
+    The digest is None if a user wrote the file, or removed the digest to change the weights.
     """
 
     weights_sha256: str | None = None

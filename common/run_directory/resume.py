@@ -27,8 +27,8 @@ from common.run_directory.records import (
 from common.run_directory.saved_flags import (
     differing_flags,
     fixed_flags,
+    flags_in_words,
     has_moved,
-    in_words,
     values_in,
 )
 from common.system.machine import world_size
@@ -128,7 +128,7 @@ def refuse_contradictions(
         saved_flags, values_in(config, saved_flags), given=run.given, is_present_auto_fine=True
     )
     if contradictions:
-        phrases = in_words(contradictions, "{flag} {present} (the run has {saved})")
+        phrases = flags_in_words(contradictions, "{flag} {present} (the run has {saved})")
         raise UserError(
             f"can't resume {directory} with {', '.join(phrases)}",
             advice="leave these flags out, or start another run without --resume",
@@ -165,7 +165,7 @@ def was_finished_meanwhile(config: ResumableConfig, recipe: str) -> bool:
         is_saved_auto_fine=True,
         is_moved_data_fine=True,
     )
-    changed = in_words(differences, "{flag} {saved}, which was {present}")
+    changed = flags_in_words(differences, "{flag} {saved}, which was {present}")
     samples_before = run.record.environment.effective_batch_size
     samples = config.batch_size * config.gradient_accumulation_steps * world_size()
     if samples != samples_before:
@@ -250,7 +250,7 @@ def newest_unfinished(config: ResumableConfig, recipe: str) -> Path | None:
         differences = differing_flags(saved_flags, values_in(config, saved_flags))
         if not differences:
             return directory
-        phrases = in_words(differences, "{flag} {saved} there and {present} here")
+        phrases = flags_in_words(differences, "{flag} {saved} there and {present} here")
         with_other_flags.append((directory, phrases))
     refuse_to_begin_again(edited, with_other_flags)
     return None

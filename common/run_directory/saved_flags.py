@@ -56,7 +56,7 @@ def differing_flags(
     return differences
 
 
-def in_words(differences: Iterable[FlagDifference], pattern: str) -> list[str]:
+def flags_in_words(differences: Iterable[FlagDifference], pattern: str) -> list[str]:
     """Return a phrase for each difference.
 
     Args:

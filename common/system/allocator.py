@@ -8,21 +8,27 @@ TRIM_THRESHOLD = -1
 MMAP_THRESHOLD = -3
 MAX_MAPPINGS = -4
 NEVER = -1
-# glibc raises its two thresholds to these values by itself once it has freed a tensor of 32 MiB,
-# unless a program has set one of them.
+# By default, glibc raises its two thresholds by itself, up to these values, as it frees large
+# blocks. It no longer does so once a program has set one of them.
 USUAL_MMAP_THRESHOLD = 32 * 2**20
 USUAL_TRIM_THRESHOLD = 64 * 2**20
 USUAL_MAX_MAPPINGS = 65536
-# Users set the same parameters with these variables.
-USER_VARIABLES = ("MALLOC_", "GLIBC_TUNABLES")
+# Users set the same parameters with these variables, or as "glibc.malloc" in GLIBC_TUNABLES.
+USER_VARIABLES = (
+    "MALLOC_MMAP_MAX_",
+    "MALLOC_MMAP_THRESHOLD_",
+    "MALLOC_TOP_PAD_",
+    "MALLOC_TRIM_THRESHOLD_",
+)
 
 
 class Heap:
     """The heap from which torch takes a CPU's tensors. There is one in a process.
 
-    By default, glibc maps each tensor of more than 32 MiB separately and unmaps it when it is
-    freed, and it also returns free memory at the end of its heap. So in each update, the kernel has
-    to clear the same pages again.
+    By default, glibc maps large tensors separately and unmaps them when they are freed: those of
+    more than 32 MiB always, and smaller ones until it has raised its threshold. It also returns
+    free memory at the end of its heap. So in each update, the kernel has to clear the same pages
+    again.
 
     With any other C library than glibc, the methods do nothing.
     """
@@ -33,7 +39,7 @@ class Heap:
 
     def keep(self) -> None:
         """Keep freed memory from now on, unless the user has made settings in the environment."""
-        if self.library is None or any(name.startswith(USER_VARIABLES) for name in os.environ):
+        if self.library is None or is_set_by_user():
             return
         mallopt = self.library.mallopt
         self.is_kept = bool(mallopt(MAX_MAPPINGS, 0) and mallopt(TRIM_THRESHOLD, NEVER))
@@ -44,13 +50,22 @@ class Heap:
             self.library.malloc_trim(0)
 
     def stop_keeping(self) -> None:
-        """Undo `keep`, and return the free memory."""
+        """Return the free memory, and keep no more of it than glibc does after a large run.
+
+        The thresholds are then fixed, because glibc has no call to make them adapt again.
+        """
         if self.library is not None and self.is_kept:
             self.library.mallopt(MMAP_THRESHOLD, USUAL_MMAP_THRESHOLD)
             self.library.mallopt(TRIM_THRESHOLD, USUAL_TRIM_THRESHOLD)
             self.library.mallopt(MAX_MAPPINGS, USUAL_MAX_MAPPINGS)
             self.trim()
             self.is_kept = False
+
+
+def is_set_by_user() -> bool:
+    """Whether the environment says what glibc is to do with free memory."""
+    tunables = os.environ.get("GLIBC_TUNABLES", "")
+    return "glibc.malloc." in tunables or any(name in os.environ for name in USER_VARIABLES)
 
 
 def glibc() -> ctypes.CDLL | None:

@@ -48,7 +48,7 @@ def main(words: Sequence[str] | None = None) -> None:
         print(overview())
         return
     if name not in TOOLS:
-        raise UserError(f"there is no command recipes {name}", advice=advice_for(name))
+        raise UserError(f"there is no command recipes {name}", advice=advice_for_unknown(name))
     importlib.import_module(TOOLS[name].module).main(rest)
 
 
@@ -69,7 +69,7 @@ def overview() -> str:
     return "\n".join(lines)
 
 
-def advice_for(unknown: str) -> str:
+def advice_for_unknown(unknown: str) -> str:
     """Return advice for a mistyped command: the most similar command, or all if none is similar."""
     similar = difflib.get_close_matches(unknown, TOOLS, n=1)
     if similar:

@@ -13,7 +13,7 @@ from common.errors import UserError
 from common.objective import Objective
 from common.tools.compare.readers import wandb_errors_for_users
 from common.tools.parser import tool_parser
-from common.track.names import METRICS, SPLITS, STEP, describe
+from common.track.names import METRICS, SPLITS, STEP, metric_named
 
 if TYPE_CHECKING:
     from wandb_workspaces.reports.v2 import Report
@@ -92,7 +92,7 @@ def panels(goals: Sequence[str]) -> dict[str, dict[str, list[str]]]:
     """
     sections: dict[str, dict[str, list[str]]] = {}
     for name in dict.fromkeys([*goals, *METRICS]):  # without repetitions
-        metric = describe(name)
+        metric = metric_named(name)
         if metric.panel:  # otherwise the metric has no chart
             names = [name] if "/" in name else [f"{split}/{name}" for split in SPLITS]
             sections.setdefault(metric.panel, {})[metric.heading] = names
@@ -104,7 +104,9 @@ def panel_objects(goals: Sequence[str]) -> "Panels":
     import wandb_workspaces.reports.v2 as reports
 
     bar_metrics = [*(f"val/best_{goal}" for goal in goals), *BARS]
-    bars = [reports.BarPlot(title=describe(name).heading, metrics=[name]) for name in bar_metrics]
+    bars = [
+        reports.BarPlot(title=metric_named(name).heading, metrics=[name]) for name in bar_metrics
+    ]
     sections: Panels = {"At the end": [*bars]}
     for title, lines in panels(goals).items():
         sections[title] = [

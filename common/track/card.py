@@ -1,5 +1,6 @@
 """The model card: the `README.md` of a run's `model` folder, ready for `hf upload`."""
 
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from common.measure.memory import peak_memory
 from common.objective import PREFIXES, Split
 from common.run_directory.records import Flags, RunConfig
 from common.system.platforms import command_line
-from common.track.names import PEAK, Facts, describe, precision_name
+from common.track.names import PEAK, metric_named, precision_name
 
 # The Hub's name of a task, by the name of a fact that only models of that task have.
 TASKS = {"max_length": "text-classification", "image_size": "image-classification"}
@@ -21,10 +22,10 @@ CARD_METRICS = ("perf/samples_per_second", "time/train_seconds")
 def model_card(
     config: TrainingConfig,
     run: RunConfig,
-    description: Facts,
+    description: Mapping[str, object],
     data: Data,
     split: Split,
-    summary: Facts,
+    summary: Mapping[str, float],
 ) -> str:
     """Return a model's card as Markdown, with nothing private in it.
 
@@ -62,18 +63,18 @@ def model_card(
     return "\n".join(lines)
 
 
-def metrics_of_split(split: Split, summary: Facts) -> list[str]:
+def metrics_of_split(split: Split, summary: Mapping[str, float]) -> list[str]:
     """Return the names of the split's metrics that have a chart: all but the number of samples."""
     prefix = f"{PREFIXES[split]}/"
-    return [name for name in summary if name.startswith(prefix) and describe(name).panel]
+    return [name for name in summary if name.startswith(prefix) and metric_named(name).panel]
 
 
 def card_metadata(
     run: RunConfig,
-    description: Facts,
+    description: Mapping[str, object],
     data: Data,
     split: Split,
-    summary: Facts,
+    summary: Mapping[str, float],
     task: str | None,
 ) -> str:
     """Return the YAML block by which the Hub lists a model: its task, data set and results."""
@@ -107,16 +108,16 @@ def card_metadata(
     return metadata.to_yaml()
 
 
-def result_rows(split: Split, summary: Facts) -> list[tuple[str, str]]:
+def result_rows(split: Split, summary: Mapping[str, float]) -> list[tuple[str, str]]:
     """Return the heading and the value of each row of the card's table of results."""
     rows = []
     for name in metrics_of_split(split, summary):
-        metric = describe(name)
+        metric = metric_named(name)
         rows.append((f"{metric.heading}, {split}", metric.text(summary[name])))
     for name in CARD_METRICS:
-        metric = describe(name)
+        metric = metric_named(name)
         rows.append((metric.heading, metric.text(summary.get(name))))
-    peak = describe(PEAK)
+    peak = metric_named(PEAK)
     rows.append((peak.heading, peak.text(peak_memory(summary))))
     return rows
 

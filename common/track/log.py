@@ -16,11 +16,12 @@ from common.errors import TrainingError, UserError
 from common.files import open_to_append, write_text
 from common.json_files import json_safe, read_lines
 from common.measure.sums import Evaluation, of_all_ranks
+from common.measure.values import Metrics
 from common.objective import PREFIXES, Objective, Split
 from common.run_directory.records import METRICS_FILE, RunConfig
 from common.system.platforms import quoted
 from common.track import report
-from common.track.names import STEP, Facts
+from common.track.names import STEP
 from common.track.recorded_media import RecordedMedia
 from common.track.trackers import TRACKERS
 from common.track.trackers.tracker import Command, TrackedRun, Tracker, TrackerUnavailableError
@@ -164,7 +165,7 @@ class Log:
         if is_present_model or not full_names.keys() & self.pending.keys():
             self.add(full_names)
 
-    def checked(self, figures: Facts) -> Evaluation:
+    def checked(self, figures: Metrics) -> Evaluation:
         """Return an evaluation's figures over all ranks; called on all ranks.
 
         Raises:
@@ -193,7 +194,7 @@ class Log:
             )
         return values
 
-    def refuse_means(self, figures: Facts) -> None:
+    def refuse_means(self, figures: Metrics) -> None:
         """Raise a `UserError` if a rehearsed evaluation added up means; called on all ranks.
 
         `sums.add` takes totals over a batch. With a mean instead, the logged figure would be too
@@ -273,7 +274,9 @@ class Log:
         """Write the images, tables and histograms that the recipe has logged since the last row."""
         self.media.write(None if self.tracker is None else self.tracker.log_media)
 
-    def finish(self, summary: Facts | None = None, exit_code: int = 0) -> list[Command]:
+    def finish(
+        self, summary: Mapping[str, float] | None = None, exit_code: int = 0
+    ) -> list[Command]:
         """Close the files and the tracker; return how the user can view or upload the run.
 
         Args:

@@ -2,14 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from pydantic import JsonValue
 
+from common.json_files import JsonObject
 from common.objective import Mode
 from common.run_directory.records import RunConfig
 
-Facts = Mapping[str, Any]  # JSON values by name: metrics, or facts about a run
 STEP = "progress/global_step"
 # A second group of parameters adds its name: `RATE/group`. `common.training.rates` states the name,
 # too: it needs torch, which this module must not import, because tools start without it.
@@ -137,7 +136,7 @@ MEANINGS = {
 }
 
 
-def describe(name: str) -> Metric:
+def metric_named(name: str) -> Metric:
     """Return how to show the metric with a full name such as "val/accuracy".
 
     A metric that is not in `METRICS` is the recipe's own. Its name is its label, and it has a chart
@@ -148,7 +147,7 @@ def describe(name: str) -> Metric:
         group = name.removeprefix(f"{RATE}/")
         return replace(METRICS[RATE], label=f"{METRICS[RATE].label}, {group}")
     if bare.startswith("best_"):
-        metric = describe(bare.removeprefix("best_"))
+        metric = metric_named(bare.removeprefix("best_"))
         return replace(metric, label=f"best {metric.label}")
     recipe_metric = Metric(bare.replace("_", " "), "Learning" if prefix in ("", *SPLITS) else "")
     return METRICS.get(name) or METRICS.get(bare, recipe_metric)
@@ -199,12 +198,12 @@ def columns_of(name: str, value: JsonValue) -> dict[str, JsonValue]:
     return columns
 
 
-def unflat(config: Facts) -> dict[str, Any]:
+def unflat(config: Mapping[str, object]) -> JsonObject:
     """Undo `flat`: return the nested facts of a run that was read back from W&B.
 
     The entries of `config.json` that `flat` leaves out are missing.
     """
-    facts: dict[str, Any] = {"config": {}}
+    facts: JsonObject = {"config": {}}
     for column, value in config.items():
         *groups, name = column.split("/")
         # A column without a group is a single fact of `config.json`, or else a flag.

@@ -12,7 +12,7 @@ from common.sentences import counted
 from common.system.machine import is_main_rank
 from common.system.platforms import limits
 from common.tables import print_facts
-from common.track.names import METRICS, RATE, STEP, Facts, describe, precision_name
+from common.track.names import METRICS, RATE, STEP, metric_named, precision_name
 from common.track.trackers.tracker import Command
 
 # The metrics of the whole run, and not of one split, that have rows in the final table.
@@ -104,7 +104,7 @@ def rate_lines(run: RunConfig) -> list[str]:
 
 def labelled(name: str, value: float) -> str:
     """Return a metric's label and value, such as "loss 0.1234"."""
-    metric = describe(name)
+    metric = metric_named(name)
     return f"{metric.label} {metric.text(value)}"
 
 
@@ -143,7 +143,7 @@ def evaluation_text(
 
 def show_summary(
     run: RunConfig,
-    summary: Facts,
+    summary: Mapping[str, float],
     split: Split,
     folder: Path,
     commands: list[Command],
@@ -162,7 +162,7 @@ def show_summary(
     rows = []
     for name, suffix in summary_rows(Objective.parse(run.objective), summary, split).items():
         if name in summary:
-            metric = describe(name)
+            metric = metric_named(name)
             rows.append([metric.heading + suffix, metric.text(summary[name])])
     kept_step = f"{summary['progress/kept_step']:,.0f}"
     last_step = f"{summary[STEP]:,.0f}"
@@ -179,7 +179,9 @@ def show_summary(
         say(f"{command.purpose:8}{command.text}")
 
 
-def summary_rows(objective: Objective, summary: Facts, split: Split) -> dict[str, str]:
+def summary_rows(
+    objective: Objective, summary: Mapping[str, float], split: Split
+) -> dict[str, str]:
     """Return the metrics of the final table, in its order, each with a suffix for its heading.
 
     The suffix names the split that the metric was measured on, such as ", test".

@@ -164,9 +164,8 @@ def quicken_updates() -> None:
     The first is whether the package of the optimizer Lomo is installed (90 µs). The second is the
     signature of `zero_grad` (30 µs). Neither changes during a run.
     """
-    optimizer_module: Any = accelerate.optimizer
-    optimizer_module.is_lomo_available = functools.cache(utils.is_lomo_available)
-    zero_grad: Any = torch.optim.Optimizer.zero_grad
+    accelerate.optimizer.is_lomo_available = functools.cache(utils.is_lomo_available)
+    zero_grad: Any = torch.optim.Optimizer.zero_grad  # the type of a function lacks the attribute
     # Without `__signature__`, `inspect.signature` would work the signature out in each call.
     zero_grad.__signature__ = inspect.signature(zero_grad)
 
@@ -179,7 +178,7 @@ def name_device_for_accelerate() -> bool:
     """
     device = default_device()
     # This property ignores its instance, so it can be asked before there is an instance.
-    accelerate_default: Any = PartialState.default_device
+    accelerate_default = PartialState.default_device
     if accelerate_default.fget(None).type == device.type:
         return True
     os.environ.setdefault("ACCELERATE_TORCH_DEVICE", device.type)

@@ -365,11 +365,16 @@ def attempt(
 
 
 def memory_of_states(model: nn.Module, optimizer: Optimizer) -> list[torch.Tensor]:
-    """Return tensors as large as the state that Adam creates in its first update.
+    """Return tensors as large as the state that the optimizer creates in its first update.
 
-    For SGD and Muon there are none, because their momentum exists already (see `start_momentum`).
+    For SGD there are none, because its momentum exists already (see `start_momentum`).
     """
-    states_per_weight = 2 if "betas" in optimizer.param_groups[0] else 0  # Adam's two moments
+    settings = optimizer.param_groups[0]
+    states_per_weight = 0
+    if "betas" in settings:  # Adam's two moments
+        states_per_weight = 2
+    elif "newton_schulz_steps" in settings:  # Muon's momentum
+        states_per_weight = 1
     tensors = []
     for parameter in model.parameters():
         for _ in range(states_per_weight):

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NotRequired, TypedDict
+from typing import TypedDict
 
 from common.errors import UserError
 from common.objective import Objective
@@ -17,7 +17,7 @@ class BestState(TypedDict):
     value: float | None
     step: int
     later: int  # `evaluations_since_best`
-    loss: NotRequired[float | None]  # older checkpoints have none
+    loss: float | None
 
 
 @dataclass
@@ -84,7 +84,7 @@ class Best:
 
     def load_state_dict(self, state: BestState) -> None:
         value = state["value"]
-        loss = state.get("loss")
+        loss = state["loss"]
         self.value = None if value is None else float(value)
         self.step = int(state["step"])
         self.evaluations_since_best = int(state["later"])  # its name in checkpoints

@@ -99,7 +99,7 @@ class GradientGuard:
         # The log has the norm of the network that was clipped first, which stands first here.
         if model is next(iter(self.parameters)):
             self.remember_norms(model, gradients, norm)
-        bare: FusedOptimizer = bare_optimizer(optimizer)
+        bare = cast("FusedOptimizer", bare_optimizer(optimizer))
         if not getattr(bare, "_step_supports_amp_scaling", False):
             self.clip_unfused(bare, gradients, norm)
         elif self.reads_norm:
@@ -131,7 +131,7 @@ class GradientGuard:
         Args:
             unfrozen: the ids of these parameters of `model`.
         """
-        optimizers = [*getattr(self.accelerator, "_optimizers", []), optimizer]
+        optimizers = [*self.accelerator._optimizers, optimizer]
         updated: set[int] = set()
         for wrapper in optimizers:
             updated.update(map(id, parameters_of(wrapper)))
@@ -205,6 +205,7 @@ class GradientGuard:
 
         If several networks share an optimizer, the step is skipped if any of them asks for it.
         """
+        # torch's optimizers lack this attribute until something sets it.
         earlier = getattr(optimizer, "found_inf", None)
         optimizer.found_inf = found_inf if earlier is None else torch.maximum(earlier, found_inf)
         if optimizer not in self.unmarking:
@@ -294,8 +295,7 @@ class GradientGuard:
 
 def parameters_of(optimizer: Optimizer) -> Iterator[nn.Parameter]:
     """Yield the parameters of an optimizer, which Accelerate may have wrapped."""
-    bare: Optimizer = bare_optimizer(optimizer)
-    for group in bare.param_groups:
+    for group in bare_optimizer(optimizer).param_groups:
         yield from group["params"]
 
 

@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Iterable
-from typing import Any, TypedDict
+from typing import TypedDict
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from common.checkpoints.shards import is_sharded
+from common.training.optim import ParameterGroup
 
 # The quintic iteration of https://kellerjordan.github.io/posts/muon/, whose coefficients bring
 # small singular values close to 1 in few steps.
@@ -71,7 +72,7 @@ class Muon(Optimizer):
                     self.update(parameter, parameter.grad, group)
 
     def update(
-        self, parameter: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any]
+        self, parameter: torch.Tensor, gradient: torch.Tensor, group: ParameterGroup
     ) -> None:
         """Update one parameter and its momentum, unless `found_inf` forbids it.
 

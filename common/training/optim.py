@@ -12,7 +12,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from common.console import warn
 from common.system.devices import FusedOptimizer, honours_scaling
 
-# Some parameters and their options by name, in the form that torch's optimizers take and keep.
+# Some parameters and their options by name, in the form and of the type that torch's optimizers
+# have. An optimizer may have options of any type.
 ParameterGroup = dict[str, Any]
 
 

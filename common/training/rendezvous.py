@@ -44,6 +44,9 @@ def meet(url: str, timeout: timedelta, **options: Any) -> Iterator[tuple[Store, 
 
     All three come from torch's default ``env://``. The store is wrapped so that each of its keys
     begins with the number of this attempt.
+
+    Args:
+        options: whatever else torch passes to a handler; torch's default gets it unchanged.
     """
     for store, rank, world_size in rendezvous("env://", timeout=timeout, **options):
         yield PrefixStore(f"{SCHEME}-{os.environ[RESTARTS]}", store), rank, world_size

@@ -86,7 +86,7 @@ class ShardingAccelerator(Accelerator):
 
     mesh: "DeviceMesh | None" = None  # the mesh of all ranks, if networks are sharded
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: object, **kwargs: object) -> None:
         # The parameters of each network that had no trainable parameter when it was prepared. DDP
         # does not wrap such a network. A recipe may unfreeze it, so `backward` averages its
         # gradients.
@@ -128,6 +128,9 @@ class ShardingAccelerator(Accelerator):
         """Prepare objects as Accelerate does, and give optimizers the sharded parameters.
 
         Optimizers were made earlier, with the parameters that sharding replaces.
+
+        Returns:
+            What Accelerate returns: the one object, or a tuple of several.
         """
         prepared = super().prepare(*args, device_placement=device_placement)
         if self.mesh is None:

@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
-from accelerate import Accelerator
-
 from common.agreement import (
     announce,
     gather_from_ranks,
@@ -33,6 +31,7 @@ from common.system.platforms import (
     quoted,
     signal_when_parent_ends,
 )
+from common.training.sharding import ShardingAccelerator
 
 # A handler of a signal, as `signal.getsignal` returns it: a function, a constant such as SIG_DFL,
 # or None if C code installed the handler.
@@ -143,7 +142,7 @@ class StopAgreement:
     the last checkpoint is old, by rank 0's clock.
     """
 
-    accelerator: Accelerator
+    accelerator: ShardingAccelerator
     directory: Path
     failure: Callable[[], SaveFailure | None]  # why this rank could not write its last checkpoint
     request: StopRequest = field(default_factory=StopRequest)
@@ -224,7 +223,7 @@ class StopAgreement:
         With FSDP there is a collective, so all ranks must call this equally often.
         """
         is_requested = self.request.reason is not None
-        if getattr(self.accelerator, "mesh", None) is not None:
+        if self.accelerator.mesh is not None:
             # With FSDP, all ranks call this before each batch, so a collective can ask them.
             (requests,) = sum_in_fp32(self.accelerator, [is_requested])
             return requests > 0

@@ -35,6 +35,7 @@ from common.digests import signed
 from common.errors import UserError
 from common.objective import Objective
 from common.run_directory.directory import RunDirectory
+from common.run_directory.identity import signed_config
 from common.run_directory.records import RunConfig
 from common.tools.compare.command import main as compare
 from common.tools.recipe import load_recipe
@@ -44,6 +45,7 @@ from common.track.names import STEP
 from tests import local_data
 from tests.fuzz import inputs
 from tests.launch import RECIPES, REPOSITORY
+from tests.unit.manifest_facts import facts_at
 from tests.unit.recipes import config_class, write_run
 from tests.unit.tools.compare import run_folders
 
@@ -166,8 +168,8 @@ def whole_run(folder: Path) -> Path:
     effective = config.batch_size
     facts |= {"config": dataclasses.asdict(config), "given": dataclasses.asdict(config)}
     facts["environment"] |= {"effective_batch_size": effective}
-    facts["wandb_run_id"] = "01234567"
-    (run / "config.json").write_text(json.dumps(facts))
+    facts |= {"wandb_run_id": "01234567", "run_id": identity_at(0)["run_id"]}
+    (run / "config.json").write_text(json.dumps(signed_config(facts)))
     status = {"status": "failed", "resumable": True, "reason": "killed", "global_step": 9}
     (run / "status.json").write_text(json.dumps(status))
     (run / "summary.json").unlink()
@@ -228,15 +230,8 @@ class Training:
 
 
 def identity_at(step: int) -> dict[str, Any]:
-    return {
-        "recipe": "mnist_mlp",
-        "model": "small",
-        "global_step": step,
-        "world_size": 1,
-        "mixed_precision": "no",
-        "data": {"sizes": {"train": 8}, "class_names": ["a", "b"]},
-        "versions": {},
-    }
+    data = {"sizes": {"train": 8}, "class_names": ["a", "b"]}
+    return facts_at(step, recipe="mnist_mlp", model="small", data=data)
 
 
 # The facts that a resumed run shows.
@@ -301,8 +296,7 @@ def go_on(training: Training) -> None:
         checkpoints = checkpoints_in(directory.path / "checkpoints")
         resumed_name = Path(config.resume).name
         checkpoint_name = resumed_name if resumed_name.startswith("step-") else None
-        run_facts = identity_at(0) | {"flags": {}, "parts_described": {}}
-        restore_newest(checkpoints, checkpoint_name, training.parts, run_facts)
+        restore_newest(checkpoints, checkpoint_name, training.parts, identity_at(0))
         log = Log(single, directory.path, Objective("accuracy", "max"))
         log.start(
             config, RunConfig(**SHOWN), lambda: {STEP: training.progress.values["global_step"]}

@@ -218,8 +218,8 @@ def test_flag_edited_in_config_is_refused(tmp_path: Path, flag: str, value: floa
     assert run("--resume", directory, "--log-every", 1)[0] is None
 
 
-@pytest.mark.parametrize("is_signed", [True, False], ids=["signed", "of an older version"])
-def test_config_with_another_id_is_refused(is_signed: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_digest", [True, False], ids=["with a digest", "without a digest"])
+def test_config_with_another_id_is_refused(has_digest: bool, tmp_path: Path) -> None:
     """The run keeps its checkpoints; once the original file is back, the run resumes."""
     directory = unfinished(tmp_path / "run")
     path = directory / "config.json"
@@ -227,7 +227,7 @@ def test_config_with_another_id_is_refused(is_signed: bool, tmp_path: Path) -> N
     facts = json.loads(text)
     run_id = facts["run_id"]
     facts["run_id"] = "0123456789abcdef"
-    if not is_signed:
+    if not has_digest:
         del facts["sha256"]
     path.write_text(json.dumps(facts))
     checkpoints = [path.name for path in step_folders(directory / "checkpoints")]
@@ -301,22 +301,37 @@ def test_edited_config_is_not_passed_over_by_auto(
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["mine"]
 
 
-def test_objective_of_an_older_checkpoint_is_that_of_the_config(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Manifests of older versions name no objective, so the one in `config.json` counts."""
+@pytest.mark.parametrize("name", ["run_id", "sha256"])
+def test_config_without_its_id_or_digest_is_refused(name: str, tmp_path: Path) -> None:
+    """A run writes both, so the file was edited. With the original file, the run resumes."""
     directory = unfinished(tmp_path / "run")
-    for checkpoint in step_folders(directory / "checkpoints"):
-        manifest = json.loads((checkpoint / "manifest.json").read_text())
-        del manifest["objective"]
-        (checkpoint / "manifest.json").write_text(json.dumps(signed(manifest)))
-    with monkeypatch.context() as patch:
-        patch.setattr(regression, "OBJECTIVE", "rmse:max")
-        error, _ = run("--resume", directory)
+    path = directory / "config.json"
+    text = path.read_text()
+    facts = json.loads(text)
+    del facts[name]
+    path.write_text(json.dumps(facts))
+    checkpoints = [path.name for path in step_folders(directory / "checkpoints")]
+    error, _ = run("--resume", directory)
     assert isinstance(error, UserError)
-    expected = "can't be resumed, because the objective changed from rmse:min to rmse:max"
-    assert expected in error.message
+    reason = "its SHA-256 is missing" if name == "sha256" else "its run_id is None, but that of"
+    assert f"{path} was edited after the run wrote it ({reason}" in error.message
+    assert [path.name for path in step_folders(directory / "checkpoints")] == checkpoints
+    path.write_text(text)
     assert run("--resume", directory)[0] is None
+
+
+def test_signed_config_without_an_id_is_refused(tmp_path: Path) -> None:
+    """With a new id, the run would put its own checkpoints aside."""
+    directory = unfinished(tmp_path / "run")
+    path = directory / "config.json"
+    facts = json.loads(path.read_text())
+    del facts["run_id"]
+    path.write_text(json.dumps(signed(facts)))
+    checkpoints = [path.name for path in step_folders(directory / "checkpoints")]
+    error, _ = run("--resume", directory)
+    assert isinstance(error, UserError)
+    assert f"{path} belongs to run None, but {directory}/checkpoints/" in error.message
+    assert [path.name for path in step_folders(directory / "checkpoints")] == checkpoints
 
 
 def test_lost_best_model_costs_nothing_else(tmp_path: Path) -> None:

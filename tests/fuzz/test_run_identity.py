@@ -44,6 +44,7 @@ from common.run_directory.records import MODEL_JSON
 from common.run_directory.resume import resumed_config, was_finished_meanwhile
 from tests.fuzz.small_run import Inline
 from tests.unit.checkpoints.test_store import killed_at
+from tests.unit.manifest_facts import facts_at
 from tests.unit.saved_config import contents_with
 
 NAMES = ("one", "two")
@@ -138,9 +139,12 @@ class Attempt:
         """Return the facts of the run that a manifest holds."""
         flags = {n: v for n, v in vars(self.config).items() if not role_of(Config, n).free}
         del flags["mixed_precision"]
-        facts = {"run_id": self.directory.run_id, "flags": flags, "recipe": "tiny"}
-        facts |= {"parts_described": self.parts.parts_described, "data": {"sizes": {"train": 1}}}
-        return facts | {"global_step": self.progress.step}
+        return facts_at(
+            self.progress.step,
+            run_id=self.directory.run_id,
+            flags=flags,
+            parts_described=self.parts.parts_described,
+        )
 
     def train(self, updates: int) -> None:
         """Make updates, each with a checkpoint, some with a better model; finish at the last."""

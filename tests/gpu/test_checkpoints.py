@@ -15,6 +15,7 @@ from tests.gpu.conftest import HAS_GPU, as_flags
 from tests.gpu.launching import Launcher
 from tests.jobs import final_weights, learned, newest_step
 from tests.launch import RECIPES, REPOSITORY
+from tests.unit.manifest_facts import facts_at
 
 STEPS = 60
 STAMPED = REPOSITORY / "tests" / "stamped.py"
@@ -42,7 +43,8 @@ def test_checkpoint_holds_values_of_its_moment(tmp_path: Path) -> None:
     for step in (1, 2):
         for name, tensor in tensors.items():
             tensor.copy_(expected[name])
-        checkpoints.save(step, Contents(files={"model.safetensors": tensors}), {})
+        contents = Contents(files={"model.safetensors": tensors})
+        checkpoints.save(step, contents, facts_at(step))
         for tensor in tensors.values():
             tensor.fill_(-1)
         checkpoints.wait()

@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import pytest
 
 from common.config import TrainingConfig, parse_config
+from common.run_directory.identity import signed_config
 from tests.unit.saved_config import contents_with
 
 Parse = Callable[..., Any]
@@ -44,11 +45,12 @@ def write_run(
     precision = "bf16" if config.mixed_precision == "auto" else config.mixed_precision
     facts = contents_with(
         recipe=recipe,
+        run_id="0123456789abcdef",
         environment={"effective_batch_size": effective, "mixed_precision": precision},
     )
     facts["config"] = dataclasses.asdict(config)
     facts["given"] = dataclasses.asdict(given or config)
-    (directory / "config.json").write_text(json.dumps(facts))
+    (directory / "config.json").write_text(json.dumps(signed_config(facts)))
     if status is not None:
         value = {"status": status, "resumable": True, "reason": None, "global_step": 7}
         (directory / "status.json").write_text(json.dumps(value))

@@ -20,6 +20,7 @@ CONTENTS: dict[str, Any] = {
     "environment": {
         "device": "an abacus",
         "device_type": "cpu",
+        "processor": "an abacus, 2 rods",
         "world_size": 1,
         "mixed_precision": "no",
         "effective_batch_size": 64,

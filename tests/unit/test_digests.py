@@ -13,6 +13,7 @@ from common.digests import (
     is_as_signed,
     receipt_of,
     remembered_sha256_of_file,
+    sha256_of_bytes,
     sha256_of_file,
     short_digest,
     signed,
@@ -35,6 +36,7 @@ def test_digest_of_a_file(tmp_path: Path) -> None:
     path.write_bytes(b"abc")
     assert receipt_of(path) == {"size": 3, "sha256": OF_ABC}
     assert sha256_of_file(path) == remembered_sha256_of_file(path) == OF_ABC
+    assert sha256_of_bytes(b"abc") == OF_ABC
     for unreadable in (tmp_path / "none", tmp_path):
         with pytest.raises(OSError, match=unreadable.name):
             sha256_of_file(unreadable)

@@ -15,6 +15,7 @@ from common.flags import (
     ROLES,
     as_typed,
     check_limits,
+    check_number,
     expected_range,
     flag,
     from_json,
@@ -115,6 +116,20 @@ def test_overridden_default_keeps_limits_and_role() -> None:
         check_limits(Own(rate=2))
     with pytest.raises(UserError, match="--sizes 0 is out of range: pass 1 or more"):
         check_limits(Own(sizes=(3, 0)))
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    [(0, "1 or more"), (0.5, "1 or more"), (math.nan, "a finite number"), (1, None), (None, None)],
+)
+def test_number_of_a_tool_has_limits(number: float | None, expected: str | None) -> None:
+    """A flag that is not passed has no number to check."""
+    if expected is None:
+        check_number("seeds", number, least=1)
+        return
+    with pytest.raises(UserError) as refused:
+        check_number("seeds", number, least=1)
+    assert refused.value.message == f"--seeds {number} is out of range: pass {expected}"
 
 
 def test_json_lists_become_tuples() -> None:

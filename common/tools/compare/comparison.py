@@ -4,10 +4,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from common.objective import Objective
-from common.tools.compare.facts import facts_of, labels_that_must_agree
 from common.tools.compare.figures import RunFigures, figures_of
-from common.tools.compare.groups import RunGroup, Settings, differences_of, group_runs
+from common.tools.compare.groups import RunGroup, group_runs
 from common.tools.compare.readers import RunRecord
+from common.tools.compare.settings import (
+    differing_settings,
+    settings_of,
+    settings_that_must_agree,
+)
 from common.track.names import PEAK, THROUGHPUT
 
 
@@ -16,7 +20,7 @@ class UnfairPair:
     """A difference that makes a run's figures incomparable with those of the baseline."""
 
     run: str  # the run's name
-    label: str  # the label of the fact that differs
+    label: str  # the label of the setting that differs
     baseline_value: object
     value: object
 
@@ -36,7 +40,7 @@ class Comparison:
 
     runs: list[RunRecord]
     figures: list[RunFigures]  # one for each run
-    differences: dict[str, list[object]]  # each run's value of the facts that differ, by label
+    differences: dict[str, list[object]]  # each run's value of the settings that differ, by label
     unfair: list[UnfairPair]
     target: float | None  # a value of the baseline's objective; None: there is no target
     target_is_given: bool  # whether the user chose the target
@@ -63,16 +67,16 @@ def compare(
     baseline_figures = figures[0]
     figures = [with_ratios(own_figures, baseline_figures) for own_figures in figures]
     saved_configs = [run.saved_config for run in runs]
-    facts_of_runs = [facts_of(saved_config, saved_configs) for saved_config in saved_configs]
-    settings_of_runs: list[Settings] = [
-        {label: fact.value for label, fact in facts.items()} for facts in facts_of_runs
-    ]
-    differences = differences_of(settings_of_runs)
+    settings_of_runs = [settings_of(saved_config, saved_configs) for saved_config in saved_configs]
+    differences = differing_settings(settings_of_runs)
+    labels_that_must_agree = {
+        label for saved_config in saved_configs for label in settings_that_must_agree(saved_config)
+    }
     return Comparison(
         runs=list(runs),
         figures=figures,
         differences=differences,
-        unfair=unfair_pairs(runs, differences, labels_that_must_agree(facts_of_runs)),
+        unfair=unfair_pairs(runs, differences, labels_that_must_agree),
         target=target,
         target_is_given=target_is_given,
         groups=group_runs(runs, settings_of_runs, labels),
@@ -101,11 +105,11 @@ def with_ratios(figures: RunFigures, baseline: RunFigures) -> RunFigures:
     The efficiency is the ratio of throughputs over the ratio of processes. It exists only for
     different numbers of processes.
     """
-    throughput_ratio = ratio_of(figures, baseline, THROUGHPUT)
+    throughput_ratio = ratio_to_baseline(figures, baseline, THROUGHPUT)
     memory_ratio = None
     # A device's memory and the host's can't be compared, so they have no ratio.
     if figures.memory_kind == baseline.memory_kind:
-        memory_ratio = ratio_of(figures, baseline, PEAK)
+        memory_ratio = ratio_to_baseline(figures, baseline, PEAK)
     scaling_efficiency = None
     if throughput_ratio is not None and figures.processes != baseline.processes:
         scaling_efficiency = throughput_ratio * baseline.processes / figures.processes
@@ -117,7 +121,7 @@ def with_ratios(figures: RunFigures, baseline: RunFigures) -> RunFigures:
     )
 
 
-def ratio_of(figures: RunFigures, baseline: RunFigures, name: str) -> float | None:
+def ratio_to_baseline(figures: RunFigures, baseline: RunFigures, name: str) -> float | None:
     """Return the ratio of a metric to the baseline's value; None if it can't be computed."""
     value = figures.metrics[name]
     baseline_value = baseline.metrics[name]
@@ -132,8 +136,8 @@ def unfair_pairs(
     """Return the differences from the baseline that make a run's figures incomparable.
 
     Args:
-        differences: each run's value of the facts in which the runs differ, by the fact's label.
-        labels: the labels of the facts that make figures incomparable.
+        differences: each run's value of the settings in which the runs differ, by label.
+        labels: the labels of the settings that make figures incomparable.
     """
     pairs: list[UnfairPair] = []
     for label, values in differences.items():

@@ -1,19 +1,17 @@
 """Groups of runs that differ only in the seed, or in settings that never affect results."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 from common.flags import spelled
 from common.tools.compare.readers import RunRecord
 from common.tools.compare.setting_text import value_text
+from common.tools.compare.settings import Settings, differing_settings
 
 SEED = spelled("seed")
 # The most characters of a label that has settings; see `label_groups`.
 LONGEST_LABEL = 48
-
-Settings = Mapping[str, object]  # a run's facts and flags, by the label that a table shows
 
 
 @dataclass(frozen=True)
@@ -33,7 +31,7 @@ def group_runs(
 
     Args:
         runs: all runs of a comparison.
-        settings_of_runs: each run's facts and flags.
+        settings_of_runs: each run's settings.
         labels: the name of each run's group. By default, runs whose settings are equal, apart from
             the seed, form one group, and `label_groups` names it.
     """
@@ -79,26 +77,11 @@ def label_groups(
     if len(indices_of_groups) == len(runs):
         return names
     settings_of_groups = [settings_of_runs[indices[0]] for indices in indices_of_groups]
-    differences = differences_of(settings_of_groups)
-    differing_labels = [label for label in differences if label != SEED]
+    differing_labels = [label for label in differing_settings(settings_of_groups) if label != SEED]
     labels = [settings_text(settings, differing_labels) for settings in settings_of_groups]
     is_readable = all(0 < len(label) <= LONGEST_LABEL for label in labels)
     has_repetition = len(set(labels)) < len(labels)
     return labels if is_readable and not has_repetition else names
-
-
-def differences_of(settings_of_runs: Sequence[Settings]) -> dict[str, list[object]]:
-    """Return each run's value of the facts in which the runs differ, by label.
-
-    Args:
-        settings_of_runs: each run's facts. A run that lacks a fact has the value None.
-    """
-    differences = {}
-    for label in dict.fromkeys(chain(*settings_of_runs)):
-        values = [settings.get(label) for settings in settings_of_runs]
-        if any(value != values[0] for value in values):
-            differences[label] = values
-    return differences
 
 
 def settings_text(settings: Settings, labels: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ from common.json_files import json_safe
 from common.tools.compare.comparison import Comparison, compare
 from common.tools.compare.readers import read_runs
 from common.tools.compare.table import as_markdown, load_warnings, notes, show
-from common.tools.compare.verdicts import Verdict, verdicts_of
+from common.tools.compare.verdicts import GroupVerdict, verdicts_of
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def as_json(comparison: Comparison) -> dict[str, object]:
     }
 
 
-def verdict_as_json(verdict: Verdict) -> dict[str, object]:
+def verdict_as_json(verdict: GroupVerdict) -> dict[str, object]:
     """Return a verdict with its interval, as ``--json`` prints it.
 
     For the throughput, the difference and the ends of the interval are logarithms of ratios.

@@ -52,11 +52,11 @@ def page_of(comparison: Comparison) -> str:
         "script": script,
         "style_digest": digest_for_policy(style),
         "script_digest": digest_for_policy(script),
-        "subject": escaped(f"{baseline.recipe} on {baseline.data.name}"),
+        "subject": text_as_html(f"{baseline.recipe} on {baseline.data.name}"),
         "repetitions": "" if has_repetitions(comparison) else "hidden",
         "warnings": warnings_as_html(report),
         "tables": "\n".join(map(table_as_html, report.tables)),
-        "lines": "\n".join(f"<p>{escaped(line)}</p>" for line in report.lines),
+        "lines": "\n".join(f"<p>{text_as_html(line)}</p>" for line in report.lines),
         "data": json_for_script(page_data(comparison)),
     }
     return PLACEHOLDER.sub(lambda match: contents[match[1]], read_part("page.html"))
@@ -73,7 +73,7 @@ def digest_for_policy(text: str) -> str:
     return f"sha256-{base64.b64encode(digest).decode('ascii')}"
 
 
-def escaped(text: str) -> str:
+def text_as_html(text: str) -> str:
     """Return HTML that shows a text as it is: no part of the text acts as markup."""
     return html.escape(printable(text))
 
@@ -91,7 +91,7 @@ def warnings_as_html(report: Report) -> str:
     if not report.warnings:
         return ""
     items = [
-        f"<li><strong>{escaped(label)}</strong> {escaped(text)}</li>"
+        f"<li><strong>{text_as_html(label)}</strong> {text_as_html(text)}</li>"
         for label, text in report.warnings
     ]
     return "\n".join(['<ul class="warnings">', *items, "</ul>"])
@@ -103,9 +103,9 @@ def table_as_html(table: TitledTable) -> str:
     name = table.title or "runs"
     return "\n".join(
         [
-            f'<div class="wide" role="region" tabindex="0" aria-label="{escaped(name)}">',
+            f'<div class="wide" role="region" tabindex="0" aria-label="{text_as_html(name)}">',
             "<table>",
-            f"<caption>{escaped(table.title)}</caption>" if table.title else "",
+            f"<caption>{text_as_html(table.title)}</caption>" if table.title else "",
             f"<thead>{row_as_html(heading, 'col')}</thead>",
             "<tbody>",
             *(row_as_html(row, "row") for row in body),
@@ -123,7 +123,7 @@ def row_as_html(cells: Sequence[str], scope: str) -> str:
         scope: "col" if all cells are headings of columns, "row" if the first cell is the row's
             heading.
     """
-    first, *others = map(escaped, cells)
+    first, *others = map(text_as_html, cells)
     tag = "th" if scope == "col" else "td"
     attribute = ' scope="col"' if scope == "col" else ""
     # An empty corner is not a heading.

@@ -16,7 +16,7 @@ from common.tools.compare.group_table import group_labels
 from common.tools.compare.groups import RunGroup
 from common.tools.compare.readers import RunRecord
 from common.tools.compare.thinning import kept_indices, points_per_curve
-from common.track.names import SPLITS, STEP, describe
+from common.track.names import SPLITS, STEP, metric_named
 
 MOST_POINTS = 2000  # points of a curve; a chart has fewer pixels than this
 FEWEST_POINTS = 40  # points that a thinned curve keeps, however many curves there are
@@ -155,7 +155,7 @@ def charts_of(comparison: Comparison, metrics: Sequence[str]) -> list[Chart]:
     shown_metrics = dict.fromkeys(["loss", *(run.objective.metric for run in comparison.runs)])
     first_keys = [key for key in shown_metrics if key in series_of_charts]
     keys = [*first_keys, *(key for key in series_of_charts if key not in first_keys)]
-    metric_of_key = {chart_and_split(name)[0]: describe(name) for name in metrics}
+    metric_of_key = {chart_and_split(name)[0]: metric_named(name) for name in metrics}
     uses = Counter(metric_of_key[key].heading for key in keys)
     charts: list[Chart] = []
     for key in keys:

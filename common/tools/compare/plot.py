@@ -25,13 +25,14 @@ from common.tools.compare.group_table import group_labels, has_repetitions, mean
 from common.tools.compare.groups import RunGroup
 from common.tools.compare.repetitions import Values, sample_of_runs
 from common.tools.statistics.samples import Sample
-from common.track.names import PEAK, STEP, THROUGHPUT, describe
+from common.track.names import PEAK, STEP, THROUGHPUT, metric_named
 
 # The colours of Okabe and Ito, which people with colour blindness can tell apart. If there are more
 # groups than colours, lines become dashed.
 COLOURS = ("#000000", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 DASHES = ("-", "--", ":", "-.")
-Style = dict[str, Any]  # arguments for matplotlib's `plot`
+# Arguments for matplotlib's functions, each of which has a type of its own.
+Style = dict[str, Any]
 STYLES: list[Style] = [
     {"linestyle": dashes, "color": colour} for dashes in DASHES for colour in COLOURS
 ]
@@ -59,7 +60,7 @@ def plot_comparison(comparison: Comparison, file: Path) -> None:
     # The last row is full, too: it has the charts of `BARS` and the legend, as many as `X_AXES`.
     *curve_rows, (*bar_axes, legend_axes) = figure.subplots(row_count, len(X_AXES), sharey="row")
     for axes_row, metric in zip(curve_rows, metrics, strict=True):
-        axes_row[0].set_ylabel(describe(metric).heading)
+        axes_row[0].set_ylabel(metric_named(metric).heading)
         for axes, x_name in zip(axes_row, X_AXES, strict=True):
             draw_curves(axes, comparison, styles, metric, x_name)
     for axes, name in zip(bar_axes, BARS, strict=True):
@@ -135,7 +136,7 @@ def draw_bars(axes: Axes, comparison: Comparison, styles: Sequence[Style], name:
 
     A group without a value gets an empty bar.
     """
-    metric = describe(name)
+    metric = metric_named(name)
     values = [figures.metrics[name] for figures in comparison.figures]
     samples = [bar_sample(comparison, group, values) for group in comparison.groups]
     lengths = [sample.mean or 0.0 for sample in samples]

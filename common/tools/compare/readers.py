@@ -34,7 +34,7 @@ from common.run_directory.records import (
 )
 from common.run_directory.standing import present_status
 from common.sentences import as_user_error, counted
-from common.track.names import STEP, Facts, unflat
+from common.track.names import STEP, unflat
 
 TOO_LARGE = 1e100  # a chart can't show larger values
 # The status of a run, by W&B's word for it.
@@ -323,7 +323,12 @@ def read_project(address: str) -> list[RunRecord]:
 
 
 def record_of(
-    name: str, source: str, config: Facts, history: Iterable[Facts], summary: Facts, state: str
+    name: str,
+    source: str,
+    config: Mapping[str, object],
+    history: Iterable[Mapping[str, object]],
+    summary: Mapping[str, object],
+    state: str,
 ) -> RunRecord:
     """Return the record of a run that W&B stores.
 

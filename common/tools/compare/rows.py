@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from common.tools.compare.comparison import Comparison
 from common.tools.compare.figures import FIGURES, RunFigures
-from common.track.names import EFFICIENCY, PEAK, THROUGHPUT, Metric, describe
+from common.track.names import EFFICIENCY, PEAK, THROUGHPUT, Metric, metric_named
 
 
 class FigureRow(NamedTuple):
@@ -56,14 +56,14 @@ def figure_rows(comparison: Comparison) -> Iterator[FigureRow]:
     for name in FIGURES:
         values = [figures.metrics[name] for figures in all_figures]
         qualifiers = qualifiers_of(name, all_figures)
-        yield FigureRow(describe(name), values, qualifiers, ratios_of(name, all_figures))
+        yield FigureRow(metric_named(name), values, qualifiers, ratios_of(name, all_figures))
     efficiencies = [figures.scaling_efficiency for figures in all_figures]
-    yield FigureRow(describe(EFFICIENCY), efficiencies)
+    yield FigureRow(metric_named(EFFICIENCY), efficiencies)
     yield from objective_rows(comparison)
     objective_metrics = [run.objective.metric for run in comparison.runs]
     final_splits = [figures.final_split for figures in all_figures]
     for name in dict.fromkeys(chain(*(figures.final for figures in all_figures))):
-        metric = describe(name)
+        metric = metric_named(name)
         if name not in objective_metrics and metric.panel:
             values = [figures.final.get(name) for figures in all_figures]
             final_metric = replace(metric, label=f"final {metric.label}")
@@ -95,7 +95,7 @@ def objective_rows(comparison: Comparison) -> Iterator[FigureRow]:
     """Yield the final and the best value of the objective."""
     all_figures = comparison.figures
     names = [run.objective.metric for run in comparison.runs]
-    metric = describe(names[0])
+    metric = metric_named(names[0])
     label = metric.label if len(set(names)) == 1 else "objective"
     yield FigureRow(
         metric=replace(metric, label=f"final {label}"),

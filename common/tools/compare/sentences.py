@@ -4,8 +4,8 @@ import math
 from collections.abc import Sequence
 
 from common.objective import Objective
-from common.tools.statistics.samples import MOST_RUNS, Interval, Sample
-from common.track.names import describe, is_proportion
+from common.tools.statistics.samples import MOST_RUNS, ConfidenceInterval, Sample
+from common.track.names import is_proportion, metric_named
 
 MOST_DECIMALS = 6
 LARGEST_EXPONENT = 700.0  # float64 ends at about e to the power of 709
@@ -17,7 +17,7 @@ def difference(
     objective: Objective,
     baseline: Sample,
     group: Sample,
-    interval: Interval | None,
+    interval: ConfidenceInterval | None,
     needed: int | None,
 ) -> str:
     """Return the verdict on two groups of several seeds each.
@@ -61,7 +61,7 @@ def difference_of_single_seeds(
         errors: the standard errors of the baseline and of the group from their number of samples;
             None if unknown.
     """
-    metric = describe(objective.metric)
+    metric = metric_named(objective.metric)
     values = f"{metric.text(group.mean)} against {metric.text(baseline.mean)}"
     if baseline.count == group.count:
         seeds = "with one seed each"
@@ -95,7 +95,7 @@ def scale_of(objective: Objective) -> tuple[float, str]:
     """Return the factor and the unit in which differences of an objective are shown."""
     if is_proportion(objective.metric):
         return 100.0, " points"
-    unit = describe(objective.metric).unit
+    unit = metric_named(objective.metric).unit
     return 1.0, f" {unit}" if unit else ""
 
 
@@ -112,7 +112,9 @@ def decimals_for(half_width: float) -> int:
 # ------------------------------------------------------------------------------ The throughput
 
 
-def ratio(baseline: Sample, group: Sample, interval: Interval | None, needed: int | None) -> str:
+def ratio(
+    baseline: Sample, group: Sample, interval: ConfidenceInterval | None, needed: int | None
+) -> str:
     """Return the verdict on the throughput of two groups of several runs each.
 
     Args:
@@ -121,7 +123,7 @@ def ratio(baseline: Sample, group: Sample, interval: Interval | None, needed: in
         interval: that of the difference of the logarithms; None if neither group's rates vary.
         needed: the runs per group that could show such a difference; see `runs_needed`.
     """
-    times = f"{ratio_of(baseline, group):.2f} ×"
+    times = f"{ratio_of_rates(baseline, group):.2f} ×"
     if interval is None:
         return f"{times} as fast; there is no interval, because all runs of a group are equal"
     if interval.excludes_zero:
@@ -131,13 +133,15 @@ def ratio(baseline: Sample, group: Sample, interval: Interval | None, needed: in
     )
 
 
-def ratio_of_single_runs(baseline: Sample, group: Sample, interval: Interval | None) -> str:
+def ratio_of_single_runs(
+    baseline: Sample, group: Sample, interval: ConfidenceInterval | None
+) -> str:
     """Return the text on the throughput if a group has only one run.
 
     Args:
         interval: that of the log lines within one run of each group; None if they are too few.
     """
-    times = f"{ratio_of(baseline, group):.2f} × as fast, in single runs"
+    times = f"{ratio_of_rates(baseline, group):.2f} × as fast, in single runs"
     advice = "repeat both to see how much runs differ by chance"
     if interval is None:
         return f"{times}: {advice}"
@@ -147,14 +151,14 @@ def ratio_of_single_runs(baseline: Sample, group: Sample, interval: Interval | N
     return f"{times}, which even their log lines do not distinguish ({span}): {advice}"
 
 
-def ratio_of(baseline: Sample, group: Sample) -> float:
+def ratio_of_rates(baseline: Sample, group: Sample) -> float:
     """Return the ratio of two rates from the means of their logarithms."""
     assert baseline.mean is not None
     assert group.mean is not None
     return exponential(group.mean - baseline.mean)
 
 
-def ratio_span(interval: Interval) -> str:
+def ratio_span(interval: ConfidenceInterval) -> str:
     """Return the interval of a ratio of rates, from that of the difference of their logarithms."""
     low = exponential(interval.low)
     high = exponential(interval.high)

@@ -20,7 +20,7 @@ from common.tools.compare.verdicts import (
     verdict_lines,
     verdicts_of,
 )
-from common.track.names import OTHER_CPU, UNKNOWN, describe
+from common.track.names import OTHER_CPU, UNKNOWN, metric_named
 
 MOST_COLUMNS = 5  # up to this many runs have a column each, more runs have a row each
 # If other programs use at least this share of the machine's CPU time, they may slow a run down.
@@ -54,7 +54,7 @@ def load_warnings(comparison: Comparison) -> list[str]:
     busy_loads = {name: load for name, load in loads.items() if load >= BUSY}
     if not busy_loads:
         return []
-    metric = describe(OTHER_CPU)
+    metric = metric_named(OTHER_CPU)
     texts = [f"{metric.text(load)} during {name}" for name, load in busy_loads.items()]
     quiet_loads = [load for load in loads.values() if load < BUSY]
     others = f", and at most {metric.text(max(quiet_loads))} during others" if quiet_loads else ""
@@ -77,7 +77,7 @@ def notes(comparison: Comparison) -> list[str]:
         if not run.summary:
             lines.append(f"{run.name}: throughput is the median of its log intervals so far")
         mfu = figures.metrics["perf/mfu"]
-        if mfu is not None and mfu > 1:
+        if mfu is not None and mfu > 1 and run.saved_config.peak.source == "measured":
             lines.append(
                 f"{run.name}: an MFU above 100% means that the device's peak was measured too low, "
                 "for example because other programs used the cores at that time"
@@ -91,7 +91,7 @@ def notes(comparison: Comparison) -> list[str]:
 
 def target_text(comparison: Comparison) -> str:
     """Return the target with the label of its metric, such as ``accuracy 0.9000``."""
-    metric = describe(comparison.runs[0].goal)
+    metric = metric_named(comparison.runs[0].goal)
     return f"{metric.label} {metric.text(comparison.target)}"
 
 
@@ -145,7 +145,7 @@ def cells_of_standard_errors(comparison: Comparison) -> list[str]:
 
     The heading states the number of samples. If the runs differ in it, each cell states its own.
     """
-    metric = describe(comparison.runs[0].objective.metric)
+    metric = metric_named(comparison.runs[0].objective.metric)
     known_counts = set()
     for figures in comparison.figures:
         if figures.final_standard_error is not None:
@@ -173,7 +173,7 @@ def time_to_target(figures: RunFigures) -> str:
         return UNKNOWN
     if not figures.reached_target:
         return "not reached"
-    seconds = describe("time/train_seconds").text(figures.seconds_to_target)
+    seconds = metric_named("time/train_seconds").text(figures.seconds_to_target)
     return f"{seconds} (step {figures.steps_to_target:,.0f})"
 
 

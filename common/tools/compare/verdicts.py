@@ -17,21 +17,21 @@ from common.tools.compare.repetitions import (
 )
 from common.tools.statistics.samples import (
     FEWEST_RUNS,
-    Interval,
+    ConfidenceInterval,
     Sample,
     runs_needed,
     series_sample,
     simultaneous_confidence,
     welch_interval,
 )
-from common.track.names import THROUGHPUT, describe
+from common.track.names import THROUGHPUT, metric_named
 
 FEWEST_LOG_LINES = 3  # log lines that show how much the throughput of a single run varies
 MOST_PAIRS_IN_TEXT = 10  # all pairs of five groups; a page and JSON have all pairs
 
 
 @dataclass(frozen=True)
-class Verdict:
+class GroupVerdict:
     """A group's difference in one figure from another group, the baseline of this pair.
 
     A difference of objectives is in the objective's own unit. A difference of throughputs is the
@@ -45,7 +45,7 @@ class Verdict:
     count: int  # number of the group's seeds, or of its runs for the throughput
     baseline_count: int
     difference: float
-    interval: Interval | None  # None if there are too few values, or if they do not vary
+    interval: ConfidenceInterval | None  # None if there are too few values, or if they do not vary
     # The runs per group that would show a difference as large as this one; None: see `runs_needed`.
     runs_needed: int | None
     is_repeated: bool  # whether both groups have several seeds, or runs for the throughput
@@ -76,7 +76,7 @@ class GroupFigures:
         return self.run_count >= FEWEST_RUNS
 
 
-def verdicts_of(comparison: Comparison, *, by_validation: bool = False) -> list[Verdict]:
+def verdicts_of(comparison: Comparison, *, by_validation: bool = False) -> list[GroupVerdict]:
     """Compare groups with each other in the objective and in the throughput.
 
     The pairs are those with the first group, in the groups' order, and then all other pairs of
@@ -100,7 +100,7 @@ def verdicts_of(comparison: Comparison, *, by_validation: bool = False) -> list[
     pairs = pairs_to_judge(groups)
     repeated_pairs = [pair for pair in pairs if pair[0].is_repeated and pair[1].is_repeated]
     confidence = simultaneous_confidence(len(repeated_pairs))
-    verdicts: list[Verdict] = []
+    verdicts: list[GroupVerdict] = []
     for baseline, group in pairs:
         for verdict in (
             verdict_on_objective(baseline, group, confidence, by_validation),
@@ -155,7 +155,7 @@ def pairs_to_judge(groups: Sequence[GroupFigures]) -> list[tuple[GroupFigures, G
 
 def verdict_on_objective(
     baseline: GroupFigures, group: GroupFigures, confidence: float, by_validation: bool
-) -> Verdict | None:
+) -> GroupVerdict | None:
     """Compare the objective of two groups; None if it is unknown, or if metric or split differ."""
     # `splits` has the split that training evaluates, and then that of the final evaluation.
     split_index = 0 if by_validation else 1
@@ -177,7 +177,7 @@ def verdict_on_objective(
             objective, baseline_sample, group_sample, errors
         )
     stage = "best" if by_validation else "final"
-    figure = f"{stage} {describe(objective.metric).label}, {split}"
+    figure = f"{stage} {metric_named(objective.metric).label}, {split}"
     return make_verdict(
         baseline.group, group.group, figure, text, baseline_sample, group_sample, interval, needed
     )
@@ -195,7 +195,7 @@ def objective_values(comparison: Comparison, by_validation: bool) -> Values:
 
 def verdict_on_throughput(
     baseline: GroupFigures, group: GroupFigures, confidence: float
-) -> Verdict | None:
+) -> GroupVerdict | None:
     """Compare the throughput of two groups; None if a group has no throughput.
 
     Single runs are compared by their log lines. These show how much the throughput varies within a
@@ -213,7 +213,7 @@ def verdict_on_throughput(
     else:
         interval = welch_interval(baseline.speed_of_lines, group.speed_of_lines, confidence)
         text = sentences.ratio_of_single_runs(baseline_sample, group_sample, interval)
-    figure = describe(THROUGHPUT).label
+    figure = metric_named(THROUGHPUT).label
     return make_verdict(
         baseline.group, group.group, figure, text, baseline_sample, group_sample, interval, needed
     )
@@ -231,9 +231,9 @@ def make_verdict(
     text: str,
     baseline_sample: Sample,
     group_sample: Sample,
-    interval: Interval | None,
+    interval: ConfidenceInterval | None,
     needed: int | None,
-) -> Verdict:
+) -> GroupVerdict:
     """Return the verdict on one figure of two groups.
 
     Args:
@@ -244,7 +244,7 @@ def make_verdict(
     """
     assert baseline_sample.mean is not None
     assert group_sample.mean is not None
-    return Verdict(
+    return GroupVerdict(
         group=group.label,
         baseline=baseline.label,
         figure=figure,
@@ -275,7 +275,7 @@ def sample_of_log_lines(run: RunRecord) -> Sample:
 
 
 def verdict_lines(
-    verdicts: Sequence[Verdict],
+    verdicts: Sequence[GroupVerdict],
     most_pairs: int | None = MOST_PAIRS_IN_TEXT,
     source_of_all: str = "--json or --html",
 ) -> list[str]:
@@ -288,7 +288,7 @@ def verdict_lines(
         most_pairs: how many pairs to show. A sentence counts the others. None shows all of them.
         source_of_all: where a user finds all pairs, for that sentence.
     """
-    verdicts_by_pair: dict[tuple[str, str], list[Verdict]] = {}
+    verdicts_by_pair: dict[tuple[str, str], list[GroupVerdict]] = {}
     for verdict in verdicts:
         verdicts_by_pair.setdefault((verdict.baseline, verdict.group), []).append(verdict)
     pairs_of_single_runs = {
@@ -317,7 +317,7 @@ def verdict_lines(
     return lines
 
 
-def further_pairs_text(further_pairs: Sequence[Sequence[Verdict]], source_of_all: str) -> str:
+def further_pairs_text(further_pairs: Sequence[Sequence[GroupVerdict]], source_of_all: str) -> str:
     """Return a sentence on the pairs of groups that a text leaves out.
 
     Args:
@@ -334,7 +334,7 @@ def further_pairs_text(further_pairs: Sequence[Sequence[Verdict]], source_of_all
     return f"and {pairs} of groups, of which {count} can be told apart: see {source_of_all}"
 
 
-def correction_note(verdicts: Sequence[Verdict]) -> str | None:
+def correction_note(verdicts: Sequence[GroupVerdict]) -> str | None:
     """Return a sentence on the width of the intervals, if several pairs are compared."""
     repeated = [verdict for verdict in verdicts if verdict.is_repeated]
     pair_count = len({(verdict.baseline, verdict.group) for verdict in repeated})

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 
 from common.config import TrainingConfig
 from common.errors import UserError
-from common.flags import spelled
+from common.flags import check_number
 from common.tools.parser import tool_parser
 
 if typing.TYPE_CHECKING:
@@ -38,7 +38,7 @@ def main(words: Sequence[str] | None = None) -> None:
     from common.tools.predict.predictor import Predictor
 
     if arguments.device is not None:
-        choose_device(arguments.device)
+        use_device(arguments.device)
     predictor = Predictor(
         arguments.run, arguments.batch_size, arguments.mixed_precision, arguments.recipe
     )
@@ -84,17 +84,12 @@ def read_command_line(words: Sequence[str] | None) -> argparse.Namespace:
         "--benchmark", action="store_true", help="print latency and throughput instead"
     )
     arguments = parser.parse_args(words)
-    for name in ("batch_size", "top_k"):
-        value = getattr(arguments, name)
-        if not 1 <= value <= LARGEST_NUMBER:
-            raise UserError(
-                f"{spelled(name)} {value!s:.99} is out of range",
-                advice=f"pass a number from 1 to {LARGEST_NUMBER}",
-            )
+    check_number("batch_size", arguments.batch_size, least=1, most=LARGEST_NUMBER)
+    check_number("top_k", arguments.top_k, least=1, most=LARGEST_NUMBER)
     return arguments
 
 
-def choose_device(name: str) -> None:
+def use_device(name: str) -> None:
     """Make Accelerate use a device, through the environment variables that it reads.
 
     Raises:

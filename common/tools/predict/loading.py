@@ -98,7 +98,7 @@ def load_transformers_model(
     missing = loading["missing_keys"]
     if missing:  # Transformers fills missing weights with random values
         raise UserError(
-            f"{folder} is incomplete, because {WEIGHTS} has no {min(missing)}",
+            f"{folder} is incomplete, because {WEIGHTS} has no {min(map(str, missing))}",
             advice="copy the folder again from its source, or train the model again",
         )
     return model

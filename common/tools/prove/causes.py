@@ -95,11 +95,7 @@ def causes_of_resume(
     if difference is None:
         return []
     # The first micro-batch after a resume shows the state that the checkpoint restored.
-    is_in_restored_state = (
-        difference.launch > 0
-        and isinstance(difference.record, MicroBatch)
-        and is_in_first_micro_batch(other, difference)
-    )
+    is_in_restored_state = difference.launch > 0 and is_in_first_micro_batch(other, difference)
     if is_in_restored_state and difference.subject == "parts":
         return [cause_of_part(name) for name in difference.names]
     if is_in_restored_state and difference.subject == "generators":
@@ -110,11 +106,12 @@ def causes_of_resume(
 def is_in_first_micro_batch(run: ObservedRun, difference: Difference) -> bool:
     """Whether a difference is in the first micro-batch of its launch."""
     record = difference.record
-    position = (record.step, getattr(record, "micro_batch", None))
+    if not isinstance(record, MicroBatch):
+        return False
     for launch in run.of_rank(difference.rank):
         if launch.launch == difference.launch:
             first = launch.of(MicroBatch)[0]
-            return position == (first.step, first.micro_batch)
+            return (record.step, record.micro_batch) == (first.step, first.micro_batch)
     return False
 
 

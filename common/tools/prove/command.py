@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from common.errors import UserError
+from common.flags import check_number
 from common.tools.parser import refuse_early_flags, tool_parser
 
 UPDATES = 32
@@ -70,8 +70,5 @@ def read_command_line(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     )
     arguments, flags = parser.parse_known_args(words)
     refuse_early_flags(words, flags, arguments.recipe, "recipe", "recipes prove recipes/resnet.py")
-    if arguments.updates < 8:
-        raise UserError(
-            f"--updates {arguments.updates} is out of range", advice="pass --updates 8 or more"
-        )
+    check_number("updates", arguments.updates, least=8)
     return arguments, flags

@@ -109,6 +109,8 @@ def run_with_layout(
         log_every=1,
         mixed_precision="no",
     )
+    if in_float64:  # compressed gradients would be rounded, but only on several processes
+        flags += as_words(gradient_compression="no")
     spec = RunSpec(
         f"{name}-in-float64" if in_float64 else name,
         flags,

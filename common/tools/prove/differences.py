@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from common.tools.prove.observation import (
-    AnyObserved,
     EvaluationBatch,
     Finished,
     MicroBatch,
@@ -20,6 +19,8 @@ from common.tools.prove.observation import (
 Subject = Literal[
     "samples", "parts", "generators", "batch", "loss", "metrics", "learning_rates", "figures"
 ]
+# The records that are compared.
+ComparedRecord = MicroBatch | Recorded | EvaluationBatch | ObservedEvaluation | Saved | Finished
 # The compared fields of each record, in the order in which their values arise.
 COMPARED_FIELDS: dict[type, tuple[Subject, ...]] = {
     MicroBatch: ("samples", "parts", "generators", "batch"),
@@ -38,7 +39,7 @@ class Difference:
 
     launch: int
     rank: int
-    record: AnyObserved  # the record of the launch that differs
+    record: ComparedRecord  # the record of the launch that differs
     subject: Subject  # the field that differs
     names: tuple[str, ...]  # the parts, generators, metrics or figures that differ
 
@@ -59,8 +60,7 @@ class Difference:
             return f"in the checkpoint of update {record.step}"
         if isinstance(record, Finished):
             return "at the end"
-        phase = getattr(record, "phase", "")
-        if phase == "rehearsal":
+        if record.phase == "rehearsal":
             return f"in the rehearsal of the evaluation after update {record.step}"
         return f"in the evaluation after update {record.step}"
 
@@ -91,7 +91,7 @@ def first_difference(reference: ObservedRun, other: ObservedRun) -> Difference |
 
 
 def difference_of_records(
-    expected: AnyObserved, record: AnyObserved, launch: ObservedLaunch
+    expected: ComparedRecord, record: ComparedRecord, launch: ObservedLaunch
 ) -> Difference | None:
     """Return the first difference of a record from that of the reference run."""
     for subject in COMPARED_FIELDS[type(record)]:
@@ -116,7 +116,7 @@ def differing_names(expected: object, value: object) -> tuple[str, ...]:
     return tuple(name for name in names if not is_equal(expected.get(name), value.get(name)))
 
 
-def keyed_records(launch: ObservedLaunch) -> Iterator[tuple[Key, AnyObserved]]:
+def keyed_records(launch: ObservedLaunch) -> Iterator[tuple[Key, ComparedRecord]]:
     """Yield the records of a launch that can be compared, each with its key.
 
     Micro-batches are complete, with all entries of `parts`.

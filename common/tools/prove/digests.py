@@ -10,9 +10,8 @@ import torch
 
 from common.checkpoints.kinds import RandomState
 from common.checkpoints.shards import is_sharded, local
-from common.data.fingerprint import Digest
+from common.digests import SHORT, Digest
 
-DIGITS = 16  # the hexadecimal digits of a digest
 PLAIN_TYPES = (bool, int, float, complex, str, bytes, type(None), np.generic)
 
 
@@ -23,7 +22,7 @@ def digest_of_state(value: object) -> str:
     """
     digest = hashlib.sha256()
     add_value(digest, value)
-    return digest.hexdigest()[:DIGITS]
+    return digest.hexdigest()[:SHORT]
 
 
 def add_value(digest: Digest, value: object) -> None:

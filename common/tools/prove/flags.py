@@ -185,7 +185,7 @@ def built_in_dataset(recipe: Path) -> str | None:
     with loading(recipe):
         module = ast.parse(recipe.read_text(encoding="utf-8"))
     for node in ast.walk(module):
-        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "choose_source":
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "choose_source":
             for keyword in node.keywords:
                 if keyword.arg == "built_in" and isinstance(keyword.value, ast.Constant):
                     return str(keyword.value.value)

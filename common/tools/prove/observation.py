@@ -264,11 +264,11 @@ def read_launches(folder: Path) -> tuple[ObservedLaunch, ...]:
     launches = []
     for path in folder.glob("launch-*-rank-*.jsonl"):
         _, number, _, rank = path.stem.split("-")
-        launches.append(ObservedLaunch(int(number), int(rank), tuple(read_records(path))))
+        launches.append(ObservedLaunch(int(number), int(rank), tuple(read_observed(path))))
     return tuple(sorted(launches, key=lambda launch: (launch.launch, launch.rank)))
 
 
-def read_records(path: Path) -> Iterator[AnyObserved]:
+def read_observed(path: Path) -> Iterator[AnyObserved]:
     """Yield the records of one file; see `read_launches`."""
     # The text after the last line feed is empty, or is an incomplete line.
     complete_lines = path.read_bytes().split(b"\n")[:-1]

@@ -41,7 +41,6 @@ from common.tools.prove.observed import Phase
 from common.tools.prove.reach import Reach
 from common.tools.prove.session import Session
 from common.track.log import Log
-from common.track.names import Facts
 
 Loss = torch.Tensor | float
 NUMERIC = (int, float, torch.Tensor, np.ndarray, np.number, np.bool_)
@@ -280,13 +279,13 @@ class Observers:
         return "final" if is_over or self.has_loaded_best else "validation"
 
     def around_log(
-        self, original: Callable[[Run, Facts], None], run: Run, evaluation: Facts
+        self, original: Callable[[Run, Metrics], None], run: Run, evaluation: Metrics
     ) -> None:
         phase: Phase = "rehearsal" if run.evaluations.rehearsal.is_on else "validation"
         original(run, evaluation)  # first, because it refuses figures that can't be written below
         self.write_evaluation(phase, run.loaded.validation_split, evaluation)
 
-    def write_evaluation(self, phase: Phase, split: str, evaluation: Facts) -> None:
+    def write_evaluation(self, phase: Phase, split: str, evaluation: Metrics) -> None:
         """Write the figures of an evaluation that are numbers."""
         figures = {}
         for name, value in evaluation.items():
@@ -357,7 +356,7 @@ class Observers:
         self.has_loaded_best = True
 
     def around_finish(
-        self, original: Callable[[Run, Facts], None], run: Run, evaluation: Facts
+        self, original: Callable[[Run, Metrics], None], run: Run, evaluation: Metrics
     ) -> None:
         original(run, evaluation)
         self.write_evaluation("final", run.loaded.test_split, evaluation)

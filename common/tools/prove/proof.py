@@ -191,7 +191,7 @@ def make_receipt(
     processor, cores = receipts.hardware()
     runs = list(bench.finished.values()) if reference is None else [reference]
     environment = Results(runs[0].directory).saved_config.environment if runs else None
-    if environment is not None and environment.processor is not None:
+    if environment is not None:
         processor = environment.processor  # more exact than the processor's name alone
     words = ["recipes", "prove", str(request.recipe), *request.flags]
     return receipts.ProofReceipt(

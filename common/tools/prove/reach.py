@@ -12,7 +12,7 @@ import random
 import sys
 import types
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.scheduler import AcceleratedScheduler
 from torch import nn
 
+from common.checkpoints.state import Stateful
 from common.config import TrainingConfig
 from common.data.batch import Data, Samples
 from common.system.installed_code import is_in_standard_library, is_installed
@@ -43,7 +44,8 @@ ARRAYS = (torch.Tensor, np.ndarray)
 FILES = (io.IOBase, io.TextIOBase)
 CONTAINERS = (dict, list, tuple, set, frozenset, deque, types.MappingProxyType)
 FUNCTIONS = (types.FunctionType, types.MethodType, partial)
-# A method of `Search`: it gets the path, the variable's description, the value and its depth.
+# A method of `ValueSearch`: it gets the path, the variable's description, the value and its depth.
+# Each method takes values of its own types, and `visitor_of` chooses the method by the type.
 Visitor = Callable[[str, str, Any, int], None]
 
 
@@ -86,7 +88,7 @@ class Reach:
 
     def look(self, frame: types.FrameType) -> ReachableValues:
         """Return the values in reach of the loop's frame, its callers and the recipe's modules."""
-        search = Search(self, ReachableValues())
+        search = ValueSearch(self, ReachableValues())
         for caller in callers(frame):
             if not is_own_frame(caller):
                 continue
@@ -172,7 +174,7 @@ def part_and_wrapped(part: object) -> Iterator[object]:
 
 
 @dataclass
-class Search:
+class ValueSearch:
     """One search: the values that it has found, and the objects that it has visited."""
 
     reach: Reach
@@ -180,7 +182,7 @@ class Search:
     # The visited objects by id. The search keeps them alive, so their ids stay unique.
     visited: dict[int, object] = field(default_factory=dict)
 
-    def visit(self, path: str, where: str, value: Any, depth: int) -> None:
+    def visit(self, path: str, where: str, value: object, depth: int) -> None:
         """Add a value, and visit the values in it.
 
         Args:
@@ -229,17 +231,23 @@ class Search:
             return self.visit_stateful
         return self.visit_object
 
-    def visit_array(self, path: str, where: str, value: Any, depth: int) -> None:
+    def visit_array(
+        self, path: str, where: str, value: torch.Tensor | np.ndarray, depth: int
+    ) -> None:
         """Add the elements of a tensor or an array; of a large one, only a sample."""
         self.reached.add(path, "other", f"{class_name(value)}, {where}", sample_of(value))
 
-    def visit_file(self, path: str, where: str, value: Any, depth: int) -> None:
+    def visit_file(self, path: str, where: str, value: io.IOBase, depth: int) -> None:
         """Add the position of an open file."""
         text = f"position of an open file, {where}"
         self.reached.add(path, "file", text, position_of(value))
 
     def visit_python_generator(
-        self, path: str, where: str, value: "types.GeneratorType[Any, Any, Any]", depth: int
+        self,
+        path: str,
+        where: str,
+        value: "types.GeneratorType[object, object, object]",
+        depth: int,
     ) -> None:
         """Visit the local variables of a generator, if its function is the recipe's."""
         frame = value.gi_frame  # None after the end of the function
@@ -252,18 +260,22 @@ class Search:
             own_values = {name: item for name, item in vars(value).items() if name[:2] != "__"}
             self.visit_all(path, where, own_values, depth)
 
-    def visit_all(self, path: str, where: str, values: Mapping[str, Any], depth: int) -> None:
+    def visit_all(self, path: str, where: str, values: Mapping[str, object], depth: int) -> None:
         """Visit attributes by name."""
         for name, value in [*values.items()]:
             self.visit(f"{path}.{name}", where, value, depth + 1)
 
-    def visit_container(self, path: str, where: str, value: Any, depth: int) -> None:
+    def visit_container(self, path: str, where: str, value: Collection[object], depth: int) -> None:
         """Add a container of plain values as a whole, and visit the items of other containers.
 
         Of a container of other values, add the length. If it is a set or has more than `MOST_ITEMS`
         items, do not visit its items.
         """
-        items = value.values() if isinstance(value, Mapping) else value
+        items: Iterable[object] = value
+        pairs: Iterable[tuple[object, object]] = enumerate(value)
+        if isinstance(value, Mapping):
+            items = value.values()
+            pairs = value.items()
         description = f"{type(value).__name__}, {where}"
         if all(map(is_plain, items)):
             contents = [*value] if isinstance(value, deque) else value
@@ -272,7 +284,6 @@ class Search:
         self.reached.add(path, "other", f"length of a {description}", len(value))
         if len(value) > MOST_ITEMS or isinstance(value, (set, frozenset)):
             return
-        pairs = value.items() if isinstance(value, Mapping) else enumerate(value)
         for key, item in [*pairs]:
             self.visit(f"{path}[{key!r:.40}]", where, item, depth + 1)
 
@@ -305,7 +316,7 @@ class Search:
         for tensor in [*module.parameters(), *module.buffers()]:
             self.visited.setdefault(id(tensor), tensor)
 
-    def visit_stateful(self, path: str, where: str, value: Any, depth: int) -> None:
+    def visit_stateful(self, path: str, where: str, value: Stateful, depth: int) -> None:
         """Add the state of an object that has state_dict, unless the recipe keeps it.
 
         Visit its attributes in both cases, unless it is an optimizer.
@@ -316,7 +327,13 @@ class Search:
         if not isinstance(value, torch.optim.Optimizer):
             self.visit_object(path, where, value, depth)
 
-    def visit_function(self, path: str, where: str, value: Any, depth: int) -> None:
+    def visit_function(
+        self,
+        path: str,
+        where: str,
+        value: types.FunctionType | types.MethodType | partial[object],
+        depth: int,
+    ) -> None:
         """Visit the values that a function of the recipe keeps from call to call."""
         if isinstance(value, types.MethodType):
             self.visit(path, where, value.__self__, depth)
@@ -335,7 +352,7 @@ class Search:
                     continue
                 self.visit(f"{path}.{name}", where, content, depth + 1)
 
-    def visit_object(self, path: str, where: str, value: Any, depth: int) -> None:
+    def visit_object(self, path: str, where: str, value: object, depth: int) -> None:
         """Visit the attributes of an object, if its class is the recipe's own.
 
         Data sets and `SimpleNamespace` are visited as well. Any other object is left out.
@@ -400,7 +417,7 @@ def state_of_random_generator(value: object) -> object:
     return None
 
 
-def position_of(file: Any) -> int:
+def position_of(file: io.IOBase) -> int:
     """Return the position in a file; -1 if the file is closed or has no position."""
     try:
         return int(file.tell())

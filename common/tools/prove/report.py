@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from common.console import say
+from common.digests import shown_digest
 from common.tables import print_facts
 from common.tools.prove.receipt import CheckResult, ProofReceipt
 
 MARKS = {True: "✓", False: "✗", None: "–"}
-DIGITS = 7  # the shown digits of a commit or a digest
 NOTHING_PROVEN = (
     "nothing is proven, because none of these checks applies to this recipe: leave out --checks, "
     "or name others"
@@ -31,14 +31,14 @@ def show_report(receipt: ProofReceipt, path: Path) -> None:
     Args:
         path: the file of the receipt.
     """
-    print_facts(table(receipt.checks), title="checks")
+    print_facts(rows_of_checks(receipt.checks), title="checks")
     say(f"receipt: {path}")
     if no_check_applies(receipt):
         say(NOTHING_PROVEN)
     say(badge(receipt))
 
 
-def table(results: Sequence[CheckResult]) -> list[list[str]]:
+def rows_of_checks(results: Sequence[CheckResult]) -> list[list[str]]:
     """Return a row for each check: its mark and name, and its question and duration."""
     rows = []
     for result in results:
@@ -56,10 +56,10 @@ def badge(receipt: ProofReceipt) -> str:
     """Return one line of Markdown with the result, the code, the machine and the date."""
     applicable = [result for result in receipt.checks if result.passed is not None]
     passed_count = sum(result.passed is True for result in applicable)
-    facts = [f"`{Path(receipt.recipe).name}` {receipt.recipe_sha256[:DIGITS]}"]
+    facts = [f"`{Path(receipt.recipe).name}` {shown_digest(receipt.recipe_sha256)}"]
     if receipt.recipe_commit:
         edited = ", edited" if receipt.recipe_is_edited else ""
-        facts.append(f"commit {receipt.recipe_commit[:DIGITS]}{edited}")
+        facts.append(f"commit {shown_digest(receipt.recipe_commit)}{edited}")
     facts += patches_in_words(receipt)
     if receipt.environment is not None:
         torch_version = receipt.environment.versions.get("torch", "unknown")
@@ -77,4 +77,4 @@ def badge(receipt: ProofReceipt) -> str:
 def patches_in_words(receipt: ProofReceipt) -> list[str]:
     """Return a phrase for each folder of code that differs from its commit."""
     digests = [code.patch_sha256 for code in receipt.code if code.patch_sha256 is not None]
-    return [f"code with the patch {digest[:DIGITS]}" for digest in digests]
+    return [f"code with the patch {shown_digest(digest)}" for digest in digests]

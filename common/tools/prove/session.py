@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from common.data.loader import Loader
 from common.run import Run
@@ -60,7 +60,7 @@ class Session:
             self.file = path.open("ab", buffering=0)
         self.file.write(line_of(record))
 
-    def wrap(self, owner: type | ModuleType, name: str, wrapper: Callable[..., Any]) -> None:
+    def wrap(self, owner: type | ModuleType, name: str, wrapper: Callable[..., object]) -> None:
         """Replace the function `name` of a class or module.
 
         Args:
@@ -69,7 +69,7 @@ class Session:
         original = getattr(owner, name)
 
         @functools.wraps(original)
-        def wrapped(*positional: Any, **named: Any) -> Any:
+        def wrapped(*positional: object, **named: object) -> object:
             return wrapper(original, *positional, **named)
 
         setattr(owner, name, wrapped)

@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.digests import sha256_of_file
+from common.digests import sha256_of_file, shown_digest
 from common.errors import UserError
 from common.run_directory.code_tree import (
     CollectedTree,
@@ -63,7 +63,7 @@ def restored_code(past: PastRun, uses_present_code: bool) -> Iterator[RestoredCo
                 folder = present_folder(tree, past)
                 source = f"the present code in {folder}"
             else:
-                folder, source = restore(tree, past, stack)
+                folder, source = restore_tree(tree, past, stack)
             folders.append(folder)
             sources.append(source)
         # The first tree has the recipe, and the last one has the library unless it was installed.
@@ -160,7 +160,7 @@ def present_folder(tree: CodeTree, past: PastRun) -> Path:
     return folder
 
 
-def restore(tree: CodeTree, past: PastRun, stack: ExitStack) -> tuple[Path, str]:
+def restore_tree(tree: CodeTree, past: PastRun, stack: ExitStack) -> tuple[Path, str]:
     """Return a folder with the code of a tree, and a text that says where it comes from.
 
     A folder that still has the saved state is used as it is. Otherwise the tree is restored in a
@@ -185,7 +185,7 @@ def restore(tree: CodeTree, past: PastRun, stack: ExitStack) -> tuple[Path, str]
             folder = stack.enter_context(worktree(repository, tree.commit))
             apply_patch(tree, past, folder)
             patch = " with the saved patch" if tree.patch is not None else ""
-            return folder, f"commit {tree.commit[:7]}{patch}, in a temporary worktree"
+            return folder, f"commit {shown_digest(tree.commit)}{patch}, in a temporary worktree"
     folders_text = " or ".join(map(str, folders)) or "any git repository around the run's folder"
     raise UserError(
         f"commit {tree.commit} of {past.directory} is not in {folders_text}",

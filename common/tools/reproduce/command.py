@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from common.errors import UserError
+from common.flags import check_number
 from common.tools.parser import refuse_early_flags, tool_parser
 
 
@@ -96,9 +97,5 @@ def read_command_line(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     )
     arguments, flags = parser.parse_known_args(words)
     refuse_early_flags(words, flags, arguments.run, "run", "recipes reproduce runs/first")
-    if arguments.tolerance is not None and not 0 <= arguments.tolerance < 1:
-        raise UserError(
-            f"--tolerance {arguments.tolerance:g} is out of range",
-            advice="pass a share such as 0.02, which is 2 %",
-        )
+    check_number("tolerance", arguments.tolerance, least=0, most=1)
     return arguments, flags

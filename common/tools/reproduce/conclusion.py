@@ -86,14 +86,14 @@ def explanation_of(
         differences: the facts that differ, the likelier causes first.
         gaps: sentences on what the old run did not record.
     """
-    causes = [in_words(difference) for difference in differences if difference.changes_bits]
+    causes = [fact_in_words(difference) for difference in differences if difference.changes_bits]
     if result == "equal bits":
         if not causes:
             return "no fact that changes bits differs"
         return f"the bits are equal although {listed(causes)}"
     if result == "another experiment":
         changes = [
-            in_words(difference) for difference in differences if difference.defines_experiment
+            fact_in_words(difference) for difference in differences if difference.defines_experiment
         ]
         return f"this is a different experiment: {'; '.join(changes)}"
     if len(causes) == 1:
@@ -105,7 +105,7 @@ def explanation_of(
         "the same"
     )
     if differences:
-        others = listed([in_words(difference) for difference in differences])
+        others = listed([fact_in_words(difference) for difference in differences])
         sentence = f"only facts differ that should change no bits ({others})"
     if gaps:
         return f"{sentence}, as far as the run recorded them ({'; '.join(gaps)})"
@@ -115,12 +115,12 @@ def explanation_of(
     )
 
 
-def in_words(difference: FactDifference) -> str:
+def fact_in_words(difference: FactDifference) -> str:
     """Return a differing fact as a clause, such as "--seed was 0 and is 1"."""
     return f"{difference.fact} was {difference.before} and is {difference.now}"
 
 
-def difference_in_words(difference: FigureDifference) -> str:
+def figure_in_words(difference: FigureDifference) -> str:
     """Return a differing figure with both values, in full precision."""
     return f"{difference.figure} {difference.before!r} and now {difference.now!r}"
 
@@ -138,11 +138,11 @@ def rows_in_words(rows: RowsCompared) -> str:
     if rows.first is None or rows.at_end is None:
         return f"{counted(rows.rows, 'row is', 'rows are')} equal{missing}"
     text = f"first difference in the row of update {rows.first.update}: "
-    text += difference_in_words(rows.first)
+    text += figure_in_words(rows.first)
     if rows.previous_update is not None:
         text += f" (the row of update {rows.previous_update} is equal)"
     if rows.at_end.update != rows.first.update:
-        text += f"; at update {rows.at_end.update}: {difference_in_words(rows.at_end)}"
+        text += f"; at update {rows.at_end.update}: {figure_in_words(rows.at_end)}"
     return f"{text}{missing}"
 
 

@@ -1,4 +1,8 @@
-"""The facts on which a run's bits depend, and how two runs differ in them."""
+"""The facts on which a run's bits depend, and how two runs differ in them.
+
+Bits depend on more than the settings that `recipes compare` shows: for example, on all packages and
+on environment variables, which may be others in each attempt of a run.
+"""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -7,14 +11,14 @@ from itertools import pairwise
 from pathlib import Path
 
 from common.config import TrainingConfig
+from common.digests import shown_digest
 from common.flags import role_of, spelled
 from common.run_directory.records import Attempt, CodeTree, RunConfig
-from common.tools.compare.facts import is_compared
 from common.tools.compare.setting_text import value_text
+from common.tools.compare.settings import is_compared
 from common.tools.reproduce.past_run import PastRun
 from common.tools.reproduce.receipt import FactDifference
 
-DIGITS = 8  # the digits of a digest or a commit that a table shows
 # Packages that compute, or that produce the numbers that training reads. Packages that the recipe
 # imports may do so, too. A different version of any other package should change no bits.
 NUMERIC_PACKAGES = (
@@ -79,7 +83,7 @@ def facts_of(run: PastRun) -> RecordedFacts:
         "data's sizes": experiment_fact(
             ", ".join(f"{name} {size:,}" for name, size in data.sizes.items())
         ),
-        "initial weights": experiment_fact(digest_prefix(saved_config.initial_weights)),
+        "initial weights": experiment_fact(digest_if_known(saved_config.initial_weights)),
         "weights of --init-from": experiment_fact(initial_file(run)),
         "model": experiment_fact(f"{architecture.name}, {architecture.parameters:,} parameters"),
         "updates planned": experiment_fact(f"{saved_config.plan.total_steps:,}"),
@@ -94,7 +98,7 @@ def initial_file(run: PastRun) -> str | None:
     """
     if run.is_published:  # a published run has no copy of the weights
         return None
-    return digest_prefix(run.initial_digest) or "none"
+    return digest_if_known(run.initial_digest) or "none"
 
 
 def facts_of_flags(run: PastRun) -> RecordedFacts:
@@ -125,18 +129,18 @@ def changes_learning(flag: str, run: RunConfig) -> bool:
 
 def facts_of_code(run: PastRun) -> RecordedFacts:
     """Return the commits and patches of the code, and the digest of the recipe's text."""
-    facts = {"text of the recipe": experiment_fact(digest_prefix(run.saved_config.source.sha256))}
+    facts = {"text of the recipe": experiment_fact(digest_if_known(run.saved_config.source.sha256))}
     for tree, owner in zip(run.attempt.trees, ("", " of the library"), strict=False):
-        facts[f"commit{owner}"] = experiment_fact(digest_prefix(tree.commit))
+        facts[f"commit{owner}"] = experiment_fact(digest_if_known(tree.commit))
         facts[f"uncommitted changes{owner}"] = experiment_fact(text_of_patch(tree))
     if not run.attempt.trees:
-        facts["commit"] = experiment_fact(digest_prefix(run.saved_config.environment.git_commit))
+        facts["commit"] = experiment_fact(digest_if_known(run.saved_config.environment.git_commit))
     return facts
 
 
 def text_of_patch(tree: CodeTree) -> str:
     """Return the text of a table's cell for the patch of a tree."""
-    patch = digest_prefix(tree.patch_sha256) or "none"
+    patch = digest_if_known(tree.patch_sha256) or "none"
     return f"{patch}, and others that are not saved" if tree.not_saved else patch
 
 
@@ -194,8 +198,8 @@ def is_numeric(package: str) -> bool:
     return package in NUMERIC_PACKAGES or package.startswith(NUMERIC_PREFIXES)
 
 
-def digest_prefix(digest: str | None) -> str | None:
-    return None if digest is None else digest[:DIGITS]
+def digest_if_known(digest: str | None) -> str | None:
+    return None if digest is None else shown_digest(digest)
 
 
 def text_if_known(value: object) -> str | None:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from common.console import say
+from common.digests import shown_digest
 from common.system.platforms import shown_path
 from common.tables import print_facts, print_table
 from common.tools.reproduce.conclusion import (
@@ -16,10 +17,9 @@ from common.tools.reproduce.past_run import PastRun
 from common.tools.reproduce.receipt import RECEIPT, FactDifference, Reproduction
 
 MARKS = {True: "✓", False: "✗"}
-COMMIT_DIGITS = 7
 
 
-def show_plan(
+def show_before_training(
     past: PastRun, code: str, flags: Sequence[str], differences: Sequence[FactDifference]
 ) -> None:
     """Print the source of the code, what the old run did not record, and what differs from then."""
@@ -83,7 +83,7 @@ def result_line(
         text = f"{conclusion.result}: {rows_in_words(conclusion.rows)}; {conclusion.explanation}"
     conditions = [f"`{new.saved_config.recipe}`"]
     if commit is not None:
-        conditions.append(f"commit {commit[:COMMIT_DIGITS]}")
+        conditions.append(f"commit {shown_digest(commit)}")
     torch_version = new.saved_config.environment.versions.get("torch")
     conditions += [f"torch {torch_version}", new.saved_config.environment.device, time[:10]]
     mark = MARKS[conclusion.exit_status == 0]

@@ -25,7 +25,7 @@ from common.tools.reproduce.conclusion import (
     Conclusion,
     exit_status_of,
     explanation_of,
-    in_words,
+    fact_in_words,
     result_of,
 )
 from common.tools.reproduce.facts import differences_of
@@ -38,7 +38,12 @@ from common.tools.reproduce.receipt import (
     read_receipt,
     write_receipt,
 )
-from common.tools.reproduce.report import result_line, show_differences, show_plan, show_result
+from common.tools.reproduce.report import (
+    result_line,
+    show_before_training,
+    show_differences,
+    show_result,
+)
 
 FIX_ADVICE = "fix the reported error"
 # A published run has names in place of paths, so this machine may not find its data.
@@ -74,7 +79,7 @@ def reproduce(request: ReproductionRequest) -> int:
     ):
         expected_run = run_before_start(past, code)
         expected_differences = differences_of(past, expected_run)
-        show_plan(past, code.source, request.flags, expected_differences)
+        show_before_training(past, code.source, request.flags, expected_differences)
         command = command_of(past, code.recipe, request.flags, request.output)
         reporter = DifferenceReporter(past, expected_run, expected_differences)
         new = train(request, past, command, environment_of(past, code), reporter)
@@ -115,7 +120,9 @@ class DifferenceReporter:
         # The new run may not have written its attempts yet.
         new = replace(read_past_run(output), attempts=self.expected.attempts)
         added = self.show_more(differences_of(self.past, new))
-        changes = [in_words(difference) for difference in added if difference.defines_experiment]
+        changes = [
+            fact_in_words(difference) for difference in added if difference.defines_experiment
+        ]
         if changes:
             warn(f"this is a different experiment: {'; '.join(changes)} (Ctrl-C stops it)")
 

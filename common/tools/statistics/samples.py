@@ -68,7 +68,7 @@ def series_sample(values: Sequence[float]) -> Sample:
 
 
 @dataclass(frozen=True)
-class Interval:
+class ConfidenceInterval:
     """A confidence interval of a difference: the second group's mean minus the first group's."""
 
     difference: float
@@ -85,7 +85,7 @@ class Interval:
 
 def welch_interval(
     first: Sample, second: Sample, confidence: float = CONFIDENCE
-) -> Interval | None:
+) -> ConfidenceInterval | None:
     """Return Welch's interval of the difference of two means.
 
     The groups may have different sizes and different spreads. The result is None if a group has
@@ -108,7 +108,9 @@ def welch_interval(
     degrees = max(degrees, 1.0)
     margin = quantile(0.5 + confidence / 2, degrees) * math.sqrt(variance)
     difference = second.mean - first.mean
-    return Interval(difference, difference - margin, difference + margin, confidence, degrees)
+    return ConfidenceInterval(
+        difference, difference - margin, difference + margin, confidence, degrees
+    )
 
 
 def runs_needed(

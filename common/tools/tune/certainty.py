@@ -16,13 +16,13 @@ from common.tools.compare.readers import RunRecord
 from common.tools.compare.sentences import decimals_for, percent, scale_of
 from common.tools.recipe import Recipe
 from common.tools.statistics.samples import (
-    Interval,
+    ConfidenceInterval,
     simultaneous_confidence,
     welch_interval,
 )
 from common.tools.tune.ranking import SEED, TrialGroup, group_trials
 from common.tools.tune.space import Space
-from common.track.names import describe
+from common.track.names import metric_named
 
 
 def certainty_lines(
@@ -139,7 +139,9 @@ def text_by_seeds(
     return f"{names}: {figures}, which is more than the choice of seeds explains"
 
 
-def interval_of_lead(best: TrialGroup, other: TrialGroup, candidates: int) -> Interval | None:
+def interval_of_lead(
+    best: TrialGroup, other: TrialGroup, candidates: int
+) -> ConfidenceInterval | None:
     """Return Welch's interval of the difference between settings, from their seeds.
 
     The interval is wide enough for the best of several candidates. The result is None if no seed
@@ -160,7 +162,7 @@ def text_by_samples(
     scale, unit = scale_of(objective)
     error = error_of_lead(best, other)
     if error is None:
-        metric = describe(objective.metric)
+        metric = metric_named(objective.metric)
         return (
             f"{names}: {metric.text(best.mean)} and {metric.text(other.mean)}, and nothing shows "
             f"how much of a difference in {metric.label} is chance"

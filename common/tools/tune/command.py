@@ -17,6 +17,7 @@ from datetime import datetime
 from pathlib import Path
 
 from common.errors import UserError
+from common.flags import check_number
 from common.tools.parser import tool_parser
 from common.tools.tune.settings import SearchSettings
 
@@ -46,10 +47,7 @@ def read_command_line(words: list[str]) -> tuple[Path, SearchSettings]:
     # The recipe is the first word or missing. A later word may be the value of a recipe's flag.
     recipe = words.pop(0) if words and not words[0].startswith("-") else None
     arguments, flags = parser.parse_known_args(words)
-    if arguments.trials is not None and arguments.trials < 1:
-        raise UserError(
-            f"--trials {arguments.trials} is out of range", advice="pass --trials 1 or more"
-        )
+    check_number("trials", arguments.trials, least=1)
     settings = saved_settings(arguments, recipe, flags) or new_settings(arguments, recipe, flags)
     if settings.config_file is not None and not os.path.isfile(settings.config_file):
         raise UserError(

@@ -47,7 +47,7 @@ def plot_search(study: Study, metric: str, file: Path) -> None:
         ]
         if shows_importances(study):
             all_axes.append(plots.plot_param_importances(study, target_name=metric))
-        rows = [pixels_of(figure_of(axes)) for axes in all_axes]
+        rows = [drawn_pixels(figure_of(axes)) for axes in all_axes]
     with writing(str(file)):
         Image.fromarray(np.vstack(rows)).save(file)
 
@@ -74,7 +74,7 @@ def figure_of(plot: Axes | np.ndarray) -> Figure:
     return figure
 
 
-def pixels_of(figure: Figure) -> np.ndarray:
+def drawn_pixels(figure: Figure) -> np.ndarray:
     """Draw a figure at the common size, close it, and return it as uint8 [height, width, 4]."""
     figure.set(size_inches=ROW_SIZE, dpi=DOTS_PER_INCH)
     canvas = figure.canvas

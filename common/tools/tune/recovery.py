@@ -4,7 +4,7 @@ Where the two disagree, the directories are right, and the study must be rebuilt
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -17,11 +17,11 @@ from common.config import parse_config
 from common.errors import UserError
 from common.files import SUPERSEDED
 from common.flags import role_of, spelled
+from common.run_directory.records import Flags
 from common.system.platforms import rename_path, split_words
 from common.tools.compare.readers import RunRecord, read_directory
 from common.tools.recipe import Recipe
-from common.tools.tune.space import Space, command_line, command_words
-from common.track.names import Facts
+from common.tools.tune.space import Space, as_command_line, command_words
 
 TRIAL = "trial-"  # the beginning of the name of a trial's directory
 EPOCH = "progress/epoch"
@@ -141,7 +141,7 @@ def intermediate_values(run: RunRecord, metric: str) -> dict[int, float]:
     }
 
 
-def stated_flags(run: RunRecord) -> Facts:
+def stated_flags(run: RunRecord) -> Flags:
     """Return a run's flags as the user stated them, before the run resolved ``auto`` and the like.
 
     A flag that `config.json` has only in its resolved form keeps that form.
@@ -200,13 +200,15 @@ def denotes(choice: str, value: object) -> bool:
     return choice == str(value)
 
 
-def parsed_flags(recipe: Recipe, words: Sequence[str]) -> Facts:
+def parsed_flags(recipe: Recipe, words: Sequence[str]) -> Mapping[str, object]:
     """Return the flags that a recipe reads from a command line."""
-    with command_line(recipe, words):
+    with as_command_line(recipe, words):
         return vars(parse_config(recipe.config_class))
 
 
-def insist_on_shared_flags(run: RunRecord, recipe: Recipe, space: Space, expected: Facts) -> None:
+def insist_on_shared_flags(
+    run: RunRecord, recipe: Recipe, space: Space, expected: Mapping[str, object]
+) -> None:
     """Check that a run has the search's recipe and shared flags.
 
     Flags that no comparison of runs shows, such as those of reporting, may differ.

@@ -46,7 +46,7 @@ from common.tools.tune.study import (
     study_errors_for_users,
     with_defaults,
 )
-from common.track.names import describe, duration
+from common.track.names import duration, metric_named
 
 # If this many first trials all fail, the command itself is wrong. Other values will not help, so
 # the search ends.
@@ -157,7 +157,7 @@ class Search:
             UserError: the trial has no validation data, a signal stopped it, or it never evaluated.
         """
         metric_name = f"val/{self.objective.metric}"
-        metric = describe(metric_name)
+        metric = metric_named(metric_name)
         # The steps of a study are hundredths of an epoch. A trial that continues has reported some
         # evaluations before.
         reported_steps = set(self.study.trials[trial.number].intermediate_values)
@@ -213,7 +213,7 @@ class Search:
             problem = f"{run.directory.name} ended before its first evaluation on validation data"
             advice = "pass --eval-every with a number of updates, or train for longer"
             self.refuse(trial, problem, advice)
-        metric = describe(f"val/{self.objective.metric}")
+        metric = metric_named(f"val/{self.objective.metric}")
         return TrialResult(TrialState.COMPLETE, value, f"{metric.label} {metric.text(value)}")
 
     def refuse(self, trial: Trial, problem: str, advice: str) -> NoReturn:
@@ -251,7 +251,7 @@ def report(search: Search, recipe: Recipe) -> None:
         raise no_result_error(search, has_finished=bool(finished))
     directories = [str(search.directory_of(trial)) for trial in ranked[:TRIALS_SHOWN]]
     show(compare(read_runs(directories)))
-    metric = describe(f"val/{search.objective.metric}")
+    metric = metric_named(f"val/{search.objective.metric}")
     picture = search.directory / "search.png"
     plot_search(search.study, metric.heading, picture)
     say(f"picture: {shown_path(picture)}")

@@ -91,12 +91,12 @@ def check_with_recipe(space: Space, shared: Sequence[str], recipe: Recipe) -> No
         sample = {
             name: values[min(index, len(values) - 1)] for name, values in values_to_check.items()
         }
-        with command_line(recipe, [*command_words(space, sample), *shared]):
+        with as_command_line(recipe, [*command_words(space, sample), *shared]):
             parse_config(recipe.config_class)
 
 
 @contextmanager
-def command_line(recipe: Recipe, words: Sequence[str]) -> Iterator[None]:
+def as_command_line(recipe: Recipe, words: Sequence[str]) -> Iterator[None]:
     """Set `sys.argv`, which `parse_config` reads, to a command line in the `with` block."""
     own_arguments = sys.argv
     sys.argv = [str(recipe.path), *words]

@@ -6,19 +6,19 @@ from dataclasses import replace
 from pathlib import Path
 
 from common.console import say
+from common.digests import shown_digest
 from common.errors import UserError
 from common.files import write_text
 from common.run_directory.records import ATTEMPTS, Provenance, read_record_if_there
 from common.system.platforms import shown_path
 from common.tables import Row, markdown_table, print_table
 from common.tools.compare.comparison import Comparison, compare
-from common.tools.compare.facts import DIGITS_OF_DIGEST
 from common.tools.compare.group_table import group_cells, has_repetitions
 from common.tools.compare.groups import SEED
 from common.tools.compare.readers import RunRecord, read_runs
 from common.tools.compare.setting_text import value_text
 from common.tools.compare.table import LabelledWarning, arranged, labelled_warnings, warnings
-from common.tools.compare.verdicts import Verdict, correction_note, verdict_lines, verdicts_of
+from common.tools.compare.verdicts import GroupVerdict, correction_note, verdict_lines, verdicts_of
 
 # The heading of the section of a model card that `add_to_cards` writes.
 CARD_HEADING = "\n## The same with other seeds\n"
@@ -111,9 +111,7 @@ def warnings_within_groups(comparison: Comparison) -> list[str]:
         differences = compare(runs).differences
         differences.pop(SEED, None)
         if "commit" in differences:
-            differences["commit"] = [
-                str(commit)[:DIGITS_OF_DIGEST] for commit in differences["commit"]
-            ]
+            differences["commit"] = [shown_digest(str(commit)) for commit in differences["commit"]]
         texts = [f"{label} {values_text(values)}" for label, values in differences.items()]
         known_codes = {saved_code(run) for run in runs} - {()}  # () stands for unknown code
         if len(known_codes) > 1:
@@ -126,7 +124,7 @@ def warnings_within_groups(comparison: Comparison) -> list[str]:
 
 
 def values_text(values: Sequence[object]) -> str:
-    """Return the different values of a fact, such as ``2.13.0 and 2.14.0``."""
+    """Return the different values of a setting, such as ``2.13.0 and 2.14.0``."""
     return " and ".join(dict.fromkeys(value_text(value) for value in values))
 
 
@@ -151,7 +149,7 @@ def has_validation_data(comparison: Comparison) -> bool:
 
 def conclusions(
     comparison: Comparison,
-    verdicts: Sequence[Verdict],
+    verdicts: Sequence[GroupVerdict],
     finished: Mapping[str, Sequence[str]],
     seed_count: int,
 ) -> list[str]:

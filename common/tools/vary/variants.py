@@ -1,6 +1,5 @@
 """Run the variants of a recipe: every combination of the values that vary, for each seed."""
 
-import hashlib
 import itertools
 import math
 import os
@@ -15,7 +14,9 @@ from pathlib import Path
 from optuna.distributions import CategoricalDistribution
 
 from common.console import CONSOLE, say
+from common.digests import sha256_of_bytes
 from common.errors import UserError
+from common.flags import check_number
 from common.run_directory.standing import present_status
 from common.sentences import counted
 from common.system.platforms import shown_path
@@ -146,8 +147,7 @@ def refuse_seeds(seeds: int, *, sets_seed: bool) -> None:
         raise UserError(
             f"--seeds {seeds} already sets --seed (0 to {seeds - 1})", advice="leave --seed out"
         )
-    if seeds < 1:
-        raise UserError(f"--seeds {seeds} is out of range", advice="pass --seeds 1 or more")
+    check_number("seeds", seeds, least=1)
 
 
 def read_process_counts(num_processes: str) -> list[str]:
@@ -175,9 +175,9 @@ def list_variants(space: Space, process_counts: Sequence[str]) -> list[Variant]:
     for count, *chosen_values in itertools.product(process_counts, *choices):
         values = dict(zip(space, chosen_values, strict=True))
         processes = count if len(process_counts) > 1 else ""
-        name = name_of(processes, values)
+        name = variant_name(processes, values)
         words = command_words(space, values)
-        variants[name] = Variant(name, title_of(processes, values), count, words)
+        variants[name] = Variant(name, variant_title(processes, values), count, words)
     # Variants with the same name have replaced each other in the dictionary.
     if len(variants) < math.prod(map(len, (process_counts, *choices))):
         raise UserError(
@@ -188,7 +188,7 @@ def list_variants(space: Space, process_counts: Sequence[str]) -> list[Variant]:
     return list(variants.values())
 
 
-def name_of(processes: str, values: dict[str, str]) -> str:
+def variant_name(processes: str, values: dict[str, str]) -> str:
     """Return a variant's name: its values, with the flag where the value alone says nothing.
 
     The name is also that of a folder, so all characters become dashes except letters, digits and a
@@ -209,7 +209,7 @@ def name_of(processes: str, values: dict[str, str]) -> str:
     return re.sub(r"[^\w.+-]+", "-", "_".join(parts)) or "alone"
 
 
-def title_of(processes: str, values: dict[str, str]) -> str:
+def variant_title(processes: str, values: dict[str, str]) -> str:
     """Return a variant's name in tables: its flags with their values, such as ``dropout=0.1``.
 
     Args:
@@ -224,7 +224,7 @@ def title_of(processes: str, values: dict[str, str]) -> str:
 
 def default_directory(command: list[str]) -> str:
     """Return a directory for a command, so that the same command finds its runs again."""
-    digest = hashlib.sha256(shlex.join(command).encode()).hexdigest()[:6]
+    digest = sha256_of_bytes(shlex.join(command).encode())[:6]
     return f"runs/vary-{Path(command[0]).stem}-{digest}"
 
 

@@ -9,7 +9,7 @@ from PIL import Image
 
 from common.system.platforms import quoted, shown_path
 from common.tables import markdown_table
-from common.track.names import STEP, Facts
+from common.track.names import STEP
 from common.track.recorded_media import Entry, HistogramEntry, ImagesEntry, TableEntry
 from common.track.trackers.tracker import Command, TrackedRun, Tracker, TrackerMissingError
 
@@ -58,5 +58,5 @@ class TensorBoardTracker(Tracker):
             values = np.repeat(middles, entry.counts)
             writer.add_histogram(entry.name, values, entry.step)
 
-    def finish(self, summary: Facts, exit_code: int) -> None:
+    def finish(self, summary: Mapping[str, float], exit_code: int) -> None:
         self.accelerator.end_training()

@@ -12,8 +12,9 @@ from common.config import TrainingConfig
 from common.data.batch import Data
 from common.data.loader import Loader
 from common.measure.memory_plan import MemoryRows
+from common.measure.values import Metrics
 from common.run_directory.records import RunConfig
-from common.track.names import Facts, precision_name
+from common.track.names import precision_name
 from common.track.recorded_media import Entry
 
 
@@ -105,7 +106,7 @@ class Tracker(ABC):
         """Show images, a table or a histogram that a recipe has logged, at the entry's step."""
 
     @abstractmethod
-    def finish(self, summary: Facts, exit_code: int) -> None:
+    def finish(self, summary: Mapping[str, float], exit_code: int) -> None:
         """Close the run, when all rows are written.
 
         Args:
@@ -117,7 +118,7 @@ class Tracker(ABC):
         """Keep a line that the run prints on the terminal."""
 
     def log_results(  # noqa: B027
-        self, evaluation: Facts, prefix: str, loader: Loader, data: Data, memory: MemoryRows
+        self, evaluation: Metrics, prefix: str, loader: Loader, data: Data, memory: MemoryRows
     ) -> None:
         """Show more of the final evaluation than its figures, and the memory of each part.
 

@@ -9,7 +9,8 @@ import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 import huggingface_hub.constants
 import numpy as np
@@ -18,7 +19,7 @@ from accelerate import tracking
 from common.console import warn
 from common.system.platforms import quoted
 from common.system.printable import with_letters
-from common.track.names import STEP, Facts, flat
+from common.track.names import STEP, flat
 from common.track.recorded_media import Entry, HistogramEntry, ImagesEntry, TableEntry
 from common.track.trackers.tracker import (
     Command,
@@ -139,14 +140,14 @@ class TrackioTracker(Tracker):
             media[entry.name] = self.trackio.Histogram(np_histogram=histogram)
         self.native.log(media, step=entry.step)
 
-    def finish(self, summary: Facts, exit_code: int) -> None:
+    def finish(self, summary: Mapping[str, float], exit_code: int) -> None:
         """Wait until all rows are written."""
         with silence():
             self.accelerator.end_training()
             self.trackio.finish()  # otherwise trackio would finish again, and print, at the exit
 
 
-def import_trackio() -> Any:
+def import_trackio() -> ModuleType:
     """Import trackio, with those of its modules that are used here.
 
     Raises:
@@ -163,7 +164,7 @@ def import_trackio() -> Any:
     return trackio
 
 
-def configuration(run: TrackedRun) -> Facts:
+def configuration(run: TrackedRun) -> dict[str, object]:
     """Return the run's flags and facts, with its tags and notes, for which trackio has no place."""
     return {**flat(run.saved_config), "tags": run.tags, "notes": run.config.notes}
 

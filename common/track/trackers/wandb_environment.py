@@ -91,7 +91,8 @@ def wandb_folder(directory: Path) -> Path:
         with tempfile.TemporaryFile(dir=chosen_folder) as file:
             file.write(bytes(PROBE_BYTES))
     except (OSError, ValueError) as problem:
-        cause = getattr(problem, "strerror", None) or problem
+        reason = problem.strerror if isinstance(problem, OSError) else None
+        cause = reason or problem
         warn(f"WANDB_DIR {chosen_folder} can't be written ({cause}), so W&B writes to {directory}")
         return directory
     return Path(chosen_folder)

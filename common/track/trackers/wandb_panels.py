@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
-from common.data.batch import Data, Samples
+from common.data.batch import Data, Samples, TensorSamples
+from common.data.images import ImageSamples
 from common.data.loader import Loader
+from common.data.text import TextData, TextSamples
 from common.measure.classification import Classified
 from common.measure.memory_plan import MemoryRows
-from common.track.names import Facts
+from common.measure.values import Metrics
 
 if TYPE_CHECKING:  # only runs with W&B import wandb
     import wandb
@@ -24,7 +26,7 @@ MOST_PAIRS = 100  # rows of that table
 MOST_MISTAKES = 32  # rows of the table of mistakes
 
 
-class Mistake(NamedTuple):
+class MistakenSample(NamedTuple):
     """A sample that the model takes for another class; the fields are the columns of a table."""
 
     sample: int  # its number in the split
@@ -37,7 +39,7 @@ class Mistake(NamedTuple):
 
 def results(
     wandb_run: "wandb.Run",
-    evaluation: Facts,
+    evaluation: Metrics,
     prefix: str,
     loader: Loader,
     data: Data,
@@ -58,12 +60,13 @@ def results(
             chart = confusion(evaluation.confusion, evaluation.class_names)
             define_chart(wandb_run, chart, f"{prefix}/confusion")
             # With many classes, `confusion` returns a plain table and not a chart with a table.
-            panels[f"{prefix}/confusion_table"] = getattr(chart, "table", chart)
-        by_class = table("class precision recall f1 samples", evaluation.by_class())
+            confusion_table = chart if isinstance(chart, wandb.Table) else chart.table
+            panels[f"{prefix}/confusion_table"] = confusion_table
+        by_class = wandb_table("class precision recall f1 samples", evaluation.by_class())
         panels[f"{prefix}/classes"] = by_class
         panels |= mistake_panels(prefix, loader, evaluation, data)
     if memory:
-        panels["memory/plan"] = table("part planned_mib measured_mib", memory)
+        panels["memory/plan"] = wandb_table("part planned_mib measured_mib", memory)
     for name, panel in panels.items():
         if isinstance(panel, wandb.Table):
             keep_in_run(wandb_run, name, panel, "summary")
@@ -103,7 +106,7 @@ def mistake_panels(
     rows = mistakes(loader, evaluation, data)
     if not rows:
         return {}
-    columns = list(Mistake._fields)
+    columns = list(MistakenSample._fields)
     images = [row.content for row in rows if isinstance(row.content, wandb.Image)]
     panels: dict[str, Panel] = {}
     if images:
@@ -114,7 +117,7 @@ def mistake_panels(
     if rows[0].file is None:
         columns.remove("file")
     cells = [[getattr(row, column) for column in columns] for row in rows]
-    return {f"{prefix}/mistakes": table(" ".join(columns), cells), **panels}
+    return {f"{prefix}/mistakes": wandb_table(" ".join(columns), cells), **panels}
 
 
 def profile(wandb_run: "wandb.Run", folder: Path, verdict: str) -> None:
@@ -141,7 +144,7 @@ def artifact(wandb_run: "wandb.Run", folder: Path, artifact_type: str) -> None:
     wandb_run.log_artifact(logged)
 
 
-def table(columns: str, rows: Iterable[Iterable[object]]) -> "wandb.Table":
+def wandb_table(columns: str, rows: Iterable[Iterable[object]]) -> "wandb.Table":
     """Return a W&B table; `columns` are names separated by spaces."""
     import wandb
 
@@ -172,25 +175,27 @@ def confusion(counts: torch.Tensor, class_names: Sequence[str]) -> "wandb.Table 
         label, prediction = divmod(cell, size)
         rows.append([class_names[label], class_names[prediction], int(flat_counts[cell])])
     if size > MOST_CLASSES:
-        return table(columns, rows)
+        return wandb_table(columns, rows)
     fields = {name: name for name in columns.split()}
     title = {"title": "Final evaluation"}
-    return wandb.plot_table("wandb/confusion_matrix/v1", table(columns, rows), fields, title)
+    return wandb.plot_table("wandb/confusion_matrix/v1", wandb_table(columns, rows), fields, title)
 
 
-def mistakes(loader: Loader, evaluation: Classified, data: Data) -> list[Mistake]:
+def mistakes(loader: Loader, evaluation: Classified, data: Data) -> list[MistakenSample]:
     """Return this rank's most confident mistakes among the samples that `evaluation` kept.
 
     The mistake with the highest probability comes first. The list is empty if the samples are
-    neither images nor text.
+    neither images nor text, or if they are streamed.
     """
+    samples = loader.samples
     # The loader's batches of samples, in the order in which the evaluation read them.
     batches = list(loader.order.micro_batches())  # type: ignore[call-arg]
-    show = content_reader(loader.samples, data)
+    show = content_reader(samples, data)
     if not batches or show is None:
         return []
     sample_numbers = torch.cat(batches).tolist()
-    files = getattr(loader.samples, "files", None)  # paths by number of the sample
+    # The paths of the images, by number of the sample.
+    files = samples.files if isinstance(samples, ImageSamples) else None
     class_names = evaluation.class_names
     probabilities = evaluation.probabilities
     wrong = (evaluation.predicted != evaluation.labels).nonzero()[:, 0]
@@ -205,18 +210,22 @@ def mistakes(loader: Loader, evaluation: Classified, data: Data) -> list[Mistake
         content = show(sample)
         if not isinstance(content, str):
             content._caption = f"{label}, taken for {prediction} ({probability:.0%})"
-        rows.append(Mistake(sample, file, content, label, prediction, probability))
+        rows.append(MistakenSample(sample, file, content, label, prediction, probability))
     return rows
 
 
 def content_reader(samples: Samples, data: Data) -> "Callable[[int], wandb.Image | str] | None":
     """Return a function from a sample's number to W&B's image or to text; None for other data.
 
-    Images are read as they are stored. Text is decoded from its tokens.
+    Images are read as they are stored. Text is decoded from its tokens. Streamed images and texts
+    are not stored, so the result is None for them, too.
     """
-    if hasattr(samples, "images"):
-        return lambda number: image_panel(samples.images[number])
-    if not hasattr(data, "tokenizer_folder") or not hasattr(samples, "tensors"):
+    if not isinstance(samples, TensorSamples) or not samples.arrays:
+        return None
+    if isinstance(samples, ImageSamples):
+        images = samples.images
+        return lambda number: image_panel(images[number])
+    if not isinstance(samples, TextSamples) or not isinstance(data, TextData):
         return None
     from tokenizers import Tokenizer
 

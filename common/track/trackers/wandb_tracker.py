@@ -12,10 +12,11 @@ from accelerate.tracking import filter_trackers
 from common.data.batch import Data
 from common.data.loader import Loader
 from common.measure.memory_plan import MemoryRows
+from common.measure.values import Metrics
 from common.objective import EVALUATED_SPLITS, PREFIXES, Objective
 from common.system.platforms import quoted, shown_path
 from common.system.printable import with_letters
-from common.track.names import SPLITS, STEP, Facts, flat
+from common.track.names import SPLITS, STEP, flat
 from common.track.recorded_media import Entry, HistogramEntry, ImagesEntry, TableEntry
 from common.track.trackers import wandb_panels
 from common.track.trackers.tracker import Command, TrackedRun, Tracker
@@ -135,7 +136,7 @@ class WandbTracker(Tracker):
             self.wandb_run.write_logs(line)
 
     def log_results(
-        self, evaluation: Facts, prefix: str, loader: Loader, data: Data, memory: MemoryRows
+        self, evaluation: Metrics, prefix: str, loader: Loader, data: Data, memory: MemoryRows
     ) -> None:
         with self.limited():
             wandb_panels.results(self.wandb_run, evaluation, prefix, loader, data, memory)
@@ -148,7 +149,7 @@ class WandbTracker(Tracker):
         with self.limited():
             wandb_panels.artifact(self.wandb_run, folder, "model")
 
-    def finish(self, summary: Facts, exit_code: int) -> None:
+    def finish(self, summary: Mapping[str, float], exit_code: int) -> None:
         """Close the run, and replace the summary that W&B made of the last row."""
         with self.service.limited(MOST_SECONDS_TO_FINISH):
             self.wandb_run.summary.update(dict(summary))
@@ -166,7 +167,7 @@ def start_wandb(run: TrackedRun) -> tuple[str, str]:
     import wandb
 
     mode, reason = wandb_mode()
-    arguments = {**init_arguments(run), "mode": mode, "settings": settings_of_run()}
+    arguments = {**init_arguments(run), "mode": mode, "settings": wandb_settings()}
     accelerator = run.accelerator
     project = run.config.project
     accelerator.log_with = filter_trackers(["wandb"])
@@ -199,7 +200,7 @@ def init_arguments(run: TrackedRun) -> dict[str, object]:
     }
 
 
-def settings_of_run() -> "wandb.Settings":
+def wandb_settings() -> "wandb.Settings":
     """Return the settings of the W&B run, which print nothing and send nothing private."""
     import wandb
 

@@ -14,8 +14,7 @@ from torch.optim import lr_scheduler
 from common.checkpoints.state import Parts, restore_newest
 from common.checkpoints.store import Checkpoints
 from common.errors import UserError
-
-DATA = {"sizes": {"train": 1}}
+from tests.unit.manifest_facts import facts_at
 
 
 class Net(nn.Module):
@@ -78,7 +77,7 @@ def saved(folder: Path, parts: Parts) -> None:
 
 
 def identity(parts: Parts) -> dict[str, Any]:
-    return {"data": DATA, "global_step": 1, "flags": {}, "parts_described": parts.parts_described}
+    return facts_at(1, parts_described=parts.parts_described)
 
 
 def resumed(folder: Path, parts: Parts) -> None:
@@ -172,12 +171,14 @@ def test_values_that_a_schedule_changes_are_no_difference(tmp_path: Path, schedu
     assert_same_tensors(again, first)
 
 
-def test_checkpoint_without_a_description_is_restored(tmp_path: Path) -> None:
-    """An older version wrote none, so nothing can contradict it."""
-    parts = parts_of()
-    checkpoints = Checkpoints(tmp_path, 0, 1, 2, 5.0)
-    checkpoints.save(1, parts.collect(), {"data": DATA})
-    checkpoints.wait()
-    again = parts_of()
-    resumed(tmp_path, again)
-    assert_same_tensors(again, parts)
+@pytest.mark.parametrize("is_added", [False, True], ids=["removed", "added"])
+def test_part_that_only_one_side_has_is_named(tmp_path: Path, is_added: bool) -> None:
+    """It has no description to compare with, so the comparison of names refuses it."""
+    before = parts_of()
+    now = parts_of()
+    (now if is_added else before).add("critic", nn.Linear(1, 1))
+    for parts in (before, now):
+        parts.freeze_description()
+    saved(tmp_path, before)
+    with pytest.raises(UserError, match="either the checkpoint or this run lacks critic"):
+        resumed(tmp_path, now)

@@ -226,7 +226,7 @@ def test_placed_splits_share_free_memory(
     splits = {"train": samples(), "test": samples()}
     free = 2 * splits["train"].num_bytes / share
     monkeypatch.setattr("common.data.loader.free_memory", lambda _: free)
-    accelerator: Any = SimpleNamespace(num_processes=1, process_index=0, device=CPU)
+    accelerator: Any = SimpleNamespace(num_processes=1, process_index=0, device=CPU, mesh=None)
     loaders = make_loaders(TrainingConfig(batch_size=8), accelerator, splits)
     placements = [loader.placement for loader in loaders.values()]
     assert placements == ["device"] * placed + ["workers"] * (2 - placed)

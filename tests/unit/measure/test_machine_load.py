@@ -87,10 +87,3 @@ def test_resumed_run_adds_up_its_attempts(monkeypatch: pytest.MonkeyPatch) -> No
     assert second.times() == CpuTimes(10, 40, 40, 10)
     second.start()
     assert second.times() == CpuTimes(12, 48, 44, 11)
-
-
-def test_older_checkpoint_has_no_load() -> None:
-    """A run resumed from an older checkpoint counts the load from its resume."""
-    load = MachineLoad()
-    load.load_state_dict({})
-    assert load.times() == CpuTimes()

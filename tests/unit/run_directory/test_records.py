@@ -32,6 +32,7 @@ from common.run_directory.records import (
     read_record,
     read_record_if_there,
 )
+from tests.unit.manifest_facts import facts_at
 
 CONFIG = {
     "recipe": "tiny",
@@ -41,6 +42,7 @@ CONFIG = {
     "environment": {
         "device": "a CPU",
         "device_type": "cpu",
+        "processor": "a CPU, AVX2",
         "world_size": 2,
         "mixed_precision": "bf16",
         "effective_batch_size": 64,
@@ -53,15 +55,16 @@ CONFIG = {
     "source": {"sha256": "00", "changes": [{"global_step": 3, "sha256": "01", "file": "x.py"}]},
 }
 MANIFEST = {
+    **facts_at(3),
     "parts": {"model": None},
     "ranks": [{"random": {"seed": 0}}],
     "files": {"model.safetensors": {"size": 8, "sha256": "00"}},
-    "global_step": 3,
 }
 REQUIRED = {
     "recipe", "objective", "config", "environment", "data", "architecture", "plan",
-    "environment.device", "environment.device_type", "environment.world_size",
-    "environment.mixed_precision", "environment.effective_batch_size", "data.name",
+    "environment.device", "environment.device_type", "environment.processor",
+    "environment.world_size", "environment.mixed_precision", "environment.effective_batch_size",
+    "data.name",
     "architecture.name", "architecture.parameters", "plan.total_steps", "plan.updates_per_epoch",
     "plan.log_every", "plan.eval_every", "memory_plan.total_mib", "memory_plan.device_mib",
     "source.changes.0.global_step", "source.changes.0.sha256", "source.changes.0.file",
@@ -118,6 +121,7 @@ def test_constructed_record_can_be_parsed() -> None:
         environment=Environment(
             device="a CPU",
             device_type="cpu",
+            processor="a CPU, AVX2",
             world_size=1,
             mixed_precision="no",
             effective_batch_size=8,
@@ -175,9 +179,18 @@ def test_invalid_manifest_is_refused() -> None:
         {"files": {"a": 3}},
         {"files": {"a": {"size": 3}}},
         {"parts": []},
+        {"parts_described": {"model": 3}},
     ):
         with pytest.raises(UserError, match="is damaged or was edited"):
             parse_record(MANIFEST | damage, Manifest, "here")
+
+
+@pytest.mark.parametrize("name", sorted(Manifest.model_fields.keys() - {"sha256"}))
+def test_manifest_without_an_entry_is_refused(name: str) -> None:
+    """Each manifest has all entries. Its digest is checked before."""
+    contents = {key: value for key, value in MANIFEST.items() if key != name}
+    with pytest.raises(UserError, match=rf"here is damaged or was edited \({name} is missing\)"):
+        parse_record(contents, Manifest, "here")
 
 
 def test_missing_file_is_no_record(tmp_path: Path) -> None:

@@ -20,11 +20,7 @@ from common.files import locked
 from common.flags import role_of
 from common.run_directory.directory import LOCK
 from common.run_directory.effective_batch import keep_effective_batch
-from common.run_directory.identity import (
-    EditedConfigError,
-    insist_on_written_config,
-    signed_config,
-)
+from common.run_directory.identity import EditedConfigError, insist_on_written_config
 from common.run_directory.resume import was_finished_meanwhile
 from tests.launch import RECIPES
 from tests.unit.recipes import config_class, other_value, parse, words, write_run
@@ -408,9 +404,9 @@ def test_damaged_config_gives_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_
     """Any part may be missing or of another type, and the file may end anywhere."""
     run = write_run(tmp_path / "run", MLP())
     path = run / "config.json"
-    facts = json.loads(path.read_text())
-    text = json.dumps(signed_config(facts))
-    sha256 = signed_config(facts)["sha256"]
+    text = path.read_text()
+    facts = json.loads(text)
+    sha256 = facts.pop("sha256")
     contents = [json.dumps(value | {"sha256": sha256}) for value in damaged(facts)]
     contents += [text[:length] for length in range(0, len(text), 101)]
     for content in contents:
@@ -420,17 +416,17 @@ def test_damaged_config_gives_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_
         assert str(run) in refused.value.message
 
 
-def test_run_of_an_older_version_can_be_resumed(
+def test_flags_of_a_recipe_may_be_added_and_removed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Missing flags get their defaults, and unknown ones are ignored."""
+    """Flags that a run lacks get their defaults, and those that it alone has are ignored."""
     run = write_run(tmp_path / "run", MLP(seed=4))
     path = run / "config.json"
     facts = json.loads(path.read_text())
     for group in ("config", "given"):
         del facts[group]["num_threads"]
         facts[group]["target_accuracy"] = 0.5
-    path.write_text(json.dumps(facts))
+    path.write_text(json.dumps(signed(facts)))
     config = parse(monkeypatch, "mnist_mlp", "--resume", run)
     assert (config.seed, config.num_threads) == (4, None)
 
@@ -443,7 +439,7 @@ def test_commands_in_advice_can_be_pasted(monkeypatch: pytest.MonkeyPatch, tmp_p
     command, _, _ = refused.value.advice.partition(",")
     assert shlex.split(command)[-2:] == ["--resume", str(run)]
     path = run / "config.json"
-    contents = signed(json.loads(path.read_text()))
+    contents = json.loads(path.read_text())
     contents["config"]["epochs"] = 4
     path.write_text(json.dumps(contents))
     with pytest.raises(EditedConfigError) as edited:

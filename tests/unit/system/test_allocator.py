@@ -37,9 +37,8 @@ print(is_kept, pages, kept - left)
 
 def run_script(word: str, **variables: str) -> tuple[bool, int, int]:
     """Run the script in an environment with further variables, and return what it prints."""
-    environment = {
-        name: value for name, value in os.environ.items() if not name.startswith(USER_VARIABLES)
-    }
+    ignored = {*USER_VARIABLES, "GLIBC_TUNABLES"}
+    environment = {name: value for name, value in os.environ.items() if name not in ignored}
     command = [sys.executable, "-c", COUNT_CLEARED_PAGES, word]
     printed = subprocess.check_output(command, env=environment | variables, text=True)
     is_kept, cleared, returned = printed.split()
@@ -54,15 +53,21 @@ def test_freed_memory_is_used_again() -> None:
     _, cleared_before, _ = run_script("returned")
     assert cleared < cleared_before / 10
     assert returned * PAGE > 3 * 48 * 2**20  # after the end of the run, in a notebook
-    # The user's settings have precedence.
-    is_kept, _, _ = run_script("kept", MALLOC_TRIM_THRESHOLD_="1000000")
-    assert not is_kept
+    # The user's settings have precedence, but only those that concern free memory.
+    for settings in (
+        {"MALLOC_TRIM_THRESHOLD_": "1000000"},
+        {"GLIBC_TUNABLES": "glibc.rtld.optional_static_tls=512:glibc.malloc.mmap_max=9"},
+    ):
+        is_kept, _, _ = run_script("kept", **settings)
+        assert not is_kept, settings
+    other = {"MALLOC_ARENA_MAX": "2", "GLIBC_TUNABLES": "glibc.rtld.optional_static_tls=512"}
+    is_kept, _, _ = run_script("kept", **other)
+    assert is_kept
 
 
 def test_other_c_libraries_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [*os.environ]:
-        if name.startswith(USER_VARIABLES):
-            monkeypatch.delenv(name)
+    for name in (*USER_VARIABLES, "GLIBC_TUNABLES"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("ctypes.CDLL", lambda name: object())
     heap = Heap()
     heap.keep()

@@ -12,7 +12,7 @@ from common.errors import UserError
 from common.tools.launching.command import run_command
 from common.tools.vary.command import main
 from common.tools.vary.records import VARY_FILE, read_command
-from common.tools.vary.variants import claim, name_of, title_of
+from common.tools.vary.variants import claim, variant_name, variant_title
 from tests.unit.tools.tune.test_search import STUB
 
 pytestmark = pytest.mark.usefixtures("forking_python", "restored_sigterm")  # for the variants
@@ -125,7 +125,7 @@ def test_failed_variant_is_reported(
         ),
         (
             ["--learning-rate", "0.1,1", "--seeds", "0"],
-            "--seeds 0 is out of range: pass --seeds 1 or more",
+            "--seeds 0 is out of range: pass 1 or more",
         ),
         (["--num-processes", "1,x"], "is not a list of numbers: pass numbers .*, such as 1,2"),
         (["--num-processes", "0,1"], "is not a list of numbers: pass numbers .*, such as 1,2"),
@@ -210,19 +210,21 @@ def test_recipe_must_accept_every_choice(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_names_of_variants_state_what_varies() -> None:
     """Names consist of values, and of flags where a value alone says nothing."""
-    assert name_of("", {"mixed-precision": "no", "batch-size": "64"}) == "fp32_64"
-    assert name_of("2", {"compile": "true"}) == "compile_2-processes"
-    assert name_of("", {"compile": "false", "padding-free": "no"}) == "no-compile_padding-free-no"
-    assert name_of("", {"hidden-sizes": "8 16"}) == "8-16"
-    assert name_of("", {}) == "alone"
+    assert variant_name("", {"mixed-precision": "no", "batch-size": "64"}) == "fp32_64"
+    assert variant_name("2", {"compile": "true"}) == "compile_2-processes"
+    assert (
+        variant_name("", {"compile": "false", "padding-free": "no"}) == "no-compile_padding-free-no"
+    )
+    assert variant_name("", {"hidden-sizes": "8 16"}) == "8-16"
+    assert variant_name("", {}) == "alone"
 
 
 def test_titles_of_variants_have_flags_and_values() -> None:
     """A value alone does not tell a reader what it is of."""
-    assert title_of("", {"dropout": "0.1"}) == "dropout=0.1"
+    assert variant_title("", {"dropout": "0.1"}) == "dropout=0.1"
     values = {"mixed-precision": "no", "hidden-sizes": "8 16"}
-    assert title_of("2", values) == "mixed-precision=no, hidden-sizes=8 16, processes=2"
-    assert title_of("", {}) == "these flags"
+    assert variant_title("2", values) == "mixed-precision=no, hidden-sizes=8 16, processes=2"
+    assert variant_title("", {}) == "these flags"
 
 
 def test_several_processes_use_accelerate_launch(tmp_path: Path) -> None:

@@ -11,13 +11,15 @@ import pytest
 import torch
 
 from common.config import TrainingConfig
+from common.data.images import StreamedImages
+from common.data.text import StreamedText
 from common.measure.sums import Evaluation
 from common.objective import Objective
 from common.track.log import Log
 from common.track.trackers import TRACKERS
 from common.track.trackers.tracker import Command, Tracker, TrackerSettingsError
 from common.track.trackers.wandb_environment import wandb_mode
-from common.track.trackers.wandb_panels import confusion
+from common.track.trackers.wandb_panels import confusion, content_reader
 
 KEY = "0badc0de" * 5  # W&B expects a key of this length
 
@@ -64,6 +66,16 @@ def test_confusion_of_many_classes_lists_pairs() -> None:
     counts[70, 2] = 9
     table = confusion(counts, [f"class {i}" for i in range(100)])
     assert table.data == [["class 70", "class 2", 9], ["class 3", "class 4", 2]]
+
+
+def test_streamed_samples_are_not_shown(tmp_path: Path) -> None:
+    """They are not stored, so there is no table of mistakes."""
+    rows: Any = SimpleNamespace(blocks=None)
+    data: Any = SimpleNamespace(tokenizer_folder=tmp_path)
+    decode: Any = None  # nothing is decoded
+    images = StreamedImages(rows, decode, [0.5], [0.25], torch.float32)
+    assert content_reader(images, data) is None
+    assert content_reader(StreamedText(rows, tmp_path, 8, None), data) is None
 
 
 def test_failing_panel_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

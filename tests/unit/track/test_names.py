@@ -6,7 +6,7 @@ import pytest
 
 from common.run_directory.records import RunConfig
 from common.track import names
-from common.track.names import MEANINGS, METRICS, PEAK, describe, flat, is_proportion, unflat
+from common.track.names import MEANINGS, METRICS, PEAK, flat, is_proportion, metric_named, unflat
 from common.training import rates
 from tests.launch import REPOSITORY
 from tests.unit.saved_config import contents_with
@@ -30,7 +30,7 @@ def test_metrics_have_a_heading_and_a_format(
     name: str, heading: str, value: float | None, text: str
 ) -> None:
     """A metric of the table has its full name or lacks the split. A recipe's own has its name."""
-    assert (describe(name).heading, describe(name).text(value)) == (heading, text)
+    assert (metric_named(name).heading, metric_named(name).text(value)) == (heading, text)
 
 
 def test_learning_rate_is_logged_under_the_name_that_is_described() -> None:
@@ -84,7 +84,7 @@ def test_page_lists_the_logged_names() -> None:
     assert {name for name in METRICS if "/" in name and name != PEAK} <= MEANINGS.keys()
     lines = ["| name | meaning | unit |", "|---|---|---|"]
     for name, meaning in MEANINGS.items():
-        metric = describe(name)
+        metric = metric_named(name)
         unit = "0 to 1" if metric.form.endswith("%") else metric.unit
         lines.append(f"| `{name}` | {meaning} | {unit or '–'} |")
     table = "\n".join(lines)

@@ -38,14 +38,6 @@ def test_ties_are_broken_by_loss() -> None:
     assert (best.step, best.evaluations_since_best, best.loss) == (3, 5, 0.1)
 
 
-def test_state_of_older_checkpoints_still_loads() -> None:
-    """It has no loss, so that the next tie wins."""
-    best = Best(Objective.parse("accuracy:max"))
-    best.load_state_dict({"value": 1.0, "step": 4, "later": 1})
-    assert best.record(1.0, 8, 0.5)
-    assert (best.step, best.evaluations_since_best, best.loss) == (8, 2, 0.5)
-
-
 def test_checkpoint_without_the_best_model_is_refused(tmp_path: Path) -> None:
     """The message names the file that should list the model."""
     best = Best(Objective.parse("accuracy:max"))

@@ -24,6 +24,7 @@ def alone(**others: Any) -> Any:
         reduce=lambda tensor, _: tensor,
         scaler=None,
         unscale_gradients=lambda _: None,
+        _optimizers=[],
         **others,
     )
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from common.track.names import describe
+from common.track.names import metric_named
 from common.training.optim import warmup_decay
 from common.training.rates import learning_rates
 
@@ -62,9 +62,9 @@ def test_logged_names_do_not_change_during_training() -> None:
 def test_rates_have_a_label_and_a_panel() -> None:
     """Rates of groups have the label and panel of `train/learning_rate`, plus the group."""
     for group in ("head", "1", "optimizer_d/1"):
-        metric = describe(f"train/learning_rate/{group}")
+        metric = metric_named(f"train/learning_rate/{group}")
         assert metric.label == f"learning rate, {group}"
-        assert metric.panel == describe("train/learning_rate").panel
+        assert metric.panel == metric_named("train/learning_rate").panel
         assert metric.text(0.00012345) == "0.000123"
 
 

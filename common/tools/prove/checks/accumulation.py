@@ -43,7 +43,7 @@ def verdict_of(pair: RunPair) -> Verdict:
         return skipped_verdict(f"{' and '.join(mixing.layers)} mixes the samples of a micro-batch")
     if mixing.couples_samples:
         return skipped_verdict("the recipe states couples_samples=True")
-    cause = cause_of_difference(pair) or cause_of_weights(pair) or cause_of_figures(pair)
+    cause = cause_of_loss_or_gradients(pair) or cause_of_weights(pair) or cause_of_figures(pair)
     if cause is None:
         return Verdict(True, comparison_in_words(pair))
     mixing_modules = mixing_modules_of(pair.variant)
@@ -92,7 +92,7 @@ def cause_of_steps(pair: RunPair) -> Cause | None:
     return None
 
 
-def cause_of_difference(pair: RunPair) -> Cause | None:
+def cause_of_loss_or_gradients(pair: RunPair) -> Cause | None:
     """Return the cause that losses or gradients differ; None if they agree."""
     difference = pair.first_difference()
     if difference is None:

@@ -112,8 +112,7 @@ def check_processes(bench: Bench) -> Verdict:
                 resumed_processes=change.resumed_processes,
             )
         except NoFloat64Error as problem:
-            compared.append(f"not compared: {change.words}, because {problem}")
-            continue
+            return skipped_verdict(f"{change.words}: {problem}")
         resumed_verdict = verdict_of(RunPair(single, changed_run, layout, layouts.distributed))
         if not resumed_verdict.passed:
             causes = tuple(f"{change.words}: {cause}" for cause in resumed_verdict.causes)
@@ -154,8 +153,8 @@ def run_on_two(
         RunFailedError: the run fails in fp32.
     """
     run = run_with_layout(bench, name, layout, environment=environment)
-    layers = sample_mixing_of(run).layers
-    if not layers or "SyncBatchNorm" in layers:  # the check skips the latter
+    mixing = sample_mixing_of(run)
+    if not mixing.layers or reason_to_skip(mixing) is not None:
         return run, False
     return run_in_float64(bench, name, layout, environment=environment), True
 
@@ -195,11 +194,25 @@ def run_on_one(
     return run_with_precision(bench, name, layout), layout
 
 
+def reason_to_skip(mixing: SampleMixing) -> str | None:
+    """Return why one process and two must make different updates; None if they need not."""
+    if "SyncBatchNorm" in mixing.layers:
+        return "SyncBatchNorm mixes the samples of all processes"
+    if mixing.layers and mixing.couples_samples:
+        layers = " and ".join(mixing.layers)
+        return (
+            f"the loss compares samples with each other, so one process needs a larger batch, in "
+            f"which {layers} has other statistics"
+        )
+    return None
+
+
 def verdict_of(pair: RunPair) -> Verdict:
     """Compare a run on one process with one on two."""
     mixing = sample_mixing_of(pair.variant)
-    if "SyncBatchNorm" in mixing.layers:
-        return skipped_verdict("SyncBatchNorm mixes the samples of all processes")
+    reason = reason_to_skip(mixing)
+    if reason is not None:
+        return skipped_verdict(reason)
     mixing_modules = mixing_modules_of(pair.variant)
     cause = cause_of(pair)
     if cause is None and not mixing.layers and not mixing_modules:

@@ -51,7 +51,7 @@ def verdict_of(run: ObservedRun) -> Verdict:
     causes: list[str] = []
     waits_of_packages: list[str] = []
     for line, updates in sorted(updates_by_line.items()):
-        sentence = in_words(line, f"in {len(updates)} of {checked} updates")
+        sentence = wait_in_words(line, f"in {len(updates)} of {checked} updates")
         (waits_of_packages if line.is_installed else causes).append(sentence)
     compared = f"each operation of the loop in {checked} updates without a log line"
     if waits_of_packages:
@@ -81,7 +81,7 @@ def waiting_line_of(wait: Wait) -> WaitingLine:
     )
 
 
-def in_words(waiting_line: WaitingLine, updates: str) -> str:
+def wait_in_words(waiting_line: WaitingLine, updates: str) -> str:
     """Return a sentence about a line that waits, in which updates, and the line that called it."""
     text = linecache.getline(waiting_line.file, waiting_line.line).strip()
     sentence = (

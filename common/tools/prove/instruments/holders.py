@@ -6,7 +6,6 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType, ModuleType
-from typing import Any
 
 CONTAINERS = (list, dict, set, tuple, deque)
 MOST_EXAMPLES = 8  # the most objects whose holders are searched
@@ -108,7 +107,7 @@ def is_within(frame: FrameType, folder: Path) -> bool:
     return Path(frame.f_code.co_filename).resolve().parent == folder
 
 
-def containers(name: str, value: Any, owner: str) -> Iterator[tuple[int, str]]:
+def containers(name: str, value: object, owner: str) -> Iterator[tuple[int, str]]:
     """Yield the ids and names of a variable's containers: the value itself, or its attributes.
 
     Args:

@@ -8,7 +8,6 @@ their losses differed by up to 8 %. In float64, rounding is smaller by a factor 
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 from torch import nn
@@ -31,8 +30,8 @@ def prepare_in_float64(
     original: Callable[..., nn.Module],
     accelerator: ShardingAccelerator,
     model: nn.Module,
-    *positional: Any,
-    **named: Any,
+    *positional: object,
+    **named: object,
 ) -> nn.Module:
     """Convert a network before it is prepared. Its optimizer keeps the same parameters."""
     if accelerator.shard_precision is not None:
@@ -44,7 +43,7 @@ def prepare_in_float64(
     return original(accelerator, model, *positional, **named)
 
 
-def keep_in_float64(original: Callable[..., None], run: Run, **parts: Any) -> None:
+def keep_in_float64(original: Callable[..., None], run: Run, **parts: object) -> None:
     """Convert kept networks that were not prepared, such as an average of the weights."""
     for part in parts.values():
         if isinstance(part, nn.Module):
@@ -55,8 +54,8 @@ def keep_in_float64(original: Callable[..., None], run: Run, **parts: Any) -> No
 def batches_in_float64(
     original: Callable[..., Iterator[tuple[Batch, Work]]],
     loader: Loader,
-    *positional: Any,
-    **named: Any,
+    *positional: object,
+    **named: object,
 ) -> Iterator[tuple[Batch, Work]]:
     """Yield the batches of a loader with their targets and other numbers in float64."""
     for batch, work in original(loader, *positional, **named):
@@ -64,8 +63,8 @@ def batches_in_float64(
 
 
 def with_float64_inputs(
-    module: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    module: nn.Module, positional: tuple[object, ...], named: dict[str, object]
+) -> tuple[tuple[object, ...], dict[str, object]]:
     """Return the inputs of a network with all floating-point tensors in float64."""
     return tree.tree_map(to_float64, (positional, named))  # type: ignore[no-any-return]
 

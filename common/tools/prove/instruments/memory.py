@@ -12,11 +12,11 @@ from collections import Counter
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import psutil
 import torch
 
+from common.checkpoints.shards import is_sharded
 from common.run import Run
 from common.system.devices import allocated_bytes
 from common.tools.prove.instruments.holders import holder_of
@@ -114,7 +114,7 @@ def storage_bytes(tensors: list[torch.Tensor]) -> int:
     """Return the bytes of the tensors' storages; views of one storage count once."""
     sizes = {}
     for tensor in tensors:
-        local = getattr(tensor, "_local_tensor", tensor)
+        local = tensor._local_tensor if is_sharded(tensor) else tensor
         if local.layout == torch.strided and local.device.type != "meta":
             storage = local.untyped_storage()
             sizes[storage.data_ptr()] = storage.nbytes()
@@ -142,7 +142,7 @@ class AllocatorFigures(ctypes.Structure):
 
 
 @cache
-def allocator_function() -> Any:
+def allocator_function() -> Callable[[], AllocatorFigures] | None:
     """Return `mallinfo2` of the C library; None if the library lacks it."""
     try:
         function = ctypes.CDLL(None).mallinfo2

@@ -13,7 +13,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
 
 import torch
 from torch import nn
@@ -106,8 +105,8 @@ class LossObserver:
         original: Callable[..., torch.Tensor],
         input: torch.Tensor,
         target: torch.Tensor,
-        *arguments: Any,
-        **named: Any,
+        *arguments: object,
+        **named: object,
     ) -> torch.Tensor:
         """Compute a loss, and write its value and the outcome of each sample."""
         result = original(input, target, *arguments, **named)
@@ -165,8 +164,8 @@ class LossObserver:
         original: Callable[..., torch.Tensor],
         input: torch.Tensor,
         target: torch.Tensor,
-        arguments: Sequence[Any],
-        named: dict[str, Any],
+        arguments: Sequence[object],
+        named: dict[str, object],
     ) -> list[float] | None:
         """Return the mean loss of each sample, computed in float64.
 

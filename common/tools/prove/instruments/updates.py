@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
+from common.checkpoints.kinds import bare_optimizer
 from common.checkpoints.shards import is_sharded
 from common.run import Run
 from common.tools.prove.notes import OptimizerStep, SampleMixing
@@ -65,8 +66,8 @@ class UpdateObserver:
         self, original: Callable[..., None], run: Run, model: nn.Module, optimizer: Optimizer
     ) -> None:
         """Remember the norm of the gradients before they are clipped."""
-        bare_optimizer = getattr(optimizer, "optimizer", optimizer)
-        self.unclipped[id(bare_optimizer)] = gradient_norm(bare_optimizer)
+        bare = bare_optimizer(optimizer)
+        self.unclipped[id(bare)] = gradient_norm(bare)
         original(run, model, optimizer)
 
     def before_optimizer_step(

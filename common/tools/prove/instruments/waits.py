@@ -26,21 +26,26 @@ import accelerate
 import numpy
 import torch
 from torch import nn
+from torch._ops import OpOverload
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as tree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import common
+from common.checkpoints.shards import is_sharded
 from common.data.batch import Batch
 from common.data.loader import Loader
 from common.lifecycle.evaluations import Evaluations
+from common.measure.values import Metrics
 from common.run import Run
 from common.system.installed_code import is_in_standard_library, is_installed
 from common.tools.prove.notes import Wait
 from common.tools.prove.session import Session
-from common.track.names import Facts
 
+# The arguments of any function of torch; each function has types of its own.
+Positional = tuple[Any, ...]
+Named = dict[str, Any]
 # The call in the user's code, by the operation that the dispatcher sees.
 READING = {
     "_local_scalar_dense": "reading a value, as .item(), float(), bool() or print() do",
@@ -124,7 +129,9 @@ class WaitObserver:
         with original(evaluations, *arguments) as bare_model:
             yield bare_model
 
-    def around_log(self, original: Callable[[Run, Facts], None], run: Run, figures: Facts) -> None:
+    def around_log(
+        self, original: Callable[[Run, Metrics], None], run: Run, figures: Metrics
+    ) -> None:
         original(run, figures)
         self.is_evaluating = False
 
@@ -207,8 +214,12 @@ class Operations(TorchDispatchMode):
         self.observer = observer
 
     def __torch_dispatch__(
-        self, operation: Any, types: Any, arguments: Any = (), named: Any = None
-    ) -> Any:
+        self,
+        operation: OpOverload,
+        types: object,
+        arguments: Positional = (),
+        named: Named | None = None,
+    ) -> object:
         """Write an operation if it waits for the device, run it, and note where its result is."""
         named = named or {}
         inputs = [*tensors_in((arguments, named))]
@@ -226,7 +237,7 @@ class Operations(TorchDispatchMode):
             self.observer.put_on_host(result)
         return result
 
-    def wait_of(self, operation: Any, arguments: Any, named: dict[str, Any]) -> str | None:
+    def wait_of(self, operation: OpOverload, arguments: Positional, named: Named) -> str | None:
         """Return the reason why an operation waits for the device, or None."""
         name = operation.overloadpacket.__name__
         if name in READING:
@@ -242,7 +253,7 @@ class Operations(TorchDispatchMode):
             return COPIED if self.goes_to_host(name, arguments, named) else None
         return None
 
-    def goes_to_host(self, name: str, arguments: Any, named: dict[str, Any]) -> bool:
+    def goes_to_host(self, name: str, arguments: Positional, named: Named) -> bool:
         """Whether an operation copies from a device to the host, and waits for the copy."""
         is_waiting = not named.get("non_blocking", False)
         if name == "_to_copy":
@@ -263,8 +274,12 @@ class Functions(TorchFunctionMode):
         self.observer = observer
 
     def __torch_function__(
-        self, function: Any, types: Any, arguments: Any = (), named: Any = None
-    ) -> Any:
+        self,
+        function: Callable[..., object],
+        types: object,
+        arguments: Positional = (),
+        named: Named | None = None,
+    ) -> object:
         """Write a function if it waits for the device, run it, and note a result made on the host.
 
         While it runs, the observer knows its name and whether it uses the device.
@@ -291,7 +306,7 @@ class Functions(TorchFunctionMode):
             observer.function = previous_function
             observer.is_on_device = was_on_device
 
-    def wait_of(self, name: str, arguments: Any, named: dict[str, Any]) -> str | None:
+    def wait_of(self, name: str, arguments: Positional, named: Named) -> str | None:
         """Return the reason why a function waits for the device, or None."""
         if name in CALLS:
             return CALLS[name]
@@ -310,7 +325,7 @@ class Functions(TorchFunctionMode):
         return None
 
 
-def selects_by_mask(name: str, arguments: Any) -> bool:
+def selects_by_mask(name: str, arguments: Positional) -> bool:
     """Whether an indexing operation has a mask, and is not just a fill."""
     indices = arguments[1]
     masks = [
@@ -369,9 +384,9 @@ def is_library(path: str) -> bool:
     return path.startswith((*LIBRARIES, "<")) or is_in_standard_library(path)
 
 
-def storage_of(tensor: torch.Tensor) -> Any:
+def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
     """Return the storage of a tensor; None if it has no storage of its own."""
-    local = getattr(tensor, "_local_tensor", tensor)
+    local = tensor._local_tensor if is_sharded(tensor) else tensor
     return local.untyped_storage() if local.layout == torch.strided else None
 
 

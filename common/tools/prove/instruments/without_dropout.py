@@ -5,7 +5,6 @@ of the same samples, although both ways are correct.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import nn
@@ -32,7 +31,7 @@ def install(session: Session) -> None:
 
 
 def keep_all(
-    original: Callable[..., torch.Tensor], input: torch.Tensor, *rest: Any, **named: Any
+    original: Callable[..., torch.Tensor], input: torch.Tensor, *rest: object, **named: object
 ) -> torch.Tensor:
     """Return the input of a dropout, as in an evaluation."""
     return original(input, 0.0, training=False)
@@ -45,15 +44,15 @@ def attend_to_all(
     value: torch.Tensor,
     attn_mask: torch.Tensor | None = None,
     dropout_p: float = 0.0,
-    *rest: Any,
-    **named: Any,
+    *rest: object,
+    **named: object,
 ) -> torch.Tensor:
     """Compute attention without dropout."""
     return original(query, key, value, attn_mask, 0.0, *rest, **named)
 
 
 def build_without_dropout(
-    original: Callable[..., None], layers: nn.RNNBase, *positional: Any, **named: Any
+    original: Callable[..., None], layers: nn.RNNBase, *positional: object, **named: object
 ) -> None:
     """Build recurrent layers, which pass their dropout to a kernel."""
     original(layers, *positional, **named)

@@ -23,6 +23,7 @@ FACTS: dict[str, Any] = {
     "environment": {
         "device": "Some GPU",
         "device_type": "cuda",
+        "processor": "Some CPU, AVX2",
         "world_size": 1,
         "mixed_precision": "fp16",
         "effective_batch_size": 128,

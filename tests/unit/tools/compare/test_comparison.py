@@ -627,7 +627,7 @@ def test_control_characters_are_escaped_in_tables(
         assert not {"\x1b", "\x9b"} & {*text}
 
 
-def test_facts_decide_whether_a_pair_is_fair(tmp_path: Path) -> None:
+def test_settings_decide_whether_a_pair_is_fair(tmp_path: Path) -> None:
     """A recipe that was edited during the run does; another text of the recipe does not."""
     edited = {"global_step": 7, "sha256": "1" * 64, "file": "recipe-1.py"}
     sources = [

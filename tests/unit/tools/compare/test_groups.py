@@ -16,7 +16,7 @@ from common.tools.compare.group_table import group_cells
 from common.tools.compare.plot import EVALUATION, draw_group
 from common.tools.compare.readers import read_runs
 from common.tools.compare.table import as_markdown, load_warnings, notes, table_cells
-from common.tools.compare.verdicts import Verdict, verdict_lines, verdicts_of
+from common.tools.compare.verdicts import GroupVerdict, verdict_lines, verdicts_of
 from tests.unit.tools.compare.run_folders import rows, write_run
 
 LOW = (0.970, 0.972, 0.974)
@@ -60,7 +60,7 @@ def compared(*groups: Sequence[str]) -> Comparison:
     return compare(read_runs([source for group in groups for source in group]))
 
 
-def verdict_of(comparison: Comparison, figure: str) -> Verdict:
+def verdict_of(comparison: Comparison, figure: str) -> GroupVerdict:
     """Return the only verdict on a figure."""
     (verdict,) = [verdict for verdict in verdicts_of(comparison) if verdict.figure == figure]
     return verdict

@@ -22,7 +22,7 @@ from common.config import RequestedPrecision
 from common.data.tokens import train_wordpiece
 from common.errors import UserError
 from common.system import devices
-from common.tools.predict.command import choose_device, main
+from common.tools.predict.command import main, use_device
 from common.tools.predict.inputs import read_inputs
 from common.tools.predict.predictor import Predictor
 from common.tools.recipe import load_recipe
@@ -403,7 +403,7 @@ def test_device_flag_overrides_the_environment(
         monkeypatch.setenv("ACCELERATE_USE_CPU", before)
     monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", "")
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: torch.device("mps"))
-    choose_device(name)
+    use_device(name)
     assert devices.is_cpu_asked_for() == asks_for_cpu
 
 
@@ -415,4 +415,4 @@ def test_device_that_is_not_present_is_refused(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(torch.accelerator, "current_accelerator", built_for_gpus)
     with pytest.raises(UserError, match="this machine has no device cuda: pass --device cpu"):
-        choose_device("cuda")
+        use_device("cuda")

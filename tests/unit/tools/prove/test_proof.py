@@ -39,7 +39,7 @@ from common.tools.prove.receipt import (
     read_receipt,
     write_receipt,
 )
-from common.tools.prove.report import badge, show_report, table
+from common.tools.prove.report import badge, rows_of_checks, show_report
 from common.tools.rows import MetricsRow, first_differing_row
 from tests.git_repository import commit_all
 from tests.launch import REPOSITORY
@@ -92,7 +92,7 @@ def test_a_switch_replaces_its_opposite() -> None:
     ("words", "mistake"),
     [
         (["--seed", "1", "recipe.py"], "--seed stands before the recipe: put the recipe first"),
-        (["recipe.py", "--updates", "3"], "--updates 3 is out of range: pass --updates 8 or more"),
+        (["recipe.py", "--updates", "3"], "--updates 3 is out of range: pass 8 or more"),
     ],
 )
 def test_mistakes_on_the_command_line_are_reported(words: list[str], mistake: str) -> None:
@@ -333,7 +333,7 @@ def test_the_code_beside_a_recipe_changes_the_receipt(tmp_path: Path) -> None:
     assert codes[0].patch_sha256 is None
     assert len({code.patch_sha256 for code in codes}) == 3
     edited = receipt(True).model_copy(update={"code": codes[1:2]})
-    assert f"code with the patch {str(codes[1].patch_sha256)[:7]}" in badge(edited)
+    assert f"code with the patch {str(codes[1].patch_sha256)[:8]}" in badge(edited)
 
 
 def test_a_proof_in_which_no_check_applies_claims_nothing(
@@ -352,7 +352,7 @@ def test_a_proof_in_which_no_check_applies_claims_nothing(
 def test_the_line_for_a_readme_counts_what_applies() -> None:
     line = badge(receipt(True, True, None))
     assert line.startswith("✓ `recipes prove`: 2 of 2 checks passed (check-0, check-1); ")
-    assert "`train.py` 0123456; commit fffffff, edited; 2026-01-02" in line
+    assert "`train.py` 01234567; commit ffffffff, edited; 2026-01-02" in line
     assert badge(receipt(True, False)).startswith("✗ `recipes prove`: 1 of 2 checks passed")
-    names = [row[0] for row in table(receipt(True, False, None).checks)]
+    names = [row[0] for row in rows_of_checks(receipt(True, False, None).checks)]
     assert names == ["✓ check-0", "✗ check-1", "– check-2"]

@@ -109,7 +109,7 @@ def test_missing_or_damaged_parts_are_named(recipe: Path, tmp_path: Path) -> Non
     patch.write_bytes(contents)
     lost = tree.model_copy(update={"commit": "ab" * 20})
     with ExitStack() as stack, pytest.raises(UserError, match="git fetch"):
-        code_module.restore(lost, past, stack)
+        code_module.restore_tree(lost, past, stack)
 
 
 def test_missing_recipe_is_named_with_its_place(recipe: Path, tmp_path: Path) -> None:

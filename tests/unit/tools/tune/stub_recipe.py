@@ -43,6 +43,7 @@ def facts_of(config: Config, epochs: int) -> dict[str, Any]:
         "environment": {
             "device": "none",
             "device_type": "cpu",
+            "processor": "none",
             "world_size": 1,
             "mixed_precision": "no",
             "effective_batch_size": config.batch_size,

@@ -1,0 +1,136 @@
+"""The settings on which a run's figures may depend, and which of them must be the same.
+
+A setting is a flag, or another fact about a run that a comparison shows, such as the device.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import chain
+
+from common.config import TrainingConfig
+from common.digests import shown_digest
+from common.flags import role_of, spelled
+from common.run_directory.records import RunConfig
+from common.track.names import precision_name
+
+Settings = Mapping[str, object]  # JSON values by the label that a table shows
+
+
+def settings_of(run: RunConfig, runs: Sequence[RunConfig]) -> Settings:
+    """Return a run's settings, first those that must be the same.
+
+    A flag is left out if the recipe of any of the `runs` says that it is not to be compared.
+
+    Args:
+        run: the run to describe.
+        runs: all runs of the comparison.
+    """
+    return {
+        **settings_that_must_agree(run),
+        **settings_that_differ_on_purpose(run),
+        **compared_flags(run, runs),
+    }
+
+
+def settings_that_must_agree(run: RunConfig) -> Settings:
+    """Return the settings that make the figures of two runs incomparable if they differ."""
+    return {
+        **settings_of_task(run),
+        **settings_of_machine(run),
+        **changes_of_recipe(run),
+    }
+
+
+def settings_of_task(run: RunConfig) -> Settings:
+    """Return the recipe, the model and the data of the run."""
+    return {
+        "recipe": run.recipe,
+        "objective": run.objective,
+        "data set": run.data.name,
+        **labelled("samples of", run.data.sizes),
+        "data's fingerprint": run.data.fingerprint,
+        "model": run.architecture.name,
+        "parameters": run.architecture.parameters,
+    }
+
+
+def settings_of_machine(run: RunConfig) -> Settings:
+    """Return the device and the versions on which the run was measured."""
+    environment = run.environment
+    settings: dict[str, object] = {"device": environment.device}
+    if environment.device_type == "cpu":  # on other devices, the host hardly changes figures
+        settings["processor"] = environment.processor
+        settings["threads per process"] = environment.threads_per_process
+    return {
+        **settings,
+        "effective batch": environment.effective_batch_size,
+        "python": environment.python,
+        **labelled("version of", environment.versions),
+    }
+
+
+def changes_of_recipe(run: RunConfig) -> Settings:
+    """Return when the text of the recipe changed during the run; empty if it did not."""
+    steps = [str(change.global_step) for change in run.source.changes]
+    return {"recipe changed": f"at update {', '.join(steps)}"} if steps else {}
+
+
+def settings_that_differ_on_purpose(run: RunConfig) -> Settings:
+    """Return the settings that often differ on purpose, apart from the flags."""
+    environment = run.environment
+    settings: dict[str, object] = {
+        "processes": environment.world_size,
+        # This is the precision that ran, also if `auto` chose it.
+        "precision": precision_name(environment.mixed_precision),
+        "updates planned": run.plan.total_steps,
+        "commit": environment.git_commit,
+    }
+    if run.source.sha256 is not None:
+        settings["text of the recipe"] = shown_digest(run.source.sha256)
+    return settings
+
+
+def compared_flags(run: RunConfig, runs: Sequence[RunConfig]) -> Settings:
+    """Return the flags of a run that the recipes of all `runs` want compared."""
+    return {
+        spelled(name): value
+        for name, value in run.config.items()
+        # The setting "precision" replaces the flag --mixed-precision.
+        if name != "mixed_precision" and all(is_compared(name, any_run) for any_run in runs)
+    }
+
+
+def is_compared(flag: str, run: RunConfig) -> bool:
+    """Return whether a run's recipe wants a flag compared.
+
+    `config.json` states this only where the recipe differs from `TrainingConfig`, which has the
+    flags that all recipes share.
+    """
+    is_usually_compared = role_of(TrainingConfig, flag).compared
+    return run.compared.get(flag, is_usually_compared)
+
+
+def labelled(beginning: str, values: Mapping[str, object]) -> Settings:
+    """Return a setting for each of several values, such as "version of torch".
+
+    Without values, there is one setting, which says that there are none.
+
+    Args:
+        beginning: the words of each label before the name of its value.
+    """
+    if not values:
+        return {beginning: values}
+    return {f"{beginning} {name}": value for name, value in values.items()}
+
+
+def differing_settings(settings_of_runs: Sequence[Settings]) -> dict[str, list[object]]:
+    """Return each run's value of the settings in which the runs differ, by label.
+
+    Args:
+        settings_of_runs: each run's settings. A run that lacks a setting has the value None.
+    """
+    differences = {}
+    for label in dict.fromkeys(chain(*settings_of_runs)):
+        values = [settings.get(label) for settings in settings_of_runs]
+        if any(value != values[0] for value in values):
+            differences[label] = values
+    return differences
