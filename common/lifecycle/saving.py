@@ -58,7 +58,7 @@ def run_identity(started: StartedRun) -> RunIdentity:
     return {
         "run_id": context.directory.run_id,
         "recipe": context.recipe,
-        "model": started.description["name"],
+        "model": str(started.description["name"]),
         "objective": str(context.objective),
         "flags": flags_of_manifest(context.config),
         "parts_described": context.parts.parts_described,
