@@ -12,6 +12,7 @@ from torch import nn
 
 from common.data.batch import Work
 from common.measure import meters as module
+from common.measure.flops import TrainingFlops
 from common.measure.meters import Meters
 
 
@@ -71,6 +72,22 @@ def test_uncountable_model_still_has_a_peak(
     assert capsys.readouterr().out == f"perf/mfu is not logged, because the model's {reason}\n"
     assert meters.peak > 0
     assert "perf/tflops_per_device" not in meters.interval()
+
+
+@pytest.mark.parametrize(("peak_before", "has_mfu"), [(0.0, True), (80.0, True), (312.0, False)])
+def test_resume_on_another_device_has_no_mfu_of_the_whole_run(
+    peak_before: float, has_mfu: bool
+) -> None:
+    """Time on a faster device would count as a share of the slower one's peak."""
+    first = trained(TwoRanks(other=lambda row: row))
+    first.peak = peak_before
+    resumed = trained(TwoRanks(other=lambda row: row))
+    resumed.flops = TrainingFlops(1e9, 0.0, 0.0)
+    resumed.peak = 65.0
+    resumed.load_state_dict(first.state_dict())
+    resumed.count(torch.tensor(1.0), {}, Work(8), 0.0, True)
+    assert "perf/mfu" in resumed.interval()
+    assert ("perf/mfu" in resumed.whole_run()) == has_mfu
 
 
 def test_idle_gpus_are_reported_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,9 +6,12 @@ import os
 import platform
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
+import torch
 
+from common.lifecycle.starting import keep_freed_memory
 from common.system.allocator import USER_VARIABLES, Heap
 
 PAGE = 4096  # the least number of bytes in a page
@@ -32,6 +35,19 @@ kept = int(open("/proc/self/statm").read().split()[1])
 HEAP.stop_keeping()
 left = int(open("/proc/self/statm").read().split()[1])
 print(is_kept, pages, kept - left)
+"""
+
+# Prints how many MiB a tracker finds, after a larger tensor has left free memory behind.
+TRACK_A_TENSOR = """
+import torch
+from common.measure.memory import MemoryTracker
+from common.system.allocator import HEAP
+
+HEAP.keep()
+torch.ones(128, 2**18)
+with MemoryTracker("cpu") as memory:
+    torch.ones(64, 2**18)
+print(HEAP.is_kept, memory.delta_mib)
 """
 
 
@@ -63,6 +79,30 @@ def test_freed_memory_is_used_again() -> None:
     other = {"MALLOC_ARENA_MAX": "2", "GLIBC_TUNABLES": "glibc.rtld.optional_static_tls=512"}
     is_kept, _, _ = run_script("kept", **other)
     assert is_kept
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has these settings")
+def test_tracker_sees_tensors_in_memory_that_was_kept() -> None:
+    printed = subprocess.check_output([sys.executable, "-c", TRACK_A_TENSOR], text=True)
+    is_kept, delta_mib = printed.split()
+    assert is_kept == "True"
+    assert float(delta_mib) == pytest.approx(64, abs=8)
+
+
+@pytest.mark.parametrize(
+    ("device", "share", "processes", "is_kept"),
+    [("cpu", 0.5, 1, True), ("cpu", 0.3, 2, False), ("cpu", 0.2, 2, True), ("cuda", 0.1, 1, False)],
+)
+def test_memory_is_kept_where_there_is_room(
+    device: str, share: float, processes: int, is_kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plans of all processes on the machine must leave half of its memory."""
+    heap = Heap()
+    heap.library = SimpleNamespace(mallopt=lambda parameter, value: 1)  # type: ignore[assignment]
+    monkeypatch.setattr("common.lifecycle.starting.HEAP", heap)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
+    keep_freed_memory(torch.device(device), share)
+    assert heap.is_kept == is_kept
 
 
 def test_other_c_libraries_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
