@@ -41,6 +41,28 @@ def process_ids(batches: list[Batch]) -> set[int]:
     return set(torch.cat([batch["process"] for batch in batches]).tolist())
 
 
+class Kept(Samples):
+    """Samples whose batches tell whether their process keeps freed memory."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def fetch(self, samples: torch.Tensor, epoch: int | None) -> Batch:
+        """Return 1 for each sample if freed memory is kept, and 0 otherwise."""
+        return {"kept": torch.full((len(samples),), int(module.HEAP.is_kept))}
+
+
+@pytest.mark.skipif(module.HEAP.library is None, reason="only glibc can keep freed memory")
+def test_workers_do_not_keep_freed_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of them would keep its largest batch until the end of the run."""
+    monkeypatch.setattr(module.HEAP, "is_kept", True)
+    for count, expected in ((0, 1), (1, 0)):
+        loader = Loader(Kept(), EvaluationOrder(8, 8, 1, 0), CPU, "workers", count)
+        (batch,) = loader
+        assert batch["kept"].tolist() == [expected] * 8
+        loader.close()
+
+
 def test_workers_stay_for_all_epochs_and_evaluations() -> None:
     """The same processes make all batches, even after an epoch that was left early."""
     training = Loader(Where(), TrainingOrder(103, 8, 1, 1, 0, seed=3), CPU, "workers", 2)
