@@ -65,7 +65,6 @@ def as_user_error(
     *,
     most_characters: int = MOST_CHARACTERS,
     first_line: bool = False,
-    every_rank: bool = False,
     resumable: Callable[[Exception], bool] = lambda error: False,
 ) -> Iterator[None]:
     """Turn errors of the given classes into a `UserError`, which has no traceback.
@@ -76,7 +75,6 @@ def as_user_error(
         advice: what the user can do; a function of the error if that depends on it.
         most_characters: the argument of `cause_text`.
         first_line: the argument of `cause_text`.
-        every_rank: the argument of `UserError`.
         resumable: whether the same command may succeed later after this error.
     """
     try:
@@ -86,7 +84,6 @@ def as_user_error(
         raise UserError(
             f"{problem} ({cause})",
             advice=advice if isinstance(advice, str) else advice(error),
-            every_rank=every_rank,
             resumable=resumable(error),
         ) from None
 

@@ -173,7 +173,7 @@ class Parts:
         The dict of the first rank also has the states of the shared parts.
         """
         states: list[State] = []
-        with errors_as_misfit(path, "state"):
+        with restoring(path, "state"):
             for rank in ranks:
                 tensors = read_parts(path, f"rank-{rank}", manifest.files)
                 states.append(unpack(tensors, manifest.ranks[rank]))
@@ -198,7 +198,7 @@ class Parts:
             )
 
 
-def errors_as_misfit(path: Path, name: str) -> AbstractContextManager[None]:
+def restoring(path: Path, name: str) -> AbstractContextManager[None]:
     """Return a context that turns any error while a state is restored into a `UserError`.
 
     torch or another library may raise any class of error for a state that was edited, or is of
@@ -221,7 +221,7 @@ def load(part: Stateful, state: object, path: Path, name: str) -> None:
     if is_of_recipe(part):
         part.load_state_dict(state)
         return
-    with errors_as_misfit(path, name):
+    with restoring(path, name):
         check_state(part, state)
         part.load_state_dict(state)
 
@@ -231,7 +231,7 @@ def load_from_ranks(part: LoadsFromRanks, states: list[object], path: Path, name
     if is_of_recipe(part):
         part.load_from_ranks(states)
         return
-    with errors_as_misfit(path, name):
+    with restoring(path, name):
         for state in states:
             check_state(part, state)
         part.load_from_ranks(states)

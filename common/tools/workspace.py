@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from common.console import say
 from common.errors import UserError
 from common.objective import Objective
-from common.tools.compare.readers import wandb_errors_for_users
+from common.tools.compare.readers import using_wandb
 from common.tools.parser import tool_parser
 from common.track.names import METRICS, SPLITS, STEP, metric_named
 
@@ -62,7 +62,7 @@ def main(words: Sequence[str] | None = None) -> None:
     advice = (
         "check the name, the connection and the login (wandb login), or print it with --dry-run"
     )
-    with wandb_errors_for_users(f"W&B does not take a {page_type} of {arguments.project}", advice):
+    with using_wandb(f"W&B does not take a {page_type} of {arguments.project}", advice):
         page.save()
     say(f"saved: {page.url}")
 

@@ -257,7 +257,7 @@ def inspect_offline(file: Path, *flags: str) -> str:
 
 
 @contextmanager
-def wandb_errors_for_users(problem: str, advice: str) -> Iterator[None]:
+def using_wandb(problem: str, advice: str) -> Iterator[None]:
     """Turn a missing API key, an unreachable server or a refusal by W&B into a `UserError`.
 
     If `WANDB_MODE` does not allow W&B to go online, that is such an error, too.
@@ -296,7 +296,7 @@ def read_project(address: str) -> list[RunRecord]:
         "check the path; for a W&B project, check its name and log in with wandb login, or pass a "
         "folder wandb/offline-run-*, which needs no account"
     )
-    with wandb_errors_for_users(
+    with using_wandb(
         f"there is no folder {address}, and it can't be read as a W&B project", advice
     ):
         api = wandb.Api(timeout=20)

@@ -46,7 +46,7 @@ def settings_of_task(run: RunConfig) -> Settings:
         "recipe": run.recipe,
         "objective": run.objective,
         "data set": run.data.name,
-        **labelled("samples of", run.data.sizes),
+        **settings_by_name("samples of", run.data.sizes),
         "data's fingerprint": run.data.fingerprint,
         "model": run.architecture.name,
         "parameters": run.architecture.parameters,
@@ -64,7 +64,7 @@ def settings_of_machine(run: RunConfig) -> Settings:
         **settings,
         "effective batch": environment.effective_batch_size,
         "python": environment.python,
-        **labelled("version of", environment.versions),
+        **settings_by_name("version of", environment.versions),
     }
 
 
@@ -109,7 +109,7 @@ def is_compared(flag: str, run: RunConfig) -> bool:
     return run.compared.get(flag, is_usually_compared)
 
 
-def labelled(beginning: str, values: Mapping[str, object]) -> Settings:
+def settings_by_name(beginning: str, values: Mapping[str, object]) -> Settings:
     """Return a setting for each of several values, such as "version of torch".
 
     Without values, there is one setting, which says that there are none.

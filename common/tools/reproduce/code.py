@@ -26,6 +26,7 @@ from common.run_directory.code_tree import (
 from common.run_directory.provenance import LIBRARY
 from common.run_directory.recipe_source import FIRST_SOURCE
 from common.run_directory.records import CONFIG, PROVENANCE, CodeTree
+from common.sentences import reading
 from common.system.platforms import quoted
 from common.tools.reproduce.past_run import NO_FOLDER, PastRun
 
@@ -268,13 +269,8 @@ def apply_patch(tree: CodeTree, past: PastRun, folder: Path) -> None:
     if tree.patch is None:
         return
     path = past.directory / PROVENANCE / tree.patch
-    try:
+    with reading(str(path), f"restore the file from a backup, {PRESENT_CODE}"):
         digest = sha256_of_file(path)
-    except OSError as error:
-        raise UserError(
-            f"{path} can't be read ({error.strerror})",
-            advice=f"restore the file from a backup, {PRESENT_CODE}",
-        ) from None
     if digest != tree.patch_sha256:
         raise UserError(
             f"{path} has changed since the run wrote it",

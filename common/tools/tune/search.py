@@ -43,7 +43,7 @@ from common.tools.tune.study import (
     finished_trials,
     open_study,
     rebuild_if_inconsistent,
-    study_errors_for_users,
+    using_study,
     with_defaults,
 )
 from common.track.names import duration, metric_named
@@ -73,7 +73,7 @@ def run_search(directory: Path, settings: SearchSettings) -> None:
     space, shared = parse_space(settings.flags, recipe)
     with (
         working_in(directory, "--study", command_to_continue(directory)),
-        study_errors_for_users(directory / STUDY),
+        using_study(directory / STUDY),
     ):
         study = open_study(directory, recipe.objective, settings.prune, space)
         study = rebuild_if_inconsistent(directory, study, recipe, settings.prune, space, shared)

@@ -33,7 +33,7 @@ def open_study(directory: Path, objective: Objective, prune: bool, space: Space)
     pruner: optuna.pruners.BasePruner = optuna.pruners.NopPruner()
     if prune:  # after the first epoch, it is still too early to judge a trial, hence the + 1
         pruner = optuna.pruners.MedianPruner(n_warmup_steps=STEPS_PER_EPOCH + 1)
-    with study_errors_for_users(path, Exception):  # Optuna fails in many ways on a damaged file
+    with using_study(path, Exception):  # Optuna fails in many ways on a damaged file
         study = optuna.create_study(
             storage=f"sqlite:///{path}",
             study_name="search",
@@ -86,7 +86,7 @@ def rebuild_if_inconsistent(
     objective = recipe.objective
     on_disk = TrialsOnDisk.read(directory, recipe, space, with_defaults(shared))
     path = directory / STUDY
-    with study_errors_for_users(path, Exception):
+    with using_study(path, Exception):
         difference = on_disk.disagreement(study, space, objective.best_key)
     if difference is None:
         return study
@@ -103,7 +103,7 @@ def rebuild_if_inconsistent(
     return study
 
 
-def study_errors_for_users(
+def using_study(
     path: Path, errors: type[Exception] = SQLAlchemyError
 ) -> AbstractContextManager[None]:
     """Turn errors from a damaged study file, or from a full disk, into a `UserError`.

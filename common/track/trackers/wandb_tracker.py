@@ -167,7 +167,7 @@ def start_wandb(run: TrackedRun) -> tuple[str, str]:
     import wandb
 
     mode, reason = wandb_mode()
-    arguments = {**init_arguments(run), "mode": mode, "settings": wandb_settings()}
+    arguments = {**init_arguments(run), "mode": mode, "settings": private_settings()}
     accelerator = run.accelerator
     project = run.config.project
     accelerator.log_with = filter_trackers(["wandb"])
@@ -200,7 +200,7 @@ def init_arguments(run: TrackedRun) -> dict[str, object]:
     }
 
 
-def wandb_settings() -> "wandb.Settings":
+def private_settings() -> "wandb.Settings":
     """Return the settings of the W&B run, which print nothing and send nothing private."""
     import wandb
 

@@ -19,7 +19,7 @@ from common.tools.tune.command import main, read_command_line
 from common.tools.tune.search import Search
 from common.tools.tune.settings import SearchSettings
 from common.tools.tune.space import parse_space
-from common.tools.tune.study import open_study, study_errors_for_users
+from common.tools.tune.study import open_study, using_study
 from tests.unit.damage import broken, wrong
 from tests.unit.tools.compare.run_folders import write_run
 from tests.unit.tools.tune.test_search import STUB
@@ -118,7 +118,7 @@ def test_damaged_study_is_named_or_tolerated(tmp_path: Path, thorough: bool) -> 
     whole = path.read_bytes()
 
     def go_on() -> None:
-        with study_errors_for_users(path):
+        with using_study(path):
             study = open_study(tmp_path, GOAL, True, space)
             study.tell(study.ask(dict(space)), 0.4)
 
