@@ -17,6 +17,7 @@ from typing import Any
 
 from common.config import TrainingConfig, parse_config
 from common.json_files import write_json
+from common.run_directory.identity import signed_config
 
 OBJECTIVE = "accuracy:max"
 
@@ -82,7 +83,7 @@ def main(config: Config) -> None:
 
     say("running")
     signal.signal(signal.SIGTERM, stop)
-    write_json(directory / "config.json", facts_of(config, epochs))
+    write_json(directory / "config.json", signed_config(facts_of(config, epochs)))
     if config.learning_rate > config.fail_above:
         say("failed", f"learning rate {config.learning_rate} is too high")
         raise SystemExit("error: something else")
