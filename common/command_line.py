@@ -290,20 +290,13 @@ def refuse_credentials(words: list[str]) -> None:
         words: the arguments of the command line, without the program.
     """
     for word_before, word in zip(["", *words], words, strict=False):
-        # The message must not repeat the value. The flag is a part of the same word, as in
-        # --dataset=VALUE, or it is the word before.
-        if has_secret(word):
-            flag_and_value = word if word.startswith("--") else word_before
-            flag = flag_and_value.split("=")[0]
-            if flag.replace("_", "-") not in FLAGS_WITH_ADDRESSES:
-                # The word before may be another value, as in --tags first SECRET.
-                is_flag = flag.startswith("--") and not has_secret(flag)
-                place = flag if is_flag else "the command line"
-                raise UserError(
-                    f"{place} contains a token, or looks like an address with a user name or a "
-                    "token (text between : and @)",
-                    advice="leave that out",
-                )
+        if not has_secret(word):
+            continue
+        # The message names the flag, but must not repeat the value. The flag is a part of the same
+        # word, as in --dataset=VALUE, or it is the word before.
+        flag_and_value = word if word.startswith("--") else word_before
+        flag = flag_and_value.split("=")[0]
+        if flag.replace("_", "-") in FLAGS_WITH_ADDRESSES:
             raise UserError(
                 f"the address in {flag} contains a user name or a token",
                 advice=(
@@ -311,6 +304,14 @@ def refuse_credentials(words: list[str]) -> None:
                     "to the token"
                 ),
             )
+        # The word before may be another value, as in --tags first SECRET.
+        is_flag = flag.startswith("--") and not has_secret(flag)
+        place = flag if is_flag else "the command line"
+        raise UserError(
+            f"{place} contains a token, or looks like an address with a user name or a token (text "
+            "between : and @)",
+            advice="leave that out",
+        )
 
 
 def read_config(config_class: type[ConfigType], path: Path) -> ConfigType:

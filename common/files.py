@@ -56,7 +56,8 @@ def locked(path: Path, patience: float = -1) -> Iterator[None]:
     On a file system without locks, or if this user may not lock, nothing is locked.
 
     Args:
-        patience: seconds to wait for another job that holds the lock; -1 waits without end.
+        patience: seconds to wait for another job that holds the lock; -1 waits without end. Pass
+            a limit only for the lock of a run's directory, which the error's advice is about.
 
     Raises:
         UserError: another job still holds the lock.

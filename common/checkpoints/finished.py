@@ -47,7 +47,7 @@ def step_of(checkpoint: Path | str) -> int:
 def read_manifest(checkpoint: Path) -> Manifest:
     """Return a checkpoint's manifest; a `UserError` if it is missing or damaged.
 
-    The digest in the file is checked on the JSON as it was read, before it is parsed.
+    The JSON must match its own digest before it is made into a `Manifest`.
     """
     path = checkpoint / MANIFEST
     contents = read_json(path)
@@ -128,12 +128,13 @@ def damage_of_files(checkpoint: Path, receipts: Mapping[str, Receipt]) -> str | 
 def newest_whole(
     folder: Path, named: str | None = None, run_id: str | None = None
 ) -> tuple[Path | None, list[str]]:
-    """Return the newest whole checkpoint, and a sentence on each newer one that was passed over.
+    """Return the newest whole checkpoint, and a sentence on each newer one that can't be used.
 
     The checkpoint is None if none is whole.
 
     Args:
-        named: the name of the last checkpoint to consider; None considers all.
+        named: the name of the newest checkpoint to consider; later ones are ignored, without a
+            sentence. None considers all.
         run_id: the run whose checkpoints to consider; another run's checkpoint counts as damaged.
             None considers the checkpoints of all runs.
     """

@@ -373,13 +373,13 @@ def choose_splits(names: Iterable[str], source: DataSource) -> list[tuple[str, s
     Raises:
         UserError: there is no split to train on.
     """
-    split_names = [str(name) for name in names]
+    split_names = [str(name) for name in names]  # the library may have objects as names
     first_by_role: dict[str, str] = {}
     for name in split_names:
         if name in SPLIT_ROLES:
             first_by_role.setdefault(SPLIT_ROLES[name], name)
-    others = [name for name in split_names if name not in SPLIT_ROLES]
-    train = "train" if "train" in split_names else next(iter(others), None)
+    training_names = [name for name in split_names if name not in SPLIT_ROLES]
+    train = "train" if "train" in training_names else next(iter(training_names), None)
     if source.is_whole:
         for role in ("test", "validation"):
             if role in first_by_role:

@@ -214,8 +214,9 @@ class EvaluationOrder:
         order = torch.arange(self.num_samples)
         if self.lengths is not None:
             order = torch.from_numpy(np.argsort(self.lengths, kind="stable"))
-        own_samples = order[self.rank :: self.world_size]
-        if self.blocks is not None:
+        if self.blocks is None:
+            own_samples = order[self.rank :: self.world_size]
+        else:
             # A rank gets consecutive samples, so that it shares at most two blocks with others.
             own_samples = order.tensor_split(self.world_size)[self.rank]
         batches = list(own_samples.split(self.batch_size)) if len(own_samples) else []

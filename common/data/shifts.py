@@ -43,7 +43,8 @@ def copied_windows(
     """Return the windows that `shifted` cuts out, by copying the memory that each window spans."""
     count, height, width, channels = images.shape
     if is_mirrored is not None:
-        # Mirror the image instead of the window. The window then lies on the other side of it.
+        # Mirror the image instead of the window. The window's first column is then counted from
+        # the image's other side.
         images = torch.where(is_mirrored[:, None, None, None], images.flip(2), images)
         lefts = torch.where(is_mirrored, 2 * padding - lefts, lefts)
     padded = mirror_padded(mirror_padded(images, 1, padding), 2, padding)

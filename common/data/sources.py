@@ -67,7 +67,8 @@ def choose_source(
     """Find the data set that `--dataset` names, on rank 0 for all ranks.
 
     A data set that the user names is never replaced by another. For ``auto``, the arguments of the
-    recipe decide.
+    recipe decide. With ``--evaluate-only``, the result also states which samples are evaluated: see
+    `for_evaluation`.
 
     Args:
         public: the short name of the recipe's public data set. ``auto`` means this data set if it

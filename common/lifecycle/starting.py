@@ -166,6 +166,8 @@ def compose_run_config(
         memory_plan=memory_plan.facts(),
         peak=PeakRate(tflops=meters.peak, source=meters.peak_source),
     )
+    # Tools read here where the recipe gives a flag another role than `TrainingConfig` does. An
+    # empty dict is not set, so that the file leaves it out.
     decisions: dict[str, dict[str, bool]] = {
         "compared": facts.decided_otherwise(config, "compared"),
         "free_on_resume": facts.decided_otherwise(config, "free"),

@@ -82,16 +82,21 @@ class MemoryPlan:
         self.device_mib = device_memory(self.device) / MEBIBYTE
 
     def plan_parts_before_training(self) -> None:
-        """Add the gradients, the optimizer's state, the checkpoint and other memory to the plan."""
+        """Plan the gradients, other memory, the optimizer's full state, and the checkpoint.
+
+        The full state replaces the optimizer's present state. If its size can't be found out, the
+        plan leaves it out.
+        """
         model = self.model
-        used = memory_now(self.device) / MEBIBYTE - sum(self.planned.values())
+        # The memory in use, besides the model and the optimizer's present state.
+        other = memory_now(self.device) / MEBIBYTE - sum(self.planned.values())
         gradients = mebibytes(p for p in model.parameters() if p.requires_grad)
-        # DDP has already allocated the buckets for its gradients. A GPU counts the buckets as used,
-        # so they are subtracted here, because the plan names gradients on their own. A CPU does not
-        # count the buckets yet: pages are allocated when they are first touched.
+        # DDP has already allocated the buckets for its gradients. On a GPU, `other` includes them,
+        # so they are subtracted, because gradients are a part of their own. On a CPU, it does not
+        # include them yet: pages are allocated when they are first touched.
         if isinstance(model, DistributedDataParallel) and has_own_memory_figures(self.device):
-            used -= gradients
-        self.planned |= {"gradients": gradients, "other": max(0.0, used)}
+            other -= gradients
+        self.planned |= {"gradients": gradients, "other": max(0.0, other)}
         state = optimizer_state_bytes(self.optimizer)
         if state is None:
             del self.planned["optimizer_state"]
@@ -262,8 +267,9 @@ def saved_storages(known: Iterable[torch.Tensor]) -> Iterator[dict[int, int]]:
 
     def note(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
-        # FSDP frees the whole weights of a layer after its forward pass, so they are
-        # not activations. A saved tensor may be a view of a weight.
+        # FSDP gathers a layer's full weights for its forward pass and frees them afterwards, so
+        # they are not activations. `known` has only their shards, so they are recognised by their
+        # class. A saved tensor may be a view of a weight.
         is_weight = isinstance(tensor if tensor._base is None else tensor._base, nn.Parameter)
         sizes.setdefault(storage.data_ptr(), 0 if is_weight else storage.nbytes())
         return tensor

@@ -45,13 +45,11 @@ from common.system.platforms import load_average
 LEAST_SECONDS = 2  # an interval of at least this many seconds
 SMALL_SHARE = 0.7  # less than this share of the CPU time that threads ask for; alone, they get 0.9
 HIGH_LOAD = 1.5  # at least this many threads that want to run, for each core
-# A warning needs this many log lines in a row with rising memory. As many log lines at the
+# A warning needs memory that rises over this many successive log lines. As many log lines at the
 # beginning are ignored, while libraries fill their caches.
-RISES = 10
+RISING_LINES = 10
 LEAST_RISE = 0.05  # the relative rise over these log lines that a warning needs
 BUSY_SHARE = 0.8  # share of the time; a GPU that nothing holds up is busy for a larger share
-
-
 # Measured peaks of one device may differ by less than this factor, for example under load.
 OTHER_DEVICE = 1.5
 
@@ -272,10 +270,11 @@ class Meters:
         for owner, size in memory.items():
             if owner in self.owners_warned_of:
                 continue
-            sizes = self.memory_sizes.setdefault(owner, deque(maxlen=2 * RISES))
+            sizes = self.memory_sizes.setdefault(owner, deque(maxlen=2 * RISING_LINES))
             sizes.append(size)
-            # The `RISES` oldest sizes are ignored: early in a run, libraries fill their caches.
-            sentence = rising_sentence(owner, [*sizes][RISES:])
+            # The slice skips the first lines of a run, while libraries fill their caches. Once the
+            # deque is full, the slice is its newer half.
+            sentence = rising_sentence(owner, [*sizes][RISING_LINES:])
             if sentence:
                 self.owners_warned_of.add(owner)
                 warn(sentence)
@@ -319,12 +318,13 @@ class Meters:
 def rising_sentence(owner: str, sizes: Sequence[float]) -> str | None:
     """Return a warning if memory, in MiB at successive log lines, keeps rising; else None."""
     is_rising = all(later > earlier for earlier, later in pairwise(sizes))
-    if len(sizes) < RISES or not is_rising or sizes[-1] < (1 + LEAST_RISE) * sizes[0]:
+    if len(sizes) < RISING_LINES or not is_rising or sizes[-1] < (1 + LEAST_RISE) * sizes[0]:
         return None
     return (
-        f"the memory of {owner} rose at {RISES} log lines in a row, from {sizes[0]:,.0f} to "
-        f"{sizes[-1]:,.0f} MiB: look for tensors that are kept from each update, such as a loss "
-        "that was not detached (mapped files count too, while they are read for the first time)"
+        f"the memory of {owner} rose over {RISING_LINES} log lines in a row, from "
+        f"{sizes[0]:,.0f} to {sizes[-1]:,.0f} MiB: look for tensors that are kept from each "
+        "update, such as a loss that was not detached (mapped files count too, while they are read "
+        "for the first time)"
     )
 
 

@@ -281,8 +281,8 @@ class RankReceipt(Record):
 class Manifest(Record):
     """`manifest.json` of a checkpoint: its files and the state of its parts, except tensors.
 
-    A resume checks the digest on the JSON in the file, and parses it afterwards. The facts of the
-    run are those of `RunIdentity` in `common.checkpoints.same_run`.
+    The JSON in the file must match its own digest before it is made into this record. The facts of
+    the run are those of `RunIdentity` in `common.checkpoints.same_run`.
     """
 
     global_step: int

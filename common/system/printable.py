@@ -110,7 +110,7 @@ def with_letters(text: str) -> str:
         return text
 
 
-def look_alike(error: UnicodeError) -> tuple[str, int]:
+def replace_by_lookalikes(error: UnicodeError) -> tuple[str, int]:
     """Replace characters that an output does not have: the error handler registered as `PLAIN`.
 
     Returns:
@@ -123,10 +123,10 @@ def look_alike(error: UnicodeError) -> tuple[str, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
     characters = error.object[error.start : error.end]
-    return "".join(map(look_alike_of, characters)), error.end
+    return "".join(map(lookalike_of, characters)), error.end
 
 
-def look_alike_of(character: str) -> str:
+def lookalike_of(character: str) -> str:
     """Return ASCII text that looks like a character; the character's escape if nothing does."""
     if FIRST_BRAILLE <= character <= LAST_BRAILLE:
         return "*"
@@ -134,7 +134,7 @@ def look_alike_of(character: str) -> str:
     return LOOKALIKES.get(character, escaped)
 
 
-codecs.register_error(PLAIN, look_alike)
+codecs.register_error(PLAIN, replace_by_lookalikes)
 
 
 def for_output(text: str, encoding: str) -> str:

@@ -281,10 +281,11 @@ class Log:
 
         Args:
             summary: the figures for the tracker; by default, the latest values.
+            exit_code: how the run ended, for the tracker: 0 unless it failed.
         """
         with contextlib.suppress(TrainingError):  # the disk may be full
             self.write_row()
-        self.write_media()  # no row has followed these media
+        self.write_media()  # again, because `write_row` writes no media if it has no row
         if self.keep_line in LINE_LISTENERS:
             LINE_LISTENERS.remove(self.keep_line)
         for file in (self.file, self.output):

@@ -193,9 +193,9 @@ def summary_rows(
         name for name in summary if name.startswith(prefix) and name != f"{prefix}count"
     ]
     # The objective comes first. A name that occurs again keeps its first place.
-    rows = dict.fromkeys([final_key, best_key, *split_metrics], f", {split}")
+    suffixes = dict.fromkeys([final_key, best_key, *split_metrics], f", {split}")
     if split == "validation" and summary.get(final_key) == summary.get(best_key):
-        del rows[best_key]  # this row would repeat the final value
+        del suffixes[best_key]  # its row would repeat the final value
     else:
-        rows[best_key] = ", validation"  # the best model is always chosen on validation data
-    return rows | dict.fromkeys(WHOLE_RUN_METRICS, "")
+        suffixes[best_key] = ", validation"  # the best model is always chosen on validation data
+    return suffixes | dict.fromkeys(WHOLE_RUN_METRICS, "")

@@ -1,4 +1,4 @@
-"""Build the Accelerator: device, precision that really runs, threads, kernels, process group."""
+"""Builds the Accelerator: its device, precision, threads, kernels and process group."""
 
 import functools
 import inspect

@@ -131,7 +131,7 @@ class FreezableDDP(DistributedDataParallel):
         except RuntimeError as problem:
             if UNFINISHED_REDUCTION not in str(problem):
                 raise
-            raise self.unused_error(str(problem)) from None
+            raise self.missing_gradient_error(str(problem)) from None
 
     def register_trainable(self) -> list[bool]:
         """Register the parameters that require gradients.
@@ -168,7 +168,7 @@ class FreezableDDP(DistributedDataParallel):
         self._comm_hooks = []
         self.handler.register_comm_hook(self)
 
-    def unused_error(self, problem: str) -> TrainingError:
+    def missing_gradient_error(self, problem: str) -> TrainingError:
         """Return the error for a loss that does not depend on all registered parameters.
 
         The message names the first parameter without a gradient.

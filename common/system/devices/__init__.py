@@ -8,7 +8,7 @@ a function, the device lacks the capability.
 Other packages import from here. The list shows which module has which function.
 """
 
-from common.system.devices.compilation import has_compiled_graphs, has_compiler
+from common.system.devices.compilation import has_compiler, has_cuda_graphs
 from common.system.devices.current import current_device, use
 from common.system.devices.host_copies import has_pinned_memory, to_device
 from common.system.devices.memory import (
@@ -61,8 +61,8 @@ __all__ = [
     "empty_cache",
     "generator_state",
     "has_autocast",
-    "has_compiled_graphs",
     "has_compiler",
+    "has_cuda_graphs",
     "has_float64",
     "has_generator",
     "has_loss_scaling",

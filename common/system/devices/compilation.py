@@ -20,9 +20,6 @@ def has_compiler(device: torch.device) -> bool:
         return True  # another version of torch, which itself reports what it can't compile
 
 
-def has_compiled_graphs(device: torch.device) -> bool:
-    """Whether torch.compile can record a model's kernels on `device` and launch them as one graph.
-
-    Only CUDA graphs do this.
-    """
+def has_cuda_graphs(device: torch.device) -> bool:
+    """Whether a device has CUDA graphs, which launch all kernels of a compiled model at once."""
     return device.type == "cuda"

@@ -87,10 +87,10 @@ class PageData(TypedDict):
 
 
 def page_data(comparison: Comparison) -> PageData:
-    """Return the curves of all metrics of all runs.
+    """Return all that the page shows: axes, charts, the curves of each run, and groups' means.
 
-    Long curves are thinned. Values are rounded to `DIGITS` significant digits, and times to
-    milliseconds. Updates and samples are exact.
+    Long curves are thinned. Values are rounded to `DIGITS` significant digits. Of the positions on
+    the x-axes, times are rounded to milliseconds, and updates and samples are exact.
     """
     runs = comparison.runs
     metrics_of_runs = [metric_names(run) for run in runs]

@@ -34,7 +34,7 @@ def launch_command(launcher_options: Sequence[str], script: str, words: Sequence
     return [sys.executable, *launcher, script, *words]
 
 
-def run_command(
+def command_of_run(
     launcher_options: Sequence[str], recipe: str, flags: Sequence[str], directory: Path
 ) -> list[str]:
     """Return the command that starts a run in `directory`, or resumes the run there.

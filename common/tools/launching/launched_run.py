@@ -33,7 +33,7 @@ class LaunchedRun:
         If this process ends first, the run saves itself and ends as well.
 
         Args:
-            command: see `run_command`.
+            command: see `command_of_run`.
             directory: the run's directory, absolute. The log lies beside it.
             environment: all environment variables of the run. By default, they are those of this
                 process, and the name of the directory's parent is the run's group at W&B, unless

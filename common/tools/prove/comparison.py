@@ -76,7 +76,9 @@ def update_layouts(bench: Bench) -> UpdateLayouts:
     """Return three layouts of an update with about as many samples as in the reference run."""
     half = max(1, bench.batch_size * bench.accumulation // 2)
     return UpdateLayouts(
-        UpdateLayout(2 * half, 1), UpdateLayout(half, 2), UpdateLayout(half, 1, processes=2)
+        whole=UpdateLayout(2 * half, accumulation=1),
+        divided=UpdateLayout(half, accumulation=2),
+        distributed=UpdateLayout(half, accumulation=1, processes=2),
     )
 
 

@@ -134,10 +134,14 @@ def limited_blocks(blocks: Blocks, limit: int) -> tuple[torch.Tensor, Blocks]:
 
 
 def equal_shares(sizes: np.ndarray, total: int) -> np.ndarray:
-    """Divide a total into shares that are as equal as possible.
+    """Divide a total into one share of each block, as equal as possible.
+
+    Args:
+        sizes: the number of samples in each block, which its share can't exceed.
+        total: at most the sum of `sizes`.
 
     Returns:
-        int64 [len(sizes)]. No share is larger than the size at its position.
+        int64 [len(sizes)]: the shares, whose sum is `total`.
     """
     shares = np.zeros(len(sizes), dtype=np.int64)
     remaining = total

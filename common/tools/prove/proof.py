@@ -141,7 +141,10 @@ def run_check(check: Check, bench: Bench) -> receipts.CheckResult:
             verdict = check.run(bench)
         except RunFailedError as problem:
             verdict = Verdict(
-                False, "", (str(problem),), "fix the reported error, then repeat the command"
+                passed=False,
+                compared="",
+                causes=(str(problem),),
+                advice="fix the reported error, then repeat the command",
             )
     result = receipts.CheckResult(
         name=check.name,

@@ -10,7 +10,7 @@ from common.run_directory.directory import INITIAL
 from common.run_directory.provenance import LIBRARY, NUMERIC_VARIABLES
 from common.run_directory.records import CONFIG, Environment
 from common.system.platforms import command_line
-from common.tools.launching.command import FSDP2_VARIABLES, options_for, run_command
+from common.tools.launching.command import FSDP2_VARIABLES, command_of_run, options_for
 from common.tools.reproduce.code import RestoredCode
 from common.tools.reproduce.past_run import PastRun
 
@@ -40,7 +40,7 @@ def command_of(past: PastRun, recipe: Path, flags: Sequence[str], output: Path) 
     """
     launcher_options = options_for(past.saved_config.environment.world_size)
     all_flags = [*flags_of_reproduction(past), *flags]
-    return run_command(launcher_options, str(recipe), all_flags, output)
+    return command_of_run(launcher_options, str(recipe), all_flags, output)
 
 
 def environment_of(past: PastRun, code: RestoredCode) -> dict[str, str]:

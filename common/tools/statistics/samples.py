@@ -34,7 +34,7 @@ class Sample:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Sample":
-        """Describe values in any order."""
+        """Return the sample of independent values; see `series_sample` for a time series."""
         finite = [value for value in values if math.isfinite(value)]
         mean = fmean(finite) if finite else None
         deviation = stdev(finite) if len(finite) >= FEWEST_RUNS else None

@@ -23,7 +23,7 @@ from common.system.platforms import command_line, quoted, shown_path
 from common.tools.compare.comparison import compare
 from common.tools.compare.readers import RunRecord, read_directory, read_runs
 from common.tools.compare.table import show
-from common.tools.launching.command import run_command
+from common.tools.launching.command import command_of_run
 from common.tools.launching.folder import working_in
 from common.tools.launching.launched_run import LaunchedRun
 from common.tools.recipe import Recipe, load_recipe
@@ -145,7 +145,7 @@ class Search:
         flags = [*trial_flags, *with_defaults(self.shared)]
         if "--keep-checkpoints" not in flags:  # checkpoints of many trials could fill the disk
             flags += ["--keep-checkpoints", "1"]
-        return run_command(launcher_options, self.settings.recipe, flags, directory)
+        return command_of_run(launcher_options, self.settings.recipe, flags, directory)
 
     def watch(self, trial: Trial, run: LaunchedRun) -> TrialResult:
         """Follow a trial's run to its end, or until the study prunes it.

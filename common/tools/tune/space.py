@@ -97,7 +97,7 @@ def check_with_recipe(space: Space, shared: Sequence[str], recipe: Recipe) -> No
 
 @contextmanager
 def as_command_line(recipe: Recipe, words: Sequence[str]) -> Iterator[None]:
-    """Set `sys.argv`, which `parse_config` reads, to a command line in the `with` block."""
+    """Within the block, have `parse_config` read the words as the recipe's command line."""
     own_arguments = sys.argv
     sys.argv = [str(recipe.path), *words]
     try:

@@ -20,7 +20,7 @@ from common.flags import check_number
 from common.run_directory.standing import present_status
 from common.sentences import counted
 from common.system.platforms import shown_path
-from common.tools.launching.command import options_for, run_command
+from common.tools.launching.command import command_of_run, options_for
 from common.tools.launching.folder import LOCK, working_in
 from common.tools.launching.launched_run import LaunchedRun
 from common.tools.recipe import load_recipe
@@ -54,7 +54,7 @@ class Variant:
         flags = [*self.flags, *shared]
         if seed:  # 0 is the default, and with one seed `flags` may have a --seed of its own
             flags += ["--seed", str(seed)]
-        return run_command(options_for(int(self.processes)), recipe, flags, directory)
+        return command_of_run(options_for(int(self.processes)), recipe, flags, directory)
 
     def directory(self, parent: Path, seed: int) -> Path:
         """Return the directory of the run with a seed.

@@ -68,7 +68,7 @@ def test_rising_memory_gives_one_warning(capsys: pytest.CaptureFixture[str]) -> 
     for line in range(30):
         meters.warn_of_rising(1000.0 + 10 * line)
     output = capsys.readouterr().out
-    assert output.count("rose at 10 log lines in a row") == 1
+    assert output.count("rose over 10 log lines in a row") == 1
     assert "the memory of the process" in output
     assert "from 1,100 to 1,190 MiB" in output
 

@@ -9,7 +9,7 @@ import pytest
 from filelock import FileLock
 
 from common.errors import UserError
-from common.tools.launching.command import run_command
+from common.tools.launching.command import command_of_run
 from common.tools.vary.command import main
 from common.tools.vary.records import VARY_FILE, read_command
 from common.tools.vary.variants import claim, variant_name, variant_title
@@ -229,7 +229,7 @@ def test_titles_of_variants_have_flags_and_values() -> None:
 
 def test_several_processes_use_accelerate_launch(tmp_path: Path) -> None:
     """A single process is started directly."""
-    alone = run_command([], "r.py", ["--x", "1"], tmp_path)
-    several = run_command(["--num_processes", "2"], "r.py", ["--x", "1"], tmp_path)
+    alone = command_of_run([], "r.py", ["--x", "1"], tmp_path)
+    several = command_of_run(["--num_processes", "2"], "r.py", ["--x", "1"], tmp_path)
     assert alone[1:4] == ["r.py", "--x", "1"]
     assert several[3:] == ["launch", "--num_processes", "2", *alone[1:]]

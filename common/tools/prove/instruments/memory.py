@@ -45,10 +45,9 @@ class MemoryObserver:
     def around_record(
         self, original: Callable[..., None], run: Run, *positional: object, **named: object
     ) -> None:
-        """Measure memory after a micro-batch that completes an update."""
+        """Record a micro-batch; measure memory if it completes an update that is to be measured."""
         previous_step = run.progress.global_step
         original(run, *positional, **named)
-        del positional, named  # they hold tensors of this micro-batch
         step = run.progress.global_step
         is_measured = step >= FIRST_MEASURED and step % MEASURED_EVERY == 0
         if step > previous_step and is_measured:
