@@ -67,7 +67,7 @@ def test_a_recipe_that_streams_passes(
 
 @pytest.mark.slow
 def test_a_recipe_with_batch_norm_is_compared_in_float64(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], forking_python: Path
 ) -> None:
     """One process and two agree more closely than they could in fp32."""
     receipt_path = tmp_path / "proof.json"
