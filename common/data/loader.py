@@ -181,9 +181,9 @@ class Loader:
                 advice="loop over run.batches(train_loader)",
             )
         if self.signals.is_rehearsing():
-            yield from self.rehearsed(self.rehearsal_of(self.order.micro_batches()))
+            yield from self.rehearsed(self.rehearsal_of(self.order.batches()))
             return
-        for batch, _ in self.make_batches(self.order.micro_batches(), None):
+        for batch, _ in self.make_batches(self.order.batches(), None):
             if self.signals.is_stop_announced():
                 return
             yield batch

@@ -204,7 +204,7 @@ class EvaluationOrder:
         """The number of batches of the rank that has the most batches."""
         return -(-self.num_samples // (self.world_size * self.batch_size))
 
-    def micro_batches(self) -> list[torch.Tensor]:
+    def batches(self) -> list[torch.Tensor]:
         """Return the sample indices of this rank: int64 tensors of at most `batch_size`.
 
         With `lengths`, they are sorted by length, so that batches have little padding.
@@ -235,7 +235,7 @@ class EvaluationOrder:
         """
         most_samples = -(-self.num_samples // self.world_size)  # of one rank
         size = min(self.batch_size, most_samples)
-        batches = self.micro_batches()
+        batches = self.batches()
         samples = torch.cat(batches) if batches else torch.zeros(0, dtype=torch.long)
         count = -(-most_samples // size)
         padding = count * size - len(samples)

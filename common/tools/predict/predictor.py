@@ -133,7 +133,7 @@ class Predictor:
                 raise self.out_of_memory_error(len(inputs)) from None
             raise
         # The order sorts texts by length, so put the outputs back into the order of the inputs.
-        input_order = torch.cat(order.micro_batches()).argsort()
+        input_order = torch.cat(order.batches()).argsort()
         probabilities = torch.cat(outputs_of_batches).cpu()[input_order]
         if not probabilities.isfinite().all():
             is_fp32 = self.accelerator.mixed_precision == "no"

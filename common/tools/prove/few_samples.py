@@ -63,9 +63,9 @@ class FewEvaluationSamples(EvaluationOrder):
 
     chosen: torch.Tensor | None = None  # int64 [num_samples], indices in the split
 
-    def micro_batches(self) -> list[torch.Tensor]:
+    def batches(self) -> list[torch.Tensor]:
         assert self.chosen is not None
-        return [self.chosen[positions] for positions in super().micro_batches()]
+        return [self.chosen[positions] for positions in super().batches()]
 
 
 def limit_samples(training: int, evaluation: int) -> None:

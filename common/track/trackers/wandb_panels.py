@@ -10,6 +10,7 @@ import torch
 from common.data.batch import Data, Samples, TensorSamples
 from common.data.images import ImageSamples
 from common.data.loader import Loader
+from common.data.order import EvaluationOrder
 from common.data.text import TextData, TextSamples
 from common.measure.classification import Classified
 from common.measure.memory_plan import MemoryRows
@@ -188,8 +189,9 @@ def mistakes(loader: Loader, evaluation: Classified, data: Data) -> list[Mistake
     neither images nor text, or if they are streamed.
     """
     samples = loader.samples
+    assert isinstance(loader.order, EvaluationOrder)
     # The loader's batches of samples, in the order in which the evaluation read them.
-    batches = list(loader.order.micro_batches())  # type: ignore[call-arg]
+    batches = loader.order.batches()
     show = content_reader(samples, data)
     if not batches or show is None:
         return []

@@ -128,7 +128,7 @@ def test_evaluation_has_each_sample_once(num_samples: int, world_size: int, grou
     """All ranks together have each sample once, and equal shares up to one sample."""
     lengths = lengths_of(num_samples) if grouped else None
     ranks = [
-        EvaluationOrder(num_samples, 8, world_size, rank, lengths).micro_batches()
+        EvaluationOrder(num_samples, 8, world_size, rank, lengths).batches()
         for rank in range(world_size)
     ]
     samples = torch.cat([batch for batches in ranks for batch in batches]).tolist()
@@ -142,7 +142,7 @@ def test_evaluation_has_each_sample_once(num_samples: int, world_size: int, grou
 def test_rank_without_samples_has_no_batch(grouped: bool) -> None:
     """With more ranks than samples, it has no batch instead of an empty one."""
     lengths = lengths_of(1) if grouped else None
-    assert EvaluationOrder(1, 8, 2, 1, lengths).micro_batches() == []
+    assert EvaluationOrder(1, 8, 2, 1, lengths).batches() == []
 
 
 def test_random_bits_depend_on_seed_epoch_and_sample_only() -> None:
@@ -205,7 +205,7 @@ def test_ranks_evaluate_equally_many_batches(
     ]
     counts = []
     for order in orders:
-        counts.append([len(batch) for batch in order.micro_batches()])
+        counts.append([len(batch) for batch in order.batches()])
     assert {len(sizes) for sizes in counts} == {orders[0].most_batches}
     assert all(size > 0 for sizes in counts for size in sizes)
     assert sum(map(sum, counts)) == num_samples
@@ -265,7 +265,7 @@ def test_update_reads_no_more_blocks_than_may_be_held(at_once: int) -> None:
 def test_evaluation_by_blocks_has_each_sample_once(world_size: int) -> None:
     """Each rank reads one stretch, so that two ranks share one block at most."""
     ranks = [
-        torch.cat(EvaluationOrder(67, 8, world_size, rank, blocks=blocks_of(67)).micro_batches())
+        torch.cat(EvaluationOrder(67, 8, world_size, rank, blocks=blocks_of(67)).batches())
         for rank in range(world_size)
     ]
     assert torch.cat(ranks).tolist() == [*range(67)]
@@ -325,7 +325,7 @@ def test_rehearsal_of_sorted_samples_has_all_classes() -> None:
     """Images in one folder per class are sorted, so a first batch alone would have one class."""
     labels = torch.arange(10).repeat_interleave(100)
     for rank in range(2):
-        batches = EvaluationOrder(1000, 32, 2, rank).micro_batches()
+        batches = EvaluationOrder(1000, 32, 2, rank).batches()
         assert len(labels[batches[0]].unique()) < 10
         for samples in rehearsal_batches(batches, 32):
             assert len(labels[samples].unique()) == 10

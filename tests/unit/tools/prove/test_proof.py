@@ -136,7 +136,7 @@ def test_few_samples_are_used_as_all_would_be(
         other = limited_order(
             EvaluationOrder(total, 4, world_size, rank, lengths), FewEvaluationSamples, most
         )
-        evaluation += [index for batch in other.micro_batches() for index in batch.tolist()]
+        evaluation += [index for batch in other.batches() for index in batch.tolist()]
     assert len(training) == most // (4 * world_size) * 4 * world_size
     assert len(evaluation) == len(set(evaluation)) == most
     assert training <= set(evaluation) <= set(range(total))
@@ -173,7 +173,7 @@ def test_few_samples_of_blocks_are_used_as_all_would_be(
         other = limited_order(
             EvaluationOrder(total, 4, world_size, rank, None, blocks), FewEvaluationSamples, most
         )
-        evaluation += [index for batch in other.micro_batches() for index in batch.tolist()]
+        evaluation += [index for batch in other.batches() for index in batch.tolist()]
     assert len(training) == len(set(training)) == most // (4 * world_size) * 4 * world_size
     assert len(evaluation) == len(set(evaluation)) == most
     assert set(training) <= set(evaluation) <= set(range(total))
