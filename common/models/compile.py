@@ -10,7 +10,7 @@ from torch import nn
 from common.config import TrainingConfig
 from common.console import say
 from common.errors import UserError
-from common.system.devices import default_device, has_compiler, has_cuda_graphs, is_accelerator
+from common.system.devices import can_launch_graphs, default_device, has_compiler, is_accelerator
 from common.system.machine import world_size
 
 
@@ -32,7 +32,7 @@ def compile_model(model: nn.Module, config: TrainingConfig) -> None:
     refuse_device_without_compiler()
     # `--auto-batch-size` may choose accumulation later.
     accumulates = config.gradient_accumulation_steps > 1 or config.auto_batch_size
-    device_has_graphs = has_cuda_graphs(default_device())
+    device_has_graphs = can_launch_graphs(default_device())
     graphs = device_has_graphs and not accumulates and world_size() == 1
     if device_has_graphs and not graphs:
         say(

@@ -8,7 +8,7 @@ a function, the device lacks the capability.
 Other packages import from here. The list shows which module has which function.
 """
 
-from common.system.devices.compilation import has_compiler, has_cuda_graphs
+from common.system.devices.compilation import can_launch_graphs, has_compiler
 from common.system.devices.current import current_device, use
 from common.system.devices.host_copies import has_pinned_memory, to_device
 from common.system.devices.memory import (
@@ -54,6 +54,7 @@ __all__ = [
     "USE_CPU_VARIABLE",
     "FusedOptimizer",
     "allocated_bytes",
+    "can_launch_graphs",
     "current_device",
     "current_stream",
     "default_device",
@@ -62,7 +63,6 @@ __all__ = [
     "generator_state",
     "has_autocast",
     "has_compiler",
-    "has_cuda_graphs",
     "has_float64",
     "has_generator",
     "has_loss_scaling",

@@ -20,6 +20,6 @@ def has_compiler(device: torch.device) -> bool:
         return True  # another version of torch, which itself reports what it can't compile
 
 
-def has_cuda_graphs(device: torch.device) -> bool:
-    """Whether a device has CUDA graphs, which launch all kernels of a compiled model at once."""
+def can_launch_graphs(device: torch.device) -> bool:
+    """Whether a device can launch all kernels of a compiled model at once, as CUDA graphs do."""
     return device.type == "cuda"
