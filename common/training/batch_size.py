@@ -15,12 +15,14 @@ from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from common.agreement import gather_numbers
+from common.checkpoints.kinds import bare_optimizer
 from common.config import TrainingConfig
 from common.console import say
 from common.data.loader import Loader, free_memory
 from common.errors import TrainingError, UserError, is_out_of_memory
 from common.measure import memory
 from common.measure.flops import ComputeLoss
+from common.measure.memory_plan import mebibytes, optimizer_state_bytes, state_tensors
 from common.models.compile import as_written, is_compiled
 from common.system.devices import empty_cache, is_accelerator, synchronize_stream
 from common.system.machine import is_main_rank
@@ -341,10 +343,9 @@ def attempt(
     model.train()
     try:
         with tracker, as_written(model):
-            # These tensors are held while the passes run, because training will take that memory,
-            # too.
-            reserved = memory_of_states(model, optimizer)
-            reserved.append(torch.empty(int(spare_bytes), dtype=torch.uint8, device=device))
+            # This memory is held while the passes run, because training will take it, too.
+            reserved_bytes = bytes_of_missing_state(optimizer) + int(spare_bytes)
+            reserved = torch.empty(reserved_bytes, dtype=torch.uint8, device=device)
             seconds = time_passes(model, loader, compute_loss, size)
             del reserved
         rate = size / min(seconds[1:])  # the first pass also warms up
@@ -364,22 +365,14 @@ def attempt(
     return Trial(rate, tracker.peak_mib, has_room=rate > 0 and needed_bytes < free_bytes)
 
 
-def memory_of_states(model: nn.Module, optimizer: Optimizer) -> list[torch.Tensor]:
-    """Return tensors as large as the state that the optimizer creates in its first update.
-
-    For SGD there are none, because its momentum exists already (see `start_momentum`).
-    """
-    settings = optimizer.param_groups[0]
-    states_per_weight = 0
-    if "betas" in settings:  # Adam's two moments
-        states_per_weight = 2
-    elif "newton_schulz_steps" in settings:  # Muon's momentum
-        states_per_weight = 1
-    tensors = []
-    for parameter in model.parameters():
-        for _ in range(states_per_weight):
-            tensors.append(torch.empty_like(parameter))
-    return tensors
+def bytes_of_missing_state(optimizer: Optimizer) -> int:
+    """Return the bytes of the state that the first update will create; 0 if that is unknown."""
+    bare = bare_optimizer(optimizer)
+    whole_state = optimizer_state_bytes(bare)
+    if whole_state is None:
+        return 0
+    present_state = int(mebibytes(state_tensors(bare)) * memory.MEBIBYTE)
+    return max(0, whole_state - present_state)
 
 
 def time_passes(

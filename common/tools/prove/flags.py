@@ -7,6 +7,7 @@ from pathlib import Path
 
 from common.config import TrainingConfig
 from common.errors import UserError
+from common.flags import as_typed
 from common.tools.recipe import loading
 
 FlagValues = dict[str, list[str]]  # the values of each flag by its name, such as "--batch-size"
@@ -52,16 +53,11 @@ def parse_flags(words: Sequence[str]) -> FlagValues:
 def as_words(**values: object) -> tuple[str, ...]:
     """Return the words of a command line for flags that Python code names.
 
-    `as_words(max_steps=3, compile=False)` is `("--max-steps", "3", "--no-compile")`.
+    `as_words(max_steps=3, compile=False)` is `("--max-steps", "3", "--no-compile")`. No value may
+    contain a space.
     """
-    words: list[str] = []
-    for name, value in values.items():
-        flag = name.replace("_", "-")
-        if isinstance(value, bool):
-            words.append(f"--{flag}" if value else f"--no-{flag}")
-        else:
-            words += [f"--{flag}", str(value)]
-    return tuple(words)
+    typed = [as_typed(name, value) for name, value in values.items()]
+    return tuple(" ".join(typed).split())
 
 
 def flag_words(flags: FlagValues) -> list[str]:
