@@ -65,7 +65,8 @@ class TrainingConfig:
     deterministic: bool = False  # Only deterministic kernels: the same bits in every run.
     # Threads of a process on a CPU (default: its share of the cores).
     num_threads: int | None = pace(None, least=1, most=1024)
-    # Worker processes that make batches, where samples are not in the device's memory.
+    # Worker processes that make batches, where samples are not in the device's memory (default: its
+    # share of the cores, 8 at most).
     num_workers: int | None = pace(None, least=0, most=1024)
     # Make batches from samples in the device's memory, or in worker processes.
     data_placement: Literal["auto", "device", "workers"] = pace("auto")

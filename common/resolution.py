@@ -16,7 +16,8 @@ class ConfigResolution:
     def __init__(self, config: TrainingConfig) -> None:
         self.config = config
         # The flags before `resolve` sets any: on a first start, as the command line gave them. On a
-        # resume, `config.json` keeps those of the first start; see `facts.given_of_first_start`.
+        # resume, `config.json` keeps those of the first start: see
+        # `facts.flags_given_at_first_start`.
         self.given: Flags = dict(vars(config))
 
     def resolve(self, **values: object) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,10 @@ from typing import Any
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
+from matplotlib.ticker import NullLocator, PercentFormatter
 
 from benchmarks.accuracy.goals import Goal
 from benchmarks.accuracy.records import Evaluation
-from benchmarks.accuracy.report import mean_duration
 from benchmarks.accuracy.results import Results
 from benchmarks.accuracy.workloads import WORKLOADS, Recipe, Workload
 
@@ -22,6 +22,13 @@ RECIPE_COLOURS = ("#d55e00", "#e69f00")
 PEER_COLOURS = ("#0072b2", "#009e73", "#56b4e9", "#cc79a7")
 CHARTS_IN_A_ROW = 2
 MARGIN_BELOW = 1.5  # how far the chart goes below the first goal, in shares of the errors there
+MINUTE = 60
+HOUR = 3600
+SECONDS = [10, 20, 30]
+MINUTES = [1, 2, 5, 10, 20]
+HOURS = [1, 2, 5, 10, 20, 50, 100]
+TIMES = SECONDS + [MINUTE * count for count in MINUTES] + [HOUR * count for count in HOURS]
+MOST_TICKS = 6  # of an axis; labels of more ticks would overlap
 Style = dict[str, Any]  # arguments for matplotlib's `plot`
 
 
@@ -105,12 +112,28 @@ def finish_chart(chart: Axes, workload: Workload) -> None:
     bottom = max(0.0, first_goal - MARGIN_BELOW * (1 - first_goal))
     chart.set_ylim(bottom, 1.0)
     chart.set_xscale("log")
-    chart.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    chart.xaxis.set_minor_formatter(NullFormatter())
-    chart.xaxis.set_major_formatter(FuncFormatter(lambda seconds, _: mean_duration([seconds])))
+    ticks = time_ticks(*chart.get_xlim())
+    chart.set_xticks(ticks, [time_label(seconds) for seconds in ticks])
+    chart.xaxis.set_minor_locator(NullLocator())
     chart.yaxis.set_major_formatter(PercentFormatter(1.0))
     chart.set_xlabel("time from the start of the command")
     chart.set_ylabel(f"accuracy on {workload.evaluated}")
     chart.set_title("; ".join(dict.fromkeys(goal.title for goal in workload.goals)), fontsize=9)
     chart.grid(alpha=0.25)
     chart.legend(fontsize=7, loc="lower right")
+
+
+def time_ticks(earliest: float, latest: float) -> list[int]:
+    """Return round times between two times, all in seconds; at most `MOST_TICKS`."""
+    times = [seconds for seconds in TIMES if earliest <= seconds <= latest]
+    stride = max(1, math.ceil(len(times) / MOST_TICKS))
+    return times[::stride]
+
+
+def time_label(seconds: int) -> str:
+    """Return a round time, such as "20 s", "5 min" or "2 h"."""
+    if seconds >= HOUR:
+        return f"{seconds // HOUR} h"
+    if seconds >= MINUTE:
+        return f"{seconds // MINUTE} min"
+    return f"{seconds} s"

@@ -126,20 +126,20 @@ def damage_of_files(checkpoint: Path, receipts: Mapping[str, Receipt]) -> str | 
 
 
 def newest_whole(
-    folder: Path, named: str | None = None, run_id: str | None = None
+    folder: Path, up_to: str | None = None, run_id: str | None = None
 ) -> tuple[Path | None, list[str]]:
     """Return the newest whole checkpoint, and a sentence on each newer one that can't be used.
 
     The checkpoint is None if none is whole.
 
     Args:
-        named: the name of the newest checkpoint to consider; later ones are ignored, without a
+        up_to: the name of the newest checkpoint to consider; later ones are ignored, without a
             sentence. None considers all.
         run_id: the run whose checkpoints to consider; another run's checkpoint counts as damaged.
             None considers the checkpoints of all runs.
     """
     problems: list[str] = []
-    last_step = None if named is None else step_of(named)
+    last_step = None if up_to is None else step_of(up_to)
     for checkpoint in reversed(step_folders(folder)):
         if last_step is not None and step_of(checkpoint) > last_step:
             continue
@@ -152,7 +152,7 @@ def newest_whole(
     return None, problems
 
 
-def choose(folder: Path, named: str | None, run_id: str | None = None) -> Path | None:
+def choose(folder: Path, up_to: str | None, run_id: str | None = None) -> Path | None:
     """Return the newest whole checkpoint, and clean up the folder; None if no checkpoint is whole.
 
     A resume calls this on rank 0, before anything is written.
@@ -169,17 +169,17 @@ def choose(folder: Path, named: str | None, run_id: str | None = None) -> Path |
       user may be able to repair one.
 
     Args:
-        named: the name of the last checkpoint to consider; None considers all.
+        up_to: the name of the last checkpoint to consider; None considers all.
         run_id: the run to resume; None considers the checkpoints of all runs.
 
     Raises:
-        UserError: there are checkpoints, but none up to the named one is whole. Nothing is removed
+        UserError: there are checkpoints, but none up to this one is whole. Nothing is removed
             or put aside then.
     """
     undo_renaming(folder)
-    path, problems = newest_whole(folder, named, run_id)
-    if path is None and named is not None and step_folders(folder):
-        raise no_checkpoint_up_to(named, folder, problems, run_id)
+    path, problems = newest_whole(folder, up_to, run_id)
+    if path is None and up_to is not None and step_folders(folder):
+        raise no_checkpoint_up_to(up_to, folder, problems, run_id)
     for problem in problems:
         warn(f"skipped a checkpoint, because {problem}")
     with writing(str(folder)):
@@ -194,14 +194,14 @@ def choose(folder: Path, named: str | None, run_id: str | None = None) -> Path |
 
 
 def no_checkpoint_up_to(
-    named: str, folder: Path, problems: list[str], run_id: str | None
+    name: str, folder: Path, problems: list[str], run_id: str | None
 ) -> UserError:
-    """Return the error for a run without a usable checkpoint up to the `named` one."""
+    """Return the error for a run without a usable checkpoint up to the one of this name."""
     if problems:
-        reason = f"no checkpoint up to {named} can be used ({problems[0]})"
+        reason = f"no checkpoint up to {name} can be used ({problems[0]})"
     else:
         first = step_folders(folder)[0].name
-        reason = f"{folder} has no checkpoint up to {named}, because its first one is {first}"
+        reason = f"{folder} has no checkpoint up to {name}, because its first one is {first}"
     newest, _ = newest_whole(folder, None, run_id)
     if newest is None:
         advice = "restore a checkpoint from a backup, or train from the start"

@@ -162,7 +162,7 @@ class Workers:
 
         Each batch is copied to the device while the previous one is in use.
         """
-        batches_on_device = moved(self.fetched(micro_batches, epoch), self.device)
+        batches_on_device = copied_to_device(self.fetched(micro_batches, epoch), self.device)
         for samples, batch in zip(micro_batches, batches_on_device, strict=True):
             yield self.samples.finish(batch, samples, epoch)
 
@@ -409,7 +409,7 @@ def kill_workers(workers: Sequence[BaseProcess] | None = None) -> None:
         worker.join(KILL_SECONDS)
 
 
-def moved(batches: Iterable[Batch], device: torch.device) -> Iterator[Batch]:
+def copied_to_device(batches: Iterable[Batch], device: torch.device) -> Iterator[Batch]:
     """Yield batches on the device, each copied while training uses the previous one.
 
     A copy can overlap only on a device that has streams and pinned memory. On other devices, each

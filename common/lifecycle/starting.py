@@ -14,6 +14,7 @@ from common.console import say
 from common.data.iterable import IterableSamples
 from common.flags import role_of
 from common.json_files import json_safe
+from common.lifecycle.environment_changes import tell_changed_environment
 from common.lifecycle.initial_weights import digest_of_model
 from common.lifecycle.saving import restore
 from common.lifecycle.stages import Context, KeptParts, LoadedData, StartedRun
@@ -84,8 +85,7 @@ def start(
     if earlier_config is not None and config.resume is not None:
         random_states = restore(started, Path(config.resume))
         if context.progress.global_step > 0:
-            device_before = earlier_config.environment.device_type
-            tell_other_device(device_before, context.accelerator.device.type)
+            tell_changed_environment(earlier_config.environment, saved_config.environment)
     started = replace(started, saved_config=write_run_config(started, earlier_config))
     context.logs.start(config, started.saved_config, position)
     tell_unknown_contents(started.saved_config)
@@ -150,7 +150,7 @@ def compose_run_config(
     meters = context.meters
     placement = loaded.loaders["train"].placement
     parameters = sum(parameter.numel() for parameter in kept.bare_model.parameters())
-    given = facts.given_of_first_start(context.resolution.given, earlier_config)
+    given = facts.flags_given_at_first_start(context.resolution.given, earlier_config)
     run_config = RunConfig(
         recipe=context.recipe,
         config=json_safe(vars(config)),
@@ -245,15 +245,6 @@ def tell_unknown_contents(saved_config: RunConfig) -> None:
         say(
             f"        split {split} has no fingerprint, so a resume would not notice changed data: "
             "pass a fingerprint with Data(..., fingerprint=TEXT)"
-        )
-
-
-def tell_other_device(device_before: str, device_now: str) -> None:
-    """Say on rank 0 if a run continues on another type of device, such as "mps" after "cpu"."""
-    if device_before != device_now:
-        say(
-            f"the run continues on {device_now} instead of {device_before}, so metrics differ by "
-            "rounding, and random numbers such as those of dropout differ"
         )
 
 

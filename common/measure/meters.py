@@ -25,7 +25,8 @@ from common.measure.flops import (
 )
 from common.measure.machine_load import MachineLoad, other_cpu_fraction
 from common.measure.memory import MEBIBYTE, memory_now, memory_used, peaks
-from common.measure.peak import PowerMeter, peak_tflops
+from common.measure.peak import peak_tflops
+from common.measure.power import PowerMeter
 from common.measure.stopwatch import (
     ClockState,
     Interval,

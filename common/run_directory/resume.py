@@ -267,10 +267,10 @@ def refuse_to_begin_again(
         with_other_flags: the runs that were started with other flags, each with the differences.
     """
     for directory, error in edited:
-        if can_be_resumed(directory):
+        if may_be_meant(directory):
             raise error
     for directory, phrases in with_other_flags:
-        if can_be_resumed(directory):
+        if may_be_meant(directory):
             raise UserError(
                 (
                     f"--resume auto found the unfinished run {directory}, but it has other flags "
@@ -283,14 +283,15 @@ def refuse_to_begin_again(
             )
 
 
-def can_be_resumed(directory: Path) -> bool:
-    """Return whether a user may mean this unfinished run by `--resume auto`.
+def may_be_meant(directory: Path) -> bool:
+    """Whether a user may mean this unfinished run by `--resume auto`, although it has other flags.
 
-    If so, `refuse_to_begin_again` raises an error, so that no new run begins silently. The answer
-    is False for a run that another job is writing, and for a run that was trained to its end.
+    If so, `refuse_to_begin_again` raises an error, so that no new run begins silently. A user can't
+    mean a run that another job is writing, or one that was trained to its end and missed its
+    `--target`. The latter has the status "failed", and a summary.
     """
     if read_status(directory).status == "failed" and (directory / SUMMARY).exists():
-        return False  # the run was trained to its end and missed its --target
+        return False
     # `locked` raises a `UserError` if another job holds the lock, because it is writing to the run.
     with contextlib.suppress(UserError), locked(directory / LOCK, patience=0):
         return True

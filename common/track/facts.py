@@ -24,11 +24,11 @@ Decision = Literal["compared", "free"]  # the names of parts of a `Role`
 PACKAGES = ("torch", "accelerate", "transformers", "datasets", "wandb", "numpy")
 
 
-def given_of_first_start(given: Flags, earlier_config: RunConfig | None) -> Flags:
+def flags_given_at_first_start(given: Flags, earlier_config: RunConfig | None) -> Flags:
     """Return the flags as the run's first start stated them, without flags that no longer exist.
 
     Args:
-        given: the flags of this start, before anything resolved `auto`.
+        given: all flags of this start, before anything resolved `auto`.
         earlier_config: the contents of `config.json` that an earlier attempt wrote; None on a first
             start.
     """
@@ -42,7 +42,7 @@ def wandb_run_id_of(earlier_config: RunConfig | None) -> str:
     """Return the id of the run at W&B, which a first start chooses.
 
     The id is chosen before the tracker starts, so that a run that is killed at once resumes the
-    same W&B run. See `given_of_first_start` for the argument.
+    same W&B run. See `flags_given_at_first_start` for the argument.
     """
     return secrets.token_hex(4) if earlier_config is None else earlier_config.wandb_run_id
 

@@ -10,6 +10,7 @@ from common.objective import Mode
 from common.run_directory.records import RunConfig
 
 STEP = "progress/global_step"
+TRAINING_SECONDS = "time/train_seconds"
 # A second group of parameters adds its name: `RATE/group`. `common.training.rates` states the name,
 # too: it needs torch, which this module must not import, because tools start without it.
 RATE = "train/learning_rate"

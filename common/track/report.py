@@ -160,7 +160,8 @@ def show_summary(
         memory: the planned and measured MiB of each part; empty if nothing was planned.
     """
     rows = []
-    for name, suffix in summary_rows(Objective.parse(run.objective), summary, split).items():
+    suffixes = metric_suffixes(Objective.parse(run.objective), summary, split)
+    for name, suffix in suffixes.items():
         if name in summary:
             metric = metric_named(name)
             rows.append([metric.heading + suffix, metric.text(summary[name])])
@@ -179,7 +180,7 @@ def show_summary(
         say(f"{command.purpose:8}{command.text}")
 
 
-def summary_rows(
+def metric_suffixes(
     objective: Objective, summary: Mapping[str, float], split: Split
 ) -> dict[str, str]:
     """Return the metrics of the final table, in its order, each with a suffix for its heading.

@@ -38,7 +38,7 @@ def choose_precision(
     Args:
         requested: the value of `--mixed-precision`. ``auto`` takes the launcher's precision, or the
             best of this device if the launcher names none.
-        use_cpu: whether the CPU trains.
+        use_cpu: whether the CPU trains. It does if there is no accelerator.
         resumes: whether a run is resumed. Its precision can't change, so an error has other advice.
 
     Raises:
@@ -88,11 +88,11 @@ def launchers_precision() -> Precision:
 
 
 def best_precision(use_cpu: bool) -> Precision:
-    """Return the precision that `auto` takes if the launcher names no precision."""
+    """Return the precision that `auto` takes if the launcher names no precision; "no" is fp32."""
     if use_cpu:
         return "bf16" if cpu_has_bf16() else "no"
     precision = AUTO_PRECISIONS.get(default_device().type, "no")
-    return precision if is_offered(precision, use_cpu) else "no"
+    return precision if is_offered(precision, use_cpu=False) else "no"
 
 
 def is_offered(precision: Precision, use_cpu: bool) -> bool:

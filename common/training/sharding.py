@@ -178,13 +178,13 @@ class ShardingAccelerator(Accelerator):
     def prepare_whole(
         self, model: nn.Module, device_placement: bool | None, evaluation_mode: bool
     ) -> nn.Module:
-        """Prepare a network of which each rank has a whole copy, and average its gradients."""
+        """Prepare a network of which each rank has a whole copy, so that gradients are averaged."""
         is_frozen = not any(parameter.requires_grad for parameter in model.parameters())
         # DDP refuses a network without a trainable parameter, but on a CPU Accelerate 1.15 would
         # wrap such a network all the same. In evaluation mode, Accelerate wraps nothing.
         prepared = super().prepare_model(model, device_placement, evaluation_mode or is_frozen)
         if isinstance(prepared, DistributedDataParallel):
-            FreezableDDP.adopt(prepared, self.ddp_handler)
+            FreezableDDP.adopt(prepared, self.ddp_handler)  # changes its class in place
         elif self.num_processes > 1 and not evaluation_mode:
             # Accelerate left the network without DDP because it is frozen. `backward` averages its
             # gradients once it is unfrozen.

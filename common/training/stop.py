@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -232,15 +233,19 @@ class StopAgreement:
         return self.stopping or self.announced or is_requested
 
     def announce_or_look(self, is_requested: bool) -> None:
-        """Announce this rank's request in the store, or look there for another rank's request."""
-        if is_requested:
-            announce(ANNOUNCEMENT)
-            self.announced = True
-            return
+        """Announce this rank's request in the store, or look there for another rank's request.
+
+        The store ends with the launcher. Then nothing is announced or seen, and nothing has to be:
+        the end of the launcher asks each of its ranks to stop.
+        """
         now = time.monotonic()
-        if now >= self.next_look:
-            self.next_look = now + LOOK_EVERY
-            self.announced = is_announced(ANNOUNCEMENT)
+        with suppress(RuntimeError):  # the store has ended
+            if is_requested:
+                announce(ANNOUNCEMENT)
+                self.announced = True
+            elif now >= self.next_look:
+                self.next_look = now + LOOK_EVERY
+                self.announced = is_announced(ANNOUNCEMENT)
 
     def stop(self, global_step: int) -> None:
         """End this process, with everything saved; called on all ranks.

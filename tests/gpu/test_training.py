@@ -15,7 +15,7 @@ from benchmarks.harness.isolation import default_device, isolated
 from benchmarks.harness.recipe_side import load_recipe, train_recipe
 from benchmarks.harness.rounds import Training
 from common.measure.memory import MEBIBYTE, MemoryTracker
-from common.measure.peak import PowerMeter
+from common.measure.power import PowerMeter
 from tests.gpu.conftest import DEVICE_TYPE, HAS_GPU, as_flags
 from tests.gpu.launching import Launcher
 from tests.launch import RECIPES, REPOSITORY

@@ -12,6 +12,7 @@ import tomllib
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
+from textwrap import indent
 
 import pytest
 from packaging.requirements import Requirement
@@ -29,7 +30,7 @@ from common.tools.tune.space import parse_space
 from common.tools.vary.command import read_command_line as read_variants
 from common.training.precision import cpu_has_bf16
 from tests.examples import COPIES
-from tests.launch import CONFIGS, REPOSITORY, Runner, clean_environment, run_command
+from tests.launch import CONFIGS, RECIPES, REPOSITORY, Runner, clean_environment, run_command
 from tests.local_data import grey_images, write_odd_text, write_parquet
 from tests.thin_resnet import write_thin_resnet
 
@@ -535,11 +536,20 @@ def test_benchmark_tables_are_what_was_measured() -> None:
         assert rates in SPEEDS
         assert other_ratios in OTHER_RATIOS
         tables += f"{rates}\n{other_ratios}\n"
-    (quoted,) = re.findall(r"speed relative to a peer .*?benchmarks/README", TEXT, re.DOTALL)
+    (quoted,) = re.findall(r"times as fast as a peer .*?benchmarks/README", TEXT, re.DOTALL)
     ratios = re.findall(r"(\d\.\d) ×", quoted)
     measured = re.findall(r"\| (\d+\.\d+) \(", tables)
     assert len(ratios) > 4
     assert {*ratios} <= {f"{float(ratio):.1f}" for ratio in measured}
+
+
+def test_loop_in_the_readme_is_that_of_the_recipes() -> None:
+    """Readers see the loop that they will find; recipes differ only in the call of their loss."""
+    (loop,) = [block for language, block in BLOCK.findall(TEXT) if language == "py"]
+    call_of_loss = re.compile(r"compute_loss\(model, batch.*\)")
+    for recipe in RECIPES:
+        source = (REPOSITORY / "recipes" / f"{recipe}.py").read_text()
+        assert indent(loop, " " * 8) in call_of_loss.sub("compute_loss(model, batch)", source)
 
 
 DIFF = re.compile(r"examples/(\w+)\.py\).*?```diff\n(.*?)```", re.DOTALL)

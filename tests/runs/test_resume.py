@@ -122,6 +122,29 @@ def test_signal_cuts_an_evaluation_short(
 
 
 @pytest.mark.slow
+def test_end_of_the_launcher_cuts_an_evaluation_short(runner: Runner, tmp_path: Path) -> None:
+    """The ranks have lost the launcher's store, but each learns of the launcher's end by itself."""
+    flags = (*MLP, *SLOW, "--gradient-accumulation-steps", 4)
+    whole = runner.run("mnist_mlp", *flags, launcher="two")
+    directory = tmp_path / "run"
+    slow = slow_evaluation(tmp_path)
+    job = Job(runner, slow, *flags, "--output-dir", directory, directory=directory,
+              launcher="multi_cpu")  # fmt: skip
+    job.wait_until((directory / "evaluating").exists)
+    job.all_started()  # remembers the ranks, which outlive the launcher
+    job.process.kill()
+    job.end(30)
+    assert "Traceback" not in job.printed()
+    status = job.read("status.json")
+    assert status["status"] == "preempted", job.printed()
+    assert status["global_step"] == newest_step(directory) == UPDATES
+    job = Job(runner, RECIPE, "--resume", directory, directory=directory, launcher="two")
+    assert job.end() == 0, job.printed()
+    assert learned(directory) == learned(whole.directory)
+    assert final_weights(directory) == final_weights(whole.directory)
+
+
+@pytest.mark.slow
 def test_signal_cuts_the_final_evaluation_short(runner: Runner, tmp_path: Path) -> None:
     """A run stopped in its final evaluation repeats only this evaluation when resumed."""
     flags = (*MLP, *SLOW, "--epochs", 1, "--gradient-accumulation-steps", 8)

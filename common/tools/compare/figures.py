@@ -15,18 +15,20 @@ from common.track.names import (
     PEAK,
     STEP,
     THROUGHPUT,
+    TRAINING_SECONDS,
     is_proportion,
     precision_name,
 )
 
 FIGURES = (
     THROUGHPUT,
+    TRAINING_SECONDS,
     "perf/tokens_per_second",
     "perf/mfu",
     "perf/goodput",
     PEAK,
     "perf/joules_per_sample",
-    "time/train_seconds",
+    TRAINING_SECONDS,
     "time/total_seconds",
     OTHER_CPU,
 )
@@ -120,7 +122,7 @@ def figures_of(run: RunRecord, target: float | None) -> RunFigures:
         best_standard_error=standard_error(run, best, best_split),
         reached_target=bool(row_at_target) if can_reach_target else None,
         steps_to_target=row_at_target.get(STEP),
-        seconds_to_target=row_at_target.get("time/train_seconds"),
+        seconds_to_target=row_at_target.get(TRAINING_SECONDS),
     )
 
 

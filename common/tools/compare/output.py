@@ -57,10 +57,12 @@ def write_comparison(options: Options) -> None:
 def as_json(comparison: Comparison) -> dict[str, object]:
     """Return the object that ``--json`` prints; `RunFigures` explains the figures.
 
-    Each run has its own values of the settings in which any of the runs differ (``differs``).
-    Runs of one group differ in the seed alone. There is a verdict for each figure and each pair of
-    groups with repeated runs. It compares `group` with `baseline`, which need not be the group of
-    the first run.
+    A run's ``differs`` has its values of those settings that are not the same in all runs. Its
+    ``reason`` says why it was preempted or failed. Runs of one group differ in the seed alone.
+
+    There is a verdict for each figure and each pair of groups with repeated runs. A verdict's
+    ``baseline`` is the group with which it compares ``group``. The ``baseline`` of the whole object
+    is the first run.
     """
     runs = []
     for index, run in enumerate(comparison.runs):

@@ -16,13 +16,13 @@ from common.tools.compare.group_table import group_labels
 from common.tools.compare.groups import RunGroup
 from common.tools.compare.readers import RunRecord
 from common.tools.compare.thinning import kept_indices, points_per_curve
-from common.track.names import SPLITS, STEP, metric_named
+from common.track.names import SPLITS, STEP, TRAINING_SECONDS, metric_named
 
 MOST_POINTS = 2000  # points of a curve; a chart has fewer pixels than this
 FEWEST_POINTS = 40  # points that a thinned curve keeps, however many curves there are
 MOST_POINTS_IN_ALL = 60_000  # with 15 to 35 characters each, they keep the page below 2 MB
 DIGITS = 6  # significant digits of a value
-SECOND_DECIMALS = 3  # decimals of a time in seconds
+DECIMALS_OF_SECONDS = 3  # decimals of a time in seconds
 STAGES = {"train": "training", "val": "validation", "test": "test"}
 NO_CURVE = ("progress/", "time/")  # measures of progress, which are the x-axes of curves
 
@@ -255,11 +255,12 @@ def rounded(value: float) -> float:
 
 
 def position(value: float | None, x_name: str) -> float | None:
-    """Return a rounded position on an x-axis; None if it is unknown or not finite."""
+    """Return a position on an x-axis, rounded if it is a time; None if unknown or not finite."""
     if value is None or not is_finite(value):
         return None
-    is_time = X_AXES[x_name] == "training time"
-    return without_decimal_point(round(value, SECOND_DECIMALS) if is_time else value)
+    if x_name == TRAINING_SECONDS:
+        value = round(value, DECIMALS_OF_SECONDS)
+    return without_decimal_point(value)
 
 
 def without_decimal_point(value: float) -> float:

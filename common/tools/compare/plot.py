@@ -25,7 +25,7 @@ from common.tools.compare.group_table import group_labels, has_repetitions, mean
 from common.tools.compare.groups import RunGroup
 from common.tools.compare.repetitions import Values, sample_of_runs
 from common.tools.statistics.samples import Sample
-from common.track.names import PEAK, STEP, THROUGHPUT, metric_named
+from common.track.names import PEAK, STEP, THROUGHPUT, TRAINING_SECONDS, metric_named
 
 # The colours of Okabe and Ito, which people with colour blindness can tell apart. If there are more
 # groups than colours, lines become dashed.
@@ -106,7 +106,7 @@ def draw_curves(
     else:
         axes.set_xlim(left=0)
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=x_name == STEP))
-        unit = "s" if x_name == "time/train_seconds" else ""
+        unit = "s" if x_name == TRAINING_SECONDS else ""
         axes.xaxis.set_major_formatter(EngFormatter(unit, sep=" " if unit else ""))
 
 

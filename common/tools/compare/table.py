@@ -20,7 +20,7 @@ from common.tools.compare.verdicts import (
     verdict_lines,
     verdicts_of,
 )
-from common.track.names import OTHER_CPU, UNKNOWN, metric_named
+from common.track.names import OTHER_CPU, TRAINING_SECONDS, UNKNOWN, metric_named
 
 MOST_COLUMNS = 5  # up to this many runs have a column each, more runs have a row each
 # If other programs use at least this share of the machine's CPU time, they may slow a run down.
@@ -173,7 +173,7 @@ def time_to_target(figures: RunFigures) -> str:
         return UNKNOWN
     if not figures.reached_target:
         return "not reached"
-    seconds = metric_named("time/train_seconds").text(figures.seconds_to_target)
+    seconds = metric_named(TRAINING_SECONDS).text(figures.seconds_to_target)
     return f"{seconds} (step {figures.steps_to_target:,.0f})"
 
 

@@ -75,10 +75,10 @@ EQUAL_BEFORE: dict[Subject, str] = {
 # Causes after a resume
 
 
-def causes_of_resume(
+def causes_after_resume(
     reference: ObservedRun, other: ObservedRun, difference: Difference | None
 ) -> list[Cause]:
-    """Return the causes for a resumed run that differs from the uninterrupted run.
+    """Return the causes why a resumed run differs from the uninterrupted run.
 
     The causes are the values that checkpoints lack. If none is found, the first difference shows
     the cause. Without such values and without a first difference, the list is empty.
@@ -94,7 +94,8 @@ def causes_of_resume(
         return causes[:MOST_CAUSES]
     if difference is None:
         return []
-    # The first micro-batch after a resume shows the state that the checkpoint restored.
+    # The first micro-batch after a resume shows the state that the checkpoint restored. Launch 0 is
+    # the first start, which resumed nothing.
     is_in_restored_state = difference.launch > 0 and is_in_first_micro_batch(other, difference)
     if is_in_restored_state and difference.subject == "parts":
         return [cause_of_part(name) for name in difference.names]
@@ -168,10 +169,10 @@ def lost_at(uninterrupted: ObservedLaunch, launch: ObservedLaunch, step: int) ->
 
 def without_nested(described: Mapping[str, Description]) -> dict[str, Description]:
     """Leave out values that belong to another value, such as `ema.decay` if `ema` is there."""
+    prefixes = [f"{path}{separator}" for path in described for separator in (".", "[")]
     outer = {}
     for path, description in described.items():
-        prefixes = tuple(f"{other}{sign}" for other in described for sign in ".[")
-        if not path.startswith(prefixes):
+        if not path.startswith(tuple(prefixes)):
             outer[path] = description
     return outer
 

@@ -105,7 +105,7 @@ class Observers:
         original(run, *arguments, **options)
         self.reach = Reach(self.kept, run)
         config = run.config
-        orders = {split: loader.order for split, loader in run.all_loaders.items()}
+        split_sizes = {split: loader.order.num_samples for split, loader in run.all_loaders.items()}
         self.session.write(
             Started(
                 step=self.session.step,
@@ -117,7 +117,7 @@ class Observers:
                 accumulation=config.gradient_accumulation_steps,
                 device=str(run.device),
                 precision=config.mixed_precision,
-                split_sizes={split: order.num_samples for split, order in orders.items()},
+                split_sizes=split_sizes,
                 validation_split=run.loaded.validation_split,
                 test_split=run.loaded.test_split,
                 parts=[*self.kept],
@@ -274,9 +274,10 @@ class Observers:
         """Return the phase of the evaluation that is starting."""
         if run.evaluations.rehearsal.is_on:
             return "rehearsal"
-        # After the last update, a validation may still be due. The final evaluation follows it.
-        is_over = self.session.step >= run.plan.total_steps and not run.should_evaluate
-        return "final" if is_over or self.has_loaded_best else "validation"
+        # After the last update, a validation may still be due. The final evaluation comes after it.
+        is_training_over = self.session.step >= run.plan.total_steps and not run.should_evaluate
+        # A recipe loads the best model for the final evaluation alone.
+        return "final" if is_training_over or self.has_loaded_best else "validation"
 
     def around_log(
         self, original: Callable[[Run, Metrics], None], run: Run, evaluation: Metrics

@@ -319,7 +319,8 @@ class ValueSearch:
     def visit_stateful(self, path: str, where: str, value: Stateful, depth: int) -> None:
         """Add the state of an object that has state_dict, unless the recipe keeps it.
 
-        Visit its attributes in both cases, unless it is an optimizer.
+        Kept or not, its attributes are visited too, because its state_dict may lack some of them.
+        The state_dict of an optimizer lacks none.
         """
         if id(value) not in self.reach.kept:
             text = f"{class_name(value)} with state_dict, {where}"

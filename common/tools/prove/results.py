@@ -44,7 +44,7 @@ class Results:
 
     @cached_property
     def final_figures(self) -> dict[str, JsonValue]:
-        """The entries of `summary.json`; null stands for NaN and infinities."""
+        """The entries of `summary.json`; None stands for NaN and infinities."""
         return read_record(self.directory / SUMMARY, Summary).to_json()
 
     @cached_property
@@ -62,7 +62,7 @@ class Results:
         return tensors
 
     @property
-    def summary(self) -> str:
+    def in_words(self) -> str:
         """The number of results in words, such as "14 rows, 6 tensors and the best model"."""
         best = " and the best model" if self.best else ""
         return f"{len(self.rows)} rows, {len(self.weights)} tensors{best}"

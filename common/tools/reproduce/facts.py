@@ -121,7 +121,8 @@ def text_of_flag(value: object) -> str:
 def changes_learning(flag: str, run: RunConfig) -> bool:
     """Whether a different value of a flag changes what the model learns by more than rounding.
 
-    `config.json` states this only where the recipe differs from `TrainingConfig`.
+    A flag that is free, so that a resume may change it, changes nothing that is learned.
+    `config.json` names free flags only where the recipe decides otherwise than `TrainingConfig`.
     """
     is_free = run.free_on_resume.get(flag, role_of(TrainingConfig, flag).free)
     return not is_free and flag not in FLAGS_OF_KERNELS

@@ -80,7 +80,10 @@ class PastRun:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the run was trained to its end, even if it missed its target."""
+        """Whether the run was trained to its end, even if it missed its target.
+
+        A run that missed its target has the status "failed", and a summary.
+        """
         has_summary = (self.directory / SUMMARY).exists()
         return self.status.status in ("finished", "failed") and has_summary
 

@@ -66,16 +66,17 @@ def run_search(directory: Path, settings: SearchSettings) -> None:
     """Run the rest of the search in `directory`, and report on the search.
 
     Raises:
-        UserError: the search can't begin or go on, or no trial of it finished.
+        UserError: the search can't begin or go on, or none of its trials finished.
         SystemExit: with status 130, after Ctrl-C or SIGTERM.
     """
     recipe = load_recipe(Path(settings.recipe))
     space, shared = parse_space(settings.flags, recipe)
     with (
-        working_in(directory, "--study", command_to_continue(directory)),
+        working_in(directory, flag="--study", command_to_continue=command_to_continue(directory)),
         using_study(directory / STUDY),
     ):
         study = open_study(directory, recipe.objective, settings.prune, space)
+        # A kill may have left the study without rows that the trials' directories have.
         study = rebuild_if_inconsistent(directory, study, recipe, settings.prune, space, shared)
         write_settings(directory, settings)
         search = Search(directory, settings, space, shared, recipe.objective, study)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+import re
 import shlex
 import signal
 import subprocess
@@ -736,6 +737,26 @@ def test_page_has_what_was_measured() -> None:
     assert report.caption(results) in overview
     assert page.provenance(results) in overview
     assert page.peers_markdown(results) in (BENCHMARKS / "resume.md").read_text()
+
+
+def test_readme_counts_the_kills_with_the_same_weights() -> None:
+    """The row of the README adds up the kills with one process and those with two."""
+    results = Results.read(resume_peers.RESULTS)
+    assert results is not None
+    readme = (REPOSITORY / "README.md").read_text().splitlines()
+    (row,) = [line for line in readme if line.startswith("| same weights after")]
+    expected = []
+    for contestant in ("Accelerate, checkpointing.py", "HF Trainer", "recipe"):
+        kills = [
+            result
+            for result in results.in_order()
+            if result.contestant == contestant
+            and result.moment != UNINTERRUPTED
+            and not result.missed
+        ]
+        same = sum(result.same_bits for result in kills)
+        expected.append(f"{same} of {len(kills)}")
+    assert re.findall(r"\d+ of \d+", row) == expected
 
 
 def test_page_has_each_oddity_with_its_command() -> None:

@@ -40,7 +40,7 @@ def test_invalid_checkpoint_name_is_refused(tmp_path: Path, name: str) -> None:
     """An invalid name is not taken for a new start, which would put all checkpoints aside."""
     save(tmp_path, 3)
     with pytest.raises(UserError, match=f"{name} is not the name of a checkpoint"):
-        newest_whole(tmp_path, named=name)
+        newest_whole(tmp_path, up_to=name)
 
 
 def damages(path: Path) -> Iterator[bytes | None]:
@@ -156,7 +156,7 @@ def test_kill_while_putting_checkpoints_aside_loses_nothing(
         chosen = folder / "step-00000003"
         if not killed_at(monkeypatch, moment, partial(choose, folder, chosen.name)):
             break
-        assert newest_whole(folder, named=chosen.name) == (chosen, [])
+        assert newest_whole(folder, up_to=chosen.name) == (chosen, [])
         choose(folder, chosen.name)
         assert newest_whole(folder) == (chosen, [])
     assert moment >= 4

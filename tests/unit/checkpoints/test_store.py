@@ -200,7 +200,7 @@ def test_resume_from_an_older_checkpoint_puts_newer_ones_aside(tmp_path: Path) -
     for step in (3, 6, 9):
         save(tmp_path, step, keep=3)
     old = step_folders(tmp_path)[0]
-    assert newest_whole(tmp_path, named="step-00000006")[0] == tmp_path / "step-00000006"
+    assert newest_whole(tmp_path, up_to="step-00000006")[0] == tmp_path / "step-00000006"
     assert choose(tmp_path, old.name) == old
     assert newest_whole(tmp_path) == (old, [])
     assert len([*tmp_path.glob("*.superseded")]) == 2

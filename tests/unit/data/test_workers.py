@@ -141,7 +141,7 @@ def test_next_batch_is_copied_while_training_uses_the_last(cuda: Cuda) -> None:
     cuda.send(module)
     batches = [{"x": torch.full((3,), float(number))} for number in range(1, 4)]
     received = []
-    for batch in module.moved(iter(batches), GPU):
+    for batch in module.copied_to_device(iter(batches), GPU):
         received.append(batch["x"].tolist())
         late = [stream.late for stream in cuda.streams[1:]]
         assert [len(works) for works in late] == [1 if len(received) < 3 else 0]

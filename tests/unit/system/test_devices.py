@@ -30,7 +30,7 @@ NAMES_CUDA = {
     "common/checkpoints/kinds.py": "a docstring's example",
     "common/system/devices/compilation.py": "torch.compile records CUDA graphs alone",
     "common/system/devices/libraries.py": "the versions of torch's libraries",
-    "common/measure/peak.py": "NVML finds a GPU by its uuid",
+    "common/measure/power.py": "NVML finds a GPU by its uuid",
     "common/models/compile.py": "CUDA graphs, in a docstring and in a message",
     "common/models/packing.py": "a kernel of FlashAttention needs a compute capability",
     "common/profile/phases.py": "NVTX",
@@ -40,7 +40,7 @@ NAMES_CUDA = {
 }
 # Those of them that decide something by the name.
 DECIDES_BY_NAME = {
-    "common/measure/peak.py",
+    "common/measure/power.py",
     "common/models/packing.py",
     "common/profile/phases.py",
     "common/profile/profiler.py",

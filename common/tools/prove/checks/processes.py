@@ -208,7 +208,7 @@ def reason_to_skip(mixing: SampleMixing) -> str | None:
 
 
 def verdict_of(pair: RunPair) -> Verdict:
-    """Compare a run on one process with one on two."""
+    """Return the verdict on a run on two processes (the variant), compared with one on one."""
     mixing = sample_mixing_of(pair.variant)
     reason = reason_to_skip(mixing)
     if reason is not None:

@@ -3,7 +3,7 @@
 import random
 
 from common.tools.prove.bench import Bench, Check, Interruption, RunSpec, Verdict, failed_verdict
-from common.tools.prove.causes import causes_of_resume
+from common.tools.prove.causes import causes_after_resume
 from common.tools.prove.differences import first_difference
 from common.tools.prove.observation import Interrupted, ObservedEvaluation, ObservedRun, Saved
 from common.tools.prove.observed import Manner
@@ -17,12 +17,12 @@ def check_resuming(bench: Bench) -> Verdict:
     reference = bench.reference
     interrupted = bench.run(interrupted_spec(bench))
     results = Results(reference.directory)
-    compared = f"{results.summary}; {interruptions_in_words(interrupted)}"
+    compared = f"{results.in_words}; {interruptions_in_words(interrupted)}"
     differences = differences_of_results(results, Results(interrupted.directory))
     difference = first_difference(reference, interrupted)
     if difference is not None or differences:
         return failed_verdict(
-            compared, causes_of_resume(reference, interrupted, difference), differences
+            compared, causes_after_resume(reference, interrupted, difference), differences
         )
     missing = missing_manners(interrupted)
     if missing:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.tools.prove.causes import cause_of_lost, causes_of_repeat, causes_of_resume
+from common.tools.prove.causes import cause_of_lost, causes_after_resume, causes_of_repeat
 from common.tools.prove.differences import first_difference
 from common.tools.prove.observation import (
     OF_RECIPE,
@@ -71,7 +71,7 @@ def test_each_value_that_no_checkpoint_has_is_named(lost: set[str], first: int) 
     reference = run(with_state(launch(0), states(lost_paths, 0, is_resumed=False)))
     interrupted = with_state(launch(0, 0, first), states(lost_paths, 0, is_resumed=False))
     resumed = with_state(launch(1, first), states(lost_paths, first, is_resumed=True))
-    causes = causes_of_resume(reference, run(interrupted, resumed), None)
+    causes = causes_after_resume(reference, run(interrupted, resumed), None)
     assert {cause.sentence.partition(" ")[0] for cause in causes} == lost
     for cause in causes:
         assert "is in no checkpoint" in cause.sentence
@@ -93,7 +93,7 @@ def test_a_value_that_the_loop_sets_again_is_not_a_cause() -> None:
     for step in (3, 4, 5):
         resumed_states[step]["noise"] = "lost"
     resumed = with_state(launch(1, 3), resumed_states)
-    causes = causes_of_resume(reference, run(launch(0, 0, 3), resumed), None)
+    causes = causes_after_resume(reference, run(launch(0, 0, 3), resumed), None)
     assert [cause.sentence.partition(" ")[0] for cause in causes] == ["noise"]
 
 
@@ -117,7 +117,7 @@ def test_a_state_that_differs_right_after_a_resume_is_named(
     reference = run(launch(0))
     other, _ = changed(launch(1, 3), 1, **changes)
     resumed = run(launch(0, 0, 3), other)
-    (cause,) = causes_of_resume(reference, resumed, first_difference(reference, resumed))
+    (cause,) = causes_after_resume(reference, resumed, first_difference(reference, resumed))
     assert cause.sentence.startswith(beginning)
 
 
