@@ -17,7 +17,7 @@ Each way to agree has one function. Code elsewhere decides what the ranks agree 
 Other exchanges are elsewhere, because they are part of other work: gradients, rows of a batch and
 buffers (`common.training.gathering`, `averaging` and `evaluation`), the weights that a sharded
 model starts from (`common.training.sharding`) and their bits in a checkpoint
-(`common.checkpoints.kinds`), and the events of a profile (`common.profile.profiler`).
+(`common.checkpoints.kinds`). A profile begins on all ranks together (`common.profile.profiler`).
 """
 
 import time

@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 
 from common.disk_errors import advice_for, is_of_disk, number_of
 from common.errors import UserError
+from common.system.printable import shortened
 
 MOST_CHARACTERS = 300  # characters of a library's message that a sentence repeats
 
@@ -38,11 +39,6 @@ def cause_text(
     if type(error) is OSError or (isinstance(error, OSError) and error.errno is not None):
         return text
     return f"{class_name}: {text}"
-
-
-def shortened(text: str, most_characters: int) -> str:
-    """Return a text, with an ellipsis in place of what follows its first `most_characters`."""
-    return text if len(text) <= most_characters else f"{text[:most_characters]}…"
 
 
 def counted(count: int, noun: str, plural: str = "") -> str:

@@ -83,17 +83,17 @@ class Block(nn.Module):
         deep = [(in_channels, width, 1, 1), (width, width, 3, stride), (width, channels, 1, 1)]
         layers: list[nn.Module] = []
         for convolution in deep if bottleneck else plain:
-            layers += [*convolve(*convolution), nn.ReLU(inplace=True)]
+            layers += [*conv_bn(*convolution), nn.ReLU(inplace=True)]
         self.body = nn.Sequential(*layers[:-1])
         same = stride == 1 and in_channels == channels
-        shortcut = [] if same else convolve(in_channels, channels, 1, stride)
+        shortcut = [] if same else conv_bn(in_channels, channels, 1, stride)
         self.shortcut = nn.Sequential(*shortcut)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         return F.relu(self.body(features) + self.shortcut(features), inplace=True)
 
 
-def convolve(in_channels: int, channels: int, kernel: int, stride: int) -> list[nn.Module]:
+def conv_bn(in_channels: int, channels: int, kernel: int, stride: int) -> list[nn.Module]:
     padding = kernel // 2
     convolution = nn.Conv2d(in_channels, channels, kernel, stride, padding, bias=False)
     nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")
@@ -105,7 +105,7 @@ class Denoiser(nn.Module):
 
     def __init__(self, width: int, depth: int):
         super().__init__()
-        self.stem = nn.Sequential(*convolve(1, width, 3, 1), nn.ReLU(inplace=True))
+        self.stem = nn.Sequential(*conv_bn(1, width, 3, 1), nn.ReLU(inplace=True))
         blocks = [Block(width, width, 1, bottleneck=False) for _ in range(depth)]
         self.body = nn.Sequential(*blocks)
         self.head = nn.Conv2d(width, 1, 3, padding=1)

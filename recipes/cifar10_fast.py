@@ -91,15 +91,15 @@ class Stage(nn.Module):
 
     def __init__(self, in_channels: int, width: int):
         super().__init__()
-        self.conv1, self.bn1 = convolve(in_channels, width)
-        self.conv2, self.bn2 = convolve(width, width)
+        self.conv1, self.bn1 = conv_bn(in_channels, width)
+        self.conv2, self.bn2 = conv_bn(width, width)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         features = F.gelu(self.bn1(F.max_pool2d(self.conv1(images), 2)))
         return F.gelu(self.bn2(self.conv2(features)))
 
 
-def convolve(inputs: int, outputs: int) -> tuple[nn.Module, nn.Module]:
+def conv_bn(inputs: int, outputs: int) -> tuple[nn.Module, nn.Module]:
     convolution = Convolution(inputs, outputs, 3, padding=1, bias=False)
     nn.init.dirac_(convolution.weight[:inputs])  # its first channels begin as the identity
     norm = nn.BatchNorm2d(outputs, eps=1e-12, momentum=0.4)

@@ -88,15 +88,15 @@ class Block(nn.Module):
         self.is_bottleneck = is_bottleneck
         channels = width * 4 if is_bottleneck else width
         if is_bottleneck:  # in both cases, the first 3×3 convolution has the stride
-            self.conv1, self.bn1 = convolve(in_channels, width, 1, 1)
-            self.conv2, self.bn2 = convolve(width, width, 3, stride)
-            self.conv3, self.bn3 = convolve(width, channels, 1, 1)
+            self.conv1, self.bn1 = conv_bn(in_channels, width, 1, 1)
+            self.conv2, self.bn2 = conv_bn(width, width, 3, stride)
+            self.conv3, self.bn3 = conv_bn(width, channels, 1, 1)
         else:
-            self.conv1, self.bn1 = convolve(in_channels, width, 3, stride)
-            self.conv2, self.bn2 = convolve(width, width, 3, 1)
+            self.conv1, self.bn1 = conv_bn(in_channels, width, 3, stride)
+            self.conv2, self.bn2 = conv_bn(width, width, 3, 1)
         self.downsample = nn.Sequential()  # the shortcut; empty: the input itself
         if stride != 1 or in_channels != channels:
-            self.downsample = nn.Sequential(*convolve(in_channels, channels, 1, stride))
+            self.downsample = nn.Sequential(*conv_bn(in_channels, channels, 1, stride))
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         features = F.relu(self.bn1(self.conv1(images)), inplace=True)
@@ -106,7 +106,7 @@ class Block(nn.Module):
         return F.relu(features + self.downsample(images), inplace=True)
 
 
-def convolve(inputs: int, outputs: int, kernel: int, stride: int) -> tuple[nn.Module, nn.Module]:
+def conv_bn(inputs: int, outputs: int, kernel: int, stride: int) -> tuple[nn.Module, nn.Module]:
     convolution = Convolution(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
     nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")
     return convolution, nn.BatchNorm2d(outputs)
@@ -125,12 +125,12 @@ class ResNet(nn.Module):
         super().__init__()
         keeps_size = kernel == 3
         is_bottleneck = name == "resnet50"
-        self.conv1, self.bn1 = convolve(channels, 64, kernel, 1 if keeps_size else 2)
+        self.conv1, self.bn1 = conv_bn(channels, 64, kernel, 1 if keeps_size else 2)
         self.maxpool = nn.Identity() if keeps_size else nn.MaxPool2d(3, 2, padding=1)
         stages = []
         features = 64
         for width, depth in zip((64, 128, 256, 512), self.DEPTHS[name], strict=True):
-            # The first block of each stage but the first halves height and width.
+            # In all stages but the first, the first block halves height and width.
             blocks = [Block(features, width, 1 if width == 64 else 2, is_bottleneck)]
             features = width * 4 if is_bottleneck else width
             blocks += [Block(features, width, 1, is_bottleneck) for _ in range(1, depth)]

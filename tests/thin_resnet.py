@@ -11,7 +11,7 @@ from pathlib import Path
 RECIPE = Path(__file__).parents[1] / "recipes" / "resnet.py"
 # Lines of the recipe, and the same with an eighth of the channels.
 CHANGES = (
-    ("convolve(channels, 64, kernel", "convolve(channels, 8, kernel"),
+    ("conv_bn(channels, 64, kernel", "conv_bn(channels, 8, kernel"),
     ("        features = 64\n", "        features = 8\n"),
     ("zip((64, 128, 256, 512)", "zip((8, 16, 32, 64)"),
     ("1 if width == 64 else 2", "1 if width == 8 else 2"),

@@ -9,7 +9,7 @@ from common.errors import UserError
 from common.json_files import json_safe
 from common.run_directory.records import Manifest
 from common.run_directory.saved_flags import differing_flags, flags_in_words
-from common.sentences import shortened
+from common.system.printable import shortened
 
 MOST_SHOWN = 200  # characters of a value in a message
 SAME_DATA = (

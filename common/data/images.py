@@ -63,7 +63,7 @@ class ImageSamples(TensorSamples):
 
         Args:
             mean: the mean of each channel, of pixels scaled to 0 … 1; batches are scaled by it.
-            std: the standard deviation of each channel, likewise.
+            std: the standard deviation of each channel, of the same pixels.
             dtype: the dtype of the images in a batch.
         """
         super().__init__(images=images, labels=labels)
@@ -231,7 +231,7 @@ class ImageData(Data):
     # The mean of each channel, of pixels scaled to 0 … 1: measured on the first split, or
     # taken from the initial weights.
     mean: list[float]
-    std: list[float]  # the standard deviation, likewise
+    std: list[float]  # the standard deviation of the same pixels
     white_level: int | None = None  # in images of more than 8 bits a channel; None: no such image
 
     def preprocessing(self) -> ImagePreprocessing:

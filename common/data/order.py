@@ -304,8 +304,8 @@ def hash_integers(*values: int) -> int:
 def random_bits(seed: int, epoch: int, samples: torch.Tensor) -> torch.Tensor:
     """Return 31 random bits for each of `samples`, by the finaliser of MurmurHash3.
 
-    The bits depend only on the seed, the epoch and the sample. So augmentation is the same in
-    whichever rank or batch a sample is.
+    The bits depend only on the seed, the epoch and the sample. So a sample is augmented in
+    the same way in any rank and batch.
 
     Args:
         samples: int64 [batch], sample indices.

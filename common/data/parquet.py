@@ -153,7 +153,7 @@ class ParquetRows:
                     place >= file.num_row_groups
                     or describe_group(file, place)[-1] != group[CHECKSUM]
                 ):
-                    # `opened` adds the file's name and the advice.
+                    # `opened_parquet` adds the file's name and the advice.
                     raise ValueError("it has changed since the run began")
                 # `read_row_group` keeps the order of the file; `select` puts the label column last.
                 table = file.read_row_group(place, columns=self.columns).select(self.columns)

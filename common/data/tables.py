@@ -15,6 +15,7 @@ from common.data.labels import LabelledData, choose_splits
 from common.data.mistakes import nothing_left, single_class
 from common.data.sources import BUILT_IN, DataSource
 from common.errors import UserError
+from common.sentences import counted
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
@@ -117,7 +118,7 @@ class Tables(LabelledData):
             name for number, name in enumerate(self.class_names) if number not in numbers_in_train
         ]
         if missing:
-            classes = "1 class" if len(missing) == 1 else f"{len(missing)} classes"
+            classes = counted(len(missing), "class", "classes")
             self.notes.append(f"train has no rows of {classes}: {', '.join(missing):.60}")
         if len(numbers_in_train) < 2:
             raise single_class(self.name, "train")

@@ -43,7 +43,7 @@ def prepare_worker() -> None:
     """Have this worker send tensors through pipes when shared memory has no room for them.
 
     By default, the thread that sends batches drops such a batch without an error, and the training
-    process waits for that batch for ever.
+    process waits for that batch forever.
     """
     ForkingPickler.register(torch.UntypedStorage, share_or_copy)
     default_collate_fn_map[torch.Tensor] = collate_tensors

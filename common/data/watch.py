@@ -74,7 +74,7 @@ class Watch(threading.Thread):
             # or the run stops, so only a longer wait is ended.
             is_held_up = waited > LOOK_EVERY
             if is_held_up and not all(worker.is_alive() for worker in self.workers):
-                # The other workers may wait for ever for a lock that the missing worker held.
+                # The other workers may wait forever for a lock that the missing worker held.
                 self.end_workers("worker gone")
             elif waited > self.patience:
                 self.were_stopped = bool(self.stopped_pids())

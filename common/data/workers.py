@@ -394,7 +394,7 @@ def begin_worker(worker: int) -> None:
 def kill_workers(workers: Sequence[BaseProcess] | None = None) -> None:
     """Kill workers, and wait until they are gone.
 
-    They would not end otherwise: workers ignore SIGTERM, and a worker may wait for ever for a lock
+    They would not end otherwise: workers ignore SIGTERM, and a worker may wait forever for a lock
     that another one held.
 
     Args:

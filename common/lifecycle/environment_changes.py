@@ -1,4 +1,4 @@
-"""Says at a resume which changes of hardware, software or processes may change the last bits."""
+"""Says at a resume which changes since the last attempt may change the last bits of a run."""
 
 from common.console import say
 from common.run_directory.records import Environment

@@ -30,7 +30,7 @@ from pydantic_core import ErrorDetails
 
 from common.errors import RunStatus, UserError
 from common.json_files import PUT_BACK, JsonObject, json_safe, read_json_if_there
-from common.sentences import shortened
+from common.system.printable import shortened
 
 # The files of a run.
 CONFIG = "config.json"

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from common.flags import role_of, spelled
-from common.sentences import shortened
+from common.system.printable import shortened
 
 MOST_CHARACTERS = 99  # characters of a value that a sentence repeats
 

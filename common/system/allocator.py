@@ -1,4 +1,4 @@
-"""What the C library does with memory that a CPU's tensors have freed."""
+"""Keeps the memory that a CPU's tensors have freed in the process, or returns it to the system."""
 
 import ctypes
 import os

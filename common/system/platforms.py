@@ -389,7 +389,7 @@ def command_line(words: Iterable[str]) -> str:
 
 def with_posix_command(advice: str, command: str) -> str:
     """Add an example command to advice, unless the system is Windows, which lacks the command."""
-    return advice if IS_WINDOWS else f"{advice}, as by {command}"
+    return advice if IS_WINDOWS else f"{advice}, for example with {command}"
 
 
 def quoted(word: object) -> str:

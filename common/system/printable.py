@@ -154,11 +154,13 @@ def shorten(match: re.Match[str]) -> str:
     return f"{line[:half]} … ({len(line) - 2 * half:,} characters left out) … {line[-half:]}"
 
 
+def shortened(text: str, most_characters: int) -> str:
+    """Return a text, with an ellipsis in place of what follows its first `most_characters`."""
+    return text if len(text) <= most_characters else f"{text[:most_characters]}…"
+
+
 def listed(items: Sequence[str]) -> str:
     """Return items as a phrase for a message: the first few, cut if long, and how many more."""
-    shown = [
-        text if len(text) <= LONGEST_ITEM else f"{text[:LONGEST_ITEM]}…"
-        for text in items[:MOST_ITEMS]
-    ]
+    shown = [shortened(text, LONGEST_ITEM) for text in items[:MOST_ITEMS]]
     count_left_out = len(items) - len(shown)
     return ", ".join(shown) + (f", and {count_left_out} more" if count_left_out else "")

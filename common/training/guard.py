@@ -183,22 +183,25 @@ class GradientGuard:
 
         Reading costs nothing on a CPU, and mostly saves the multiplication.
         """
-        value = float(norm)
-        if not math.isfinite(value):
+        if not self.is_finite_and_clipped(gradients, norm):
             self.mark(optimizer, torch.ones_like(norm))
-        elif self.max_grad_norm and value > self.max_grad_norm:
-            multiply(gradients, self.max_grad_norm / value)
 
     def clip_unfused(
         self, optimizer: Optimizer, gradients: list[torch.Tensor], norm: torch.Tensor
     ) -> None:
         """Clip for an optimizer whose step can't skip an update; this waits for the device."""
-        value = float(norm)
-        if math.isfinite(value):
-            if self.max_grad_norm and value > self.max_grad_norm:
-                multiply(gradients, self.max_grad_norm / value)
-        elif not self.is_fp16:  # in fp16, `GradScaler` leaves such a step out itself
+        is_finite = self.is_finite_and_clipped(gradients, norm)
+        if not is_finite and not self.is_fp16:  # in fp16, `GradScaler` leaves such a step out
             drop_gradients_at_next_step(optimizer)
+
+    def is_finite_and_clipped(self, gradients: list[torch.Tensor], norm: torch.Tensor) -> bool:
+        """Read the norm, clip gradients that are too large, and return whether all are finite."""
+        value = float(norm)
+        if not math.isfinite(value):
+            return False
+        if self.max_grad_norm and value > self.max_grad_norm:
+            multiply(gradients, self.max_grad_norm / value)
+        return True
 
     def mark(self, optimizer: FusedOptimizer, found_inf: torch.Tensor) -> None:
         """Have a fused optimizer skip its next step if `found_inf` is 1; 0 lets it step.

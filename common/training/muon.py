@@ -28,7 +28,9 @@ class MuonGroup(TypedDict, total=False):
 
 
 class Muon(Optimizer):
-    """Nesterov's momentum; groups with `orthogonal=True` are matrices or filters.
+    """Nesterov's momentum, with orthogonal updates for groups that have `orthogonal=True`.
+
+    The parameters of these groups are matrices or filters.
 
     A filter [channels out, ...] counts as a matrix [channels out, the rest]. Its update is close to
     the orthogonal matrix that is nearest to its momentum. Before each update, the filter is scaled
@@ -143,7 +145,7 @@ def orthogonal_direction(direction: torch.Tensor, steps: int) -> torch.Tensor:
         steps: the number of iterations; see `orthogonalized`.
 
     Returns:
-        A tensor of the same shape, sharded likewise.
+        A tensor of the same shape and sharding.
     """
     if not is_sharded(direction):
         return orthogonalized(direction.flatten(1), steps).view_as(direction)

@@ -169,7 +169,7 @@ def set_kernels(precision: Precision, deterministic: bool) -> None:
 
 
 def compute_dtype(accelerator: Accelerator) -> torch.dtype:
-    """Return the dtype of matrix products; for TF32 this is float32, as of their tensors."""
+    """Return the dtype of the tensors in matrix products; TF32 products take float32 tensors."""
     types = {"fp16": torch.float16, "bf16": torch.bfloat16}
     return types.get(accelerator.mixed_precision, torch.float32)
 

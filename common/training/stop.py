@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
@@ -146,7 +146,7 @@ class StopAgreement:
     accelerator: ShardingAccelerator
     directory: Path
     failure: Callable[[], SaveFailure | None]  # why this rank could not write its last checkpoint
-    request: StopRequest = field(default_factory=StopRequest)
+    request: StopRequest
     stopping: bool = False
     every: int = 1  # updates between two checks, the same on all ranks
     asked_at: tuple[int, float] | None = None  # update and clock of the last check

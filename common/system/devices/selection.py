@@ -14,7 +14,7 @@ USE_CPU_VARIABLE = "ACCELERATE_USE_CPU"
 def is_accelerator(device: torch.device) -> bool:
     """Whether `device` is a GPU or another accelerator, even one that shares the CPU's memory.
 
-    The meta device is none, because it does not compute.
+    The meta device does not count as one, because it does not compute.
     """
     return device.type not in ("cpu", "meta")
 

@@ -22,7 +22,6 @@ from common.track.names import (
 
 FIGURES = (
     THROUGHPUT,
-    TRAINING_SECONDS,
     "perf/tokens_per_second",
     "perf/mfu",
     "perf/goodput",

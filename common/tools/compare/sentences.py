@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 
 from common.objective import Objective
+from common.sentences import counted
 from common.tools.statistics.samples import MOST_RUNS, ConfidenceInterval, Sample
 from common.track.names import is_proportion, metric_named
 
@@ -66,8 +67,8 @@ def difference_of_single_seeds(
     if baseline.count == group.count:
         seeds = "with one seed each"
     else:
-        group_seeds = count_in_words(group.count, "seed")
-        baseline_seeds = count_in_words(baseline.count, "seed")
+        group_seeds = counted(group.count, "seed")
+        baseline_seeds = counted(baseline.count, "seed")
         seeds = f"with {group_seeds} against {baseline_seeds}"
     advice = "repeat both with several seeds to tell which is better"
     if None in errors:
@@ -188,8 +189,3 @@ def not_distinguishable(baseline: Sample, group: Sample, needed: int | None, nou
 def percent(confidence: float) -> str:
     """Return a confidence such as "95 %", or "98.3 %" where it was corrected."""
     return f"{100 * confidence:.3g} %"
-
-
-def count_in_words(count: int, noun: str) -> str:
-    """Return a number with its noun, such as "one seed" or "3 seeds"."""
-    return f"one {noun}" if count == 1 else f"{count} {noun}s"

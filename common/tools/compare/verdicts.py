@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
+from common.sentences import counted
 from common.tools.compare import sentences
 from common.tools.compare.comparison import Comparison
 from common.tools.compare.groups import RunGroup
@@ -329,7 +330,7 @@ def further_pairs_text(further_pairs: Sequence[Sequence[GroupVerdict]], source_o
         for verdicts in further_pairs
         if any(verdict.is_distinguishable for verdict in verdicts)
     ]
-    pairs = sentences.count_in_words(len(further_pairs), "further pair")
+    pairs = counted(len(further_pairs), "further pair")
     count = len(differing) or "none"
     return f"and {pairs} of groups, of which {count} can be told apart: see {source_of_all}"
 

@@ -74,7 +74,7 @@ class Predictor:
         self.class_names = [str(name) for name in self.input.class_names]
         # The number of texts in a sample, which is 1 for images.
         self.columns = len(self.input.text_columns) if isinstance(self.input, TextInput) else 1
-        # On a CPU, recipes leave out the padding of texts. The predictor must compute alike.
+        # On a CPU, recipes leave out the padding of texts. The predictor must do the same.
         self.leaves_out_padding = self.is_text and self.accelerator.device.type == "cpu"
         model = self.for_evaluation(load_model(self.folder, recipe))
         if self.is_text:

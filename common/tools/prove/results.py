@@ -62,7 +62,7 @@ class Results:
         return tensors
 
     @property
-    def in_words(self) -> str:
+    def counts_text(self) -> str:
         """The number of results in words, such as "14 rows, 6 tensors and the best model"."""
         best = " and the best model" if self.best else ""
         return f"{len(self.rows)} rows, {len(self.weights)} tensors{best}"

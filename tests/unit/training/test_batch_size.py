@@ -204,6 +204,23 @@ def test_out_of_memory_in_training_names_what_helps(size: int, words: str, tmp_p
     assert "a lower --image-size" in error.advice
 
 
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_run_that_has_begun_is_resumed_with_half_the_batch(
+    has_begun: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first update is the likeliest to run out of memory, before there is a checkpoint.
+
+    A command with the same `--output-dir` would be refused then, because it contains a run.
+    """
+    monkeypatch.setattr("sys.argv", ["train.py", "--output-dir", str(tmp_path)])
+    if has_begun:
+        (tmp_path / "config.json").write_text("{}")
+    error = out_of_memory_error(SizedConfig(batch_size=6), tmp_path, CPU, [])
+    flag_of_folder = "--resume" if has_begun else "--output-dir"
+    expected = f"python train.py {flag_of_folder} {tmp_path} --batch-size 3"
+    assert expected in error.advice
+
+
 def small_attempt(
     most_samples: float = math.inf, compiled: bool = False
 ) -> tuple[Trial, nn.Module]:

@@ -20,6 +20,13 @@ from common.training import stop
 from common.training.stop import StopAgreement, StopRequest
 
 
+def no_request() -> StopRequest:
+    """Return the requests of a process that no signal has asked to stop; it handles no signals."""
+    request = StopRequest()
+    request.release()
+    return request
+
+
 def test_ranks_agree_about_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     """This holds from the second check on, even if the duration of updates changes."""
     clock = 0.0
@@ -27,7 +34,7 @@ def test_ranks_agree_about_once_a_second(monkeypatch: pytest.MonkeyPatch) -> Non
     ranks: Any = SimpleNamespace(
         num_processes=2, device=torch.device("cpu"), reduce=lambda mine, _: 2 * mine
     )
-    agreement = StopAgreement(ranks, Path(), failure=lambda: None)
+    agreement = StopAgreement(ranks, Path(), lambda: None, no_request())
     check_times = []
     for global_step in range(1, 2001):
         clock += 0.01 if global_step <= 1000 else 0.1
@@ -60,6 +67,7 @@ def test_ranks_agree_on_the_age_of_a_checkpoint(monkeypatch: pytest.MonkeyPatch)
             SimpleNamespace(num_processes=2, device=torch.device("cpu"), reduce=reduce),  # type: ignore[arg-type]
             Path(),
             failure=lambda: None,
+            request=no_request(),
         )
         for reduce in (reduce_on_rank_zero, reduce_on_rank_one)
     ]
@@ -103,7 +111,7 @@ def test_failed_save_is_explained(number: int, advice: str, resumable: bool) -> 
     failure = SaveFailure.of(OSError(number, os.strerror(number), "runs/a/checkpoints"), rank=0)
     alone: Any = SimpleNamespace(num_processes=1, device=torch.device("cpu"))
     with pytest.raises(TrainingError) as error:
-        StopAgreement(alone, Path("runs/a"), failure=lambda: failure).check(7)
+        StopAgreement(alone, Path("runs/a"), lambda: failure, no_request()).check(7)
     assert os.strerror(number) in error.value.message
     assert advice in error.value.message
     assert "--resume runs/a" in error.value.message
@@ -118,14 +126,14 @@ def test_rank_that_failed_names_the_cause(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(stop, "gather_from_ranks", lambda accelerator, failure: [failure, cause])
     two: Any = SimpleNamespace(num_processes=2)
     with pytest.raises(TrainingError, match=r"rank 1: .*could not write its part") as error:
-        StopAgreement(two, Path("runs/a"), failure=lambda: None).raise_failure(waiting)
+        StopAgreement(two, Path("runs/a"), lambda: None, no_request()).raise_failure(waiting)
     assert error.value.resumable
 
 
 def test_replaced_directory_cannot_be_resumed() -> None:
     """The type of the error decides, not the words of its message."""
     alone: Any = SimpleNamespace(num_processes=1)
-    agreement = StopAgreement(alone, Path("runs/a"), failure=lambda: None)
+    agreement = StopAgreement(alone, Path("runs/a"), lambda: None, no_request())
     with pytest.raises(TrainingError) as error:
         agreement.raise_failure(SaveFailure.of(ReplacedDirectoryError("runs/a"), rank=0))
     assert "--resume" not in error.value.message

@@ -17,7 +17,7 @@ def check_resuming(bench: Bench) -> Verdict:
     reference = bench.reference
     interrupted = bench.run(interrupted_spec(bench))
     results = Results(reference.directory)
-    compared = f"{results.in_words}; {interruptions_in_words(interrupted)}"
+    compared = f"{results.counts_text}; {interruptions_in_words(interrupted)}"
     differences = differences_of_results(results, Results(interrupted.directory))
     difference = first_difference(reference, interrupted)
     if difference is not None or differences:

@@ -20,6 +20,7 @@ from common.flags import flag
 from common.run_directory.records import RunConfig
 from common.tools.compare.command import main
 from common.tools.compare.comparison import compare
+from common.tools.compare.figures import FIGURES
 from common.tools.compare.output import as_json
 from common.tools.compare.readers import read_runs, record_of
 from common.tools.compare.table import as_markdown, notes, show, table_cells, warnings
@@ -641,3 +642,8 @@ def test_settings_decide_whether_a_pair_is_fair(tmp_path: Path) -> None:
         "recipe changed": [None, None, "at update 7"],
     }
     assert [(pair.run, pair.label) for pair in comparison.unfair] == [("third", "recipe changed")]
+
+
+def test_each_figure_has_one_row() -> None:
+    """A comparison lists no figure twice."""
+    assert len({*FIGURES}) == len(FIGURES)
