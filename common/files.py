@@ -57,7 +57,7 @@ def locked(path: Path, patience: float = -1) -> Iterator[None]:
 
     Args:
         patience: seconds to wait for another job that holds the lock; -1 waits without end. Pass
-            a limit only for the lock of a run's directory, which the error's advice is about.
+            a limit only for the lock of a run's directory: the error advises another --output-dir.
 
     Raises:
         UserError: another job still holds the lock.

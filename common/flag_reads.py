@@ -88,11 +88,12 @@ def record_reads(config: "DataclassInstance") -> None:
 def is_use(module: str, name: str) -> bool:
     """Whether a module that reads a flag counts as using its value.
 
-    Recipes and other code of the user's always count. Modules of the core count, unless they only
-    copy flags, or the flag needs a call in the recipe to take effect.
+    Recipes and a user's other code always count. Modules of `common` count, unless they only copy
+    flags, or the flag needs a call in the recipe to take effect.
     """
-    is_core = module.startswith("common.")
-    return not module.startswith(MERELY_COPY) and not (is_core and name in TAKES_EFFECT_IN)
+    if module.startswith(MERELY_COPY):
+        return False
+    return not (module.startswith("common.") and name in TAKES_EFFECT_IN)
 
 
 def from_values(config_class: type, values: Mapping[str, object]) -> object:

@@ -158,18 +158,19 @@ def load_initial(
                 weights[f"{name}.{key}"] = value
     put_weights(model, weights, initial_model)
     if is_main_rank() and config.resume is None and not config.evaluate_only:
-        keep_initial(source, directory / INITIAL, is_file=os.path.isfile(initial_model))
+        keep_initial(source, directory / INITIAL, is_named_itself=os.path.isfile(initial_model))
 
 
-def keep_initial(source: Path, folder: Path, is_file: bool) -> None:
+def keep_initial(source: Path, folder: Path, is_named_itself: bool) -> None:
     """Copy the initial weights into the run's directory, so that a resume needs no other files.
 
     Args:
         source: the file of weights.
-        is_file: whether the user named this file itself. Otherwise its whole folder is copied.
+        is_named_itself: whether `--init-from` names this file. If it names its folder, the whole
+            folder is copied.
     """
     with writing(str(folder)), replacing(folder) as unfinished:
-        if is_file:
+        if is_named_itself:
             shutil.copy(source, unfinished / WEIGHTS)
             write_json(unfinished / MODEL_JSON, digest_of_weights_file(source).to_json())
         else:

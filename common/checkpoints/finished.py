@@ -213,15 +213,15 @@ def no_checkpoint_up_to(
 def put_newer_aside(folder: Path, chosen: Path) -> None:
     """Mark the checkpoints newer than the `chosen` one as superseded.
 
-    They are damaged, or the user resumes from an earlier checkpoint. `remove_old` removes them once
-    the resumed run has written a checkpoint.
+    There are such checkpoints if they are damaged, or if the user resumes from an earlier one.
+    `remove_old` removes them once the resumed run has written a checkpoint.
     """
     for checkpoint in step_folders(folder):
         if step_of(checkpoint) > step_of(chosen):
             aside = checkpoint.with_name(checkpoint.name + SUPERSEDED)
             say(
-                f"renamed {checkpoint.name}, which is newer, to {aside}; it is deleted once the "
-                "run has written another checkpoint"
+                f"renamed {checkpoint.name}, which is newer than {chosen.name}, to {aside}; it is "
+                "deleted once the run has written another checkpoint"
             )
             remove(aside)
             rename_path(checkpoint, aside)

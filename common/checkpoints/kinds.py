@@ -192,9 +192,11 @@ class OptimizerState:
         saved_groups = []
         for group in state["param_groups"]:
             saved_groups.append(dict(group))
-        # `load_state_dict` raises an error if the numbers of groups differ.
+        # Not strict: the optimizer's own `load_state_dict` refuses another number of groups.
         for group, saved_group in zip(self.optimizer.param_groups, saved_groups, strict=False):
-            saved_group |= {name: group[name] for name in KERNELS if name in group}
+            for name in KERNELS:
+                if name in group:
+                    saved_group[name] = group[name]
         self.optimizer.load_state_dict({**state, "param_groups": saved_groups})
         self.lay_out_as_parameters(state["state"])
 

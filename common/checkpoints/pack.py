@@ -142,12 +142,12 @@ def unpack(
 ) -> Any:
     """Return the state that `pack` split. Its tensors and arrays are copies.
 
-    Only the part that the state belongs to knows the state's type.
+    The result is `Any`, because only the part that the state belongs to knows its type.
 
     Args:
         tensors: the tensors by name, as `pack` returned them or as they were read from files.
         rest: the JSON that `pack` returned.
-        mesh: the ranks over which to shard the tensors that are `Rows`; None reads them whole.
+        mesh: the ranks over which to shard the tensors that are `Rows`; None: they are read whole.
     """
     copies: dict[str, torch.Tensor] = {}
     for name, value in tensors.items():
@@ -172,7 +172,8 @@ def unpack(
             return [unpack_value(item) for item in value]
         if not isinstance(value, dict):
             return value
-        tag = next(iter(value), "")  # the only key of a tagged value; other keys are not tags
+        # The only key of a tagged value. In other dicts, no key is a tag: see `pack_dict`.
+        tag = next(iter(value), "")
         if tag in unpack_tagged:
             return unpack_tagged[tag](value[tag])
         return {key: unpack_value(item) for key, item in value.items()}

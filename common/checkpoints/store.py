@@ -213,12 +213,11 @@ class Checkpoints:
         self.writer.start()
 
     def wait(self) -> None:
-        """Wait until the latest save is on disk, or has failed; `failure` then has the reason.
+        """Wait until the latest save is on disk, or has failed. If it has, `failure` says why.
 
         Raises:
-            LostProcessError: another rank did not write its files in time. This rank raises it
-                without an agreement between ranks, because a rank that does not write would not
-                take part in the agreement either.
+            LostProcessError: another rank did not write its files in time. The ranks do not agree
+                on this error first, because a rank that does not write would not answer either.
         """
         if self.writer is not None:
             self.writer.join()

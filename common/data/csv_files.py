@@ -153,7 +153,10 @@ def check_encoding(path: str, encoding: str) -> None:
             try:
                 decoder.decode(block, final=not block)
             except UnicodeDecodeError as error:
-                place = decoded_bytes + error.start
+                # `error.object` is the block, after the bytes of a character that the block before
+                # has cut off.
+                bytes_carried_over = len(error.object) - len(block)
+                place = decoded_bytes - bytes_carried_over + error.start
                 raise decoding_error(path, encoding, error, place) from None
             if not block:
                 return
@@ -220,7 +223,7 @@ def is_beginning_of_utf8(head: bytes) -> bool:
 
 
 def decoding_error(path: str, encoding: str, error: UnicodeDecodeError, place: int) -> UserError:
-    """Return the `UserError` for a file that is not in its encoding.
+    """Return the `UserError` for a file that can't be decoded in its apparent encoding.
 
     Args:
         encoding: the encoding that the byte order mark states; "utf-8" without a mark.

@@ -437,9 +437,9 @@ def repeat_grey(arrays: Arrays) -> None:
 
 
 def synthetic_images(size: int) -> tuple[ImageFacts, Arrays]:
-    """Return facts and splits of random colour images of any size, to measure speed only.
+    """Return facts and splits of random colour images, to measure speed only.
 
-    There are 1000 classes, as in ImageNet.
+    The images have `size` × `size` pixels, and 1000 classes, as in ImageNet.
     """
     random = np.random.default_rng(0)
     arrays: Arrays = {}

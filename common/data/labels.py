@@ -292,7 +292,7 @@ class LabelledData:
         holds out the same rows as its training.
 
         Args:
-            total: the number of rows in train, of which the share is taken.
+            total: the number of rows in train; `share_to_hold_out` gives the share of them.
             candidates: int64, the indices of rows that may be held out; the choice is spread evenly
                 over them, in this order.
             unit: what an index stands for, for messages.

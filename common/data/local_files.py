@@ -111,13 +111,15 @@ class FileSearch:
         identity: FolderIdentity,
         parents: tuple[FolderIdentity, ...],
     ) -> None:
-        """Add all files under a folder or a link to a folder, unless the link leads to a parent.
+        """Add all files under a folder or a link to a folder.
+
+        A link to a folder that contains the link is left out.
 
         Folders that link to each other can have a vast number of paths, so the number of visits to
         a folder is limited.
 
         Args:
-            parents: as in `list_folder`.
+            parents: the folders on the way from the first folder to the one that `folder` is in.
 
         Raises:
             UserError: links lead to the folder too often.

@@ -348,11 +348,11 @@ def distinct_values(path: str, column: str) -> set[LabelValue]:
 
 @contextmanager
 def opened_parquet(path: str) -> Iterator["pyarrow.parquet.ParquetFile"]:
-    """Open a local parquet file or one of the Hub, to read it in the context.
+    """Open a local parquet file, or one on the Hub, for the `with` block.
 
     Raises:
-        UserError: the file can't be opened, or another error ends the context. For a file of the
-            Hub, the error is marked as resumable, because another attempt may succeed.
+        UserError: the file can't be opened, or reading from it in the block fails. For a file on
+            the Hub, the run is marked as resumable, because another attempt may succeed.
     """
     import fsspec
     import pyarrow.parquet as parquet

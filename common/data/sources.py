@@ -88,11 +88,10 @@ def choose_source(
         if accelerator.device.type == "cpu" and not public_on_cpu:
             return built_in_source(built_in, f"auto: {public} would take hours without a GPU")
         location, public_configuration = PUBLIC[public]
-        commit = hub_commit(location)
+        commit = hub_commit(location)  # of the files in the cache or on the Hub; None without both
         if commit:
             reason = "auto: from the Hub"
-            # The commit serves as the fingerprint.
-            return DataSource(public, location, public_configuration, reason, commit)
+            return DataSource(public, location, public_configuration, reason, fingerprint=commit)
         reason = f"auto: {public} is not cached, and the Hub does not answer"
         return built_in_source(built_in, reason)
 

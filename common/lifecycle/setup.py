@@ -42,6 +42,7 @@ def set_up(
         config, recipe_file.stem, objective, ddp
     )
     checkpoints = make_checkpoints(config, accelerator, directory)
+    # `--evaluate-only` saves nothing, so a signal may end it at once.
     request = StopRequest(heeded=not config.evaluate_only)
     return Context(
         resolution=resolution,

@@ -88,8 +88,8 @@ class MachineLoad:
 def own_seconds() -> float:
     """Return the CPU seconds of this process and of all processes that it has started.
 
-    Loader workers and compilers are such processes. The times of ended processes count in those of
-    their parents.
+    Loader workers and compilers are such processes. The system adds the times of a process that has
+    ended to those of its parent.
     """
     process = psutil.Process()
     processes = [process]

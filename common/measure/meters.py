@@ -307,9 +307,10 @@ class Meters:
     def load_from_ranks(self, states: Sequence[MetersState]) -> None:
         """Restore the sums and the clock of a run that had another number of ranks.
 
-        Its training times are not restored: the speed of other ranks would distort this run's
-        figures.
+        The training times are not restored. They were measured with another number of ranks, so
+        they would distort the speed of this attempt.
         """
+        # The clocks of all ranks count the time of the same run.
         self.clock.load_state_dict(states[0]["clock"])
         # One rank takes all sums, because a log line adds them up over the ranks.
         if self.accelerator.is_main_process:

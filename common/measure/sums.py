@@ -289,7 +289,7 @@ def sum_of_totals(name: str, before: Total | float | None, value: Value) -> Tota
 
 
 def of_all_ranks(accelerator: Accelerator, figures: Mapping[str, Measured]) -> Evaluation:
-    """Return figures that are the same on each rank; called on all ranks.
+    """Return the figures of an evaluation, made the same on all ranks; called on all ranks.
 
     A recipe's evaluation may return the result of `Sums`, which is already the same on all ranks,
     or a plain dict. The figures of a dict are averaged over the ranks that have them.
@@ -306,7 +306,7 @@ def of_all_ranks(accelerator: Accelerator, figures: Mapping[str, Measured]) -> E
         local_values = torch.tensor([values[name] for name in names], dtype=torch.float64)
         means = reduce_numbers(accelerator, local_values, "mean").tolist()
         return Evaluation(zip(names, means, strict=True))
-    # A rank may lack some figures: count the ranks that have each figure.
+    # A rank may lack some figures, or have them in another order: count the ranks that have each.
     local_pairs = [(values.get(name, 0.0), float(name in values)) for name in names]
     pair_values = torch.tensor(local_pairs, dtype=torch.float64)
     pairs = reduce_numbers(accelerator, pair_values, "sum").tolist()

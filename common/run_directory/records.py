@@ -47,7 +47,7 @@ Count = Annotated[int, Field(ge=1, le=2**53)]  # a larger number is a sign of da
 Figures = dict[str, float | None]  # by metric name; None stands for NaN and infinities
 Flags = dict[str, JsonValue]  # by the field name in the recipe's `Config`
 # The states of parts, by the part's name. Pydantic must neither validate nor convert them, because
-# it refuses JSON that is nested more than 255 levels deep. No checkpoint must be lost for that.
+# it refuses JSON that is nested more than 255 levels deep. This limit must not cost a checkpoint.
 PartStates = JsonObject
 # A job that was killed leaves the status "running", and readers call the run "stopped".
 PresentStatus = Literal[RunStatus, "stopped"]
@@ -275,7 +275,7 @@ class RankReceipt(Record):
 
     def to_json(self) -> dict[str, JsonValue]:
         converted = self.model_dump(mode="json", exclude_unset=True, exclude={"state"})
-        return {**converted, "state": self.state}
+        return {**converted, "state": self.state}  # not converted: see `PartStates`
 
 
 class Manifest(Record):

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from common.data.csv_files import Dialect, find_dialect
+from common.data.csv_files import Dialect, check_encoding, find_dialect
 from common.data.sources import find_named
 from common.data.tables import Tables
+from common.errors import UserError
 from common.system import platforms
 from tests.unit.data.loading import refusal
 
@@ -105,6 +106,18 @@ def test_invalid_utf8_is_found_far_into_a_file(tmp_path: Path) -> None:
     path = tmp_path / "train.csv"
     path.write_bytes(codecs.BOM_UTF8 + b"review,label\n" + b"a,b\n" * 600_000 + b"\xe9,b\n")
     assert "byte 2,400,016 is" in refusal(lambda: find_dialect(str(path)))
+
+
+@pytest.mark.parametrize("block", range(1, 12))
+def test_invalid_byte_has_its_place_wherever_blocks_end(
+    block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A block may end within a character, whose bytes the decoder keeps for the next block."""
+    monkeypatch.setattr("common.data.csv_files.BLOCK", block)
+    path = tmp_path / "table.csv"
+    path.write_bytes("aé€😀".encode() + b"\xff,1\n")
+    with pytest.raises(UserError, match="byte 10 is 0xFF"):
+        check_encoding(str(path), "utf-8")
 
 
 @pytest.mark.parametrize(

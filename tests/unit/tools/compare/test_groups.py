@@ -236,7 +236,7 @@ def test_single_runs_get_no_verdict(tmp_path: Path) -> None:
     verdict = verdict_of(comparison, "final accuracy, test")
     assert verdict.is_distinguishable is None
     assert verdict.text == (
-        "0.9760 against 0.9700 with 1 seed each (standard errors of the samples 0.0108 and "
+        "0.9760 against 0.9700 with one seed each (standard errors of the samples 0.0108 and "
         "0.0121): repeat both with several seeds to tell which is better"
     )
     cells = {label: values for label, *values in table_cells(comparison)}
