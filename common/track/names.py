@@ -126,7 +126,7 @@ MEANINGS = {
     "memory/host_rss_mib": "the resident memory of a process; at the end of the run, its peak",
     "gpu/utilization": "the share of the time in which the GPUs compute",
     "gpu/utilization_min": "the same, of the GPU that computes least",
-    "gpu/power_watts": "the power of the GPU that draws most",
+    "gpu/power_watts": "the mean power since the last log line, of the GPU that draws most",
     "time/train_seconds": "the time of all updates so far, without evaluations and saving",
     "time/total_seconds": "the time of the whole run; at its end",
     "time/compile_seconds": "the time that `--compile` took; at the end of the run",

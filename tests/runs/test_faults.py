@@ -493,7 +493,7 @@ def test_exception_on_one_rank_ends_all_and_names_the_cause(
 def test_killed_worker_and_the_supervisor_line(
     runner: Runner, unbroken: Finished, directory: Path
 ) -> None:
-    """A killed worker ends the job promptly, and the README's loop leads to the same weights."""
+    """A killed worker ends the job promptly, and the documented loop leads to the same weights."""
     whole = runner.run("mnist_mlp", *MLP, launcher="two")
     flags = (*MLP, "--output-dir", directory, "--resume", "auto")
     job = Job(runner, "mnist_mlp", *flags, directory=directory, launcher="two")
@@ -504,8 +504,8 @@ def test_killed_worker_and_the_supervisor_line(
     recipe = REPOSITORY / "recipes" / "mnist_mlp.py"
     launch = launch_command("multi_cpu", runner.python)
     command = " ".join(map(str, [*launch, recipe, *flags]))
-    readme = (REPOSITORY / "README.md").read_text()
-    (line,) = [line for line in readme.splitlines() if line.startswith("until python")]
+    page = (REPOSITORY / "docs" / "stop-and-resume.md").read_text()
+    (line,) = [line for line in page.splitlines() if line.startswith("until ")]
     loop = line.replace("runs/mine", str(directory)).split("; do ")[1]
     environment = clean_environment(runner.folder)
     subprocess.run(["bash", "-c", f"until {command}; do {loop}"], env=environment, check=True,

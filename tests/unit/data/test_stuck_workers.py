@@ -139,7 +139,7 @@ def test_request_to_stop_is_heeded_while_workers_are_stopped(
     loader = make_loader(KINDS[kind](), 2)
     before = multiprocessing.active_children()
     if device.type == "cuda":  # the next batch is fetched before this one is handed out
-        monkeypatch.setattr(module, "moved", one_ahead)
+        monkeypatch.setattr(module, "copied_to_device", one_ahead)
     batches = []
     for batch, _ in loader.epoch(0):
         batches.append(batch)
