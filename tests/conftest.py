@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import execnet
 import pytest
 from filelock import FileLock
+from hypothesis import settings
 
 from tests import local_data
 from tests.launch import (
@@ -30,6 +31,10 @@ from tests.thin_resnet import write_thin_resnet
 
 if TYPE_CHECKING:
     from tests.cuda_stand_in import Cuda, Nvml
+
+# By default, Hypothesis fails a test whose example takes 0.2 s, as any may on a busy machine.
+settings.register_profile("without a deadline", deadline=None)
+settings.load_profile("without a deadline")
 
 # Set the environment now, before a test module imports a library that reads its settings on import.
 # The main process of pytest makes the folder and passes its path to its workers.
