@@ -183,19 +183,20 @@ class GradientGuard:
 
         Reading costs nothing on a CPU, and mostly saves the multiplication.
         """
-        if not self.is_finite_and_clipped(gradients, norm):
+        is_finite = self.clip_if_finite(gradients, norm)
+        if not is_finite:
             self.mark(optimizer, torch.ones_like(norm))
 
     def clip_unfused(
         self, optimizer: Optimizer, gradients: list[torch.Tensor], norm: torch.Tensor
     ) -> None:
         """Clip for an optimizer whose step can't skip an update; this waits for the device."""
-        is_finite = self.is_finite_and_clipped(gradients, norm)
+        is_finite = self.clip_if_finite(gradients, norm)
         if not is_finite and not self.is_fp16:  # in fp16, `GradScaler` leaves such a step out
             drop_gradients_at_next_step(optimizer)
 
-    def is_finite_and_clipped(self, gradients: list[torch.Tensor], norm: torch.Tensor) -> bool:
-        """Read the norm, clip gradients that are too large, and return whether all are finite."""
+    def clip_if_finite(self, gradients: list[torch.Tensor], norm: torch.Tensor) -> bool:
+        """Read the norm; clip gradients that are too large. Return whether the norm is finite."""
         value = float(norm)
         if not math.isfinite(value):
             return False

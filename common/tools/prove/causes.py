@@ -169,10 +169,10 @@ def lost_at(uninterrupted: ObservedLaunch, launch: ObservedLaunch, step: int) ->
 
 def without_nested(described: Mapping[str, Description]) -> dict[str, Description]:
     """Leave out values that belong to another value, such as `ema.decay` if `ema` is there."""
-    prefixes = [f"{path}{separator}" for path in described for separator in (".", "[")]
+    prefixes = tuple(f"{path}{separator}" for path in described for separator in (".", "["))
     outer = {}
     for path, description in described.items():
-        if not path.startswith(tuple(prefixes)):
+        if not path.startswith(prefixes):
             outer[path] = description
     return outer
 
