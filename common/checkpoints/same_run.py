@@ -2,12 +2,11 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple, TypedDict
+from typing import NamedTuple, cast
 
 from common.checkpoints.description import PartDescription, insist_on_same
 from common.errors import UserError
-from common.json_files import json_safe
-from common.run_directory.records import Manifest
+from common.run_directory.records import RunIdentity
 from common.run_directory.saved_flags import differing_flags, flags_in_words
 from common.system.printable import shortened
 
@@ -23,7 +22,7 @@ SAME_CONFIG = "restore the run's config.json from a backup"
 class FixedFact(NamedTuple):
     """A fact of a run that a resume must not change."""
 
-    name: str  # in `RunIdentity` and `Manifest`, or in their entry ``data``
+    name: str  # the field of `RunIdentity`, or the key in its field ``data``
     subject: str  # the fact in words, for a message
     advice: str  # for a resume that changes it
 
@@ -42,47 +41,28 @@ MUST_MATCH_ON_RESUME = (
 )
 
 
-class RunIdentity(TypedDict):
-    """The facts of the present run, which each manifest contains. A resume compares most of them.
-
-    `Manifest` is the whole file as a resume reads it, with files and states.
-    """
-
-    run_id: str
-    recipe: str
-    model: str
-    objective: str
-    flags: dict[str, object]  # the flags that a resume can't change
-    parts_described: dict[str, PartDescription]
-    global_step: int
-    global_sample_index: int  # counted within the epoch
-    data: Mapping[str, object]  # facts of the data set, such as its sizes and fingerprint
-    effective_batch_size: int
-    world_size: int
-    mixed_precision: str
-    versions: dict[str, str]  # versions of packages, by name
-
-
-def insist_on_same_run(path: Path, manifest: Manifest, run_facts: RunIdentity) -> None:
+def insist_on_same_run(path: Path, manifest: RunIdentity, identity: RunIdentity) -> None:
     """Raise a `UserError` if a resume would change a fact, a flag or a part of the run.
 
     Args:
         path: the checkpoint, for a message.
         manifest: the checkpoint's manifest.
-        run_facts: the facts of the run as it would go on.
+        identity: that of the run as it would go on.
     """
-    insist_on_facts(path, manifest, run_facts)
-    insist_on_flags(path, manifest.flags, run_facts["flags"])
-    insist_on_same(path, manifest.parts_described, run_facts["parts_described"])
+    insist_on_facts(path, manifest, identity)
+    insist_on_flags(path, manifest.flags, identity.flags)
+    # `describe_parts` made it, so it has this structure. The saved one may have been edited.
+    present_parts = cast(Mapping[str, PartDescription], identity.parts_described)
+    insist_on_same(path, manifest.parts_described, present_parts)
 
 
-def insist_on_facts(path: Path, manifest: Manifest, run_facts: RunIdentity) -> None:
+def insist_on_facts(path: Path, manifest: RunIdentity, identity: RunIdentity) -> None:
     """Raise a `UserError` for the first fact in `MUST_MATCH_ON_RESUME` that has changed.
 
-    Both sides have the facts of the data set in their entry ``data``.
+    Both sides have the facts of the data set in their field ``data``.
     """
     facts_before = {**vars(manifest), **manifest.data}
-    facts_now = {**run_facts, **run_facts["data"]}
+    facts_now = {**vars(identity), **identity.data}
     for fact in MUST_MATCH_ON_RESUME:
         # The data may have had no fingerprint, and a user may have provided one since.
         if fact.name not in facts_before:
@@ -121,7 +101,7 @@ def insist_on_flags(
     This happens if a user edits `config.json`, for example. The path of a local data set may
     differ, because its fingerprint identifies it.
     """
-    changes = differing_flags(saved_flags, json_safe(present_flags), is_moved_data_fine=True)
+    changes = differing_flags(saved_flags, present_flags, is_moved_data_fine=True)
     if changes:
         phrases = flags_in_words(changes, "{flag} was {saved} and is {present} now")
         raise UserError(

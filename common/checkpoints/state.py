@@ -15,12 +15,12 @@ from common.checkpoints.description import PartDescription, describe_parts
 from common.checkpoints.finished import choose, damaged_best, read_manifest
 from common.checkpoints.kinds import MODEL_ADVICE, Network, OptimizerState, RandomState, State
 from common.checkpoints.pack import pack, unpack
-from common.checkpoints.same_run import RunIdentity, insist_on_same_run
+from common.checkpoints.same_run import insist_on_same_run
 from common.checkpoints.shards import is_sharded, parts_of, read_parts
 from common.checkpoints.store import Checkpoints, Contents
 from common.console import say, warn
 from common.errors import UserError
-from common.run_directory.records import Manifest
+from common.run_directory.records import Manifest, RunIdentity
 from common.sentences import as_user_error
 
 if TYPE_CHECKING:  # importing it takes a second
@@ -289,7 +289,7 @@ def restore_newest(
     checkpoints: Checkpoints,
     last_checkpoint: str | None,
     parts: Parts,
-    run_facts: RunIdentity,
+    identity: RunIdentity,
 ) -> Restored | None:
     """Restore all parts from the newest whole checkpoint; None if no checkpoint is whole.
 
@@ -299,7 +299,7 @@ def restore_newest(
     Args:
         last_checkpoint: the last checkpoint to consider, such as ``step-00000120``; None to
             consider all.
-        run_facts: the facts of this run. Those in `MUST_MATCH_ON_RESUME`, the ``flags`` and the
+        identity: that of this run. The facts in `MUST_MATCH_ON_RESUME`, the ``flags`` and the
             ``parts_described`` must be the same as in the checkpoint.
 
     Raises:
@@ -326,7 +326,7 @@ def restore_newest(
             "its place"
         )
     manifest = read_manifest(path)
-    insist_on_same_run(path, manifest, run_facts)
+    insist_on_same_run(path, manifest, identity)
     parts.restore(path, manifest, checkpoints.world_size)
     checkpoints.go_on_from(path, manifest, without_best=has_lost_best)
     return Restored(manifest, has_lost_best)

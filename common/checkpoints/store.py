@@ -36,7 +36,7 @@ from common.digests import signed
 from common.disk_errors import is_of_disk, number_of
 from common.errors import LostProcessError, ReplacedDirectoryError, UserError
 from common.files import UNFINISHED, open_to_append
-from common.json_files import json_safe, write_json
+from common.json_files import write_json
 from common.run_directory.records import (
     CHECKPOINT_DIGESTS,
     CheckpointDigests,
@@ -44,6 +44,7 @@ from common.run_directory.records import (
     PartStates,
     RankReceipt,
     Receipt,
+    RunIdentity,
     read_record,
 )
 from common.system.platforms import rename_path, replace_file, sync
@@ -129,7 +130,7 @@ class Checkpoints:
     def __post_init__(self) -> None:
         self.host_copies = HostCopies(self.device)
 
-    def save(self, step: int, contents: Contents, facts: Mapping[str, object]) -> None:
+    def save(self, step: int, contents: Contents, identity: RunIdentity) -> None:
         """Copy this rank's state now, and write it as a checkpoint in the background.
 
         All ranks must call this function. It first waits for the previous save: see `wait`. If a
@@ -137,16 +138,15 @@ class Checkpoints:
 
         Args:
             step: the update that the state is from. A second save at the same step does nothing.
-            facts: further entries of the manifest, such as the flags that a resume compares.
+            identity: the run and the update, for the manifest.
         """
         self.wait()
         if self.failure is not None or step == self.last_step:
             return
         self.last_step = step
-        saved_facts = json_safe(facts)
 
         def write_copies(copies: Contents) -> None:
-            self.write(self.unfinished_folder(step), copies, saved_facts)
+            self.write(self.unfinished_folder(step), copies, identity)
 
         self.begin(step, contents, write_copies)
 
@@ -275,14 +275,14 @@ class Checkpoints:
             replace_file(unfinished, self.folder / name)
             sync(self.folder)
 
-    def write(self, unfinished: Path, contents: Contents, facts: dict[str, JsonValue]) -> None:
+    def write(self, unfinished: Path, contents: Contents, identity: RunIdentity) -> None:
         """Write this rank's files and receipt; on rank 0, wait for all and finish the checkpoint.
 
         The other ranks wait until rank 0 has renamed the folder. So if the save fails on one rank,
         it fails on every rank.
 
         Args:
-            facts: further entries of the manifest.
+            identity: the run and the update, for the manifest.
         """
         unfinished.mkdir(parents=True, exist_ok=True)
         self.write_lasting(contents.lasting_files)
@@ -298,7 +298,7 @@ class Checkpoints:
         finished = unfinished.with_suffix("")
         if self.rank == 0:
             self.await_files(unfinished, receipt_paths)
-            self.finish(unfinished, finished, receipt_paths, contents.shared, facts)
+            self.finish(unfinished, finished, receipt_paths, contents.shared, identity)
         else:
             self.await_files(unfinished, [finished])
 
@@ -308,7 +308,7 @@ class Checkpoints:
         finished: Path,
         receipt_paths: Sequence[Path],
         shared: PartStates,
-        facts: Mapping[str, JsonValue],
+        identity: RunIdentity,
     ) -> None:
         """Write the manifest on rank 0, give the folder its final name, and remove old checkpoints.
 
@@ -316,12 +316,12 @@ class Checkpoints:
             receipt_paths: the receipts of all ranks, in order. Their contents go into the manifest,
                 and the files are removed.
             shared: the states of the shared parts by name, without their tensors.
-            facts: further entries of the manifest.
+            identity: the run and the update, for the manifest.
         """
         rank_receipts = [read_record(path, RankReceipt) for path in receipt_paths]
         for path in receipt_paths:
             path.unlink()
-        manifest = manifest_of(rank_receipts, shared, facts)
+        manifest = manifest_of(rank_receipts, shared, identity)
         write_json(unfinished / MANIFEST, signed(manifest.to_json()))
         sync(unfinished / MANIFEST)
         sync(unfinished)
@@ -388,14 +388,14 @@ class Checkpoints:
 
 
 def manifest_of(
-    rank_receipts: Sequence[RankReceipt], shared: PartStates, facts: Mapping[str, JsonValue]
+    rank_receipts: Sequence[RankReceipt], shared: PartStates, identity: RunIdentity
 ) -> Manifest:
     """Return the manifest of the files and states that all ranks have written.
 
     Args:
         rank_receipts: the receipts of all ranks, in order.
         shared: the states of the shared parts by name, without their tensors.
-        facts: further entries, such as the flags that a resume compares.
+        identity: the run and the update.
     """
     files: dict[str, Receipt] = {}
     for rank_receipt in rank_receipts:
@@ -403,5 +403,5 @@ def manifest_of(
     for rank_receipt in rank_receipts:
         files |= rank_receipt.files
     states = [rank_receipt.state for rank_receipt in rank_receipts]
-    entries = {**facts, "parts": shared, "ranks": states, "files": files}
+    entries = {**identity.to_json(), "parts": shared, "ranks": states, "files": files}
     return Manifest.model_validate(entries)

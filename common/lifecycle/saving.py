@@ -4,12 +4,12 @@ from pathlib import Path
 
 from common.agreement import do_on_each_rank
 from common.checkpoints.kinds import State
-from common.checkpoints.same_run import RunIdentity
 from common.checkpoints.state import restore_newest
 from common.config import TrainingConfig
 from common.console import DISPLAY, say
+from common.json_files import json_safe
 from common.lifecycle.stages import Context, StartedRun
-from common.run_directory.records import CONFIG
+from common.run_directory.records import CONFIG, RunIdentity
 from common.run_directory.saved_flags import fixed_flags
 from common.sentences import counted
 from common.training.best import Best
@@ -45,17 +45,14 @@ def compare_weights_of_ranks(context: Context) -> None:
 
 
 def run_identity(started: StartedRun) -> RunIdentity:
-    """Return the facts of this run for a manifest.
-
-    A resume compares the facts in `MUST_MATCH_ON_RESUME`, the flags, and the description of parts.
-    """
+    """Return the identity of this run at the present update, for a checkpoint's manifest."""
     context = started.context
     plan = started.plan
     step = context.progress.global_step
     updates_in_epoch = step % plan.updates_per_epoch
     environment = started.saved_config.environment
     class_names = started.loaded.data.class_names
-    return {
+    values = {
         "run_id": context.directory.run_id,
         "recipe": context.recipe,
         "model": str(started.description["name"]),
@@ -70,6 +67,7 @@ def run_identity(started: StartedRun) -> RunIdentity:
         "mixed_precision": environment.mixed_precision,
         "versions": environment.versions,
     }
+    return RunIdentity.model_validate(json_safe(values))
 
 
 def flags_of_manifest(config: TrainingConfig) -> dict[str, object]:

@@ -278,28 +278,37 @@ class RankReceipt(Record):
         return {**converted, "state": self.state}  # not converted: see `PartStates`
 
 
-class Manifest(Record):
-    """`manifest.json` of a checkpoint: its files and the state of its parts, except tensors.
+class RunIdentity(Record):
+    """The run and the update that a checkpoint belongs to; a part of `manifest.json`.
 
-    The JSON in the file must match its own digest before it is made into this record. The facts of
-    the run are those of `RunIdentity` in `common.checkpoints.same_run`.
+    A resume compares most of these values with those of the run as it would go on: see
+    `common.checkpoints.same_run`.
     """
 
-    global_step: int
-    parts: PartStates  # the shared parts by name, without their tensors
-    ranks: list[PartStates] = Field(min_length=1)  # each rank's own parts
-    files: dict[str, Receipt]
     run_id: str
     recipe: str
     model: str
     objective: str
     flags: Flags  # the flags that a resume can't change
     parts_described: dict[str, JsonObject]  # see `PartDescription` in `checkpoints/description.py`
-    data: dict[str, JsonValue]
+    global_step: int
+    global_sample_index: int  # counted within the epoch
+    data: dict[str, JsonValue]  # facts of the data set, such as its sizes and fingerprint
     effective_batch_size: int
     world_size: int
     mixed_precision: str
-    versions: dict[str, str]
+    versions: dict[str, str]  # versions of packages, by name
+
+
+class Manifest(RunIdentity):
+    """`manifest.json` of a checkpoint: its run, its files, and its parts' state except tensors.
+
+    The JSON in the file must match its own digest before it is made into this record.
+    """
+
+    parts: PartStates  # the shared parts by name, without their tensors
+    ranks: list[PartStates] = Field(min_length=1)  # each rank's own parts
+    files: dict[str, Receipt]
     sha256: str | None = None  # of everything else in the file; None until the file is signed
 
     def to_json(self) -> dict[str, JsonValue]:

@@ -36,7 +36,7 @@ from common.errors import UserError
 from common.objective import Objective
 from common.run_directory.directory import RunDirectory
 from common.run_directory.identity import signed_config
-from common.run_directory.records import RunConfig
+from common.run_directory.records import RunConfig, RunIdentity
 from common.tools.compare.command import main as compare
 from common.tools.recipe import load_recipe
 from common.tools.tune.space import parse_space
@@ -45,7 +45,7 @@ from common.track.names import STEP
 from tests import local_data
 from tests.fuzz import inputs
 from tests.launch import RECIPES, REPOSITORY
-from tests.unit.manifest_facts import facts_at
+from tests.unit.manifest_facts import identity_at
 from tests.unit.recipes import config_class, write_run
 from tests.unit.tools.compare import run_folders
 
@@ -168,7 +168,7 @@ def whole_run(folder: Path) -> Path:
     effective = config.batch_size
     facts |= {"config": dataclasses.asdict(config), "given": dataclasses.asdict(config)}
     facts["environment"] |= {"effective_batch_size": effective}
-    facts |= {"wandb_run_id": "01234567", "run_id": identity_at(0)["run_id"]}
+    facts |= {"wandb_run_id": "01234567", "run_id": tiny_run_at(0).run_id}
     (run / "config.json").write_text(json.dumps(signed_config(facts)))
     status = {"status": "failed", "resumable": True, "reason": "killed", "global_step": 9}
     (run / "status.json").write_text(json.dumps(status))
@@ -229,9 +229,9 @@ class Training:
         return hashlib.sha256(data).hexdigest()
 
 
-def identity_at(step: int) -> dict[str, Any]:
+def tiny_run_at(step: int) -> RunIdentity:
     data = {"sizes": {"train": 8}, "class_names": ["a", "b"]}
-    return facts_at(step, recipe="mnist_mlp", model="small", data=data)
+    return identity_at(step, recipe="mnist_mlp", model="small", data=data)
 
 
 # The facts that a resumed run shows.
@@ -257,7 +257,7 @@ def save_checkpoints(folder: Path) -> None:
     for step in range(1, STEPS[-1] + 1):
         training.train()
         if step in STEPS:
-            checkpoints.save(step, training.parts.collect(), identity_at(step))
+            checkpoints.save(step, training.parts.collect(), tiny_run_at(step))
             checkpoints.wait()
             STATES.add(training.state())
 
@@ -296,7 +296,7 @@ def go_on(training: Training) -> None:
         checkpoints = checkpoints_in(directory.path / "checkpoints")
         resumed_name = Path(config.resume).name
         checkpoint_name = resumed_name if resumed_name.startswith("step-") else None
-        restore_newest(checkpoints, checkpoint_name, training.parts, identity_at(0))
+        restore_newest(checkpoints, checkpoint_name, training.parts, tiny_run_at(0))
         log = Log(single, directory.path, Objective("accuracy", "max"))
         log.start(
             config, RunConfig(**SHOWN), lambda: {STEP: training.progress.values["global_step"]}

@@ -40,11 +40,11 @@ from common.flags import role_of
 from common.lifecycle.saving import named_checkpoint
 from common.run_directory.directory import RunDirectory
 from common.run_directory.finished_model import WEIGHTS, model_folder
-from common.run_directory.records import MODEL_JSON
+from common.run_directory.records import MODEL_JSON, RunIdentity
 from common.run_directory.resume import resumed_config, was_finished_meanwhile
 from tests.fuzz.small_run import Inline
 from tests.unit.checkpoints.test_store import killed_at
-from tests.unit.manifest_facts import facts_at
+from tests.unit.manifest_facts import identity_at
 from tests.unit.saved_config import contents_with
 
 NAMES = ("one", "two")
@@ -135,11 +135,11 @@ class Attempt:
         facts["given"] = vars(self.config)
         self.directory.write("config.json", facts)
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> RunIdentity:
         """Return the facts of the run that a manifest holds."""
         flags = {n: v for n, v in vars(self.config).items() if not role_of(Config, n).free}
         del flags["mixed_precision"]
-        return facts_at(
+        return identity_at(
             self.progress.step,
             run_id=self.directory.run_id,
             flags=flags,

@@ -15,7 +15,7 @@ from tests.gpu.conftest import HAS_GPU, as_flags
 from tests.gpu.launching import Launcher
 from tests.jobs import final_weights, learned, newest_step
 from tests.launch import RECIPES, REPOSITORY
-from tests.unit.manifest_facts import facts_at
+from tests.unit.manifest_facts import identity_at
 
 STEPS = 60
 STAMPED = REPOSITORY / "tests" / "stamped.py"
@@ -44,7 +44,7 @@ def test_checkpoint_holds_values_of_its_moment(tmp_path: Path) -> None:
         for name, tensor in tensors.items():
             tensor.copy_(expected[name])
         contents = Contents(files={"model.safetensors": tensors})
-        checkpoints.save(step, contents, facts_at(step))
+        checkpoints.save(step, contents, identity_at(step))
         for tensor in tensors.values():
             tensor.fill_(-1)
         checkpoints.wait()

@@ -5,6 +5,9 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+from common.json_files import json_safe
+from common.run_directory.records import RunIdentity
+
 FACTS: dict[str, Any] = {
     "run_id": "0123456789abcdef",
     "recipe": "tiny",
@@ -24,3 +27,8 @@ FACTS: dict[str, Any] = {
 def facts_at(step: int, **changes: Any) -> dict[str, Any]:
     """Return the facts of a run at an update, with changed entries."""
     return {**copy.deepcopy(FACTS), "global_step": step, **changes}
+
+
+def identity_at(step: int, **changes: Any) -> RunIdentity:
+    """Return these facts as a record."""
+    return RunIdentity.model_validate(json_safe(facts_at(step, **changes)))

@@ -17,7 +17,7 @@ from common.checkpoints.kinds import RandomState
 from common.checkpoints.store import Checkpoints, Contents
 from common.checkpoints.tensors import read_tensors
 from tests.cuda_stand_in import Cuda
-from tests.unit.manifest_facts import facts_at
+from tests.unit.manifest_facts import identity_at
 
 CPU = torch.device("cpu")
 GPU = torch.device("cuda", 0)
@@ -183,7 +183,7 @@ def test_writer_thread_uses_the_device_of_its_rank(tmp_path: Path, device: Stand
     """A new thread starts on GPU 0, where rank 3 would take memory from rank 0."""
     checkpoints = Checkpoints(tmp_path, 0, 1, checkpoints_to_keep=2, patience=5, device=OTHER_GPU)
     contents = Contents(files={"weights.safetensors": {"w": torch.ones(3)}})
-    checkpoints.save(1, contents, facts_at(1))
+    checkpoints.save(1, contents, identity_at(1))
     checkpoints.wait()
     assert checkpoints.failure is None
     (thread,) = device.used
@@ -201,7 +201,7 @@ def test_checkpoint_from_a_gpu_is_not_changed_by_later_training(
         lasting = {"frozen-model.safetensors": {"f": torch.full((3,), 5.0)}}
         named = {f"{name}.safetensors": tensors for name, tensors in files.items()}
         contents = Contents(files=named, lasting_files=lasting, shared={"model": None}, of_rank={})
-        checkpoints.save(step, contents, facts_at(step))
+        checkpoints.save(step, contents, identity_at(step))
         change(files)
         lasting["frozen-model.safetensors"]["f"].zero_()
         checkpoints.wait()

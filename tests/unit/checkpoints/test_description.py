@@ -14,7 +14,8 @@ from torch.optim import lr_scheduler
 from common.checkpoints.state import Parts, restore_newest
 from common.checkpoints.store import Checkpoints
 from common.errors import UserError
-from tests.unit.manifest_facts import facts_at
+from common.run_directory.records import RunIdentity
+from tests.unit.manifest_facts import identity_at
 
 
 class Net(nn.Module):
@@ -76,8 +77,8 @@ def saved(folder: Path, parts: Parts) -> None:
     assert checkpoints.failure is None
 
 
-def identity(parts: Parts) -> dict[str, Any]:
-    return facts_at(1, parts_described=parts.parts_described)
+def identity(parts: Parts) -> RunIdentity:
+    return identity_at(1, parts_described=parts.parts_described)
 
 
 def resumed(folder: Path, parts: Parts) -> None:

@@ -23,7 +23,7 @@ from common.checkpoints.store import Checkpoints
 from common.digests import signed
 from common.errors import UserError
 from tests.unit.checkpoints.test_store import contents_of, killed_at, names_in, save
-from tests.unit.manifest_facts import facts_at
+from tests.unit.manifest_facts import identity_at
 
 
 def test_steps_are_compared_as_numbers(tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def save_of(folder: Path, step: int, run_id: str, keep: int = 2) -> None:
     contents = contents_of(step)
     contents.lasting_files = {}
     checkpoints.save_best(step, {"weight": torch.full((2,), float(step))})
-    checkpoints.save(step, contents, facts_at(step, run_id=run_id))
+    checkpoints.save(step, contents, identity_at(step, run_id=run_id))
     checkpoints.wait()
     assert checkpoints.failure is None
 

@@ -24,8 +24,7 @@ from common.checkpoints.state import Parts
 from common.checkpoints.store import Checkpoints
 from common.checkpoints.tensors import read_tensors, write_tensors
 from common.errors import UserError
-from common.run_directory.records import Manifest
-from tests.unit.manifest_facts import facts_at
+from tests.unit.manifest_facts import identity_at
 
 CPU = torch.device("cpu")
 
@@ -113,7 +112,7 @@ def save(folder: Path, step: int, *ranks: Parts, after: Path | None = None) -> P
     for writer, parts in zip(checkpoints, ranks, strict=True):
         if after is not None:
             writer.go_on_from(after, read_manifest(after))
-        writer.save(step, parts.collect(), facts_at(step))
+        writer.save(step, parts.collect(), identity_at(step))
     for writer in checkpoints:
         writer.wait()
         assert writer.failure is None
@@ -279,7 +278,7 @@ def test_checkpoints_share_one_file_of_frozen_weights(tmp_path: Path) -> None:
     for step in (1, 2):
         nn.init.constant_(model[1].weight, step)
         model[2].running_mean.fill_(step)
-        checkpoints.save(step, parts.collect(), facts_at(step))
+        checkpoints.save(step, parts.collect(), identity_at(step))
         checkpoints.wait()
         assert checkpoints.failure is None
         saved.append(weights_of(model))
@@ -312,7 +311,7 @@ def test_restore_ignores_files_outside_the_manifest(tmp_path: Path) -> None:
         parameter.requires_grad_(True)
     parts.add("model", model)
     checkpoints = Checkpoints(tmp_path, 0, 1, 3, 60)
-    checkpoints.save(1, parts.collect(), facts_at(1))
+    checkpoints.save(1, parts.collect(), identity_at(1))
     checkpoints.wait()
     write_tensors(tmp_path / "frozen-model.safetensors", {"of another": torch.zeros(3)})
     with torch.no_grad():
@@ -329,10 +328,10 @@ def test_weights_that_are_unfrozen_later_join_the_checkpoint(tmp_path: Path) -> 
     parts = Parts(0)
     parts.add("model", model)
     checkpoints = Checkpoints(tmp_path, 0, 1, 3, 60)
-    checkpoints.save(1, parts.collect(), facts_at(1))
+    checkpoints.save(1, parts.collect(), identity_at(1))
     model[0].bias.requires_grad_(True)
     nn.init.constant_(model[0].bias, 7.0)
-    checkpoints.save(2, parts.collect(), facts_at(2))
+    checkpoints.save(2, parts.collect(), identity_at(2))
     checkpoints.wait()
     path = tmp_path / "step-00000002"
     assert "0.bias" in read_tensors(tmp_path / "frozen-model.safetensors")
@@ -620,11 +619,6 @@ def test_excerpts_show_where_values_differ(prefix: str, before: str, now: str) -
     assert max(len(shown_before), len(shown_now)) <= 202  # with an ellipsis at both ends
 
 
-def manifest_with(facts: dict[str, Any]) -> Manifest:
-    """Return a manifest of these facts, without files and states."""
-    return Manifest(**facts, parts={}, ranks=[{}], files={})
-
-
 @pytest.mark.parametrize(
     ("changes", "advice"),
     [
@@ -641,21 +635,20 @@ def test_advice_on_a_changed_fact_names_no_flag_that_a_resume_refuses(
     changes: dict[str, Any], advice: str
 ) -> None:
     """Flags that a resume can't change are only for a new run."""
-    saved: Any = facts_at(1, data={"fingerprint": "a"})
-    manifest = manifest_with(saved)
-    insist_on_facts(Path("step-1"), manifest, saved)
+    saved = identity_at(1, data={"fingerprint": "a"})
+    insist_on_facts(Path("step-1"), saved, saved)
     with pytest.raises(UserError, match="step-1 can't be resumed, because the ") as refused:
-        insist_on_facts(Path("step-1"), manifest, saved | changes)
+        insist_on_facts(Path("step-1"), saved, saved.model_copy(update=changes))
     assert refused.value.advice == advice
 
 
 def test_data_may_get_a_fingerprint_but_not_lose_it() -> None:
     """A user may provide the fingerprint of data whose contents were unknown before."""
-    known: Any = facts_at(1, data={"sizes": {"train": 8}, "fingerprint": "a"})
-    unknown: Any = facts_at(1, data={"sizes": {"train": 8}})
-    insist_on_facts(Path("step-1"), manifest_with(unknown), known)
+    known = identity_at(1, data={"sizes": {"train": 8}, "fingerprint": "a"})
+    unknown = identity_at(1, data={"sizes": {"train": 8}})
+    insist_on_facts(Path("step-1"), unknown, known)
     with pytest.raises(UserError, match="the fingerprint of the data changed from a to None"):
-        insist_on_facts(Path("step-1"), manifest_with(known), unknown)
+        insist_on_facts(Path("step-1"), known, unknown)
 
 
 def test_errors_raised_by_a_part_keep_their_traceback(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from common.checkpoints.tensors import read_tensors, write_tensors
 from common.errors import LostProcessError, UserError
 from common.run_directory.records import Receipt
 from tests.unit.damage import Payload
-from tests.unit.manifest_facts import facts_at
+from tests.unit.manifest_facts import identity_at
 
 
 def contents_of(step: int, rank: int = 0) -> Contents:
@@ -50,7 +50,7 @@ def opened(folder: Path, rank: int = 0, world_size: int = 1, keep: int = 2) -> C
 def save(folder: Path, step: int, keep: int = 2) -> Checkpoints:
     """Write a checkpoint of one rank."""
     checkpoints = opened(folder, keep=keep)
-    checkpoints.save(step, contents_of(step), facts_at(step))
+    checkpoints.save(step, contents_of(step), identity_at(step))
     checkpoints.wait()
     return checkpoints
 
@@ -64,7 +64,7 @@ def test_two_ranks_make_one_checkpoint(tmp_path: Path) -> None:
     ranks = [opened(tmp_path, rank, 2) for rank in range(2)]
     for step in (3, 6):
         for rank in reversed(range(2)):
-            ranks[rank].save(step, contents_of(step, rank), facts_at(step))
+            ranks[rank].save(step, contents_of(step, rank), identity_at(step))
     for checkpoints in ranks:
         checkpoints.wait()
         assert checkpoints.failure is None
@@ -92,12 +92,12 @@ def test_frozen_weights_are_written_once(tmp_path: Path, monkeypatch: pytest.Mon
         return write_tensors(path, *arguments)
 
     monkeypatch.setattr(store, "write_tensors", recording_write)
-    checkpoints.save(6, contents_of(6), facts_at(6))
+    checkpoints.save(6, contents_of(6), identity_at(6))
     checkpoints.wait()
     later = opened(tmp_path)
     newest = tmp_path / "step-00000006"
     later.go_on_from(newest, read_manifest(newest))
-    later.save(9, contents_of(9), facts_at(9))
+    later.save(9, contents_of(9), identity_at(9))
     later.wait()
     assert "frozen-model.safetensors" not in written
     assert names_in(tmp_path) == ["frozen-model.safetensors", "step-00000006", "step-00000009"]
@@ -112,20 +112,20 @@ def test_best_model_stays_with_the_checkpoints_that_name_it(tmp_path: Path) -> N
     checkpoints = opened(tmp_path)
     weight = torch.zeros(3)
     best = [f"best-{step:08d}.safetensors" for step in (3, 6)]
-    checkpoints.save(3, contents_of(3), facts_at(3))
+    checkpoints.save(3, contents_of(3), identity_at(3))
     for step, name in zip((3, 6), best, strict=True):
         checkpoints.save_best(step, {"weight": weight})
         weight += 1
         checkpoints.wait()
         assert name in names_in(tmp_path)
-        checkpoints.save(step + 2, contents_of(step), facts_at(step + 2))
+        checkpoints.save(step + 2, contents_of(step), identity_at(step + 2))
     checkpoints.wait()
     assert {*best} < {*names_in(tmp_path)}
     assert read_tensors(tmp_path / best[1])["weight"].tolist() == [1, 1, 1]
     later = opened(tmp_path)
     newest = tmp_path / "step-00000008"
     later.go_on_from(newest, read_manifest(newest))
-    later.save(9, contents_of(9), facts_at(9))
+    later.save(9, contents_of(9), identity_at(9))
     later.wait()
     assert f"../{best[1]}" in read_manifest(tmp_path / "step-00000009").files
     assert {*best} & {*names_in(tmp_path)} == {best[1]}
@@ -152,15 +152,14 @@ def test_failure_to_write_the_best_model_is_reported(
 
 
 def test_checkpoint_holds_the_state_at_the_call(tmp_path: Path) -> None:
-    """Training may change tensors and facts while they are written."""
+    """Training may change tensors while they are written."""
     checkpoints = opened(tmp_path)
     contents = contents_of(3)
-    facts = facts_at(3, list=[1], loss=float("nan"))
-    checkpoints.save(3, contents, facts)
+    identity = identity_at(3, list=[1], loss=float("nan"))
+    checkpoints.save(3, contents, identity)
     for tensors in contents.files.values():
         for tensor in tensors.values():
             tensor.zero_()
-    facts["list"].append(2)
     checkpoints.wait()
     newest = tmp_path / "step-00000003"
     assert read_tensors(newest / "model.safetensors")["weight"].tolist() == [3, 3, 3]
@@ -177,7 +176,7 @@ def test_states_may_be_nested_deeply(tmp_path: Path) -> None:
     contents.shared = {"deep": state}
     contents.of_rank = {"deep of rank": state}
     checkpoints = opened(tmp_path)
-    checkpoints.save(3, contents, facts_at(3))
+    checkpoints.save(3, contents, identity_at(3))
     checkpoints.wait()
     assert checkpoints.failure is None
     manifest = read_manifest(tmp_path / "step-00000003")
@@ -190,7 +189,7 @@ def test_a_step_is_saved_once(tmp_path: Path) -> None:
     """A signal may ask for a checkpoint at a step that the schedule saves anyway."""
     checkpoints = save(tmp_path, 3)
     written = (tmp_path / "step-00000003").stat().st_mtime_ns
-    checkpoints.save(3, contents_of(4), facts_at(3))
+    checkpoints.save(3, contents_of(4), identity_at(3))
     checkpoints.wait()
     assert (tmp_path / "step-00000003").stat().st_mtime_ns == written
 
@@ -277,7 +276,7 @@ def test_kill_during_a_save_leaves_a_whole_checkpoint(
         checkpoints = opened(folder)
         unfinished = folder / "step-00000009.unfinished"
         # This job knows no receipt of frozen weights, so it writes them, too.
-        write = partial(checkpoints.write, unfinished, contents_of(9), facts_at(9))
+        write = partial(checkpoints.write, unfinished, contents_of(9), identity_at(9))
         was_killed = killed_at(monkeypatch, moment, write)
         newest, problems = newest_whole(folder)
         assert problems == []
@@ -340,13 +339,13 @@ def test_any_failed_disk_call_is_reported(
 
     checkpoints = opened(tmp_path, keep=1)
     monkeypatch.setattr(module, name, fail)
-    checkpoints.save(6, contents_of(6), facts_at(6))
+    checkpoints.save(6, contents_of(6), identity_at(6))
     checkpoints.wait()
     assert "No space left on device" in str(checkpoints.failure)
     newest, problems = newest_whole(tmp_path)
     assert newest is not None
     assert problems == []
-    checkpoints.save(9, contents_of(9), facts_at(9))  # nothing more is written after a failure
+    checkpoints.save(9, contents_of(9), identity_at(9))  # nothing more is written after a failure
     assert checkpoints.writer is None
 
 
@@ -368,7 +367,7 @@ def test_damaged_receipt_of_another_rank_is_reported(tmp_path: Path) -> None:
     unfinished = tmp_path / "step-00000003.unfinished"
     unfinished.mkdir()
     (unfinished / "receipt-1.json").write_bytes(b"\xff")
-    checkpoints.save(3, contents_of(3), facts_at(3))
+    checkpoints.save(3, contents_of(3), identity_at(3))
     checkpoints.wait()
     assert "receipt-1.json can't be read" in str(checkpoints.failure)
     assert not step_folders(tmp_path)
@@ -389,7 +388,7 @@ def test_failed_rank_is_reported_by_the_others(
     ranks = [opened(tmp_path, rank, 2) for rank in range(2)]
     for rank, checkpoints in enumerate(ranks):
         checkpoints.patience = 600
-        checkpoints.save(3, contents_of(3, rank), facts_at(3))
+        checkpoints.save(3, contents_of(3, rank), identity_at(3))
     for checkpoints in ranks:
         checkpoints.wait()
     assert "No space left" in str(ranks[failing].failure)
@@ -401,7 +400,7 @@ def test_failed_rank_is_reported_by_the_others(
 def test_silent_rank_is_named_after_the_timeout(tmp_path: Path, rank: int, other: int) -> None:
     """The end of a run waits for a checkpoint no longer than for a collective."""
     checkpoints = Checkpoints(tmp_path, rank, world_size=2, checkpoints_to_keep=1, patience=0.1)
-    checkpoints.save(1, contents_of(1, rank), facts_at(1))
+    checkpoints.save(1, contents_of(1, rank), identity_at(1))
     with pytest.raises(LostProcessError, match=f"rank {other} timed out"):
         checkpoints.wait()
     assert not step_folders(tmp_path)
@@ -413,7 +412,7 @@ def test_hurry_shortens_a_wait_that_has_begun(
     """After a failure elsewhere, a save does not wait for other ranks until its timeout."""
     monkeypatch.setattr(store, "LAST_PATIENCE", 0.1)
     checkpoints = Checkpoints(tmp_path, 0, world_size=2, checkpoints_to_keep=1, patience=600)
-    checkpoints.save(1, contents_of(1), facts_at(1))
+    checkpoints.save(1, contents_of(1), identity_at(1))
     checkpoints.hurry()
     with pytest.raises(LostProcessError):
         checkpoints.wait()
