@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sized
 import numpy as np
 
 from common.data.cache import PreparedFacts
-from common.data.guess import Feature, ValuesOf, guess_label, guess_texts
+from common.data.guess import Feature, ValuesOf, guess_label, guess_texts, is_missing
 from common.data.sources import DataSource
 from common.errors import UserError
 
@@ -104,8 +104,6 @@ class LabelledData:
             "--label-column", label_column, candidates, suitable
         )
         self.is_typed = isinstance(features[self.label_column], ClassLabel)
-        # GLUE marks rows without a label with -1. In a column of plain numbers, -1 may be a class.
-        self.missing_labels = {None, "", -1} if self.is_typed else {None, ""}
 
     def label_candidates(self) -> list[str]:
         """Return the columns that may hold the labels, by their types or by their names.
@@ -236,8 +234,7 @@ class LabelledData:
             self.classes = list(range(len(self.class_names)))
             return
         where = f"column {self.label_column} of data set {self.name}"
-        # NaN is the only value that differs from itself.
-        distinct = {label for label in labels if label == label} - self.missing_labels
+        distinct = {label for label in labels if not is_missing_label(label, self.is_typed)}
         fractions = [
             label for label in distinct if isinstance(label, float) and not label.is_integer()
         ]
@@ -355,6 +352,16 @@ class LabelledData:
         if self.evaluated_split is not None:
             facts["evaluated"] = self.evaluated_split
         return facts
+
+
+def is_missing_label(label: LabelValue, is_typed: bool) -> bool:
+    """Whether a value in the label column means that its row has no label.
+
+    Args:
+        is_typed: whether the column has the type ClassLabel. In such a column, -1 means that there
+            is no label, as in GLUE. In a column of plain numbers, -1 may be a class.
+    """
+    return is_missing(label) or label == "" or (is_typed and label == -1)
 
 
 def choose_splits(names: Iterable[str], source: DataSource) -> list[tuple[str, str]]:

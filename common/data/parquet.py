@@ -18,7 +18,7 @@ import torch
 from common.data.builders import DATA_ADVICE, open_builder
 from common.data.cache import PreparedFacts, RowGroupIndex, write_array
 from common.data.guess import Feature
-from common.data.labels import LabelledData, LabelValue, choose_splits
+from common.data.labels import LabelledData, LabelValue, choose_splits, is_missing_label
 from common.data.mistakes import empty_split, nothing_left, other_columns, single_class
 from common.data.order import Blocks
 from common.data.sources import DataSource
@@ -119,9 +119,9 @@ class ParquetRows:
             label: the value of the last column.
         """
         label_column = self.columns[-1]
-        # GLUE marks missing labels with -1. NaN is the only value that differs from itself.
-        is_label_missing = label in (None, "", -1) or label != label
-        if None not in row and not is_label_missing:
+        # All values in a column of plain values are classes. So only in a column of type ClassLabel
+        # can -1 be none of the classes.
+        if None not in row and not is_missing_label(label, is_typed=True):
             return UserError(
                 f"{shard} contains a row with the label {label!r:.60} in column {label_column}, "
                 f"which is none of the {counted(len(self.numbers), 'class', 'classes')}",
@@ -276,7 +276,8 @@ class ParquetTables(LabelledData):
         first_shard = self.shards[groups[0][SHARD]]
         # Some splits have no labels at all, such as GLUE's test splits. The first file with rows
         # shows that, so the label columns of the other files are not read here.
-        if not distinct_values(first_shard, self.label_column) <= self.missing_labels:
+        labels = distinct_values(first_shard, self.label_column)
+        if not all(is_missing_label(label, self.is_typed) for label in labels):
             self.splits[role] = np.array(groups)
 
     def make_validation(self, source: DataSource) -> None:
