@@ -167,10 +167,11 @@ def note_refusal(early: argparse.Namespace, end: SystemExit) -> None:
         end: the exit that refused the command line.
     """
     from common.run_directory.directory import refuse_to_resume
+    from common.run_directory.records import CHECKPOINTS_FOLDER
 
     directory = early.output_dir
     if early.resume not in (None, "auto"):
-        is_checkpoint = Path(early.resume).parent.name == "checkpoints"
+        is_checkpoint = Path(early.resume).parent.name == CHECKPOINTS_FOLDER
         directory = Path(early.resume).parents[1] if is_checkpoint else early.resume
     reason = "the command line was rejected; see its output"
     if isinstance(end, (UserError, Preempted)):

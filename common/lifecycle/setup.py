@@ -15,6 +15,7 @@ from common.resolution import ConfigResolution
 from common.run_directory.directory import RunDirectory, refuse_to_resume
 from common.run_directory.provenance import ProvenanceWriter
 from common.run_directory.recipe_source import RecipeSource
+from common.run_directory.records import CHECKPOINTS_FOLDER
 from common.run_directory.resume import was_finished_meanwhile
 from common.track.log import Log
 from common.training.accelerator import build_accelerator
@@ -95,7 +96,7 @@ def make_checkpoints(
 ) -> Checkpoints:
     """Return the store of the run's checkpoints, which belong to this run and its directory."""
     return Checkpoints(
-        folder=directory.path / "checkpoints",
+        folder=directory.path / CHECKPOINTS_FOLDER,
         rank=accelerator.process_index,
         world_size=accelerator.num_processes,
         checkpoints_to_keep=config.keep_checkpoints,

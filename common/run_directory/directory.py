@@ -28,6 +28,7 @@ from common.files import locked
 from common.json_files import write_json
 from common.run_directory.identity import saved_run_id, signed_config
 from common.run_directory.records import (
+    CHECKPOINTS_FOLDER,
     CONFIG,
     STATUS,
     Status,
@@ -307,7 +308,8 @@ def refuse_to_write_over(path: Path) -> None:
         raise UserError(
             f"can't start in --output-dir {path}, because it already contains a run", advice=advice
         )
-    if os.path.isdir(path / "checkpoints") and os.listdir(path / "checkpoints"):
+    checkpoints = path / CHECKPOINTS_FOLDER
+    if os.path.isdir(checkpoints) and os.listdir(checkpoints):
         mistake = (
             f"can't start in --output-dir {path}, because it contains checkpoints of another run, "
             f"without its {CONFIG}"
