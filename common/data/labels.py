@@ -137,10 +137,7 @@ class LabelledData:
             UserError: there is no such column or more than two, or a named column does not exist or
                 holds no strings.
         """
-        from datasets import Value
-
-        string_types = [Value(dtype) for dtype in ("string", "large_string", "string_view")]
-        suitable = [column for column, feature in self.features.items() if feature in string_types]
+        suitable = [column for column, feature in self.features.items() if is_text(feature)]
         excluded = (self.label_column, "id", "idx")
         candidates = [column for column in suitable if column not in excluded]
         if self.values_of is not None and not text_columns and len(candidates) > 2:
@@ -231,7 +228,7 @@ class LabelledData:
         label_type = self.features[self.label_column]
         if isinstance(label_type, ClassLabel):
             self.class_names = list(label_type.names)
-            self.classes = list(range(len(self.class_names)))
+            self.classes = self.values_of_classes()
             return
         where = f"column {self.label_column} of data set {self.name}"
         distinct = {label for label in labels if not is_missing_label(label, self.is_typed)}
@@ -253,6 +250,10 @@ class LabelledData:
         self.class_names = [
             str(int(label) if isinstance(label, float) else label) for label in self.classes
         ]
+
+    def values_of_classes(self) -> list[LabelValue]:
+        """Return the value of each class in a column of type ClassLabel: the class's number."""
+        return list(range(len(self.class_names)))
 
     def share_to_hold_out(self, source: DataSource) -> float:
         """Return the share of train that becomes the validation split, from 0 to 1.
@@ -352,6 +353,14 @@ class LabelledData:
         if self.evaluated_split is not None:
             facts["evaluated"] = self.evaluated_split
         return facts
+
+
+def is_text(feature: Feature) -> bool:
+    """Whether a column has one of the types of strings."""
+    from datasets import Value
+
+    dtypes = ("string", "large_string", "string_view")
+    return isinstance(feature, Value) and feature.dtype in dtypes
 
 
 def is_missing_label(label: LabelValue, is_typed: bool) -> bool:
