@@ -21,10 +21,12 @@ from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Protocol, TypeVar, get_args, get_type_hints
 
-from common.errors import Outcome, Preempted, UserError, let_main_rank_exit_first
+from common.errors import Preempted, UserError
 from common.flag_reads import record_reads
 from common.flags import check_limits, from_json, role_of, spelled, stated
 from common.json_files import read_json
+from common.outcomes import Outcome
+from common.rank_exits import let_main_rank_exit_first
 from common.sentences import reading
 from common.standard_streams import protect_output
 from common.system.machine import is_main_rank

@@ -28,9 +28,10 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
-from common.errors import RunStatus, UserError
+from common.errors import UserError
 from common.json_files import PUT_BACK, JsonObject, json_safe, read_json_if_there
 from common.metric_names import STEP
+from common.outcomes import RunStatus
 from common.system.printable import shortened
 
 # The files of a run.

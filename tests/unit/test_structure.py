@@ -17,9 +17,9 @@ MOST_LINES_OF_A_RECIPE = 240
 # lower levels. Modules of one package may import each other.
 LEVELS = (
     ("system", "metric_names"),
-    ("disk_errors",),
-    ("errors",),
-    ("sentences",),
+    ("disk_errors", "errors", "rank_exits"),
+    ("error_causes", "sentences"),
+    ("outcomes",),
     ("agreement", "files", "console", "standard_streams", "flags", "objective"),
     ("json_files", "flag_reads", "tables"),
     ("flag_uses", "digests"),

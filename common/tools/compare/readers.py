@@ -15,10 +15,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from common.errors import RunStatus, UserError
+from common.errors import UserError
 from common.json_files import read_json_if_there, read_lines
 from common.metric_names import STEP, TOTAL_SECONDS
 from common.objective import EVALUATED_SPLITS, PREFIXES, Objective, Split
+from common.outcomes import RunStatus
 from common.run_directory.records import (
     CONFIG,
     METRICS_FILE,
