@@ -24,7 +24,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, TypeVar, cast
 
-from common.errors import GLOO_RELEASE_SECONDS, UserError
+from common.errors import UserError
+from common.rank_exits import GLOO_RELEASE_SECONDS
 from common.system.machine import is_main_rank
 
 if TYPE_CHECKING:

@@ -21,10 +21,12 @@ from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Protocol, TypeVar, get_args, get_type_hints
 
-from common.errors import Outcome, Preempted, UserError, let_main_rank_exit_first
+from common.errors import Preempted, UserError
 from common.flag_reads import record_reads
 from common.flags import check_limits, from_json, role_of, spelled, stated
 from common.json_files import read_json
+from common.outcomes import Outcome
+from common.rank_exits import let_main_rank_exit_first
 from common.sentences import reading
 from common.standard_streams import protect_output
 from common.system.machine import is_main_rank
@@ -167,10 +169,11 @@ def note_refusal(early: argparse.Namespace, end: SystemExit) -> None:
         end: the exit that refused the command line.
     """
     from common.run_directory.directory import refuse_to_resume
+    from common.run_directory.records import CHECKPOINTS_FOLDER
 
     directory = early.output_dir
     if early.resume not in (None, "auto"):
-        is_checkpoint = Path(early.resume).parent.name == "checkpoints"
+        is_checkpoint = Path(early.resume).parent.name == CHECKPOINTS_FOLDER
         directory = Path(early.resume).parents[1] if is_checkpoint else early.resume
     reason = "the command line was rejected; see its output"
     if isinstance(end, (UserError, Preempted)):

@@ -1,5 +1,7 @@
 """SHA-256 digests: of bytes, of files, of values that JSON can hold, and of signed JSON objects.
 
+Digests of tensors take the bytes that `bytes_of_tensor` returns.
+
 Caches, checkpoints and configs store these digests. So a function here must give the same digest
 for the same value in all versions of this library.
 """
@@ -9,10 +11,13 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol, TypedDict
+from typing import TYPE_CHECKING, Protocol, TypedDict
 
 from common.files import refuse_pipe
 from common.json_files import JsonObject
+
+if TYPE_CHECKING:  # importing torch takes a second, and most digests are not of tensors
+    import torch
 
 SIGNATURE = "sha256"  # the entry of a signed JSON object with the digest of all other entries
 SHORT = 16  # hexadecimal digits of a short digest
@@ -35,6 +40,22 @@ class Digest(Protocol):
 def sha256_of_bytes(contents: bytes) -> str:
     """Return the SHA-256 of bytes."""
     return hashlib.sha256(contents).hexdigest()
+
+
+def bytes_of_tensor(tensor: "torch.Tensor") -> memoryview:
+    """Return the bytes of a tensor's elements, in the order of their indices.
+
+    They do not depend on the device, or on the order of the elements in memory.
+
+    Raises:
+        Exception: torch's error for a tensor without such bytes: sparse, quantized, or on the meta
+            device.
+    """
+    import torch
+
+    elements = tensor.detach().cpu().contiguous().reshape(-1)
+    # NumPy has no bf16, so view the elements as bytes first.
+    return elements.view(torch.uint8).numpy().data
 
 
 def receipt_of(path: Path) -> FileReceipt:

@@ -39,6 +39,7 @@ from common.lifecycle.trying_loss import try_loss
 from common.measure.flops import ComputeLoss
 from common.measure.memory import lift_limit
 from common.measure.values import Metrics
+from common.metric_names import TRAINING_SECONDS
 from common.objective import EVALUATED_SPLITS
 from common.system.allocator import HEAP
 from common.track.recorded_media import Values
@@ -238,7 +239,7 @@ class Run:
     def position(self) -> dict[str, float]:
         """Return the figures of the present position: update, epoch, samples, training time."""
         seconds = self.context.meters.stopwatch.total.seconds
-        return self.plan.position(self.progress.global_step) | {"time/train_seconds": seconds}
+        return self.plan.position(self.progress.global_step) | {TRAINING_SECONDS: seconds}
 
     # In the loop
 

@@ -16,14 +16,13 @@ from common.errors import UserError
 from common.files import SUPERSEDED, UNFINISHED, remove
 from common.json_files import PUT_BACK, read_json
 from common.run_directory.identity import may_be_of_run
-from common.run_directory.records import Manifest, Receipt
+from common.run_directory.records import MANIFEST, Manifest, Receipt
 from common.sentences import writing
 from common.system.platforms import quoted, rename_path
 
 NAME = re.compile(r"step-(\d{8,})")
 # The best model so far, with its update; if the model is sharded, one rank's rows of it.
 BEST = re.compile(r"best-(\d{8,})(-\d+-of-\d+)?\.safetensors$")
-MANIFEST = "manifest.json"
 OF_ANOTHER_RUN = "of-another-run"  # a folder beside the checkpoints
 
 

@@ -28,7 +28,7 @@ import torch
 from pydantic import JsonValue
 
 from common.checkpoints.copies import HostCopies
-from common.checkpoints.finished import BEST, MANIFEST, is_best, remove_old, step_of
+from common.checkpoints.finished import BEST, is_best, remove_old, step_of
 from common.checkpoints.pack import Tensors
 from common.checkpoints.shards import parts_of, read_parts
 from common.checkpoints.tensors import read_tensors, write_tensors
@@ -39,6 +39,7 @@ from common.files import UNFINISHED, open_to_append
 from common.json_files import write_json
 from common.run_directory.records import (
     CHECKPOINT_DIGESTS,
+    MANIFEST,
     CheckpointDigests,
     Manifest,
     PartStates,

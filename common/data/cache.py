@@ -92,8 +92,8 @@ def cached(
         UserError: the data can't be read, or the cache can't be written.
     """
     if source.streaming:
-        # Raise the 2 whenever the layout of the row groups changes.
-        version = f"rows-2-{version}"
+        # Raise the 3 whenever the layout or the choice of the row groups changes, or their classes.
+        version = f"rows-3-{version}"
         names = ("groups",)
     # Keep the keyword `kind`: `cache_folder` hashes it with its value, so all caches would be made
     # again with another keyword.

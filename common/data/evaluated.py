@@ -14,7 +14,7 @@ from common.data.pixels import FULL_SCALE
 from common.errors import UserError
 from common.initial import initial_facts, weights_file
 from common.json_files import read_json_if_there
-from common.run_directory.records import CONFIG, MODEL_JSON, excerpt_of
+from common.run_directory.records import CONFIG, MODEL_FOLDER, MODEL_JSON, excerpt_of
 
 MOST_GENERATIONS = 20  # runs that are followed back, each to the run of its initial weights
 
@@ -87,7 +87,7 @@ def training_history(model: str | None) -> list[TrainedOn]:
             break
         contents = read_json_if_there(folder.parent / CONFIG)
         # The model belongs to a run if its folder has this name and both JSON files exist.
-        if folder.name != "model" or not (folder / MODEL_JSON).is_file() or contents is None:
+        if folder.name != MODEL_FOLDER or not (folder / MODEL_JSON).is_file() or contents is None:
             break
         # `excerpt_of` accepts old and edited files, which may still say on which data the run
         # trained.

@@ -17,7 +17,14 @@ import torch
 from PIL import Image
 
 from common.data.local_files import TABLE_SUFFIXES
-from common.digests import SHORT, Digest, sha256_of_bytes, sha256_of_file, short_digest
+from common.digests import (
+    SHORT,
+    Digest,
+    bytes_of_tensor,
+    sha256_of_bytes,
+    sha256_of_file,
+    short_digest,
+)
 from common.sentences import reading
 
 # The arrays of a split are read as a whole if they have at most this many bytes together. Otherwise
@@ -164,10 +171,8 @@ def add(digest: Digest, value: object) -> None:
     """
     digest.update(f"{type(value).__name__} ".encode())
     if isinstance(value, torch.Tensor):
-        tensor = value.detach().cpu()
-        flat_bytes = tensor.contiguous().reshape(-1).view(torch.uint8)
-        digest.update(f"{tuple(tensor.shape)} {tensor.dtype};".encode())
-        digest.update(flat_bytes.numpy().tobytes())
+        digest.update(f"{tuple(value.shape)} {value.dtype};".encode())
+        digest.update(bytes_of_tensor(value))
     elif isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind != "O":
         digest.update(f"{value.shape} {value.dtype};".encode())
         digest.update(value.tobytes())

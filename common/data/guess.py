@@ -53,9 +53,14 @@ def guess_content(column: str, feature: Feature, values_of: ValuesOf) -> Content
 
 
 def present(values: Sequence[object]) -> list[object]:
-    """Return the values that are not missing: neither None nor NaN."""
+    """Return the values that are not missing."""
+    return [value for value in values if not is_missing(value)]
+
+
+def is_missing(value: object) -> bool:
+    """Whether a cell of a table has no value: whether it is None or NaN."""
     # NaN is the only value that differs from itself.
-    return [value for value in values if value is not None and value == value]
+    return value is None or value != value
 
 
 def most_classes(num_rows: int) -> int:

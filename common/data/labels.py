@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sized
 import numpy as np
 
 from common.data.cache import PreparedFacts
-from common.data.guess import Feature, ValuesOf, guess_label, guess_texts
+from common.data.guess import Feature, ValuesOf, guess_label, guess_texts, is_missing
 from common.data.sources import DataSource
 from common.errors import UserError
 
@@ -104,8 +104,6 @@ class LabelledData:
             "--label-column", label_column, candidates, suitable
         )
         self.is_typed = isinstance(features[self.label_column], ClassLabel)
-        # GLUE marks rows without a label with -1. In a column of plain numbers, -1 may be a class.
-        self.missing_labels = {None, "", -1} if self.is_typed else {None, ""}
 
     def label_candidates(self) -> list[str]:
         """Return the columns that may hold the labels, by their types or by their names.
@@ -139,10 +137,7 @@ class LabelledData:
             UserError: there is no such column or more than two, or a named column does not exist or
                 holds no strings.
         """
-        from datasets import Value
-
-        string_types = [Value(dtype) for dtype in ("string", "large_string", "string_view")]
-        suitable = [column for column, feature in self.features.items() if feature in string_types]
+        suitable = [column for column, feature in self.features.items() if is_text(feature)]
         excluded = (self.label_column, "id", "idx")
         candidates = [column for column in suitable if column not in excluded]
         if self.values_of is not None and not text_columns and len(candidates) > 2:
@@ -233,11 +228,10 @@ class LabelledData:
         label_type = self.features[self.label_column]
         if isinstance(label_type, ClassLabel):
             self.class_names = list(label_type.names)
-            self.classes = list(range(len(self.class_names)))
+            self.classes = self.values_of_classes()
             return
         where = f"column {self.label_column} of data set {self.name}"
-        # NaN is the only value that differs from itself.
-        distinct = {label for label in labels if label == label} - self.missing_labels
+        distinct = {label for label in labels if not is_missing_label(label, self.is_typed)}
         fractions = [
             label for label in distinct if isinstance(label, float) and not label.is_integer()
         ]
@@ -256,6 +250,10 @@ class LabelledData:
         self.class_names = [
             str(int(label) if isinstance(label, float) else label) for label in self.classes
         ]
+
+    def values_of_classes(self) -> list[LabelValue]:
+        """Return the value of each class in a column of type ClassLabel: the class's number."""
+        return list(range(len(self.class_names)))
 
     def share_to_hold_out(self, source: DataSource) -> float:
         """Return the share of train that becomes the validation split, from 0 to 1.
@@ -355,6 +353,24 @@ class LabelledData:
         if self.evaluated_split is not None:
             facts["evaluated"] = self.evaluated_split
         return facts
+
+
+def is_text(feature: Feature) -> bool:
+    """Whether a column has one of the types of strings."""
+    from datasets import Value
+
+    dtypes = ("string", "large_string", "string_view")
+    return isinstance(feature, Value) and feature.dtype in dtypes
+
+
+def is_missing_label(label: LabelValue, is_typed: bool) -> bool:
+    """Whether a value in the label column means that its row has no label.
+
+    Args:
+        is_typed: whether the column has the type ClassLabel. In such a column, -1 means that there
+            is no label, as in GLUE. In a column of plain numbers, -1 may be a class.
+    """
+    return is_missing(label) or label == "" or (is_typed and label == -1)
 
 
 def choose_splits(names: Iterable[str], source: DataSource) -> list[tuple[str, str]]:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch.nn import functional as F
 
 from common.errors import UserError
 from common.sentences import counted
@@ -238,10 +239,9 @@ class EvaluationOrder:
         batches = self.batches()
         samples = torch.cat(batches) if batches else torch.zeros(0, dtype=torch.long)
         count = -(-most_samples // size)
-        padding = count * size - len(samples)
-        repeated = samples[-1:] if len(samples) else torch.zeros(1, dtype=torch.long)
         is_real = torch.arange(count * size) < len(samples)
-        filled = torch.cat([samples, repeated.expand(padding)])
+        last_sample = int(samples[-1]) if batches else 0
+        filled = F.pad(samples, (0, count * size - len(samples)), value=last_sample)
         return EqualBatches(list(filled.split(size)), list(is_real.split(size)))
 
 

@@ -4,7 +4,7 @@ A row group is read when a batch needs it. Only a few row groups are in memory a
 """
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -18,7 +18,7 @@ import torch
 from common.data.builders import DATA_ADVICE, open_builder
 from common.data.cache import PreparedFacts, RowGroupIndex, write_array
 from common.data.guess import Feature
-from common.data.labels import LabelledData, LabelValue, choose_splits
+from common.data.labels import LabelledData, LabelValue, choose_splits, is_missing_label, is_text
 from common.data.mistakes import empty_split, nothing_left, other_columns, single_class
 from common.data.order import Blocks
 from common.data.sources import DataSource
@@ -119,9 +119,9 @@ class ParquetRows:
             label: the value of the last column.
         """
         label_column = self.columns[-1]
-        # GLUE marks missing labels with -1. NaN is the only value that differs from itself.
-        is_label_missing = label in (None, "", -1) or label != label
-        if None not in row and not is_label_missing:
+        # All values in a column of plain values are classes. So only in a column of type ClassLabel
+        # can -1 be none of the classes.
+        if None not in row and not is_missing_label(label, is_typed=True):
             return UserError(
                 f"{shard} contains a row with the label {label!r:.60} in column {label_column}, "
                 f"which is none of the {counted(len(self.numbers), 'class', 'classes')}",
@@ -194,6 +194,8 @@ class ParquetTables(LabelledData):
     """
 
     splits: dict[str, np.ndarray]  # by role: int64 [row groups, 5], as `ParquetRows` takes them
+    # The type of each column in the files. In `features`, README.md may give a column classes.
+    file_features: dict[str, Feature]
 
     def __init__(self, source: DataSource, label_column: str | None) -> None:
         """Read the footers, find the classes, and hold some row groups out if that is needed.
@@ -217,17 +219,15 @@ class ParquetTables(LabelledData):
             paths = [path for _, name in chosen_splits for path in files[name]]
             footers = dict(zip(paths, pool.map(read_footer, paths), strict=True))
             self.first_file = paths[0]
-            super().__init__(source.name, footers[self.first_file].features, label_column)
+            self.file_features = footers[self.first_file].features
+            features = with_stated_classes(self.file_features, opened_builder.builder)
+            super().__init__(source.name, features, label_column)
             self.notes += opened_builder.notes
             for role, name in chosen_splits:
                 # Of several splits with the same role, the first one that has labels is read.
                 if role not in self.splits:
                     self.add_split(role, name, files[name], footers)
-            labels_by_file: list[set[LabelValue]] = []
-            if not self.is_typed:  # a typed column lists the classes itself
-                labels_of = partial(distinct_values, column=self.label_column)
-                labels_by_file += pool.map(labels_of, self.shards)
-            self.find_classes(chain(*labels_by_file))
+            self.find_classes(self.labels_in_files(pool))
         if self.first_role not in self.splits:
             raise nothing_left(source.name, first_name, "label")
         if not source.is_whole:
@@ -264,8 +264,8 @@ class ParquetTables(LabelledData):
         groups: list[list[int]] = []
         for path in paths:
             footer = footers[path]
-            if footer.features != self.features:
-                raise other_columns(path, footer.features, self.first_file, self.features)
+            if footer.features != self.file_features:
+                raise other_columns(path, footer.features, self.first_file, self.file_features)
             shard = len(self.shards)
             for place, rows, num_bytes, checksum in footer.groups:
                 if rows:
@@ -273,11 +273,33 @@ class ParquetTables(LabelledData):
             self.shards.append(path)
         if not groups:
             raise empty_split(self.name, name)
-        first_shard = self.shards[groups[0][SHARD]]
-        # Some splits have no labels at all, such as GLUE's test splits. The first file with rows
-        # shows that, so the label columns of the other files are not read here.
-        if not distinct_values(first_shard, self.label_column) <= self.missing_labels:
+        # Some splits have no labels at all, such as GLUE's test splits. The first label that is
+        # found shows that a split has some, so in most splits only one file is read here.
+        shards = dict.fromkeys(group[SHARD] for group in groups)
+        if any(self.has_labels(self.shards[shard]) for shard in shards):
             self.splits[role] = np.array(groups)
+
+    def has_labels(self, path: str) -> bool:
+        """Whether a row of a file has a label; a `UserError` if the file can't be read."""
+        labels = distinct_values(path, self.label_column)
+        return not all(is_missing_label(label, self.is_typed) for label in labels)
+
+    def labels_in_files(self, pool: ThreadPoolExecutor) -> Iterable[LabelValue]:
+        """Return the labels in all files; none if the type of the column lists the classes.
+
+        Args:
+            pool: the threads that read the files.
+        """
+        if self.is_typed:
+            return ()
+        labels_of = partial(distinct_values, column=self.label_column)
+        return chain.from_iterable(pool.map(labels_of, self.shards))
+
+    def values_of_classes(self) -> list[LabelValue]:
+        if is_text(self.file_features[self.label_column]):
+            # The files have the names of the classes that README.md lists, and not their numbers.
+            return list(self.class_names)
+        return super().values_of_classes()
 
     def make_validation(self, source: DataSource) -> None:
         """Move some row groups of train to a validation split, if the data set needs one.
@@ -315,6 +337,22 @@ class ParquetTables(LabelledData):
         if self.index is not None:
             facts["index"] = self.index
         return facts
+
+
+def with_stated_classes(
+    features: dict[str, Feature], builder: "DatasetBuilder"
+) -> dict[str, Feature]:
+    """Return the columns of a file, with the classes that README.md lists for some of them.
+
+    Data that are read as a whole have these classes, too.
+    """
+    from datasets import ClassLabel
+
+    stated = builder.info.features or {}
+    return {
+        column: stated[column] if isinstance(stated.get(column), ClassLabel) else feature
+        for column, feature in features.items()
+    }
 
 
 def read_footer(path: str) -> Footer:

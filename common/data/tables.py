@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from common.data.builders import load_splits
-from common.data.labels import LabelledData, choose_splits
+from common.data.labels import LabelledData, choose_splits, is_missing_label
 from common.data.mistakes import nothing_left, single_class
 from common.data.sources import BUILT_IN, DataSource
 from common.errors import UserError
@@ -78,11 +78,8 @@ class Tables(LabelledData):
         labels = split[self.label_column][:]
         self.splits[role] = split
         self.labels[role] = np.array(labels, dtype=object)
-        # NaN is the only value that differs from itself.
         labelled_rows = [
-            row
-            for row, label in enumerate(labels)
-            if label not in self.missing_labels and label == label
+            row for row, label in enumerate(labels) if not is_missing_label(label, self.is_typed)
         ]
         self.keep(role, labelled_rows, "label")
 

@@ -10,9 +10,17 @@ from common.lifecycle.saving import compare_weights_of_ranks
 from common.lifecycle.stages import Context, StartedRun
 from common.measure.memory_plan import MemoryRows
 from common.measure.values import Metrics
+from common.metric_names import COMPILE_SECONDS, GOODPUT, KEPT_STEP, TOTAL_SECONDS, TRAINING_SECONDS
 from common.models.compile import compile_seconds
 from common.objective import PREFIXES
-from common.run_directory.records import MEMORY, SUMMARY, ModelFacts, PartMemory, Summary
+from common.run_directory.records import (
+    MEMORY,
+    MODEL_FOLDER,
+    SUMMARY,
+    ModelFacts,
+    PartMemory,
+    Summary,
+)
 from common.track import report
 from common.track.card import model_card
 
@@ -98,14 +106,14 @@ def summarize(
     summary = {**context.logs.latest, **final_figures}
     if not context.config.evaluate_only:
         summary |= context.meters.whole_run()
-    summary["perf/goodput"] = context.meters.goodput()
-    summary["progress/kept_step"] = kept_step
+    summary[GOODPUT] = context.meters.goodput()
+    summary[KEPT_STEP] = kept_step
     if context.best.value is not None:
         summary[context.objective.best_key] = context.best.value
     if context.config.compile:
-        summary["time/compile_seconds"] = compile_seconds()
-    summary["time/train_seconds"] = context.meters.stopwatch.total.seconds
-    summary["time/total_seconds"] = context.progress.seconds
+        summary[COMPILE_SECONDS] = compile_seconds()
+    summary[TRAINING_SECONDS] = context.meters.stopwatch.total.seconds
+    summary[TOTAL_SECONDS] = context.progress.seconds
     return summary
 
 
@@ -140,7 +148,7 @@ def export_model(
         context.config, started.saved_config, description, loaded.data, loaded.test_split, summary
     )
     skeleton = bare_model if is_sharded else None  # gives names and shapes; see `save_model`
-    export.save_model(context.directory.path / "model", model, description, card, skeleton)
+    export.save_model(context.directory.path / MODEL_FOLDER, model, description, card, skeleton)
     if is_sharded:
         wait_for_ranks(accelerator)
 
@@ -170,5 +178,5 @@ def attach_results(started: StartedRun, figures: Metrics, memory: MemoryRows) ->
         lambda tracker: tracker.log_results(figures, PREFIXES[split], loader, loaded.data, memory)
     )
     if config.log_model and not config.evaluate_only:
-        model_folder = started.context.directory.path / "model"
+        model_folder = started.context.directory.path / MODEL_FOLDER
         logs.attach(lambda tracker: tracker.log_model(model_folder))

@@ -11,6 +11,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 
+from common.digests import bytes_of_tensor
+
 MOST_BYTES = 2**30  # larger models get no digest; SHA-256 of so many bytes takes some seconds
 
 
@@ -29,8 +31,7 @@ def digest_of_model(model: nn.Module) -> str | None:
     digest = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype};".encode())
-        values = tensor.detach().cpu().contiguous().flatten()
-        digest.update(values.view(torch.uint8).numpy().data)
+        digest.update(bytes_of_tensor(tensor))
     return digest.hexdigest()
 
 

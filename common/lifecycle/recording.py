@@ -13,6 +13,7 @@ from common.flag_reads import refuse_flag, unread_flags
 from common.flag_uses import find_flag_uses
 from common.flags import spelled
 from common.lifecycle.stages import Context, KeptParts
+from common.metric_names import TRAINING_LOSS
 from common.run_directory.records import Flags
 from common.training.rates import learning_rates
 
@@ -27,7 +28,7 @@ def log_interval(context: Context, kept: KeptParts) -> None:
     """
     context.directory.insist_on_ownership(max_age=1.0)
     values = context.meters.interval()
-    context.guard.check(context.progress.global_step, values.get("train/loss", 0.0))
+    context.guard.check(context.progress.global_step, values.get(TRAINING_LOSS, 0.0))
     own_values = {**context.guard.figures(), **learning_rates(kept.optimizers)}
     names_in_both = sorted(values.keys() & own_values.keys())
     if names_in_both:

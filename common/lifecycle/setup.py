@@ -7,14 +7,16 @@ from common.checkpoints.kinds import RandomState
 from common.checkpoints.state import Parts
 from common.checkpoints.store import Checkpoints
 from common.config import TrainingConfig
-from common.errors import UserError, outcome_of
+from common.errors import UserError
 from common.lifecycle.stages import Context
 from common.measure.meters import Meters
 from common.objective import Objective
+from common.outcomes import outcome_of
 from common.resolution import ConfigResolution
 from common.run_directory.directory import RunDirectory, refuse_to_resume
 from common.run_directory.provenance import ProvenanceWriter
 from common.run_directory.recipe_source import RecipeSource
+from common.run_directory.records import CHECKPOINTS_FOLDER
 from common.run_directory.resume import was_finished_meanwhile
 from common.track.log import Log
 from common.training.accelerator import build_accelerator
@@ -95,7 +97,7 @@ def make_checkpoints(
 ) -> Checkpoints:
     """Return the store of the run's checkpoints, which belong to this run and its directory."""
     return Checkpoints(
-        folder=directory.path / "checkpoints",
+        folder=directory.path / CHECKPOINTS_FOLDER,
         rank=accelerator.process_index,
         world_size=accelerator.num_processes,
         checkpoints_to_keep=config.keep_checkpoints,

@@ -11,6 +11,7 @@ from typing import Self
 import psutil
 import torch
 
+from common.metric_names import ALLOCATED, HOST_MEMORY, PEAK_ALLOCATED, PEAK_RESERVED
 from common.system import devices
 from common.system.allocator import HEAP
 from common.system.platforms import IS_LINUX, resource
@@ -37,11 +38,11 @@ def memory_used(device: torch.device) -> dict[str, float]:
     allocated = devices.allocated_bytes(device)
     if devices.keeps_peaks(device):
         peak_allocated, peak_reserved = peaks(device)
-        sizes["memory/peak_allocated_mib"] = peak_allocated
-        sizes["memory/peak_reserved_mib"] = peak_reserved
+        sizes[PEAK_ALLOCATED] = peak_allocated
+        sizes[PEAK_RESERVED] = peak_reserved
     elif allocated is not None:
-        sizes["memory/allocated_mib"] = allocated
-    sizes["memory/host_rss_mib"] = resident_bytes()
+        sizes[ALLOCATED] = allocated
+    sizes[HOST_MEMORY] = resident_bytes()
     return {name: size / MEBIBYTE for name, size in sizes.items()}
 
 
@@ -50,7 +51,7 @@ def peak_memory(figures: Mapping[str, float]) -> float:
 
     It is the device's peak if the device keeps one, and otherwise the process's resident memory.
     """
-    return figures.get("memory/peak_allocated_mib") or figures["memory/host_rss_mib"]
+    return figures.get(PEAK_ALLOCATED) or figures[HOST_MEMORY]
 
 
 def device_memory(device: torch.device) -> int:

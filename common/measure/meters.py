@@ -37,6 +37,15 @@ from common.measure.stopwatch import (
 )
 from common.measure.training_sums import TrainingSums, TrainingSumsState
 from common.measure.values import Metrics
+from common.metric_names import (
+    GOODPUT,
+    GPU_UTILIZATION,
+    HOST_MEMORY,
+    LEAST_GPU_UTILIZATION,
+    MFU,
+    OTHER_CPU,
+    TRAINING_LOSS,
+)
 from common.sentences import cause_text
 from common.system.devices import has_own_memory_figures, synchronize_stream
 from common.system.machine import local_world_size, usable_cores
@@ -151,7 +160,7 @@ class Meters:
         self.warn_of_contention()
         with self.stopwatch.stopped():
             used = memory_used(self.device) | self.power.readings()
-            self.warn_of_rising(used["memory/host_rss_mib"])
+            self.warn_of_rising(used[HOST_MEMORY])
             own_sums = self.sums.take()
             row = self.sums.row(own_sums)
             figures, rows = self.of_all_ranks(self.stopwatch.lap(), used, row)
@@ -160,9 +169,9 @@ class Meters:
             if rows[:, 0].any():
                 self.sums.agree_on_names(self.accelerator, own_sums)
                 rows = self.gather_rows(self.sums.row(own_sums))
-            if "gpu/utilization" in figures:
-                self.utilizations.append(figures["gpu/utilization"])
-            return {**self.sums.means(rows), **figures, "perf/goodput": self.goodput()}
+            if GPU_UTILIZATION in figures:
+                self.utilizations.append(figures[GPU_UTILIZATION])
+            return {**self.sums.means(rows), **figures, GOODPUT: self.goodput()}
 
     def whole_run(self) -> dict[str, float]:
         """Return the last update's loss, and the whole run's ``perf/`` and peak ``memory/``.
@@ -171,15 +180,15 @@ class Meters:
         """
         used = memory_used(self.device)
         # The summary shows the peak, and not the memory at the end.
-        used["memory/host_rss_mib"] = peaks(torch.device("cpu"))[0] / MEBIBYTE
+        used[HOST_MEMORY] = peaks(torch.device("cpu"))[0] / MEBIBYTE
         numbers = [self.sums.last_loss(), *self.load.times().values()]
         figures, rows = self.of_all_ranks(self.stopwatch.whole_run, used, numbers)
-        figures["train/loss"] = float(rows[:, 0].mean())
+        figures[TRAINING_LOSS] = float(rows[:, 0].mean())
         if self.was_on_another_device():
-            figures.pop("perf/mfu", None)  # the time on the other device is a share of another peak
+            figures.pop(MFU, None)  # the time on the other device is a share of another peak
         fraction = other_cpu_fraction(rows[:, 1:], min(local_world_size(), len(rows)))
         if fraction is not None:
-            figures["perf/other_cpu_fraction"] = fraction
+            figures[OTHER_CPU] = fraction
         return figures
 
     def was_on_another_device(self) -> bool:
@@ -213,10 +222,10 @@ class Meters:
         if interval.updates:  # an interval whose updates were all profiled has no speed
             figures |= throughput(intervals, self.flops, self.peak)
         figures |= dict(zip(used, used_by_ranks.amax(0).tolist(), strict=True))
-        if "gpu/utilization" in used:
-            utilization = used_by_ranks[:, [*used].index("gpu/utilization")]
-            figures["gpu/utilization"] = float(utilization.mean())
-            figures["gpu/utilization_min"] = float(utilization.min())
+        if GPU_UTILIZATION in used:
+            utilization = used_by_ranks[:, [*used].index(GPU_UTILIZATION)]
+            figures[GPU_UTILIZATION] = float(utilization.mean())
+            figures[LEAST_GPU_UTILIZATION] = float(utilization.min())
         # NaN stands for a value that the GPU driver of at least one rank does not report.
         known = {name: value for name, value in figures.items() if not math.isnan(value)}
         return known, numbers_of_ranks

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from common.metric_names import GPU_POWER, GPU_UTILIZATION
+
 UTILIZATION = 1  # NVML's number for samples of the utilisation, NVML_GPU_UTILIZATION_SAMPLES
 SAMPLED_EVERY = 5  # seconds; the driver keeps its samples for longer
 
@@ -59,7 +61,7 @@ class PowerMeter:
         clock, total_joules = self.last_reading
         seconds = clock - clock_before
         joules = total_joules - joules_before
-        return {"gpu/utilization": self.utilization(), "gpu/power_watts": joules / seconds}
+        return {GPU_UTILIZATION: self.utilization(), GPU_POWER: joules / seconds}
 
     def sample(self) -> None:
         """Fetch the driver's samples of the utilisation, which it keeps for only some seconds."""

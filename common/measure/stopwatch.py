@@ -11,6 +11,16 @@ import torch
 
 from common.data.batch import Work
 from common.measure.flops import TrainingFlops
+from common.metric_names import (
+    DATA_WAIT,
+    JOULES_PER_SAMPLE,
+    MFU,
+    STEP_MILLISECONDS,
+    TFLOPS_PER_DEVICE,
+    THROUGHPUT,
+    THROUGHPUT_PER_DEVICE,
+    TOKEN_THROUGHPUT,
+)
 
 # Throughput leaves out the first updates, which also compile, tune kernels and allocate memory.
 FIRST_UPDATES = 3
@@ -210,19 +220,19 @@ def throughput(
     rate = total.samples / seconds
     updates = max(total.updates / devices, 1)  # each device counts every update
     metrics = {
-        "perf/samples_per_second": rate,
-        "perf/samples_per_second_per_device": rate / devices,
-        "perf/step_milliseconds": 1000 * seconds / updates,
-        "perf/data_wait_fraction": float((intervals[:, 1] / time_of_each).max()),
+        THROUGHPUT: rate,
+        THROUGHPUT_PER_DEVICE: rate / devices,
+        STEP_MILLISECONDS: 1000 * seconds / updates,
+        DATA_WAIT: float((intervals[:, 1] / time_of_each).max()),
     }
     if total.tokens:
-        metrics["perf/tokens_per_second"] = total.tokens / seconds
+        metrics[TOKEN_THROUGHPUT] = total.tokens / seconds
     if flops is not None:
         operations = flops.total(total.samples, total.tokens, total.squared_tokens)
         tflops = operations / seconds / devices / 1e12
-        metrics["perf/tflops_per_device"] = tflops
+        metrics[TFLOPS_PER_DEVICE] = tflops
         if peak:
-            metrics["perf/mfu"] = tflops / peak
+            metrics[MFU] = tflops / peak
     if total.joules and total.samples:
-        metrics["perf/joules_per_sample"] = total.joules / total.samples
+        metrics[JOULES_PER_SAMPLE] = total.joules / total.samples
     return metrics

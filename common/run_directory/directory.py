@@ -14,20 +14,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from common.agreement import ask_rank_zero, gather_lists
-from common.errors import (
-    GLOO_RELEASE_SECONDS,
-    LOST_AGAIN,
-    LOST_AGAIN_ADVICE,
-    Outcome,
-    ReplacedDirectoryError,
-    RunStatus,
-    UserError,
-    let_main_rank_exit_first,
-)
+from common.errors import ReplacedDirectoryError, UserError
 from common.files import locked
 from common.json_files import write_json
+from common.outcomes import Outcome, RunStatus
+from common.rank_exits import GLOO_RELEASE_SECONDS, let_main_rank_exit_first
 from common.run_directory.identity import saved_run_id, signed_config
 from common.run_directory.records import (
+    CHECKPOINTS_FOLDER,
     CONFIG,
     STATUS,
     Status,
@@ -41,6 +35,12 @@ INITIAL = "initial"  # the folder with a copy of the weights of `--init-from`, f
 # Seconds to wait for another job, which may take this long to save a checkpoint after a signal.
 PATIENCE = 60.0
 MOST_LOSSES = 10  # the number of updates with a lost process that `status.json` keeps
+# Printed if a process is lost at the same update for the second time, which is not an accident.
+LOST_AGAIN = "this is the second time at update {step}, so a restart would not help"
+LOST_AGAIN_ADVICE = (
+    "look for ranks with different numbers of batches, a collective (gather, reduce) under a "
+    "condition that not all ranks meet, or a process that is killed for its memory"
+)
 
 
 class TakenDirectory(NamedTuple):
@@ -307,7 +307,8 @@ def refuse_to_write_over(path: Path) -> None:
         raise UserError(
             f"can't start in --output-dir {path}, because it already contains a run", advice=advice
         )
-    if os.path.isdir(path / "checkpoints") and os.listdir(path / "checkpoints"):
+    checkpoints = path / CHECKPOINTS_FOLDER
+    if os.path.isdir(checkpoints) and os.listdir(checkpoints):
         mistake = (
             f"can't start in --output-dir {path}, because it contains checkpoints of another run, "
             f"without its {CONFIG}"

@@ -6,7 +6,7 @@ from pathlib import Path
 from common.digests import remembered_sha256_of_file
 from common.errors import UserError
 from common.json_files import reading_saved
-from common.run_directory.records import MODEL_JSON, WeightsDigest, read_record
+from common.run_directory.records import MODEL_FOLDER, MODEL_JSON, WeightsDigest, read_record
 
 WEIGHTS = "model.safetensors"  # the file in a finished model's folder, beside MODEL_JSON
 
@@ -21,7 +21,7 @@ def model_folder(path: str | Path, flag: str = "--init-from ") -> Path:
     Raises:
         UserError: there is no finished model, or its weights have changed since they were written.
     """
-    for folder in (Path(path, "model"), Path(path)):
+    for folder in (Path(path, MODEL_FOLDER), Path(path)):
         if os.path.isfile(folder / WEIGHTS) and os.path.isfile(folder / MODEL_JSON):
             insist_on_written_weights(folder)
             return folder

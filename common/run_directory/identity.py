@@ -9,7 +9,7 @@ from typing import NamedTuple
 from common.digests import SIGNATURE, is_as_signed, signed
 from common.errors import UserError
 from common.json_files import JsonObject, json_safe, parse, read_json_if_there
-from common.run_directory.records import CONFIG, STATUS, excerpt_of
+from common.run_directory.records import CHECKPOINTS_FOLDER, CONFIG, MANIFEST, STATUS, excerpt_of
 from common.run_directory.saved_flags import differing_flags, flags_in_words
 from common.system.platforms import quoted
 from common.system.printable import listed
@@ -91,7 +91,7 @@ def saved_run_id(directory: Path) -> str | None:
 
 def manifest_files(directory: Path) -> list[Path]:
     """Return the manifests of a run's checkpoints, newest first."""
-    return sorted(directory.glob("checkpoints/step-*/manifest.json"), reverse=True)
+    return sorted((directory / CHECKPOINTS_FOLDER).glob(f"step-*/{MANIFEST}"), reverse=True)
 
 
 def find_witnesses(files: Iterable[Path]) -> Iterator[Witness]:

@@ -28,8 +28,10 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
-from common.errors import RunStatus, UserError
+from common.errors import UserError
 from common.json_files import PUT_BACK, JsonObject, json_safe, read_json_if_there
+from common.metric_names import STEP
+from common.outcomes import RunStatus
 from common.system.printable import shortened
 
 # The files of a run.
@@ -39,6 +41,9 @@ SUMMARY = "summary.json"
 METRICS_FILE = "metrics.jsonl"  # a row of figures for each log line
 MEMORY = "memory.json"  # a `PartMemory` for each part
 MODEL_JSON = "model.json"  # a file in the folder of a finished model, beside its weights
+MODEL_FOLDER = "model"  # the folder of the finished model
+CHECKPOINTS_FOLDER = "checkpoints"
+MANIFEST = "manifest.json"  # a file in each checkpoint
 PROVENANCE = "provenance"  # a folder
 ATTEMPTS = f"{PROVENANCE}/attempts.json"
 CHECKPOINT_DIGESTS = f"{PROVENANCE}/weights.jsonl"
@@ -239,9 +244,7 @@ class CheckpointDigests(Record):
 
     model_config = ConfigDict(validate_by_name=True, validate_by_alias=True)
 
-    step: int = Field(
-        validation_alias="progress/global_step", serialization_alias="progress/global_step"
-    )
+    step: int = Field(validation_alias=STEP, serialization_alias=STEP)
     files: dict[str, str]  # SHA-256 by name
 
 

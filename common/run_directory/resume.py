@@ -16,6 +16,7 @@ from common.run_directory.directory import INITIAL, LOCK, read_status
 from common.run_directory.effective_batch import Config, ResumableConfig, keep_effective_batch
 from common.run_directory.identity import EditedConfigError, insist_on_written_config, may_be_of_run
 from common.run_directory.records import (
+    CHECKPOINTS_FOLDER,
     CONFIG,
     STATUS,
     SUMMARY,
@@ -202,7 +203,7 @@ def run_of(path: Path, output_dir: str | None) -> Path:
                 )
             return directory
     for directory in (path, path.parent.parent):
-        if os.path.isdir(path) and os.path.isdir(directory / "checkpoints"):
+        if os.path.isdir(path) and os.path.isdir(directory / CHECKPOINTS_FOLDER):
             raise UserError(
                 f"--resume {path} is not possible, because {directory} contains checkpoints but "
                 "no config.json",

@@ -7,8 +7,8 @@ from pathlib import Path
 from pydantic import JsonValue
 
 from common.json_files import read_lines
+from common.metric_names import STEP
 from common.run_directory.records import METRICS_FILE, is_number
-from common.track.names import STEP
 
 # The prefixes of figures that depend on the clock or on the state of the machine.
 CLOCK_PREFIXES = ("perf/", "memory/", "gpu/", "time/")

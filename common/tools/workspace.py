@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 from common.console import say
 from common.errors import UserError
+from common.metric_names import PEAK_ALLOCATED, STEP, THROUGHPUT
 from common.objective import Objective
 from common.tools.compare.readers import using_wandb
 from common.tools.parser import tool_parser
-from common.track.names import METRICS, SPLITS, STEP, metric_named
+from common.track.names import METRICS, SPLITS, metric_named
 
 if TYPE_CHECKING:
     from wandb_workspaces.reports.v2 import Report
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     Panels = dict[str, list[PanelTypes]]  # the panels of each section, by its title
 
 # Besides the lines over steps, these metrics get a bar for each run's last value.
-BARS = ("perf/samples_per_second", "memory/peak_allocated_mib")
+BARS = (THROUGHPUT, PEAK_ALLOCATED)
 
 
 def main(words: Sequence[str] | None = None) -> None:

@@ -8,6 +8,7 @@ from common.config import TrainingConfig
 from common.data.batch import Data
 from common.flags import role_of, spelled
 from common.measure.memory import peak_memory
+from common.metric_names import THROUGHPUT, TRAINING_SECONDS
 from common.objective import PREFIXES, Split
 from common.run_directory.records import Flags, RunConfig
 from common.system.platforms import command_line
@@ -16,7 +17,7 @@ from common.track.names import PEAK, metric_named, precision_name
 # The Hub's name of a task, by the name of a fact that only models of that task have.
 TASKS = {"max_length": "text-classification", "image_size": "image-classification"}
 PREDICT = "recipes predict FOLDER"
-CARD_METRICS = ("perf/samples_per_second", "time/train_seconds")
+CARD_METRICS = (THROUGHPUT, TRAINING_SECONDS)
 
 
 def model_card(

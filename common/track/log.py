@@ -17,11 +17,11 @@ from common.files import open_to_append, write_text
 from common.json_files import json_safe, read_lines
 from common.measure.sums import Evaluation, of_all_ranks
 from common.measure.values import Metrics
+from common.metric_names import EPOCH, STEP
 from common.objective import PREFIXES, Objective, Split
 from common.run_directory.records import METRICS_FILE, RunConfig
 from common.system.platforms import quoted
 from common.track import report
-from common.track.names import STEP
 from common.track.recorded_media import RecordedMedia
 from common.track.trackers import TRACKERS
 from common.track.trackers.tracker import Command, TrackedRun, Tracker, TrackerUnavailableError
@@ -134,7 +134,7 @@ class Log:
     def place(self) -> tuple[int, float]:
         """Return the update and the epoch, for the display."""
         position = self.position()
-        return int(position[STEP]), position["progress/epoch"]
+        return int(position[STEP]), position[EPOCH]
 
     def evaluation(
         self,

@@ -6,16 +6,40 @@ from dataclasses import dataclass, replace
 from pydantic import JsonValue
 
 from common.json_files import JsonObject
+from common.metric_names import (
+    ALLOCATED,
+    COMPILE_SECONDS,
+    DATA_WAIT,
+    EPOCH,
+    GOODPUT,
+    GPU_POWER,
+    GPU_UTILIZATION,
+    GRADIENT_NORM,
+    HOST_MEMORY,
+    JOULES_PER_SAMPLE,
+    KEPT_STEP,
+    LEARNING_RATE,
+    LEAST_GPU_UTILIZATION,
+    LOSS_SCALE,
+    MFU,
+    OTHER_CPU,
+    PEAK_ALLOCATED,
+    PEAK_RESERVED,
+    SAMPLES,
+    SKIPPED_UPDATES,
+    STEP,
+    STEP_MILLISECONDS,
+    TFLOPS_PER_DEVICE,
+    THROUGHPUT,
+    THROUGHPUT_PER_DEVICE,
+    TOKEN_THROUGHPUT,
+    TOTAL_SECONDS,
+    TRAINING_LOSS,
+    TRAINING_SECONDS,
+)
 from common.objective import Mode
 from common.run_directory.records import RunConfig
 
-STEP = "progress/global_step"
-TRAINING_SECONDS = "time/train_seconds"
-# A second group of parameters adds its name: `RATE/group`. `common.training.rates` states the name,
-# too: it needs torch, which this module must not import, because tools start without it.
-RATE = "train/learning_rate"
-THROUGHPUT = "perf/samples_per_second"
-OTHER_CPU = "perf/other_cpu_fraction"  # share of the machine's CPU time that other programs used
 PEAK = "memory/peak_mib"  # the device's peak if known, else the host's; for comparing runs
 EFFICIENCY = "scaling_efficiency"  # the ratio of throughputs over the ratio of processes
 SPLITS = ("train", "val", "test")
@@ -72,68 +96,66 @@ METRICS = {
     "psnr": Metric("PSNR", unit="dB", better="max", form=".2f"),
     "perplexity": Metric("perplexity", better="min", form=".3f"),
     "count": Metric("samples", panel="", form=",.0f"),
-    RATE: Metric("learning rate", form=".3g"),
-    "train/grad_norm": Metric("gradient norm"),
-    "train/loss_scale": Metric("loss scale", form="g"),
-    "train/skipped_updates": Metric("skipped updates", form="g"),
+    LEARNING_RATE: Metric("learning rate", form=".3g"),
+    GRADIENT_NORM: Metric("gradient norm"),
+    LOSS_SCALE: Metric("loss scale", form="g"),
+    SKIPPED_UPDATES: Metric("skipped updates", form="g"),
     THROUGHPUT: Metric("throughput", "Speed", "samples/s", "max", ",.0f"),
-    "perf/samples_per_second_per_device": Metric(
-        "throughput a device", "Speed", "samples/s", "max", ",.0f"
-    ),
-    "perf/tokens_per_second": Metric("throughput", "Speed", "tokens/s", "max", ",.0f"),
-    "perf/step_milliseconds": Metric("update", "Speed", "ms", "min", ",.1f"),
-    "perf/data_wait_fraction": Metric("share waiting for data", "Speed", "", "min", ".1%"),
-    "perf/tflops_per_device": Metric("arithmetic a device", "Speed", "TFLOP/s", "max", ",.2f"),
-    "perf/mfu": Metric("MFU", "Speed", "", "max", ".1%"),
-    "perf/goodput": Metric("goodput", "Speed", "", "max", ".1%"),
+    THROUGHPUT_PER_DEVICE: Metric("throughput a device", "Speed", "samples/s", "max", ",.0f"),
+    TOKEN_THROUGHPUT: Metric("throughput", "Speed", "tokens/s", "max", ",.0f"),
+    STEP_MILLISECONDS: Metric("update", "Speed", "ms", "min", ",.1f"),
+    DATA_WAIT: Metric("share waiting for data", "Speed", "", "min", ".1%"),
+    TFLOPS_PER_DEVICE: Metric("arithmetic a device", "Speed", "TFLOP/s", "max", ",.2f"),
+    MFU: Metric("MFU", "Speed", "", "max", ".1%"),
+    GOODPUT: Metric("goodput", "Speed", "", "max", ".1%"),
     OTHER_CPU: Metric("CPU used by other programs", "", "", "min", ".0%"),
-    "perf/joules_per_sample": Metric("energy", "Energy", "J/sample", "min", ".3g"),
+    JOULES_PER_SAMPLE: Metric("energy", "Energy", "J/sample", "min", ".3g"),
     PEAK: Metric("peak memory", "", "MiB", "min", ",.0f"),
-    "memory/peak_allocated_mib": Metric("peak memory", "Memory", "MiB", "min", ",.0f"),
-    "memory/allocated_mib": Metric("memory in use", "Memory", "MiB", "min", ",.0f"),
-    "memory/peak_reserved_mib": Metric("peak memory reserved", "Memory", "MiB", "min", ",.0f"),
-    "memory/host_rss_mib": Metric("host memory", "Memory", "MiB", "min", ",.0f"),
-    "gpu/utilization": Metric("GPU utilisation", "Energy", "", "max", ".1%"),
-    "gpu/utilization_min": Metric("least utilised GPU", "Energy", "", "max", ".1%"),
-    "gpu/power_watts": Metric("GPU power", "Energy", "W", None, ",.0f"),
+    PEAK_ALLOCATED: Metric("peak memory", "Memory", "MiB", "min", ",.0f"),
+    ALLOCATED: Metric("memory in use", "Memory", "MiB", "min", ",.0f"),
+    PEAK_RESERVED: Metric("peak memory reserved", "Memory", "MiB", "min", ",.0f"),
+    HOST_MEMORY: Metric("host memory", "Memory", "MiB", "min", ",.0f"),
+    GPU_UTILIZATION: Metric("GPU utilisation", "Energy", "", "max", ".1%"),
+    LEAST_GPU_UTILIZATION: Metric("least utilised GPU", "Energy", "", "max", ".1%"),
+    GPU_POWER: Metric("GPU power", "Energy", "W", None, ",.0f"),
     EFFICIENCY: Metric("efficiency over processes", "", "", "max", ".0%"),
-    "time/train_seconds": Metric("training time", "", "s", "min", ",.1f"),
-    "time/total_seconds": Metric("total time", "", "s", "min", ",.1f"),
-    "time/compile_seconds": Metric("compiling", "", "s", "min", ",.1f"),
+    TRAINING_SECONDS: Metric("training time", "", "s", "min", ",.1f"),
+    TOTAL_SECONDS: Metric("total time", "", "s", "min", ",.1f"),
+    COMPILE_SECONDS: Metric("compiling", "", "s", "min", ",.1f"),
 }
 
 # The meanings of the metrics that the library itself logs, by full name, for the table in
 # `docs/metrics.md`. Recipes add their own names under `train/`, `val/` and `test/`.
 MEANINGS = {
-    "train/loss": "the mean loss since the last log line",
-    RATE: "the learning rate of the first parameter group",
-    "train/grad_norm": "the norm of all gradients of the last update, before clipping",
-    "train/loss_scale": "the factor of the loss, with fp16 only",
-    "train/skipped_updates": "updates so far that were left out, because a gradient was not finite",
+    TRAINING_LOSS: "the mean loss since the last log line",
+    LEARNING_RATE: "the learning rate of the first parameter group",
+    GRADIENT_NORM: "the norm of all gradients of the last update, before clipping",
+    LOSS_SCALE: "the factor of the loss, with fp16 only",
+    SKIPPED_UPDATES: "updates so far that were left out, because a gradient was not finite",
     THROUGHPUT: "samples that all processes train on in a second",
-    "perf/samples_per_second_per_device": "the same, divided by the number of processes",
-    "perf/tokens_per_second": "tokens that all processes train on in a second, for text only",
-    "perf/step_milliseconds": "the time of an update",
-    "perf/data_wait_fraction": "the share of the time in which the loop waits for its next batch",
-    "perf/tflops_per_device": "the model's floating-point operations on a device in a second",
-    "perf/mfu": "their share of the device's peak speed",
-    "perf/goodput": "the share of the time since the run began that its updates took",
+    THROUGHPUT_PER_DEVICE: "the same, divided by the number of processes",
+    TOKEN_THROUGHPUT: "tokens that all processes train on in a second, for text only",
+    STEP_MILLISECONDS: "the time of an update",
+    DATA_WAIT: "the share of the time in which the loop waits for its next batch",
+    TFLOPS_PER_DEVICE: "the model's floating-point operations on a device in a second",
+    MFU: "their share of the device's peak speed",
+    GOODPUT: "the share of the time since the run began that its updates took",
     OTHER_CPU: "the share of CPU time that other programs used; at the end of the run",
-    "perf/joules_per_sample": "the energy that the GPUs draw for a sample",
-    "memory/peak_allocated_mib": "the most memory of a device that tensors have used at one time",
-    "memory/allocated_mib": "the memory that tensors use now, on a device that keeps no peak",
-    "memory/peak_reserved_mib": "the most memory of a device that torch has reserved for tensors",
-    "memory/host_rss_mib": "the resident memory of a process; at the end of the run, its peak",
-    "gpu/utilization": "the share of the time in which the GPUs compute",
-    "gpu/utilization_min": "the same, of the GPU that computes least",
-    "gpu/power_watts": "the mean power since the last log line, of the GPU that draws most",
-    "time/train_seconds": "the time of all updates so far, without evaluations and saving",
-    "time/total_seconds": "the time of the whole run; at its end",
-    "time/compile_seconds": "the time that `--compile` took; at the end of the run",
+    JOULES_PER_SAMPLE: "the energy that the GPUs draw for a sample",
+    PEAK_ALLOCATED: "the most memory of a device that tensors have used at one time",
+    ALLOCATED: "the memory that tensors use now, on a device that keeps no peak",
+    PEAK_RESERVED: "the most memory of a device that torch has reserved for tensors",
+    HOST_MEMORY: "the resident memory of a process; at the end of the run, its peak",
+    GPU_UTILIZATION: "the share of the time in which the GPUs compute",
+    LEAST_GPU_UTILIZATION: "the same, of the GPU that computes least",
+    GPU_POWER: "the mean power since the last log line, of the GPU that draws most",
+    TRAINING_SECONDS: "the time of all updates so far, without evaluations and saving",
+    TOTAL_SECONDS: "the time of the whole run; at its end",
+    COMPILE_SECONDS: "the time that `--compile` took; at the end of the run",
     STEP: "updates so far; the x-axis of charts",
-    "progress/epoch": "passes over the training data so far",
-    "progress/samples": "samples that all processes have trained on so far",
-    "progress/kept_step": "the update that the exported model is from; at the end of the run",
+    EPOCH: "passes over the training data so far",
+    SAMPLES: "samples that all processes have trained on so far",
+    KEPT_STEP: "the update that the exported model is from; at the end of the run",
 }
 
 
@@ -144,9 +166,9 @@ def metric_named(name: str) -> Metric:
     if it belongs to a split.
     """
     prefix, _, bare = name.rpartition("/")
-    if name.startswith(f"{RATE}/"):
-        group = name.removeprefix(f"{RATE}/")
-        return replace(METRICS[RATE], label=f"{METRICS[RATE].label}, {group}")
+    if name.startswith(f"{LEARNING_RATE}/"):
+        group = name.removeprefix(f"{LEARNING_RATE}/")
+        return replace(METRICS[LEARNING_RATE], label=f"{METRICS[LEARNING_RATE].label}, {group}")
     if bare.startswith("best_"):
         metric = metric_named(bare.removeprefix("best_"))
         return replace(metric, label=f"best {metric.label}")

@@ -6,22 +6,33 @@ from pathlib import Path
 from common.console import say
 from common.measure.memory import peak_memory
 from common.measure.memory_plan import MemoryRows, comparison_text, plan_text
+from common.metric_names import (
+    COMPILE_SECONDS,
+    EPOCH,
+    KEPT_STEP,
+    LEARNING_RATE,
+    STEP,
+    THROUGHPUT,
+    TOKEN_THROUGHPUT,
+    TOTAL_SECONDS,
+    TRAINING_SECONDS,
+)
 from common.objective import PREFIXES, Objective, Split
 from common.run_directory.records import RunConfig
 from common.sentences import counted
 from common.system.machine import is_main_rank
 from common.system.platforms import limits
 from common.tables import print_facts
-from common.track.names import METRICS, RATE, STEP, metric_named, precision_name
+from common.track.names import METRICS, metric_named, precision_name
 from common.track.trackers.tracker import Command
 
 # The metrics of the whole run, and not of one split, that have rows in the final table.
 WHOLE_RUN_METRICS = (
-    "time/total_seconds",
-    "time/train_seconds",
-    "time/compile_seconds",
-    "perf/samples_per_second",
-    "perf/tokens_per_second",
+    TOTAL_SECONDS,
+    TRAINING_SECONDS,
+    COMPILE_SECONDS,
+    THROUGHPUT,
+    TOKEN_THROUGHPUT,
 )
 
 
@@ -116,9 +127,11 @@ def interval_text(row: Mapping[str, float]) -> str:
     training_metrics = [
         labelled(name, value)
         for name, value in row.items()
-        if name.startswith("train/") and name not in METRICS and not name.startswith(f"{RATE}/")
+        if name.startswith("train/")
+        and name not in METRICS
+        and not name.startswith(f"{LEARNING_RATE}/")
     ]
-    samples_per_second = row.get("perf/samples_per_second")
+    samples_per_second = row.get(THROUGHPUT)
     # An interval in which every update was profiled has no throughput.
     speed = "profiling" if samples_per_second is None else f"{samples_per_second:,.0f} samples/s"
     memory = f"{peak_memory(row):,.0f} MiB"
@@ -137,7 +150,7 @@ def evaluation_text(
     """
     metrics = [labelled(name, value) for name, value in values.items() if name != "count"]
     samples = f" of {values['count']:,.0f}" if "count" in values else ""
-    progress = f"epoch {position['progress/epoch']:.2f}  step {position[STEP]:.0f}"
+    progress = f"epoch {position[EPOCH]:.2f}  step {position[STEP]:.0f}"
     return f"{progress}  {split}{samples}: {'  '.join(metrics)}"
 
 
@@ -165,11 +178,11 @@ def show_summary(
         if name in summary:
             metric = metric_named(name)
             rows.append([metric.heading + suffix, metric.text(summary[name])])
-    kept_step = f"{summary['progress/kept_step']:,.0f}"
+    kept_step = f"{summary[KEPT_STEP]:,.0f}"
     last_step = f"{summary[STEP]:,.0f}"
     best = "" if kept_step == last_step else f", the best of {last_step}"
     rows.append(["model", f"of update {kept_step}{best}"])
-    if "perf/samples_per_second" in summary:
+    if THROUGHPUT in summary:
         rows.append(["peak memory", f"{peak_memory(summary):,.0f} MiB"])
     if memory:
         rows.append(["planned → taken", f"MiB: {comparison_text(memory)}"])

@@ -19,7 +19,8 @@ from common.checkpoints.kinds import bare_optimizer
 from common.config import TrainingConfig
 from common.console import say
 from common.data.loader import Loader, free_memory
-from common.errors import TrainingError, UserError, is_out_of_memory
+from common.error_causes import is_out_of_memory
+from common.errors import TrainingError, UserError
 from common.measure import memory
 from common.measure.flops import ComputeLoss
 from common.measure.memory_plan import mebibytes, optimizer_state_bytes, state_tensors

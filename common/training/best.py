@@ -8,6 +8,7 @@ from typing import TypedDict
 
 from common.errors import UserError
 from common.objective import Objective
+from common.run_directory.records import CHECKPOINTS_FOLDER
 from common.system.platforms import quoted
 
 
@@ -70,7 +71,7 @@ class Best:
                 f"no file of the best model, {name}",
                 advice=(
                     f"restore {directory} from a backup, or resume an older checkpoint, as with "
-                    f"--resume {quoted(directory / 'checkpoints' / 'step-NUMBER')}"
+                    f"--resume {quoted(directory / CHECKPOINTS_FOLDER / 'step-NUMBER')}"
                 ),
             )
 

@@ -15,6 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from common.checkpoints.kinds import bare_optimizer
 from common.checkpoints.shards import is_sharded, local
 from common.errors import TrainingError, UserError
+from common.metric_names import GRADIENT_NORM, LOSS_SCALE, SKIPPED_UPDATES
 from common.system.devices import FusedOptimizer
 
 if TYPE_CHECKING:  # the import takes a second
@@ -265,9 +266,9 @@ class GradientGuard:
 
     def figures(self) -> dict[str, float]:
         """Return the ``train/`` and ``gradients/`` metrics; call it after `check`."""
-        metrics = {"train/grad_norm": float(self.grad_norm), "train/skipped_updates": self.skipped}
+        metrics = {GRADIENT_NORM: float(self.grad_norm), SKIPPED_UPDATES: self.skipped}
         if self.is_fp16:
-            metrics["train/loss_scale"] = self.accelerator.scaler.get_scale()
+            metrics[LOSS_SCALE] = self.accelerator.scaler.get_scale()
         return metrics | self.layer_norms()
 
     def layer_norms(self) -> dict[str, float]:

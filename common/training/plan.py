@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from common.config import TrainingConfig
 from common.errors import UserError
 from common.flag_reads import mark_read
+from common.metric_names import EPOCH, SAMPLES, STEP
 from common.run_directory.records import PlanFacts
 from common.training.optim import SCALES, warmup_decay
 
@@ -152,9 +153,9 @@ class Plan:
     def position(self, step: int) -> dict[str, float]:
         """Return the ``progress/`` metrics after update `step`."""
         return {
-            "progress/global_step": step,
-            "progress/epoch": step / self.updates_per_epoch,
-            "progress/samples": step * self.samples_per_update,
+            STEP: step,
+            EPOCH: step / self.updates_per_epoch,
+            SAMPLES: step * self.samples_per_update,
         }
 
 

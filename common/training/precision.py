@@ -28,6 +28,8 @@ AUTO_PRECISIONS: dict[str, Precision] = {"cuda": "fp16", "xpu": "bf16"}
 LAUNCHERS_PRECISION = "ACCELERATE_MIXED_PRECISION"
 # By the value of that variable, in lower case.
 SUPPORTED_OF_LAUNCHER: dict[str, Precision] = {"no": "no", "fp16": "fp16", "bf16": "bf16"}
+# The dtype of each 16-bit precision. A run in any other precision has float32 tensors.
+SIXTEEN_BIT_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def choose_precision(
@@ -140,7 +142,7 @@ def enable_precision(
         precision: the precision that runs; see `choose_precision`.
         is_known_to_accelerate: whether Accelerate knows the type of the device.
     """
-    if precision in ("fp16", "bf16") and not is_known_to_accelerate:
+    if precision in SIXTEEN_BIT_DTYPES and not is_known_to_accelerate:
         # Accelerate refuses these precisions on devices that it does not know.
         accelerator.state._mixed_precision = precision
         accelerator.native_amp = True
@@ -170,8 +172,7 @@ def set_kernels(precision: Precision, deterministic: bool) -> None:
 
 def compute_dtype(accelerator: Accelerator) -> torch.dtype:
     """Return the dtype of the tensors in matrix products; TF32 products take float32 tensors."""
-    types = {"fp16": torch.float16, "bf16": torch.bfloat16}
-    return types.get(accelerator.mixed_precision, torch.float32)
+    return SIXTEEN_BIT_DTYPES.get(accelerator.mixed_precision, torch.float32)
 
 
 def running_precision(accelerator: Accelerator) -> Precision:

@@ -5,9 +5,8 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 from torch.optim import Optimizer
 
+from common.metric_names import LEARNING_RATE
 from common.training.optim import ParameterGroup
-
-RATE = "train/learning_rate"
 
 
 def learning_rates(optimizers: Mapping[str, Optimizer]) -> dict[str, float]:
@@ -24,7 +23,7 @@ def learning_rates(optimizers: Mapping[str, Optimizer]) -> dict[str, float]:
     """
     rates: dict[str, float] = {}
     for number, (name, optimizer) in enumerate(optimizers.items()):
-        prefix = f"{RATE}/{name}" if number else RATE
+        prefix = f"{LEARNING_RATE}/{name}" if number else LEARNING_RATE
         first = both_rates(optimizer.param_groups[0])
         if first is not None:
             rates[prefix] = first[0]

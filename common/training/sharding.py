@@ -25,6 +25,7 @@ from common.checkpoints.shards import is_sharded
 from common.errors import UserError
 from common.system.devices import FusedOptimizer
 from common.training.averaging import FreezableDDP, average_gradients
+from common.training.precision import SIXTEEN_BIT_DTYPES
 
 if TYPE_CHECKING:  # these imports take a second, and only runs with shards need them
     from torch.distributed.device_mesh import DeviceMesh
@@ -116,10 +117,9 @@ class ShardingAccelerator(Accelerator):
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import MixedPrecisionPolicy
 
-        types = {"fp16": torch.float16, "bf16": torch.bfloat16}
         self.shard_precision = MixedPrecisionPolicy(
-            param_dtype=types.get(self.mixed_precision),
-            reduce_dtype=types.get(reduce_precision, torch.float32),
+            param_dtype=SIXTEEN_BIT_DTYPES.get(self.mixed_precision),
+            reduce_dtype=SIXTEEN_BIT_DTYPES.get(reduce_precision, torch.float32),
             cast_forward_inputs=False,  # autocast casts inputs, with or without shards
         )
         self.mesh = init_device_mesh(self.device.type, (self.num_processes,))

@@ -33,6 +33,7 @@ from common.data.sources import find_named
 from common.data.text import TextData, load_text
 from common.digests import signed
 from common.errors import UserError
+from common.metric_names import STEP
 from common.objective import Objective
 from common.run_directory.directory import RunDirectory
 from common.run_directory.identity import signed_config
@@ -41,7 +42,6 @@ from common.tools.compare.command import main as compare
 from common.tools.recipe import load_recipe
 from common.tools.tune.space import parse_space
 from common.track.log import Log
-from common.track.names import STEP
 from tests import local_data
 from tests.fuzz import inputs
 from tests.launch import RECIPES, REPOSITORY

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import safetensors.torch
 
-from common.checkpoints.finished import MANIFEST
 from common.errors import UserError
+from common.run_directory.records import MANIFEST
 from tests.fuzz.small_run import FLAGS, STEPS, digest, learned, prepared, run
 
 pytestmark = pytest.mark.usefixtures("quick_runs")

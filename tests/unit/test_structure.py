@@ -16,10 +16,10 @@ MOST_LINES_OF_A_RECIPE = 240
 # From the bottom up. A room is a package or a single module of `common`. It may import rooms on
 # lower levels. Modules of one package may import each other.
 LEVELS = (
-    ("system",),
-    ("disk_errors",),
-    ("errors",),
-    ("sentences",),
+    ("system", "metric_names"),
+    ("disk_errors", "errors", "rank_exits"),
+    ("error_causes", "sentences"),
+    ("outcomes",),
     ("agreement", "files", "console", "standard_streams", "flags", "objective"),
     ("json_files", "flag_reads", "tables"),
     ("flag_uses", "digests"),

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from common.metric_names import THROUGHPUT
 from common.objective import Objective
 from common.tools.compare.figures import RunFigures, figures_of
 from common.tools.compare.groups import RunGroup, group_runs
@@ -12,7 +13,7 @@ from common.tools.compare.settings import (
     settings_of,
     settings_that_must_agree,
 )
-from common.track.names import PEAK, THROUGHPUT
+from common.track.names import PEAK
 
 
 @dataclass(frozen=True)

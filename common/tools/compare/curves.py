@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
+from common.metric_names import SAMPLES, STEP, TRAINING_SECONDS
 from common.tools.compare.readers import RunRecord
-from common.track.names import STEP, TRAINING_SECONDS
 
 # The measures of progress on the x-axis of curves, with the heading of the axis.
-X_AXES = {STEP: "updates", "progress/samples": "samples", TRAINING_SECONDS: "training time"}
+X_AXES = {STEP: "updates", SAMPLES: "samples", TRAINING_SECONDS: "training time"}
 
 Curve = Mapping[float, tuple[float, float]]  # the point (x, y) of each step
 

@@ -6,35 +6,39 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
+from common.metric_names import (
+    GOODPUT,
+    HOST_MEMORY,
+    JOULES_PER_SAMPLE,
+    MFU,
+    OTHER_CPU,
+    PEAK_ALLOCATED,
+    STEP,
+    THROUGHPUT,
+    TOKEN_THROUGHPUT,
+    TOTAL_SECONDS,
+    TRAINING_SECONDS,
+)
 from common.objective import PREFIXES, Split
 from common.tools.compare.readers import RunRecord
 from common.tools.statistics.samples import proportion_error
-from common.track.names import (
-    EFFICIENCY,
-    OTHER_CPU,
-    PEAK,
-    STEP,
-    THROUGHPUT,
-    TRAINING_SECONDS,
-    is_proportion,
-    precision_name,
-)
+from common.track.names import EFFICIENCY, PEAK, is_proportion, precision_name
 
 FIGURES = (
     THROUGHPUT,
-    "perf/tokens_per_second",
-    "perf/mfu",
-    "perf/goodput",
+    TOKEN_THROUGHPUT,
+    MFU,
+    GOODPUT,
     PEAK,
-    "perf/joules_per_sample",
+    JOULES_PER_SAMPLE,
     TRAINING_SECONDS,
-    "time/total_seconds",
+    TOTAL_SECONDS,
     OTHER_CPU,
 )
 MemoryKind = Literal["device", "host"]
 MEMORY_METRICS: dict[MemoryKind, str] = {
-    "device": "memory/peak_allocated_mib",
-    "host": "memory/host_rss_mib",
+    "device": PEAK_ALLOCATED,
+    "host": HOST_MEMORY,
 }
 
 

@@ -9,6 +9,7 @@ from itertools import chain
 from statistics import fmean
 from typing import TypedDict
 
+from common.metric_names import STEP, TRAINING_SECONDS
 from common.system.printable import printable
 from common.tools.compare.comparison import Comparison
 from common.tools.compare.curves import X_AXES, curve_of, is_finite, mean_curve
@@ -16,7 +17,7 @@ from common.tools.compare.group_table import group_labels
 from common.tools.compare.groups import RunGroup
 from common.tools.compare.readers import RunRecord
 from common.tools.compare.thinning import kept_indices, points_per_curve
-from common.track.names import SPLITS, STEP, TRAINING_SECONDS, metric_named
+from common.track.names import SPLITS, metric_named
 
 MOST_POINTS = 2000  # points of a curve; a chart has fewer pixels than this
 FEWEST_POINTS = 40  # points that a thinned curve keeps, however many curves there are

@@ -17,6 +17,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from common.errors import UserError
+from common.metric_names import STEP, THROUGHPUT, TRAINING_SECONDS
 from common.objective import PREFIXES
 from common.sentences import writing
 from common.tools.compare.comparison import Comparison
@@ -25,7 +26,7 @@ from common.tools.compare.group_table import group_labels, has_repetitions, mean
 from common.tools.compare.groups import RunGroup
 from common.tools.compare.repetitions import Values, sample_of_runs
 from common.tools.statistics.samples import Sample
-from common.track.names import PEAK, STEP, THROUGHPUT, TRAINING_SECONDS, metric_named
+from common.track.names import PEAK, metric_named
 
 # The colours of Okabe and Ito, which people with colour blindness can tell apart. If there are more
 # groups than colours, lines become dashed.

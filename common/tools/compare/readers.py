@@ -15,9 +15,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from common.errors import RunStatus, UserError
+from common.errors import UserError
 from common.json_files import read_json_if_there, read_lines
+from common.metric_names import STEP, TOTAL_SECONDS
 from common.objective import EVALUATED_SPLITS, PREFIXES, Objective, Split
+from common.outcomes import RunStatus
 from common.run_directory.records import (
     CONFIG,
     METRICS_FILE,
@@ -34,7 +36,7 @@ from common.run_directory.records import (
 )
 from common.run_directory.standing import present_status
 from common.sentences import as_user_error, counted
-from common.track.names import STEP, unflat
+from common.track.names import unflat
 
 TOO_LARGE = 1e100  # a chart can't show larger values
 # The status of a run, by W&B's word for it.
@@ -349,7 +351,7 @@ def record_of(
     )
     rows = merge_rows(rows_of_metrics)
     # A run writes its total time only at its end. Without it, the values are not yet a summary.
-    final_summary = chartable_numbers(summary) if "time/total_seconds" in summary else {}
+    final_summary = chartable_numbers(summary) if TOTAL_SECONDS in summary else {}
     # Other states, such as "crashed" and "killed", are failures.
     status = STATUS_BY_WANDB_STATE.get(state, "failed")
     reason = None

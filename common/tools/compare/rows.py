@@ -5,9 +5,10 @@ from dataclasses import replace
 from itertools import chain
 from typing import NamedTuple
 
+from common.metric_names import MFU, THROUGHPUT
 from common.tools.compare.comparison import Comparison
 from common.tools.compare.figures import FIGURES, RunFigures
-from common.track.names import EFFICIENCY, PEAK, THROUGHPUT, Metric, metric_named
+from common.track.names import EFFICIENCY, PEAK, Metric, metric_named
 
 
 class FigureRow(NamedTuple):
@@ -77,7 +78,7 @@ def qualifiers_of(name: str, all_figures: Sequence[RunFigures]) -> list[str | No
     """
     if name == PEAK:
         return [figures.memory_kind for figures in all_figures]
-    if name == "perf/mfu":
+    if name == MFU:
         return [figures.mfu_kind for figures in all_figures]
     return []
 

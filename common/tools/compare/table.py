@@ -7,6 +7,7 @@ from typing import NamedTuple
 from rich.markup import escape
 
 from common.console import CONSOLE
+from common.metric_names import MFU, OTHER_CPU, TRAINING_SECONDS
 from common.system.printable import printable
 from common.tables import markdown_table, print_table
 from common.tools.compare.comparison import Comparison
@@ -20,7 +21,7 @@ from common.tools.compare.verdicts import (
     verdict_lines,
     verdicts_of,
 )
-from common.track.names import OTHER_CPU, TRAINING_SECONDS, UNKNOWN, metric_named
+from common.track.names import UNKNOWN, metric_named
 
 MOST_COLUMNS = 5  # up to this many runs have a column each, more runs have a row each
 # If other programs use at least this share of the machine's CPU time, they may slow a run down.
@@ -76,7 +77,7 @@ def notes(comparison: Comparison) -> list[str]:
             lines.append(f"{run.name} is {figures.status}{reason}")
         if not run.summary:
             lines.append(f"{run.name}: throughput is the median of its log intervals so far")
-        mfu = figures.metrics["perf/mfu"]
+        mfu = figures.metrics[MFU]
         if mfu is not None and mfu > 1 and run.saved_config.peak.source == "measured":
             lines.append(
                 f"{run.name}: an MFU above 100% means that the device's peak was measured too low, "

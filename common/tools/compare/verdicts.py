@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
+from common.metric_names import THROUGHPUT
 from common.sentences import counted
 from common.tools.compare import sentences
 from common.tools.compare.comparison import Comparison
@@ -25,7 +26,7 @@ from common.tools.statistics.samples import (
     simultaneous_confidence,
     welch_interval,
 )
-from common.track.names import THROUGHPUT, metric_named
+from common.track.names import metric_named
 
 FEWEST_LOG_LINES = 3  # log lines that show how much the throughput of a single run varies
 MOST_PAIRS_IN_TEXT = 10  # all pairs of five groups; a page and JSON have all pairs

@@ -9,7 +9,7 @@ from torch import nn
 
 from common.errors import UserError
 from common.run_directory.finished_model import WEIGHTS, model_folder
-from common.run_directory.records import MODEL_JSON, ModelFacts, read_record
+from common.run_directory.records import MODEL_FOLDER, MODEL_JSON, ModelFacts, read_record
 from common.run_directory.standing import advice_to_go_on, present_status
 from common.sentences import reading
 from common.tools.recipe import load_recipe
@@ -58,7 +58,7 @@ def finished_model(run: Path) -> Path:
     status = present_status(run).status
     # This refuses only an unfinished run without a model. A model folder has the status "unknown",
     # and an unfinished run may have a model from an earlier end: see `model_folder`.
-    if status not in ("finished", "unknown") and not (run / "model").is_dir():
+    if status not in ("finished", "unknown") and not (run / MODEL_FOLDER).is_dir():
         raise UserError(
             f"{run} has no model yet, and its status is {status}", advice=advice_to_go_on(run)
         )

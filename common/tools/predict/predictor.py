@@ -17,7 +17,8 @@ from common.data.order import EvaluationOrder
 from common.data.pixels import FULL_SCALE, image_to_pixels
 from common.data.text import TextSamples
 from common.data.tokens import encode, load_tokenizer
-from common.errors import UserError, is_out_of_memory
+from common.error_causes import is_out_of_memory
+from common.errors import UserError
 from common.files import refuse_pipe
 from common.json_files import PUT_BACK, read_json
 from common.models.packing import leave_out_padding, token_positions

@@ -10,7 +10,7 @@ import torch
 
 from common.checkpoints.kinds import RandomState
 from common.checkpoints.shards import is_sharded, local
-from common.digests import SHORT, Digest
+from common.digests import SHORT, Digest, bytes_of_tensor
 
 PLAIN_TYPES = (bool, int, float, complex, str, bytes, type(None), np.generic)
 
@@ -65,8 +65,7 @@ def add_tensor(digest: Digest, tensor: torch.Tensor) -> None:
     digest.update(f"{values.dtype} {tuple(values.shape)};".encode())
     if values.device.type == "meta" or values.layout != torch.strided or values.is_quantized:
         return
-    on_host = values.cpu().contiguous().reshape(-1)
-    digest.update(on_host.view(torch.uint8).numpy().data)
+    digest.update(bytes_of_tensor(values))
 
 
 def add_array(digest: Digest, array: np.ndarray) -> None:

@@ -11,8 +11,10 @@ from common.checkpoints.tensors import read_tensors
 from common.errors import UserError
 from common.run_directory.finished_model import WEIGHTS
 from common.run_directory.records import (
+    CHECKPOINTS_FOLDER,
     CONFIG,
     METRICS_FILE,
+    MODEL_FOLDER,
     SUMMARY,
     RunConfig,
     Summary,
@@ -50,13 +52,13 @@ class Results:
     @cached_property
     def weights(self) -> dict[str, torch.Tensor]:
         """The tensors of the final model by name."""
-        return tensors_of_file(self.directory / "model" / WEIGHTS)
+        return tensors_of_file(self.directory / MODEL_FOLDER / WEIGHTS)
 
     @cached_property
     def best(self) -> dict[str, torch.Tensor]:
         """The tensors of the best model, by file and name; empty if the run kept no best model."""
         tensors: dict[str, torch.Tensor] = {}
-        for path in sorted((self.directory / "checkpoints").glob("best-*.safetensors")):
+        for path in sorted((self.directory / CHECKPOINTS_FOLDER).glob("best-*.safetensors")):
             for name, tensor in tensors_of_file(path).items():
                 tensors[f"{path.stem}: {name}"] = tensor
         return tensors

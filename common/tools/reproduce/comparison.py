@@ -5,8 +5,10 @@ from collections.abc import Mapping
 
 from common.checkpoints.tensors import read_tensors
 from common.errors import UserError
+from common.metric_names import TRAINING_LOSS
 from common.objective import PREFIXES
 from common.run_directory.finished_model import WEIGHTS
+from common.run_directory.records import MODEL_FOLDER
 from common.tools.reproduce.past_run import PastRun
 from common.tools.reproduce.receipt import (
     FigureDifference,
@@ -97,8 +99,8 @@ def difference_of_exports(past: PastRun, new: PastRun) -> str:
     if past.is_published:
         return "the digests differ, and a published run has no weights that would show where"
     try:
-        past_tensors = read_tensors(past.directory / "model" / WEIGHTS)
-        new_tensors = read_tensors(new.directory / "model" / WEIGHTS)
+        past_tensors = read_tensors(past.directory / MODEL_FOLDER / WEIGHTS)
+        new_tensors = read_tensors(new.directory / MODEL_FOLDER / WEIGHTS)
     except UserError as error:
         return error.problem
     return (
@@ -121,7 +123,7 @@ def compare_final(past: PastRun, new: PastRun, tolerance: float | None) -> Final
         if common_steps:
             past_row = without_clock(past.rows[common_steps[-1]])
             new_row = without_clock(new.rows[common_steps[-1]])
-            figures = paired_figures(past_row, new_row, ("train/loss", *EVALUATION_PREFIXES))
+            figures = paired_figures(past_row, new_row, (TRAINING_LOSS, *EVALUATION_PREFIXES))
     if not figures:
         return FinalCompared(is_within_tolerance=False)
     allowed = {}

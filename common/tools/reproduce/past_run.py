@@ -9,6 +9,7 @@ from pathlib import Path
 from common.errors import UserError
 from common.flags import spelled
 from common.json_files import read_json, read_lines
+from common.metric_names import STEP
 from common.run_directory.directory import INITIAL
 from common.run_directory.finished_model import WEIGHTS
 from common.run_directory.identity import EditedConfigError, insist_on_written_config
@@ -16,6 +17,7 @@ from common.run_directory.provenance import saved_attempts
 from common.run_directory.records import (
     CHECKPOINT_DIGESTS,
     CONFIG,
+    MODEL_FOLDER,
     MODEL_JSON,
     SUMMARY,
     Attempt,
@@ -31,7 +33,6 @@ from common.run_directory.standing import present_status
 from common.sentences import counted
 from common.system.printable import listed
 from common.tools.rows import MetricsRow, read_rows, step_of_row
-from common.track.names import STEP
 
 # The text before the value of a changed field of `Attempt`.
 TEXTS_OF_CHANGES = {
@@ -105,8 +106,8 @@ class PastRun:
     def exported_digest(self) -> str | None:
         """The SHA-256 of the exported weights; None if there are none."""
         if self.is_published:  # the weights were not copied, but their digest was
-            return stated_digest(self.directory / "model")
-        return digest_in(self.directory / "model")
+            return stated_digest(self.directory / MODEL_FOLDER)
+        return digest_in(self.directory / MODEL_FOLDER)
 
     @property
     def initial_digest(self) -> str | None:

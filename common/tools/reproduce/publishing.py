@@ -17,8 +17,10 @@ from common.run_directory.identity import signed_config
 from common.run_directory.records import (
     ATTEMPTS,
     CHECKPOINT_DIGESTS,
+    CHECKPOINTS_FOLDER,
     CONFIG,
     METRICS_FILE,
+    MODEL_FOLDER,
     MODEL_JSON,
     PROVENANCE,
     STATUS,
@@ -29,7 +31,7 @@ from common.tools.reproduce.past_run import NO_FOLDER, PastRun, read_original
 from common.tools.reproduce.receipt import RECEIPT, default_output, read_receipt
 
 COPIED_FILES = (SUMMARY, METRICS_FILE, CHECKPOINT_DIGESTS)  # they have only figures and digests
-REWRITTEN_FILES = (STATUS, ATTEMPTS, f"model/{MODEL_JSON}")
+REWRITTEN_FILES = (STATUS, ATTEMPTS, f"{MODEL_FOLDER}/{MODEL_JSON}")
 # An absolute path of POSIX or of Windows in a text. A slash within a word does not begin a path, as
 # in the name of a repository on the Hub, and neither do the slashes of a web address.
 ABSOLUTE_PATH = re.compile(r"""(?<![^\s"'=(:,])(?:/[\w.]|[A-Za-z]:[\\/])[^\s"',;)]*""")
@@ -57,7 +59,7 @@ def publish_run(directory: Path, folder: Path) -> None:
     with writing(str(folder)):
         shutil.rmtree(folder / PROVENANCE, ignore_errors=True)
         (folder / PROVENANCE).mkdir(parents=True)
-        (folder / "model").mkdir(exist_ok=True)
+        (folder / MODEL_FOLDER).mkdir(exist_ok=True)
         for name in COPIED_FILES:
             if (directory / name).exists():
                 shutil.copyfile(directory / name, folder / name)
@@ -111,7 +113,7 @@ def refuse_to_publish(run: PastRun, folder: Path) -> None:
             advice="publish another run",
         )
     # Only the directory of a run has checkpoints, and a published run has none.
-    if folder.resolve() == run.directory.resolve() or (folder / "checkpoints").exists():
+    if folder.resolve() == run.directory.resolve() or (folder / CHECKPOINTS_FOLDER).exists():
         raise UserError(
             f"--publish {folder} would overwrite a run in that folder",
             advice="pass another folder",

@@ -17,6 +17,7 @@ from common.config import parse_config
 from common.errors import UserError
 from common.files import SUPERSEDED
 from common.flags import role_of, spelled
+from common.metric_names import EPOCH
 from common.run_directory.records import Flags
 from common.system.platforms import rename_path, split_words
 from common.tools.compare.readers import RunRecord, read_directory
@@ -24,7 +25,6 @@ from common.tools.recipe import Recipe
 from common.tools.tune.space import Space, as_command_line, command_words
 
 TRIAL = "trial-"  # the beginning of the name of a trial's directory
-EPOCH = "progress/epoch"
 MOST_EPOCHS = 10**9  # a larger number can only come from a damaged file
 # Optuna compares trials at the same step. Trials with different batch sizes evaluate at different
 # updates, so a step of the study is not an update, but a hundredth of an epoch.

@@ -9,7 +9,7 @@ from common.console import say
 from common.digests import shown_digest
 from common.errors import UserError
 from common.files import write_text
-from common.run_directory.records import ATTEMPTS, Provenance, read_record_if_there
+from common.run_directory.records import ATTEMPTS, MODEL_FOLDER, Provenance, read_record_if_there
 from common.system.platforms import shown_path
 from common.tables import Row, markdown_table, print_table
 from common.tools.compare.comparison import Comparison, compare
@@ -195,7 +195,7 @@ def add_to_cards(runs: Sequence[str], table: str) -> None:
     The table replaces that of an earlier report.
     """
     for run in runs:
-        card = Path(run, "model", "README.md")
+        card = Path(run, MODEL_FOLDER, "README.md")
         if card.exists():
             text, _, _ = card.read_text(encoding="utf-8").partition(CARD_HEADING)
             write_text(card, f"{text}{CARD_HEADING}\n{table}\n")

@@ -17,9 +17,10 @@ import numpy as np
 from accelerate import tracking
 
 from common.console import warn
+from common.metric_names import STEP
 from common.system.platforms import quoted
 from common.system.printable import with_letters
-from common.track.names import STEP, flat
+from common.track.names import flat
 from common.track.recorded_media import Entry, HistogramEntry, ImagesEntry, TableEntry
 from common.track.trackers.tracker import (
     Command,

@@ -13,10 +13,11 @@ from common.data.batch import Data
 from common.data.loader import Loader
 from common.measure.memory_plan import MemoryRows
 from common.measure.values import Metrics
+from common.metric_names import STEP, TRAINING_LOSS
 from common.objective import EVALUATED_SPLITS, PREFIXES, Objective
 from common.system.platforms import quoted, shown_path
 from common.system.printable import with_letters
-from common.track.names import SPLITS, STEP, flat
+from common.track.names import SPLITS, flat
 from common.track.recorded_media import Entry, HistogramEntry, ImagesEntry, TableEntry
 from common.track.trackers import wandb_panels
 from common.track.trackers.tracker import Command, TrackedRun, Tracker
@@ -52,7 +53,7 @@ class WandbTracker(Tracker):
         # sections. So the most important metrics are logged under such names as well.
         self.top_names = {
             f"{split}/{self.objective.metric}": f"{self.objective.metric}_{split}",
-            "train/loss": "loss_train",
+            TRAINING_LOSS: "loss_train",
             f"{split}/loss": f"loss_{split}",
         }
         self.service = ServiceWatch()

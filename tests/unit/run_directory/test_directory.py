@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from accelerate import PartialState
 
-from common.errors import Outcome, UserError
+from common.errors import UserError
 from common.files import locked
+from common.outcomes import Outcome
 from common.run_directory import directory as module
 from common.run_directory.directory import (
     LOCK,

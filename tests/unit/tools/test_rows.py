@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from common.errors import UserError
+from common.metric_names import STEP
 from common.run_directory.records import METRICS_FILE
 from common.tools.rows import (
     MetricsRow,
@@ -19,7 +20,6 @@ from common.tools.rows import (
     read_rows,
     step_of_row,
 )
-from common.track.names import STEP
 
 FIGURES = st.dictionaries(
     st.sampled_from(["train/loss", "val/loss", "note", "perf/samples_per_second"]),

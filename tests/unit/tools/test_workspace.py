@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from common.errors import UserError
+from common.metric_names import STEP
 from common.tools.workspace import main
-from common.track.names import METRICS, SPLITS, STEP
+from common.track.names import METRICS, SPLITS
 
 # wandb-workspaces itself raises these warnings.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:wandb_workspaces")

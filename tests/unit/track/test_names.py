@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
+import ast
+from pathlib import Path
 
+import pytest
+import torch
+from torch import nn
+
+from common import metric_names
 from common.run_directory.records import RunConfig
-from common.track import names
 from common.track.names import MEANINGS, METRICS, PEAK, flat, is_proportion, metric_named, unflat
-from common.training import rates
+from common.training.rates import learning_rates
 from tests.launch import REPOSITORY
 from tests.unit.saved_config import contents_with
 
@@ -34,8 +39,26 @@ def test_metrics_have_a_heading_and_a_format(
 
 
 def test_learning_rate_is_logged_under_the_name_that_is_described() -> None:
-    """Two modules state the name."""
-    assert rates.RATE == names.RATE
+    """The name also is the beginning of the names of further rates."""
+    optimizers = {
+        "optimizer": torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1),
+        "other": torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.2),
+    }
+    first, second = learning_rates(optimizers)
+    assert first in MEANINGS
+    assert metric_named(second).label == f"{metric_named(first).label}, other"
+
+
+def test_names_of_metrics_are_stated_once() -> None:
+    """Other modules of the library import them."""
+    stated = {value for name, value in vars(metric_names).items() if name.isupper()}
+    assert MEANINGS.keys() == stated
+    for path in (REPOSITORY / "common").rglob("*.py"):
+        if path == Path(metric_names.__file__):
+            continue
+        nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        constants = {node.value for node in nodes if isinstance(node, ast.Constant)}
+        assert not constants & stated, path
 
 
 def test_headings_tell_metrics_apart() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from common.track.names import STEP
+from common.metric_names import STEP
 from common.track.report import evaluation_text, rate_lines, show_summary
 from common.track.trackers.tracker import Command
 from tests.unit.saved_config import saved_config

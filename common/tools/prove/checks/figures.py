@@ -8,6 +8,7 @@ from statistics import fmean, median
 
 from pydantic import JsonValue
 
+from common.metric_names import SAMPLES, THROUGHPUT, TRAINING_LOSS
 from common.objective import PREFIXES
 from common.tools.prove.bench import Bench, Cause, Check, Verdict, failed_verdict
 from common.tools.prove.comparison import run_with_layout, update_layouts
@@ -19,7 +20,6 @@ from common.tools.prove.results import Results
 from common.tools.prove.steady import steady_run
 from common.tools.prove.training_metrics import wrong_metrics
 from common.tools.rows import MetricsRow, number_or_none, step_of_row
-from common.track.names import THROUGHPUT
 
 ROW_TOLERANCE = 1e-5  # relative; the run adds up in a different order
 SMALLEST_VALUE = 1e-6  # smaller differences and losses do not count
@@ -68,11 +68,11 @@ def verdict_of(causes: Sequence[Cause], counts: FigureCounts) -> Verdict:
 
 def wrong_rows(run: ObservedRun, counts: FigureCounts) -> Iterator[Cause]:
     """Yield a cause for the first row that is not the mean of what the loop recorded."""
-    rows = [row for row in Results(run.directory).rows if "train/loss" in row]
+    rows = [row for row in Results(run.directory).rows if TRAINING_LOSS in row]
     steps = [0, *map(step_of_row, rows)]
     for (previous_step, step), row in zip(pairwise(steps), rows, strict=True):
         expected = means_between(run, previous_step, step)
-        expected["progress/samples"] = float(step * run.started.samples_per_update)
+        expected[SAMPLES] = float(step * run.started.samples_per_update)
         for name, value in expected.items():
             if name not in row:
                 continue
@@ -116,7 +116,7 @@ def means_between(run: ObservedRun, previous_step: int, step: int) -> dict[str, 
                 elements[name] += count
     means = {f"train/{name}": totals[name] / elements[name] for name in totals if elements[name]}
     if losses:
-        means["train/loss"] = fmean(losses)
+        means[TRAINING_LOSS] = fmean(losses)
     return means
 
 

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import f1_score
 
+from common.metric_names import THROUGHPUT
 from common.tools.prove.checks.figures import (
     training_modes,
     verdict_of,
@@ -37,7 +38,6 @@ from common.tools.prove.outcomes import (
     split_passes_of,
 )
 from common.tools.prove.training_metrics import wrong_metrics
-from common.track.names import THROUGHPUT
 from tests.unit.tools.prove.made_up import evaluated, recorded, run_with, started
 
 

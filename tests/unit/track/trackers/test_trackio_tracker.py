@@ -18,10 +18,10 @@ from accelerate import Accelerator
 from PIL import Image
 
 from common.config import TrainingConfig
+from common.metric_names import STEP
 from common.objective import Objective
 from common.run_directory.records import RunConfig
 from common.track.log import Log
-from common.track.names import STEP
 from common.track.recorded_media import HistogramEntry, ImagesEntry, TableEntry
 from common.track.trackers.tracker import TrackedRun
 from common.track.trackers.trackio_tracker import TrackioTracker
