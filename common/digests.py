@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypedDict
+from typing import TYPE_CHECKING, Protocol
 
 from common.files import refuse_pipe
 from common.json_files import JsonObject
@@ -22,13 +22,6 @@ if TYPE_CHECKING:  # importing torch takes a second, and most digests are not of
 SIGNATURE = "sha256"  # the entry of a signed JSON object with the digest of all other entries
 SHORT = 16  # hexadecimal digits of a short digest
 SHOWN = 8  # hexadecimal digits of a digest or a commit that tables and sentences show
-
-
-class FileReceipt(TypedDict):
-    """The size and the digest of a file."""
-
-    size: int  # bytes
-    sha256: str
 
 
 class Digest(Protocol):
@@ -58,20 +51,21 @@ def bytes_of_tensor(tensor: "torch.Tensor") -> memoryview:
     return elements.view(torch.uint8).numpy().data
 
 
-def receipt_of(path: Path) -> FileReceipt:
-    """Return the size and SHA-256 of a file, which is read whole.
+def size_and_sha256(path: Path) -> tuple[int, str]:
+    """Return the size of a file in bytes and its SHA-256; the file is read whole.
 
     Raises:
         OSError: it can't be read.
     """
     with refuse_pipe(path).open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-        return {"size": file.tell(), "sha256": digest}
+        return file.tell(), digest
 
 
 def sha256_of_file(path: Path) -> str:
     """Return the SHA-256 of a file; an OSError if it can't be read."""
-    return receipt_of(path)["sha256"]
+    _, digest = size_and_sha256(path)
+    return digest
 
 
 def remembered_sha256_of_file(path: Path) -> str:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from common.checkpoints.tensors import read_metadata
+from common.checkpoints.tensors import read_metadata, receipt_of
 from common.console import say, warn
-from common.digests import is_as_signed, receipt_of
+from common.digests import is_as_signed
 from common.errors import UserError
 from common.files import SUPERSEDED, UNFINISHED, remove
 from common.json_files import PUT_BACK, read_json
@@ -114,7 +114,7 @@ def damage_of_files(checkpoint: Path, receipts: Mapping[str, Receipt]) -> str | 
     for name, receipt in receipts.items():
         path = Path(os.path.normpath(checkpoint / name))  # without "..", for the message
         try:
-            actual = Receipt(**receipt_of(path))
+            actual = receipt_of(path)
         except OSError as problem:
             return f"{path} can't be read ({problem.strerror})"
         if actual.size != receipt.size:

@@ -10,7 +10,7 @@ import safetensors.torch
 import torch
 from safetensors import safe_open
 
-from common.digests import receipt_of
+from common.digests import size_and_sha256
 from common.errors import UserError
 from common.files import refuse_pipe
 from common.json_files import PUT_BACK
@@ -35,7 +35,13 @@ def write_tensors(
     with suppress(OSError):
         path.chmod(path.parent.stat().st_mode & 0o666)
     sync(path)
-    return Receipt(**receipt_of(path))
+    return receipt_of(path)
+
+
+def receipt_of(path: Path) -> Receipt:
+    """Return the size and SHA-256 of a file; an OSError if it can't be read."""
+    size, sha256 = size_and_sha256(path)
+    return Receipt(size=size, sha256=sha256)
 
 
 class HeaderEntry(TypedDict):

@@ -15,12 +15,12 @@ from common.digests import (
     bytes_of_tensor,
     digest_of_json,
     is_as_signed,
-    receipt_of,
     remembered_sha256_of_file,
     sha256_of_bytes,
     sha256_of_file,
     short_digest,
     signed,
+    size_and_sha256,
 )
 from common.lifecycle.initial_weights import digest_of_model
 from common.tools.prove.digests import digest_of_state
@@ -40,7 +40,7 @@ def test_digest_of_json_is_the_stored_one() -> None:
 def test_digest_of_a_file(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"abc")
-    assert receipt_of(path) == {"size": 3, "sha256": OF_ABC}
+    assert size_and_sha256(path) == (3, OF_ABC)
     assert sha256_of_file(path) == remembered_sha256_of_file(path) == OF_ABC
     assert sha256_of_bytes(b"abc") == OF_ABC
     for unreadable in (tmp_path / "none", tmp_path):
