@@ -1,19 +1,17 @@
 """Loaders: the batches of a split in a resumable order, from device memory or from workers."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import psutil
 import torch
 from accelerate.utils import send_to_device
 from torch.utils import _pytree as tree
 
-from common.config import TrainingConfig
 from common.data.batch import Batch, Samples, Work
-from common.data.iterable import IterableOrder, IterableSamples
+from common.data.iterable import IterableSamples
 from common.data.order import EvaluationOrder, TrainingOrder, rehearsal_batches
 from common.data.workers import PATIENCE, MicroBatches, Workers
 from common.errors import UserError
@@ -61,22 +59,6 @@ class RunSignals:
 
 
 NO_SIGNALS = RunSignals()
-
-
-class RunAccelerator(Protocol):
-    """What loaders need of a run's Accelerator, whose class is in a higher layer."""
-
-    @property
-    def device(self) -> torch.device: ...
-
-    @property
-    def num_processes(self) -> int: ...
-
-    @property
-    def process_index(self) -> int: ...
-
-    @property
-    def mesh(self) -> object: ...  # None unless the ranks hold different parts of one model
 
 
 class Loader:
@@ -327,145 +309,6 @@ def check_fits(size: int | None, free: int, device: torch.device) -> None:
         f"--data-placement device can't be used, because the samples of this recipe {problem}",
         advice="pass --data-placement workers, or leave the flag out",
     )
-
-
-def make_loaders(
-    config: TrainingConfig,
-    accelerator: RunAccelerator,
-    splits: Mapping[str, Samples],
-    signals: RunSignals = NO_SIGNALS,
-) -> dict[str, Loader]:
-    """Return a loader for each split, by the split's name.
-
-    The loader of train yields samples in a shuffled order. The others yield each sample once.
-
-    Args:
-        signals: what the loaders ask the run between two batches.
-
-    Raises:
-        UserError: the flags don't suit an `IterableDataset`, or a split has too few samples.
-    """
-    loaders: dict[str, Loader] = {}
-    room = free_memory(accelerator.device) / 2  # for the samples of all splits together
-    # With several ranks, the patience is shorter than the timeout of a collective. So a rank that
-    # gets no batch reports this before the other ranks, which wait for it, report a lost rank.
-    patience = config.collective_timeout * (1.0 if accelerator.num_processes == 1 else 0.9)
-    for name, samples in splits.items():
-        order: TrainingOrder | EvaluationOrder
-        if isinstance(samples, IterableSamples):
-            order = iterable_order(config, accelerator, name)
-        elif name == "train":
-            order = training_order(config, accelerator, samples)
-        else:
-            order = evaluation_order(config, accelerator, name, samples)
-        loader = Loader(
-            samples,
-            order,
-            accelerator.device,
-            config.data_placement,
-            config.num_workers,
-            seed=config.seed,
-            room=room,
-            patience=patience,
-            signals=signals,
-        )
-        room -= loader.placed_bytes
-        loaders[name] = loader
-    return loaders
-
-
-def iterable_order(config: TrainingConfig, accelerator: RunAccelerator, name: str) -> IterableOrder:
-    """Return an order of as many batches as the run has, for an `IterableDataset`.
-
-    Args:
-        name: the name of the split.
-
-    Raises:
-        UserError: the number of batches does not follow from the flags, or the split is not train.
-    """
-    if config.max_steps is None or config.auto_batch_size or name != "train":
-        if name != "train":
-            advice = f"pass a map-style data set as split {name}"
-        elif config.max_steps is None:
-            advice = "pass --max-steps N"
-        else:
-            advice = "pass --no-auto-batch-size, and --batch-size N"
-        raise UserError(
-            "an IterableDataset does not state its number of samples, so it can only be used for "
-            "training, with a stated number of updates of a stated size",
-            advice=advice,
-        )
-    accumulation = config.gradient_accumulation_steps
-    global_batch = config.batch_size * accumulation * accelerator.num_processes
-    return IterableOrder(
-        num_samples=config.max_steps * global_batch,
-        batch_size=config.batch_size,
-        accumulation=accumulation,
-        world_size=accelerator.num_processes,
-        rank=accelerator.process_index,
-        seed=config.seed,
-    )
-
-
-def training_order(
-    config: TrainingConfig, accelerator: RunAccelerator, samples: Samples
-) -> TrainingOrder:
-    """Return the shuffled order of the training split.
-
-    Raises:
-        UserError: the split has too few samples for one update.
-    """
-    batch_size = config.batch_size
-    accumulation = config.gradient_accumulation_steps
-    if config.evaluate_only:
-        # A run that only evaluates makes a training loader as well. If it has too few samples for
-        # one update, a smaller batch keeps `TrainingOrder` from refusing them.
-        samples_per_rank = len(samples) // (accumulation * accelerator.num_processes)
-        batch_size = min(batch_size, max(1, samples_per_rank))
-    # Samples in blocks are not ordered by length: a batch would need too many blocks at once.
-    return TrainingOrder(
-        num_samples=len(samples),
-        batch_size=batch_size,
-        accumulation=accumulation,
-        world_size=accelerator.num_processes,
-        rank=accelerator.process_index,
-        seed=config.seed,
-        lengths=samples.lengths if samples.blocks is None else None,
-        blocks=samples.blocks,
-    )
-
-
-def evaluation_order(
-    config: TrainingConfig, accelerator: RunAccelerator, name: str, samples: Samples
-) -> EvaluationOrder:
-    """Return the order of a split for evaluation.
-
-    Args:
-        name: the name of the split, for messages.
-
-    Raises:
-        UserError: the ranks share out a model, and have too few samples for equal batches.
-    """
-    world_size = accelerator.num_processes
-    # Samples in blocks are not ordered by length here either; see `training_order`.
-    order = EvaluationOrder(
-        num_samples=len(samples),
-        batch_size=config.batch_size,
-        world_size=world_size,
-        rank=accelerator.process_index,
-        lengths=samples.lengths if samples.blocks is None else None,
-        blocks=samples.blocks,
-    )
-    is_model_shared = accelerator.mesh is not None
-    if is_model_shared and len(samples) // world_size < order.most_batches:
-        raise UserError(
-            (
-                f"split {name} has too few samples ({len(samples):,}) for all {world_size} "
-                "processes of a sharded model to evaluate the same number of batches"
-            ),
-            advice="add samples to this split, or start fewer processes",
-        )
-    return order
 
 
 def free_memory(device: torch.device) -> int:

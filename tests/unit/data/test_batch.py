@@ -18,7 +18,8 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from common.config import TrainingConfig
 from common.data.batch import Data, DatasetSamples, Samples, TensorSamples, Work, refuse_unread
-from common.data.loader import Loader, make_loaders
+from common.data.loader import Loader
+from common.data.make_loaders import make_loaders
 from common.data.order import EvaluationOrder, TrainingOrder
 from common.data.sources import built_in_source
 from common.errors import LostProcessError, UserError
