@@ -33,7 +33,7 @@ from benchmarks.gpu_session.steps import STEPS
 from benchmarks.harness.recipe_side import REPOSITORY
 from benchmarks.harness.text_tables import markdown_table
 
-LEAST_SECONDS = 20  # with less time left, no step begins
+MIN_SECONDS = 20  # with less time left, no step begins
 ERROR_CHARACTERS = 4000  # of the log's end, kept with a failed step
 LINE_CHARACTERS = 160  # of an error in the table
 # Keys under which the figures of a recipe in one precision name a problem.
@@ -271,7 +271,7 @@ def run_if_possible(name: str, options: Options, seconds: float, record: Record)
     missing = missing_packages(name)
     if missing:
         return record | {"status": f"needs {' and '.join(missing)}, which this machine lacks"}
-    if seconds < LEAST_SECONDS:
+    if seconds < MIN_SECONDS:
         return record or {"status": "no time was left"}
     print(f"{name}: up to {seconds:.0f} s", flush=True)
     record = run_and_record(name, options, seconds)

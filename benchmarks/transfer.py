@@ -28,7 +28,7 @@ from common.system.devices import device_name
 from common.tables import print_table
 
 MEGABYTE = 10**6
-MOST_MEGABYTES = 10**5
+MAX_MEGABYTES = 10**5
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,8 @@ class Options:
 
     def __post_init__(self) -> None:
         """Refuse values that would fail only after measuring."""
-        if not 1 <= self.largest <= MOST_MEGABYTES or self.repeats < 1:
-            sizes = f"1 to {MOST_MEGABYTES:,}"
+        if not 1 <= self.largest <= MAX_MEGABYTES or self.repeats < 1:
+            sizes = f"1 to {MAX_MEGABYTES:,}"
             raise SystemExit(f"error: --largest takes {sizes} megabytes, and --repeats 1 or more")
         if self.plot is not None and self.plot.suffix not in (".png", ".svg"):
             raise SystemExit(f"error: --plot {self.plot}: the name must end in .png or .svg")

@@ -15,7 +15,7 @@ from common.run_directory.records import MODEL_JSON, InitialFacts, read_record_i
 from common.sentences import reading
 
 PUBLISHED = "config.json"  # the file that timm publishes beside weights: how they were trained
-MOST_PIXELS = 65536  # along a side of an image; more is a mistake in the file
+MAX_PIXELS = 65536  # along a side of an image; more is a mistake in the file
 
 
 @functools.cache
@@ -88,7 +88,7 @@ def initial_facts(path: str | None) -> InitialFacts:
     settings = published.get("pretrained_cfg", published)  # some files have no such level
     with reading(str(folder / PUBLISHED), "pass the safetensors file beside it"):
         channels, size, _ = settings["input_size"]  # channels, height, width
-        if not 1 <= size <= MOST_PIXELS:
+        if not 1 <= size <= MAX_PIXELS:
             raise ValueError(f"images of {size} pixels")
         return InitialFacts(
             mean=[float(value) for value in settings["mean"]],

@@ -32,7 +32,7 @@ PEAK_RESERVED = "memory/peak_reserved_mib"
 HOST_MEMORY = "memory/host_rss_mib"
 
 GPU_UTILIZATION = "gpu/utilization"
-LEAST_GPU_UTILIZATION = "gpu/utilization_min"
+MIN_GPU_UTILIZATION = "gpu/utilization_min"
 GPU_POWER = "gpu/power_watts"
 
 TRAINING_SECONDS = "time/train_seconds"

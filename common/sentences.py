@@ -14,11 +14,11 @@ from common.disk_errors import advice_for, is_of_disk, number_of
 from common.errors import UserError
 from common.system.printable import shortened
 
-MOST_CHARACTERS = 300  # characters of a library's message that a sentence repeats
+MAX_CHARACTERS = 300  # characters of a library's message that a sentence repeats
 
 
 def cause_text(
-    error: BaseException, most_characters: int = MOST_CHARACTERS, *, first_line: bool = False
+    error: BaseException, most_characters: int = MAX_CHARACTERS, *, first_line: bool = False
 ) -> str:
     """Return an error in one line, for a sentence: its class, and its text.
 
@@ -59,7 +59,7 @@ def as_user_error(
     problem: str,
     advice: str | Callable[[Exception], str],
     *,
-    most_characters: int = MOST_CHARACTERS,
+    most_characters: int = MAX_CHARACTERS,
     first_line: bool = False,
     resumable: Callable[[Exception], bool] = lambda error: False,
 ) -> Iterator[None]:

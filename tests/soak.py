@@ -46,7 +46,7 @@ RECIPES: dict[str, tuple[object, ...]] = {
         *("--checkpoint-every", 3),
     ),
 }
-MOST_STARTS = 30  # of one run; a run that is not finished by then makes no progress
+MAX_STARTS = 30  # of one run; a run that is not finished by then makes no progress
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class Soak:
 
     def broken(self, setting: Setting, directory: Path, deadline: float) -> bool:
         """Make a run that is stopped again and again; return whether it finished in time."""
-        for _ in range(MOST_STARTS):
+        for _ in range(MAX_STARTS):
             if time.monotonic() > deadline:
                 return False
             before = newest_step(directory)
@@ -123,7 +123,7 @@ class Soak:
                 return True
             self.counts["stops"] += 1
             self.counts["starts that saved nothing"] += newest_step(directory) <= before
-        raise AssertionError(f"not finished after {MOST_STARTS} starts:\n{job.printed()[-4000:]}")
+        raise AssertionError(f"not finished after {MAX_STARTS} starts:\n{job.printed()[-4000:]}")
 
     def stop(self, job: Job, setting: Setting) -> bool:
         """Stop a job in a random way at a random moment; return whether it had finished before."""

@@ -28,7 +28,7 @@ SECONDS = [10, 20, 30]
 MINUTES = [1, 2, 5, 10, 20]
 HOURS = [1, 2, 5, 10, 20, 50, 100]
 TIMES = SECONDS + [MINUTE * count for count in MINUTES] + [HOUR * count for count in HOURS]
-MOST_TICKS = 6  # of an axis; labels of more ticks would overlap
+MAX_TICKS = 6  # of an axis; labels of more ticks would overlap
 Style = dict[str, Any]  # arguments for matplotlib's `plot`
 
 
@@ -124,9 +124,9 @@ def finish_chart(chart: Axes, workload: Workload) -> None:
 
 
 def time_ticks(earliest: float, latest: float) -> list[int]:
-    """Return round times between two times, all in seconds; at most `MOST_TICKS`."""
+    """Return round times between two times, all in seconds; at most `MAX_TICKS`."""
     times = [seconds for seconds in TIMES if earliest <= seconds <= latest]
-    stride = max(1, math.ceil(len(times) / MOST_TICKS))
+    stride = max(1, math.ceil(len(times) / MAX_TICKS))
     return times[::stride]
 
 

@@ -40,8 +40,8 @@ BLOCK_BYTES = 512  # the unit of `st_blocks`
 PARAMETERS = (PIXELS + 1) * HIDDEN + (HIDDEN + 1) * HIDDEN + (HIDDEN + 1) * CLASSES
 # Weights and Adam's two moments, each in four bytes.
 CHECKPOINT_BYTES = 3 * 4 * PARAMETERS
-MOST_UPDATES_IN_SAVE = 4  # after so many more updates, the save is over or never happened
-MOST_REMOVED = 3  # checkpoints that are removed by hand before a training is given up
+MAX_UPDATES_IN_SAVE = 4  # after so many more updates, the save is over or never happened
+MAX_REMOVED = 3  # checkpoints that are removed by hand before a training is given up
 LAST_LINES = 12  # of the output of an attempt that failed
 
 
@@ -177,7 +177,7 @@ class Training:
     def remove_newest(self) -> bool:
         """Remove the newest checkpoint; return whether another one is left to resume from."""
         newest = self.contestant.newest_checkpoint(self.run_folder)
-        if newest is None or self.outcome.removed == MOST_REMOVED:
+        if newest is None or self.outcome.removed == MAX_REMOVED:
             return False
         if newest.is_dir():
             shutil.rmtree(newest)
@@ -267,7 +267,7 @@ class Training:
     ) -> None:
         """Wait until a process stops itself in a save, or until that save must be over."""
         assert attempt.stop_after is not None
-        last_update = attempt.stop_after + MOST_UPDATES_IN_SAVE
+        last_update = attempt.stop_after + MAX_UPDATES_IN_SAVE
         deadline = time.monotonic() + SECONDS_AT_MOST
         while not any(is_stopped(rank) for rank in ranks):
             is_over = self.recorded_last(attempt) >= last_update or launcher.poll() is not None

@@ -10,7 +10,7 @@ from common.run_directory.records import RunIdentity
 from common.run_directory.saved_flags import differing_flags, flags_in_words
 from common.system.printable import shortened
 
-MOST_SHOWN = 200  # characters of a value in a message
+MAX_SHOWN = 200  # characters of a value in a message
 SAME_DATA = (
     "change the data back, or start a new run, which may begin from the weights of a finished one "
     "with --init-from runs/NAME"
@@ -80,16 +80,16 @@ def insist_on_facts(path: Path, manifest: RunIdentity, identity: RunIdentity) ->
 def excerpts(before: object, now: object) -> tuple[str, str]:
     """Return two differing values as texts, cut so that their first difference can be seen."""
     texts = (str(before), str(now))
-    if max(map(len, texts)) <= MOST_SHOWN:
+    if max(map(len, texts)) <= MAX_SHOWN:
         return texts
     first_difference = min(map(len, texts))  # this holds if one text begins with the other
     for position, (character_before, character_now) in enumerate(zip(*texts, strict=False)):
         if character_before != character_now:
             first_difference = position
             break
-    start = max(0, first_difference - MOST_SHOWN // 2)
+    start = max(0, first_difference - MAX_SHOWN // 2)
     ellipsis = "…" if start else ""
-    shown_before, shown_now = (ellipsis + shortened(text[start:], MOST_SHOWN) for text in texts)
+    shown_before, shown_now = (ellipsis + shortened(text[start:], MAX_SHOWN) for text in texts)
     return shown_before, shown_now
 
 

@@ -37,8 +37,8 @@ ARCHIVES = {
     b"PK\x03\x04": ("a zip archive or an Excel file", "export the table as CSV"),
     b"\x1f\x8b": ("a gzip archive", "unpack the file"),
 }
-LEAST_ZEROS = 1 / 8  # the least share of zeros among the bytes of a text in UTF-16
-MOST_LOW_ZEROS = 1 / 10  # the largest share of low bytes among these zeros
+MIN_ZEROS = 1 / 8  # the least share of zeros among the bytes of a text in UTF-16
+MAX_LOW_ZEROS = 1 / 10  # the largest share of low bytes among these zeros
 
 
 class Dialect(NamedTuple):
@@ -202,14 +202,14 @@ def likely_utf16(head: bytes) -> str | None:
         return None
     zeros_at_even = head[::2].count(0)
     zeros_at_odd = head[1::2].count(0)
-    if min(zeros_at_even, zeros_at_odd) > MOST_LOW_ZEROS * (zeros_at_even + zeros_at_odd):
+    if min(zeros_at_even, zeros_at_odd) > MAX_LOW_ZEROS * (zeros_at_even + zeros_at_odd):
         return None
     return "UTF-16LE" if zeros_at_odd > zeros_at_even else "UTF-16BE"
 
 
 def has_few_zeros(head: bytes) -> bool:
     """Whether bytes have fewer zeros than a text in UTF-16 would have."""
-    return head.count(0) < len(head) * LEAST_ZEROS
+    return head.count(0) < len(head) * MIN_ZEROS
 
 
 def is_beginning_of_utf8(head: bytes) -> bool:

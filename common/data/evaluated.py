@@ -16,7 +16,7 @@ from common.initial import initial_facts, weights_file
 from common.json_files import read_json_if_there
 from common.run_directory.records import CONFIG, MODEL_FOLDER, MODEL_JSON, excerpt_of
 
-MOST_GENERATIONS = 20  # runs that are followed back, each to the run of its initial weights
+MAX_GENERATIONS = 20  # runs that are followed back, each to the run of its initial weights
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def training_history(model: str | None) -> list[TrainedOn]:
     """Return the data on which a model was trained.
 
     If a run began with the weights of another run, its model was trained on the data of both. The
-    data of the last run come first. At most `MOST_GENERATIONS` runs are followed back.
+    data of the last run come first. At most `MAX_GENERATIONS` runs are followed back.
 
     Args:
         model: the value of `--init-from`.
@@ -80,7 +80,7 @@ def training_history(model: str | None) -> list[TrainedOn]:
         directory of a run. A single file of weights is an example.
     """
     history: list[TrainedOn] = []
-    while model is not None and len(history) < MOST_GENERATIONS and not os.path.isfile(model):
+    while model is not None and len(history) < MAX_GENERATIONS and not os.path.isfile(model):
         try:
             folder = weights_file(model).parent
         except UserError:  # not reported here, because the code that loads the weights does so

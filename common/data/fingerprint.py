@@ -36,9 +36,9 @@ PROBES = 5  # samples that are read from a data set that can only be read sample
 # fingerprint.
 READINGS = 3
 # A text file or a table is identified by its content if it has at most SMALL_BYTES. This ends when
-# MOST_BYTES_READ bytes of all files together have been read.
+# MAX_BYTES_READ bytes of all files together have been read.
 SMALL_BYTES = 2**22
-MOST_BYTES_READ = 2**26
+MAX_BYTES_READ = 2**26
 READ_WHOLE = {*TABLE_SUFFIXES, ".md", ".txt", ".yaml", ".yml"}  # suffixes of these files
 
 
@@ -70,7 +70,7 @@ def fingerprint_of_files(files: Mapping[str, os.stat_result]) -> str:
         OSError: a file can't be read.
     """
     identities: list[list[str | int]] = []
-    bytes_left = MOST_BYTES_READ
+    bytes_left = MAX_BYTES_READ
     for path, status in files.items():
         may_be_read = os.path.splitext(path)[1].lower() in READ_WHOLE
         if may_be_read and status.st_size <= min(SMALL_BYTES, bytes_left):

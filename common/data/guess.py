@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
 # A column holds classes if it has few distinct values, and several rows for each on average.
-MOST_CLASSES = 50
+MAX_CLASSES = 50
 ROWS_PER_CLASS = 3  # the least average
 NUMBERING_NAMES = ("id", "idx", "index", "unnamed: 0")  # names of columns that number the rows
 
@@ -69,7 +69,7 @@ def most_classes(num_rows: int) -> int:
     Args:
         num_rows: the rows of the table in which the column has a value.
     """
-    return max(2, min(MOST_CLASSES, num_rows // ROWS_PER_CLASS))
+    return max(2, min(MAX_CLASSES, num_rows // ROWS_PER_CLASS))
 
 
 def guess_label(features: Mapping[str, Feature], values_of: ValuesOf) -> list[str]:

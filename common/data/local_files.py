@@ -15,7 +15,7 @@ from common.errors import UserError
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
 # If links lead to one folder more often than this, the search for files might never end.
-MOST_VISITS = 16
+MAX_VISITS = 16
 # The advice for links that lead nowhere.
 FETCH = (
     "fetch the files (for example with git annex get or dvc pull), or correct or remove the links"
@@ -54,7 +54,7 @@ def find_files(folder: Path) -> LocalFiles:
 
     Raises:
         OSError: a folder can't be listed, or a file's status can't be read.
-        UserError: links lead to one folder more than `MOST_VISITS` times.
+        UserError: links lead to one folder more than `MAX_VISITS` times.
     """
     local_files = LocalFiles(str(folder))
     FileSearch(local_files).list_folder(str(folder), (identity_of(os.stat(folder)),))
@@ -129,10 +129,10 @@ class FileSearch:
                 return
             self.listing.linked_folders.add(folder.path)
         self.visits[identity] += 1
-        if self.visits[identity] > MOST_VISITS:
+        if self.visits[identity] > MAX_VISITS:
             raise UserError(
                 f"{self.listing.folder} contains {os.path.realpath(folder.path)} more than "
-                f"{MOST_VISITS} times, because links lead there",
+                f"{MAX_VISITS} times, because links lead there",
                 advice="remove links to this folder, or copy its files to where they are needed",
             )
         self.list_folder(folder.path, (*parents, identity))

@@ -20,7 +20,7 @@ from common.sentences import counted
 # Text is sorted by length within windows of this many global batches, and the batches of a window
 # are then shuffled. A longer window means less padding, and a shorter one means more randomness.
 WINDOW = 64
-MOST_LANES = 64  # see `BlockBatches`
+MAX_LANES = 64  # see `BlockBatches`
 
 
 class Blocks(NamedTuple):
@@ -134,7 +134,7 @@ class BlockBatches(Sequence[torch.Tensor]):
         self.epoch = epoch
         self.sizes = np.asarray(blocks.sizes)
         self.first = first_update * order.accumulation  # number of the first micro-batch
-        most_lanes = min(MOST_LANES, blocks.at_once)
+        most_lanes = min(MAX_LANES, blocks.at_once)
         # The largest number of lanes that divides the global batch, so that each lane gives equally
         # many samples.
         self.lanes = max(n for n in range(1, most_lanes + 1) if order.global_batch % n == 0)
@@ -176,7 +176,7 @@ class BlockBatches(Sequence[torch.Tensor]):
         return torch.from_numpy(samples)
 
 
-@lru_cache(2 * MOST_LANES)
+@lru_cache(2 * MAX_LANES)
 def shuffled(count: int, *seeds: int) -> np.ndarray:
     """Return the numbers below `count` in an order that depends on the seeds: int64 [count].
 

@@ -13,20 +13,20 @@ from torch.nn.parameter import is_lazy
 
 from common.digests import bytes_of_tensor
 
-MOST_BYTES = 2**30  # larger models get no digest; SHA-256 of so many bytes takes some seconds
+MAX_BYTES = 2**30  # larger models get no digest; SHA-256 of so many bytes takes some seconds
 
 
 def digest_of_model(model: nn.Module) -> str | None:
     """Return the SHA-256 of the names and bytes of a model's parameters and buffers.
 
-    The result is None if the model has more than `MOST_BYTES`, or if it has a tensor for which
+    The result is None if the model has more than `MAX_BYTES`, or if it has a tensor for which
     `has_plain_bytes` is false. An example is a model that is sharded over ranks.
     """
     entries = model.state_dict()
     tensors = {name: value for name, value in entries.items() if isinstance(value, torch.Tensor)}
     if not all(has_plain_bytes(tensor) for tensor in tensors.values()):
         return None
-    if sum(tensor.nbytes for tensor in tensors.values()) > MOST_BYTES:
+    if sum(tensor.nbytes for tensor in tensors.values()) > MAX_BYTES:
         return None
     digest = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):

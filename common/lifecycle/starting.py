@@ -36,7 +36,7 @@ from common.track import facts
 from common.track.card import flags_given
 from common.training.plan import Plan
 
-MOST_KEPT = 0.5  # share of the machine's memory that all plans on it may take, to keep freed memory
+MAX_KEPT = 0.5  # share of the machine's memory that all plans on it may take, to keep freed memory
 
 
 def start(
@@ -184,7 +184,7 @@ def keep_freed_memory(device: torch.device, share: float) -> None:
         device: the device of the run.
         share: the share of the machine's memory that this process's plan takes.
     """
-    if device.type == "cpu" and share * local_world_size() <= MOST_KEPT:
+    if device.type == "cpu" and share * local_world_size() <= MAX_KEPT:
         HEAP.keep()
 
 

@@ -58,7 +58,7 @@ class Classified(Evaluation):
 class ClassificationSums(Sums):
     """Sums the loss and the confusion matrix of an evaluation, over all ranks."""
 
-    MOST_CLASSES = 500  # the memory of a confusion matrix grows with the square of the classes
+    MAX_CLASSES = 500  # the memory of a confusion matrix grows with the square of the classes
     BATCHES_KEPT = 64  # for examples of mistakes
 
     def __init__(self, accelerator: Accelerator, class_names: Sequence[str]) -> None:
@@ -102,7 +102,7 @@ class ClassificationSums(Sums):
     @property
     def has_matrix(self) -> bool:
         """Whether the classes are few enough for a confusion matrix."""
-        return len(self.class_names) <= self.MOST_CLASSES
+        return len(self.class_names) <= self.MAX_CLASSES
 
     def count_classes(self, predicted: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Count the samples of a batch by class, for `Classified.confusion` or `class_counts`.

@@ -9,10 +9,10 @@ import psutil
 from torch import Tensor
 
 # The system counts CPU time in steps of about 10 ms, so a shorter time says nothing.
-LEAST_SECONDS = 0.5
+MIN_SECONDS = 0.5
 # The least share of the elapsed time that the counters must show. Some containers show a machine
 # whose counters stand still.
-LEAST_SHARE = 0.5
+MIN_SHARE = 0.5
 
 
 @dataclass
@@ -124,7 +124,7 @@ def other_cpu_fraction(times_of_ranks: Tensor, ranks_per_machine: int) -> float 
         # The ranks of a machine read the same counters, at slightly different times.
         elapsed, total, busy, _ = times_of_machine.mean(0).tolist()
         job_seconds = float(times_of_machine[:, 3].sum())
-        if elapsed < LEAST_SECONDS or total < LEAST_SHARE * elapsed:
+        if elapsed < MIN_SECONDS or total < MIN_SHARE * elapsed:
             return None
         shares.append(min(max((busy - job_seconds) / total, 0.0), 1.0))
     return max(shares)

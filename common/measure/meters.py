@@ -41,8 +41,8 @@ from common.metric_names import (
     GOODPUT,
     GPU_UTILIZATION,
     HOST_MEMORY,
-    LEAST_GPU_UTILIZATION,
     MFU,
+    MIN_GPU_UTILIZATION,
     OTHER_CPU,
     TRAINING_LOSS,
 )
@@ -52,13 +52,13 @@ from common.system.machine import local_world_size, usable_cores
 from common.system.platforms import load_average
 
 # A warning that other programs slow the run down needs all of the following.
-LEAST_SECONDS = 2  # an interval of at least this many seconds
+MIN_SECONDS = 2  # an interval of at least this many seconds
 SMALL_SHARE = 0.7  # less than this share of the CPU time that threads ask for; alone, they get 0.9
 HIGH_LOAD = 1.5  # at least this many threads that want to run, for each core
 # A warning needs memory that rises over this many successive log lines. As many log lines at the
 # beginning are ignored, while libraries fill their caches.
 RISING_LINES = 10
-LEAST_RISE = 0.05  # the relative rise over these log lines that a warning needs
+MIN_RISE = 0.05  # the relative rise over these log lines that a warning needs
 BUSY_SHARE = 0.8  # share of the time; a GPU that nothing holds up is busy for a larger share
 # Measured peaks of one device may differ by less than this factor, for example under load.
 OTHER_DEVICE = 1.5
@@ -225,7 +225,7 @@ class Meters:
         if GPU_UTILIZATION in used:
             utilization = used_by_ranks[:, [*used].index(GPU_UTILIZATION)]
             figures[GPU_UTILIZATION] = float(utilization.mean())
-            figures[LEAST_GPU_UTILIZATION] = float(utilization.min())
+            figures[MIN_GPU_UTILIZATION] = float(utilization.min())
         # NaN stands for a value that the GPU driver of at least one rank does not report.
         known = {name: value for name, value in figures.items() if not math.isnan(value)}
         return known, numbers_of_ranks
@@ -329,7 +329,7 @@ class Meters:
 def rising_sentence(owner: str, sizes: Sequence[float]) -> str | None:
     """Return a warning if memory, in MiB at successive log lines, keeps rising; else None."""
     is_rising = all(later > earlier for earlier, later in pairwise(sizes))
-    if len(sizes) < RISING_LINES or not is_rising or sizes[-1] < (1 + LEAST_RISE) * sizes[0]:
+    if len(sizes) < RISING_LINES or not is_rising or sizes[-1] < (1 + MIN_RISE) * sizes[0]:
         return None
     return (
         f"the memory of {owner} rose over {RISING_LINES} log lines in a row, from "
@@ -355,7 +355,7 @@ def contention_sentence(
         load: the system's load average.
     """
     share = cpu_seconds / max(wall_seconds * threads, 1e-9)
-    if wall_seconds < LEAST_SECONDS or load < HIGH_LOAD * cores or share >= SMALL_SHARE:
+    if wall_seconds < MIN_SECONDS or load < HIGH_LOAD * cores or share >= SMALL_SHARE:
         return None
     contention = f"other programs use the same cores (load {load:.1f} on {cores})"
     if threads == 1:

@@ -7,20 +7,20 @@ from torch.nn import functional as F
 # For images of at most so many pixels, a matrix product is faster than oneDNN. OneDNN takes up to
 # six times as long in fp32 (two cores of an AMD EPYC with AVX2), mostly for the weight's gradient.
 # From four by four pixels on, oneDNN is at least as fast.
-MOST_PIXELS = 4
+MAX_PIXELS = 4
 
 
 class Convolution(nn.Conv2d):
     """A faster `nn.Conv2d`, whose results differ only in rounding.
 
-    On a CPU, images of at most `MOST_PIXELS` pixels are computed as a product of matrices. This
+    On a CPU, images of at most `MAX_PIXELS` pixels are computed as a product of matrices. This
     product assumes one group, no dilation, and a number of zeros as the padding, so do not pass
     other values of these options.
     """
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Return [batch, channels out, rows, columns] from [batch, channels in, rows, columns]."""
-        if images.device.type != "cpu" or images.shape[2:].numel() > MOST_PIXELS:
+        if images.device.type != "cpu" or images.shape[2:].numel() > MAX_PIXELS:
             return super().forward(images)
         rows_above, columns_left = map(int, self.padding)
         padding = (columns_left, columns_left, rows_above, rows_above)

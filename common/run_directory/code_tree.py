@@ -18,9 +18,9 @@ from common.run_directory.records import CodeTree
 from common.system.installed_code import is_in_standard_library, is_installed
 from common.system.printable import without_secrets
 
-MOST_BYTES_OF_FILE = 2**20
-MOST_BYTES = 4 * 2**20  # the largest patch
-MOST_FILES = 1000  # changed files; with more of them, git's command line would be too long
+MAX_BYTES_OF_FILE = 2**20
+MAX_BYTES = 4 * 2**20  # the largest patch
+MAX_FILES = 1000  # changed files; with more of them, git's command line would be too long
 GIT_SECONDS = 10.0  # seconds after which git is ended
 # diff.autoRefreshIndex=false keeps `git diff` from writing to the index.
 SETTINGS = ("-c", "core.quotePath=false", "-c", "diff.autoRefreshIndex=false")
@@ -46,7 +46,7 @@ SECRET_FILES = (
 )
 # The value of an environment variable is a secret if its name ends with one of these words.
 SECRET_VARIABLES = ("KEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIALS")
-LEAST_SECRET = 8  # characters; a shorter value may be an ordinary word
+MIN_SECRET = 8  # characters; a shorter value may be an ordinary word
 DIFF = (
     "diff",
     "HEAD",
@@ -191,7 +191,7 @@ def collect_tree(root: Path, used: Collection[Path]) -> CollectedTree:
     """Return a folder of code with a patch of its differences from the commit that is checked out.
 
     Without a commit, the patch adds all files in `used`. A patch that would be larger than
-    `MOST_BYTES` is left out.
+    `MAX_BYTES` is left out.
 
     Args:
         root: the top folder of a repository, or a folder that is in none.
@@ -216,7 +216,7 @@ def collect_tree(root: Path, used: Collection[Path]) -> CollectedTree:
             parts.append(part)
             saved_untracked.append(name)
     patch = "".join(parts).encode("utf-8", "surrogateescape")
-    if len(patch) > MOST_BYTES:
+    if len(patch) > MAX_BYTES:
         not_saved.append(f"all changes, because they are {len(patch):,} bytes as a patch")
         patch = b""
         saved_untracked = []
@@ -241,16 +241,16 @@ def changes_of(root: Path) -> tuple[list[str], list[str]]:
     if listing is None:
         return [], ["all changes, because git can't list them"]
     names = [name for name in listing.decode("utf-8", "surrogateescape").split("\0") if name]
-    if len(names) > MOST_FILES:
+    if len(names) > MAX_FILES:
         return [], [f"all changes, because {len(names):,} files differ from the commit"]
     reasons = {name: reason_to_leave_out(root / name) for name in names}
     not_saved = [f"{name}: {reason}" for name, reason in reasons.items() if reason is not None]
     saved_paths = [f":(top,literal){name}" for name, reason in reasons.items() if reason is None]
     if not saved_paths:
         return [], not_saved
-    output = ask_git(root, *DIFF, "--", *saved_paths, most_bytes=MOST_BYTES)
+    output = ask_git(root, *DIFF, "--", *saved_paths, most_bytes=MAX_BYTES)
     if output is None:
-        not_saved.append(f"all changes, because git can't show them in {MOST_BYTES:,} bytes")
+        not_saved.append(f"all changes, because git can't show them in {MAX_BYTES:,} bytes")
         return [], not_saved
     parts = []
     for part in split_patch(output.decode("utf-8", "surrogateescape")):
@@ -306,7 +306,7 @@ def reason_to_leave_out(path: Path) -> str | None:
         # If git tracks the file, the file was deleted, and the patch removes it. If git does not
         # track it, `new_file` reports that it can't be read.
         return None
-    return f"it has {size:,} bytes" if size > MOST_BYTES_OF_FILE else None
+    return f"it has {size:,} bytes" if size > MAX_BYTES_OF_FILE else None
 
 
 def new_file(root: Path, name: str) -> tuple[str | None, str | None]:
@@ -361,10 +361,10 @@ def without_secret_lines(part: str) -> tuple[str | None, str | None]:
 def secrets_of_environment() -> list[str]:
     """Return the values of this process's environment variables whose names mark secrets.
 
-    Values shorter than `LEAST_SECRET` are left out.
+    Values shorter than `MIN_SECRET` are left out.
     """
     return [
         value
         for name, value in os.environ.items()
-        if name.upper().endswith(SECRET_VARIABLES) and len(value) >= LEAST_SECRET
+        if name.upper().endswith(SECRET_VARIABLES) and len(value) >= MIN_SECRET
     ]

@@ -34,7 +34,7 @@ LOCK = ".lock"
 INITIAL = "initial"  # the folder with a copy of the weights of `--init-from`, for a resume
 # Seconds to wait for another job, which may take this long to save a checkpoint after a signal.
 PATIENCE = 60.0
-MOST_LOSSES = 10  # the number of updates with a lost process that `status.json` keeps
+MAX_LOSSES = 10  # the number of updates with a lost process that `status.json` keeps
 # Printed if a process is lost at the same update for the second time, which is not an accident.
 LOST_AGAIN = "this is the second time at update {step}, so a restart would not help"
 LOST_AGAIN_ADVICE = (
@@ -225,7 +225,7 @@ class RunDirectory:
             if global_step in steps_of_losses:
                 again = f"{LOST_AGAIN.format(step=global_step)}: {LOST_AGAIN_ADVICE}"
                 outcome = outcome._replace(resumable=False, reason=f"{outcome.reason}; {again}")
-            steps_of_losses = [*steps_of_losses, global_step][-MOST_LOSSES:]
+            steps_of_losses = [*steps_of_losses, global_step][-MAX_LOSSES:]
         with contextlib.suppress(UserError):  # the disk may be full; the reason is printed anyway
             write_outcome(self.path, outcome, global_step, steps_of_losses=steps_of_losses)
         return True

@@ -17,7 +17,7 @@ from common.system.machine import is_main_rank
 from common.system.printable import without_tokens
 
 FIRST_SOURCE = "recipe.py"  # the file in the run's directory with the text of the first start
-MOST_LINES = 40  # lines of a difference that are printed
+MAX_LINES = 40  # lines of a difference that are printed
 LONGEST_LINE = 120  # characters of a line that are printed
 
 
@@ -101,10 +101,10 @@ class RecipeSource:
             before.splitlines(), (self.text or "").splitlines(), *names, n=0, lineterm=""
         )
         shown = [f"        {line[:LONGEST_LINE]}" for line in lines]
-        if len(shown) > MOST_LINES:
-            left_out = len(shown) - MOST_LINES
+        if len(shown) > MAX_LINES:
+            left_out = len(shown) - MAX_LINES
             shown = [
-                *shown[:MOST_LINES],
+                *shown[:MAX_LINES],
                 f"        … and {left_out} lines more; compare it with {path}",
             ]
         return shown

@@ -460,7 +460,7 @@ def excerpt_of(contents: Mapping[str, object]) -> Excerpt:
 
 
 AnyRecord = TypeVar("AnyRecord", bound=Record)
-MOST_CHARACTERS = 60  # characters of a wrong value that a sentence repeats
+MAX_CHARACTERS = 60  # characters of a wrong value that a sentence repeats
 
 
 def read_record(path: Path, record_class: type[AnyRecord]) -> AnyRecord:
@@ -509,7 +509,7 @@ def sentence_of(error: ErrorDetails) -> str:
     place = ".".join(str(name) for name in error["loc"])
     if error["type"] == "missing":
         return f"{place} is missing"
-    value = shortened(repr(error["input"]), MOST_CHARACTERS)
+    value = shortened(repr(error["input"]), MAX_CHARACTERS)
     expected = error["msg"].removeprefix("Input should be ")
     # Leave out the rest, which is the parser's reason and tells a user nothing new.
     expected = expected.partition(", unable to parse")[0]

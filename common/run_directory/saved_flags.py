@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from common.flags import role_of, spelled
 from common.system.printable import shortened
 
-MOST_CHARACTERS = 99  # characters of a value that a sentence repeats
+MAX_CHARACTERS = 99  # characters of a value that a sentence repeats
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,8 @@ def flags_in_words(differences: Iterable[FlagDifference], pattern: str) -> list[
     return [
         pattern.format(
             flag=spelled(difference.name),
-            saved=shortened(str(difference.saved), MOST_CHARACTERS),
-            present=shortened(str(difference.present), MOST_CHARACTERS),
+            saved=shortened(str(difference.saved), MAX_CHARACTERS),
+            present=shortened(str(difference.present), MAX_CHARACTERS),
         )
         for difference in differences
     ]

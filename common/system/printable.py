@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 LONGEST_LINE = 4000  # characters
 LONGEST_ITEM = 200  # characters of an item of a list in a sentence
-MOST_ITEMS = 5  # items of a list that a sentence repeats
+MAX_ITEMS = 5  # items of a list that a sentence repeats
 # Control characters except tab and newline, characters that change the writing direction, and
 # surrogates, which stand for bytes that are not text. A terminal would obey or refuse them.
 UNSAFE = re.compile(
@@ -161,6 +161,6 @@ def shortened(text: str, most_characters: int) -> str:
 
 def listed(items: Sequence[str]) -> str:
     """Return items as a phrase for a message: the first few, cut if long, and how many more."""
-    shown = [shortened(text, LONGEST_ITEM) for text in items[:MOST_ITEMS]]
+    shown = [shortened(text, LONGEST_ITEM) for text in items[:MAX_ITEMS]]
     count_left_out = len(items) - len(shown)
     return ", ".join(shown) + (f", and {count_left_out} more" if count_left_out else "")

@@ -17,7 +17,7 @@ from common.json_files import json_safe
 from common.sentences import counted, writing
 
 BINS = 64  # bins of each histogram
-MOST_IMAGES = 64  # images that one call logs
+MAX_IMAGES = 64  # images that one call logs
 # What a recipe may log, for a warning about anything else.
 IMAGES_ADVICE = (
     "pass a tensor [images, channels, height, width] of at least one image, or a list of Pillow "
@@ -114,7 +114,7 @@ class RecordedMedia:
         """Queue a tensor [images, channels, height, width], or an iterable of Pillow's images.
 
         Args:
-            captions: one for each image. Those of the first `MOST_IMAGES` are kept.
+            captions: one for each image. Those of the first `MAX_IMAGES` are kept.
         """
 
         def make_entry() -> Entry:
@@ -122,9 +122,9 @@ class RecordedMedia:
             texts = None if captions is None else [str(caption) for caption in captions]
             if texts is None:
                 return ImagesEntry(name, step, copies, None)
-            kept_texts = texts[:MOST_IMAGES]
+            kept_texts = texts[:MAX_IMAGES]
             if len(kept_texts) != len(copies):
-                first = "the first " if len(copies) == MOST_IMAGES else ""
+                first = "the first " if len(copies) == MAX_IMAGES else ""
                 raise UserError(
                     f"{first}{counted(len(copies), 'image')} came with "
                     f"{counted(len(texts), 'caption')}",
@@ -211,7 +211,7 @@ class RecordedMedia:
 def copy_images(
     images: torch.Tensor | Iterable[Image.Image],
 ) -> torch.Tensor | list[Image.Image]:
-    """Copy at most `MOST_IMAGES` images without waiting for their device.
+    """Copy at most `MAX_IMAGES` images without waiting for their device.
 
     The recipe may change its images before the queue is written.
 
@@ -227,8 +227,8 @@ def copy_images(
             )
         if not len(images) or not images[0].numel():
             raise UserError("it contains no images", advice=IMAGES_ADVICE)
-        return images[:MOST_IMAGES].detach().clone()
-    pictures = list(images)[:MOST_IMAGES]
+        return images[:MAX_IMAGES].detach().clone()
+    pictures = list(images)[:MAX_IMAGES]
     if not pictures:
         raise UserError("it contains no images", advice=IMAGES_ADVICE)
     for picture in pictures:

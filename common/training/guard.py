@@ -22,10 +22,10 @@ if TYPE_CHECKING:  # the import takes a second
     from torch.distributed.tensor import DTensor
 
 # A healthy fp16 run skips a few updates while its loss scale settles, never so many in a row.
-MOST_SKIPS_IN_A_ROW = 25
+MAX_SKIPS_IN_A_ROW = 25
 # The guard reads the norms after this many updates, even if no log line is due. The number must be
 # well below 166, because 166 overflows in a row halve the loss scale to 0.
-MOST_UNCHECKED = 100
+MAX_UNCHECKED = 100
 
 
 class GuardState(TypedDict):
@@ -219,7 +219,7 @@ class GradientGuard:
     @property
     def is_due(self) -> bool:
         """Whether `check` should be called even though no log line is due."""
-        return len(self.unchecked) >= MOST_UNCHECKED
+        return len(self.unchecked) >= MAX_UNCHECKED
 
     def count_skipped(self) -> None:
         """Read the norms that are still on the device, and count the skipped updates among them."""
@@ -253,7 +253,7 @@ class GradientGuard:
                     "--mixed-precision no; also look for damaged samples in the data"
                 ),
             )
-        if self.skipped_in_a_row >= MOST_SKIPS_IN_A_ROW:
+        if self.skipped_in_a_row >= MAX_SKIPS_IN_A_ROW:
             raise TrainingError(
                 (
                     f"{self.skipped_in_a_row} fp16 updates in a row overflowed by update "

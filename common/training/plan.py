@@ -16,11 +16,11 @@ from common.metric_names import EPOCH, SAMPLES, STEP
 from common.run_directory.records import PlanFacts
 from common.training.optim import SCALES, warmup_decay
 
-MOST_EVALUATIONS = 20  # evaluations in a run without `--eval-every`
+MAX_EVALUATIONS = 20  # evaluations in a run without `--eval-every`
 # Rows in a run without `--log-every`. Logging a row takes about a millisecond, in which an
 # accelerator may be idle.
-MOST_ROWS = 1000
-LONGEST_LOG_INTERVAL = 50  # updates, if the run then has at most `MOST_ROWS` rows
+MAX_ROWS = 1000
+LONGEST_LOG_INTERVAL = 50  # updates, if the run then has at most `MAX_ROWS` rows
 
 
 class EpochSize(Protocol):
@@ -63,7 +63,7 @@ class Plan:
         self.total_steps = min(total_steps, config.max_steps or total_steps)
         self.log_every = config.log_every or log_interval_by_default(self.total_steps)
         # If a run has many short epochs, not every epoch is followed by an evaluation.
-        epoch_interval = math.ceil(self.total_steps / self.updates_per_epoch / MOST_EVALUATIONS)
+        epoch_interval = math.ceil(self.total_steps / self.updates_per_epoch / MAX_EVALUATIONS)
         self.eval_every = config.eval_every or epoch_interval * self.updates_per_epoch
         # Whether the first interval has more rows; see `logs`.
         self.logs_first = config.log_every is None
@@ -163,11 +163,11 @@ def log_interval_by_default(total_steps: int) -> int:
     """Return the updates between two rows, for a run without `--log-every`.
 
     A run of up to 2,500 updates gets about 50 rows, enough for a curve. A longer run gets a row for
-    every 50 updates, but at most `MOST_ROWS` rows in all. The number of updates alone decides. If
+    every 50 updates, but at most `MAX_ROWS` rows in all. The number of updates alone decides. If
     time decided too, a resumed run would have other rows than a run that was never interrupted.
     """
-    if total_steps > MOST_ROWS * LONGEST_LOG_INTERVAL:
-        return math.ceil(total_steps / MOST_ROWS)
+    if total_steps > MAX_ROWS * LONGEST_LOG_INTERVAL:
+        return math.ceil(total_steps / MAX_ROWS)
     return min(LONGEST_LOG_INTERVAL, max(1, total_steps // 50))
 
 

@@ -24,10 +24,10 @@ from tests.launch import (
     wait_or_kill,
 )
 
-MOST_SECONDS = 90  # of one run, on a machine that others use as well
+MAX_SECONDS = 90  # of one run, on a machine that others use as well
 TRACEBACK = "Traceback (most recent call last)"
 ERROR = re.compile(r"([\w.]*(Error|Exception)|error)\b")
-MOST_LETTERS = 160  # of a reason
+MAX_LETTERS = 160  # of a reason
 UNREAD_FLAG = ("--warmup-steps", "2")  # for a copy that has a scheduler of its own
 
 
@@ -65,7 +65,7 @@ class Ended:
         # A rank whose peer has ended reports an error of gloo, which is not the cause.
         causes = [line for line in errors if "gloo" not in line]
         reason = (causes or errors or lines or ["(no output)"])[0]
-        return re.sub(r"[\d.:]*\d+", "N", reason)[:MOST_LETTERS]
+        return re.sub(r"[\d.:]*\d+", "N", reason)[:MAX_LETTERS]
 
 
 class Copies:
@@ -80,7 +80,7 @@ class Copies:
             self.process = runner.template.fork(
                 words, self.environment, folder, output, output, cores=usable_cores()
             )
-        deadline = time.monotonic() + MOST_SECONDS
+        deadline = time.monotonic() + MAX_SECONDS
         while not path.exists():
             log = path.with_suffix(".log").read_text()
             assert self.process.poll() is None, log
@@ -111,7 +111,7 @@ class Copies:
                 processes=processes,
                 cores=usable_cores(),
             )
-            returncode = wait_or_kill(process, MOST_SECONDS)
+            returncode = wait_or_kill(process, MAX_SECONDS)
         return Ended(returncode, log.read_text(errors="replace"), directory, notes)
 
 

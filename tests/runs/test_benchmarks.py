@@ -183,7 +183,7 @@ def replace_steps_by_scripts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return popen(words, **keywords)
 
     monkeypatch.setattr(gpu, "STEPS", steps)
-    monkeypatch.setattr(gpu, "LEAST_SECONDS", 1)
+    monkeypatch.setattr(gpu, "MIN_SECONDS", 1)
     monkeypatch.setattr(gpu.subprocess, "Popen", start)
     return started
 

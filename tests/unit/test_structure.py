@@ -11,7 +11,7 @@ import pytest
 from tests.launch import REPOSITORY
 
 COMMON = REPOSITORY / "common"
-MOST_LINES_OF_A_RECIPE = 240
+MAX_LINES_OF_A_RECIPE = 240
 
 # From the bottom up. A room is a package or a single module of `common`. It may import rooms on
 # lower levels. Modules of one package may import each other.
@@ -230,7 +230,7 @@ def test_module_has_a_docstring_and_a_telling_name() -> None:
 )
 def test_recipes_are_short(path: Path) -> None:
     """Users read and copy them first."""
-    assert len(path.read_text().splitlines()) <= MOST_LINES_OF_A_RECIPE
+    assert len(path.read_text().splitlines()) <= MAX_LINES_OF_A_RECIPE
 
 
 def test_common_knows_no_recipe(nodes: Nodes) -> None:

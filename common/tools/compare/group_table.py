@@ -14,7 +14,7 @@ from common.tools.statistics.samples import Sample
 from common.track.names import Metric
 
 MEAN_AND_DEVIATION = "mean ± standard deviation"
-MOST_SEEDS = 12  # seeds that a cell lists
+MAX_SEEDS = 12  # seeds that a cell lists
 
 
 def has_repetitions(comparison: Comparison) -> bool:
@@ -63,7 +63,7 @@ def seed_lists(comparison: Comparison) -> list[str]:
     for group in comparison.groups:
         indices = finished_indices(comparison, group)
         seeds = [*dict.fromkeys(seed_of(comparison.runs[index]) for index in indices)]
-        is_short = len(seeds) <= MOST_SEEDS and all(seed.isdecimal() for seed in seeds)
+        is_short = len(seeds) <= MAX_SEEDS and all(seed.isdecimal() for seed in seeds)
         lists.append(" ".join(seeds) if is_short else f"{len(seeds)} seeds")
     return lists
 

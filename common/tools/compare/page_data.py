@@ -19,9 +19,9 @@ from common.tools.compare.readers import RunRecord
 from common.tools.compare.thinning import kept_indices, points_per_curve
 from common.track.names import SPLITS, metric_named
 
-MOST_POINTS = 2000  # points of a curve; a chart has fewer pixels than this
-FEWEST_POINTS = 40  # points that a thinned curve keeps, however many curves there are
-MOST_POINTS_IN_ALL = 60_000  # with 15 to 35 characters each, they keep the page below 2 MB
+MAX_POINTS = 2000  # points of a curve; a chart has fewer pixels than this
+MIN_POINTS = 40  # points that a thinned curve keeps, however many curves there are
+MAX_POINTS_IN_ALL = 60_000  # with 15 to 35 characters each, they keep the page below 2 MB
 DIGITS = 6  # significant digits of a value
 DECIMALS_OF_SECONDS = 3  # decimals of a time in seconds
 STAGES = {"train": "training", "val": "validation", "test": "test"}
@@ -136,7 +136,7 @@ def limit_of_points(comparison: Comparison, metrics_of_runs: Sequence[Sequence[s
             # A point of a mean takes as much space as two points of a run.
             first = group.run_indices[0]
             lengths += [2 * len(comparison.runs[first].rows)] * len(metrics_of_runs[first])
-    return points_per_curve(lengths, MOST_POINTS, FEWEST_POINTS, MOST_POINTS_IN_ALL)
+    return points_per_curve(lengths, MAX_POINTS, MIN_POINTS, MAX_POINTS_IN_ALL)
 
 
 # --------------------------------------------------------------------------------------- Charts

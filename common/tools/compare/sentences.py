@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 from common.objective import Objective
 from common.sentences import counted
-from common.tools.statistics.samples import MOST_RUNS, ConfidenceInterval, Sample
+from common.tools.statistics.samples import MAX_RUNS, ConfidenceInterval, Sample
 from common.track.names import is_proportion, metric_named
 
-MOST_DECIMALS = 6
+MAX_DECIMALS = 6
 LARGEST_EXPONENT = 700.0  # float64 ends at about e to the power of 709
 
 # ------------------------------------------------------------------------------- The objective
@@ -103,11 +103,11 @@ def scale_of(objective: Objective) -> tuple[float, str]:
 def decimals_for(half_width: float) -> int:
     """Return the number of decimals that show two digits of an interval's half-width.
 
-    It is at most `MOST_DECIMALS`, and 2 for a half-width that is 0 or not finite.
+    It is at most `MAX_DECIMALS`, and 2 for a half-width that is 0 or not finite.
     """
     if not 0 < half_width < math.inf:
         return 2
-    return min(max(1 - math.floor(math.log10(half_width)), 0), MOST_DECIMALS)
+    return min(max(1 - math.floor(math.log10(half_width)), 0), MAX_DECIMALS)
 
 
 # ------------------------------------------------------------------------------ The throughput
@@ -182,7 +182,7 @@ def not_distinguishable(baseline: Sample, group: Sample, needed: int | None, nou
     if baseline.mean == group.mean:
         return f"not distinguishable with {counts}; the means are equal"
     if needed is None:
-        return f"not distinguishable with {counts}; not even {MOST_RUNS:,} {noun}s each would do"
+        return f"not distinguishable with {counts}; not even {MAX_RUNS:,} {noun}s each would do"
     return f"not distinguishable with {counts}; about {needed:,} {noun}s each would be needed"
 
 

@@ -16,14 +16,14 @@ from common.tools.compare.group_table import group_cells, has_repetitions
 from common.tools.compare.rows import FigureRow, figure_rows
 from common.tools.compare.setting_text import value_text
 from common.tools.compare.verdicts import (
-    MOST_PAIRS_IN_TEXT,
+    MAX_PAIRS_IN_TEXT,
     correction_note,
     verdict_lines,
     verdicts_of,
 )
 from common.track.names import UNKNOWN, metric_named
 
-MOST_COLUMNS = 5  # up to this many runs have a column each, more runs have a row each
+MAX_COLUMNS = 5  # up to this many runs have a column each, more runs have a row each
 # If other programs use at least this share of the machine's CPU time, they may slow a run down.
 BUSY = 0.1
 GROUPS_TITLE = "groups of runs that differ in the seed alone"
@@ -99,7 +99,7 @@ def target_text(comparison: Comparison) -> str:
 def table_cells(comparison: Comparison) -> list[list[str]]:
     """Return the table as rows of cells, the heading first.
 
-    Up to `MOST_COLUMNS` runs have a column each. More runs have a row each.
+    Up to `MAX_COLUMNS` runs have a column each. More runs have a row each.
     """
     names = [run.name for run in comparison.runs]
     if len(names) > 1:
@@ -164,7 +164,7 @@ def cells_of_standard_errors(comparison: Comparison) -> list[str]:
 
 def arranged(rows: list[list[str]]) -> list[list[str]]:
     """Return a table with a column for each run, transposed if it has too many columns."""
-    is_wide = len(rows[0]) - 1 > MOST_COLUMNS
+    is_wide = len(rows[0]) - 1 > MAX_COLUMNS
     return [list(cells) for cells in zip(*rows, strict=True)] if is_wide else rows
 
 
@@ -217,7 +217,7 @@ class Report:
     lines: list[str]  # verdicts, indented below a heading for each pair of groups; then notes
 
 
-def report_of(comparison: Comparison, most_pairs: int | None = MOST_PAIRS_IN_TEXT) -> Report:
+def report_of(comparison: Comparison, most_pairs: int | None = MAX_PAIRS_IN_TEXT) -> Report:
     """Return the text of a comparison: warnings, tables of runs and groups, verdicts and notes.
 
     Args:

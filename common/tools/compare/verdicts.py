@@ -18,7 +18,7 @@ from common.tools.compare.repetitions import (
     sample_of_seeds,
 )
 from common.tools.statistics.samples import (
-    FEWEST_RUNS,
+    MIN_RUNS,
     ConfidenceInterval,
     Sample,
     runs_needed,
@@ -28,8 +28,8 @@ from common.tools.statistics.samples import (
 )
 from common.track.names import metric_named
 
-FEWEST_LOG_LINES = 3  # log lines that show how much the throughput of a single run varies
-MOST_PAIRS_IN_TEXT = 10  # all pairs of five groups; a page and JSON have all pairs
+MIN_LOG_LINES = 3  # log lines that show how much the throughput of a single run varies
+MAX_PAIRS_IN_TEXT = 10  # all pairs of five groups; a page and JSON have all pairs
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class GroupFigures:
     @property
     def is_repeated(self) -> bool:
         """Whether there are enough runs to show how much they vary by chance."""
-        return self.run_count >= FEWEST_RUNS
+        return self.run_count >= MIN_RUNS
 
 
 def verdicts_of(comparison: Comparison, *, by_validation: bool = False) -> list[GroupVerdict]:
@@ -223,7 +223,7 @@ def verdict_on_throughput(
 
 def are_repeated(first: Sample, second: Sample) -> bool:
     """Return whether both samples have enough values to show how much they vary by chance."""
-    return min(first.count, second.count) >= FEWEST_RUNS
+    return min(first.count, second.count) >= MIN_RUNS
 
 
 def make_verdict(
@@ -269,16 +269,16 @@ def sample_of_log_lines(run: RunRecord) -> Sample:
     """Describe the logarithms of the throughput at a run's log lines.
 
     Lines that follow each other are alike, so they count as fewer independent lines. With fewer
-    than `FEWEST_LOG_LINES` lines, the sample is empty.
+    than `MIN_LOG_LINES` lines, the sample is empty.
     """
     logarithms = [logarithm(rate) for rate in run.values(THROUGHPUT)]
     known = [value for value in logarithms if value is not None]
-    return series_sample(known if len(known) >= FEWEST_LOG_LINES else [])
+    return series_sample(known if len(known) >= MIN_LOG_LINES else [])
 
 
 def verdict_lines(
     verdicts: Sequence[GroupVerdict],
-    most_pairs: int | None = MOST_PAIRS_IN_TEXT,
+    most_pairs: int | None = MAX_PAIRS_IN_TEXT,
     source_of_all: str = "--json or --html",
 ) -> list[str]:
     """Return lines of text: a heading for each pair of groups, with its verdicts indented below.

@@ -26,7 +26,7 @@ if typing.TYPE_CHECKING:
 
 LARGEST_NUMBER = 2**16  # for --batch-size and --top-k
 CHUNK_SIZE = 2048  # the number of inputs that are read and predicted at a time
-MOST_BENCHMARKED = 10_000  # the most inputs that a benchmark reads
+MAX_BENCHMARKED = 10_000  # the most inputs that a benchmark reads
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -53,7 +53,7 @@ def main(words: Sequence[str] | None = None) -> None:
         )
     inputs = itertools.chain([first], inputs)
     if arguments.benchmark:
-        sample = list(itertools.islice(inputs, MOST_BENCHMARKED))
+        sample = list(itertools.islice(inputs, MAX_BENCHMARKED))
         print(json.dumps(benchmark(predictor, sample)))
     else:
         chunk_size = max(CHUNK_SIZE, arguments.batch_size)

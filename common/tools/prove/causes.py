@@ -15,7 +15,7 @@ from common.tools.prove.observation import (
     differing_keys,
 )
 
-MOST_CAUSES = 4  # the most causes that a check names
+MAX_CAUSES = 4  # the most causes that a check names
 KEEP = "pass it to run.keep(..., {name}={path}), so that each checkpoint holds it"
 COMPUTE = (
     "compute it from run.progress.global_step or run.epoch, or hold it in an object with "
@@ -91,7 +91,7 @@ def causes_after_resume(
     lost = lost_values(reference, other)
     causes = [cause_of_lost(path, description) for path, description in lost.items()]
     if causes:
-        return causes[:MOST_CAUSES]
+        return causes[:MAX_CAUSES]
     if difference is None:
         return []
     # The first micro-batch after a resume shows the state that the checkpoint restored. Launch 0 is
@@ -235,7 +235,7 @@ def causes_of_repeat(
                 "or order of a set",
             )
         )
-    causes = causes[: MOST_CAUSES - 1]
+    causes = causes[: MAX_CAUSES - 1]
     if difference is not None:
         causes.append(cause_of_difference(difference))
     return causes

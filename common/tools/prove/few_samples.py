@@ -15,7 +15,7 @@ from common.data import make_loaders
 from common.data.order import BlockBatches, Blocks, EvaluationOrder, TrainingOrder
 
 Order = TypeVar("Order", TrainingOrder, EvaluationOrder)
-LEAST_BLOCKS = 8  # blocks to take samples from, or all blocks if there are fewer
+MIN_BLOCKS = 8  # blocks to take samples from, or all blocks if there are fewer
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def limited_blocks(blocks: Blocks, limit: int) -> tuple[torch.Tensor, Blocks]:
     """
     sizes = np.asarray(blocks.sizes)
     starts = sizes.cumsum() - sizes
-    count = min(LEAST_BLOCKS, len(sizes))
+    count = min(MIN_BLOCKS, len(sizes))
     block_numbers = np.arange(count) * len(sizes) // count
     while sizes[block_numbers].sum() < limit:
         count = min(2 * count, len(sizes))

@@ -32,10 +32,10 @@ from common.system.installed_code import is_in_standard_library, is_installed
 from common.tools.prove.digests import PLAIN_TYPES, digest_of_state
 from common.tools.prove.observation import OF_RECIPE, Description, ValueType
 
-MOST_VALUES = 20_000  # the most values that a search visits
-MOST_ITEMS = 2_000  # the most items of a container whose items are visited one by one
+MAX_VALUES = 20_000  # the most values that a search visits
+MAX_ITEMS = 2_000  # the most items of a container whose items are visited one by one
 DEEPEST = 12  # the most steps from a variable to a value
-MOST_BYTES = 2**24  # the largest array that is read whole; of a larger one, a sample is read
+MAX_BYTES = 2**24  # the largest array that is read whole; of a larger one, a sample is read
 SAMPLED_ELEMENTS = 2**16  # about how many elements of a larger array are read
 # Attributes of `nn.Module` that its state_dict or other records cover, or that never matter.
 TORCH_ATTRIBUTES = frozenset(vars(nn.Module())) | {"training"}
@@ -207,9 +207,9 @@ class ValueSearch:
     def is_left_out(self, value: object, depth: int) -> bool:
         """Whether a value is too deep, was visited before, or can't hold state of the recipe.
 
-        After `MOST_VALUES` values, all others are left out.
+        After `MAX_VALUES` values, all others are left out.
         """
-        if depth > DEEPEST or len(self.visited) > MOST_VALUES or id(value) in self.visited:
+        if depth > DEEPEST or len(self.visited) > MAX_VALUES or id(value) in self.visited:
             return True
         return can_hold_no_state(value) or value is self.reach.run
 
@@ -268,7 +268,7 @@ class ValueSearch:
     def visit_container(self, path: str, where: str, value: Collection[object], depth: int) -> None:
         """Add a container of plain values as a whole, and visit the items of other containers.
 
-        Of a container of other values, add the length. If it is a set or has more than `MOST_ITEMS`
+        Of a container of other values, add the length. If it is a set or has more than `MAX_ITEMS`
         items, do not visit its items.
         """
         items: Iterable[object] = value
@@ -282,7 +282,7 @@ class ValueSearch:
             self.reached.add(path, "other", description, contents)
             return
         self.reached.add(path, "other", f"length of a {description}", len(value))
-        if len(value) > MOST_ITEMS or isinstance(value, (set, frozenset)):
+        if len(value) > MAX_ITEMS or isinstance(value, (set, frozenset)):
             return
         for key, item in [*pairs]:
             self.visit(f"{path}[{key!r:.40}]", where, item, depth + 1)
@@ -398,7 +398,7 @@ def class_name(value: object) -> str:
 
 def sample_of(array: torch.Tensor | np.ndarray) -> torch.Tensor | np.ndarray:
     """Return an array, or evenly spaced elements of a large array."""
-    if array.nbytes <= MOST_BYTES:
+    if array.nbytes <= MAX_BYTES:
         return array
     flat = array.reshape(-1)
     stride = -(-len(flat) // SAMPLED_ELEMENTS)

@@ -12,18 +12,18 @@ from common.tools.prove.flags import as_words
 from common.tools.prove.instruments.memory import MEASURED_EVERY
 from common.tools.prove.observation import ObservedRun, Recorded
 
-MOST_UPDATES = 60
-LEAST_UPDATES = 40
+MAX_UPDATES = 60
+MIN_UPDATES = 40
 # The steady run has as many updates as the reference run would make in this time, within the limits
 # above.
-MOST_SECONDS = 60.0
+MAX_SECONDS = 60.0
 SAVE_EVERY = 4  # updates, in the eventful run
 NEVER = 100_000  # updates, more than a run of a proof makes
 
 
 def steady_run(bench: Bench) -> ObservedRun:
     """Return a run of updates alone. Their number depends on the speed of the reference run."""
-    updates = updates_in(MOST_SECONDS, median_update_seconds(bench.reference))
+    updates = updates_in(MAX_SECONDS, median_update_seconds(bench.reference))
     spec = RunSpec(
         "steady",
         as_words(
@@ -48,7 +48,7 @@ def eventful_run(bench: Bench) -> ObservedRun:
     spec = RunSpec(
         "eventful",
         as_words(
-            max_steps=LEAST_UPDATES,
+            max_steps=MIN_UPDATES,
             epochs=1000,
             log_every=MEASURED_EVERY,
             eval_every=1,
@@ -64,12 +64,12 @@ def eventful_run(bench: Bench) -> ObservedRun:
 
 
 def updates_in(seconds: float, seconds_per_update: float) -> int:
-    """Return how many updates fit into a time, from `LEAST_UPDATES` to `MOST_UPDATES`.
+    """Return how many updates fit into a time, from `MIN_UPDATES` to `MAX_UPDATES`.
 
     The number is a multiple of `MEASURED_EVERY`.
     """
-    count = int(min(MOST_UPDATES, seconds / max(seconds_per_update, 1e-6)))
-    return max(LEAST_UPDATES, count // MEASURED_EVERY * MEASURED_EVERY)
+    count = int(min(MAX_UPDATES, seconds / max(seconds_per_update, 1e-6)))
+    return max(MIN_UPDATES, count // MEASURED_EVERY * MEASURED_EVERY)
 
 
 def median_update_seconds(run: ObservedRun) -> float:

@@ -16,8 +16,8 @@ from common.tools.statistics.student import quantile
 
 CONFIDENCE = 0.95  # confidence of an interval, if there is one comparison
 POWER = 0.8  # the probability with which `runs_needed` finds a difference
-FEWEST_RUNS = 2  # runs of a group with a standard deviation
-MOST_RUNS = 10_000  # `runs_needed` counts no further
+MIN_RUNS = 2  # runs of a group with a standard deviation
+MAX_RUNS = 10_000  # `runs_needed` counts no further
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Sample:
         """Return the sample of independent values; see `series_sample` for a time series."""
         finite = [value for value in values if math.isfinite(value)]
         mean = fmean(finite) if finite else None
-        deviation = stdev(finite) if len(finite) >= FEWEST_RUNS else None
+        deviation = stdev(finite) if len(finite) >= MIN_RUNS else None
         return cls(len(finite), mean, deviation)
 
 
@@ -64,7 +64,7 @@ def series_sample(values: Sequence[float]) -> Sample:
     corrected = estimate + (1.0 + 3.0 * estimate) / sample.count
     correlation = min(max(corrected, 0.0), 1.0)
     effective = math.floor(sample.count * (1.0 - correlation) / (1.0 + correlation))
-    return replace(sample, count=max(effective, FEWEST_RUNS))
+    return replace(sample, count=max(effective, MIN_RUNS))
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def runs_needed(
     test, with shifted instead of noncentral t.
 
     The result is None if the means are equal, if no spread is known (see `welch_interval`), or if
-    `MOST_RUNS` runs are too few.
+    `MAX_RUNS` runs are too few.
     """
     if first.mean is None or second.mean is None or first.mean == second.mean:
         return None
@@ -147,12 +147,12 @@ def runs_needed(
     # count starts there.
     normal = NormalDist()
     estimate = (normal.inv_cdf(probability) + normal.inv_cdf(power)) ** 2 * ratio
-    if estimate > MOST_RUNS:
+    if estimate > MAX_RUNS:
         return None
-    count = max(FEWEST_RUNS, math.ceil(estimate))
+    count = max(MIN_RUNS, math.ceil(estimate))
     while count < sum_of_quantiles(probability, power, degrees_per_run * (count - 1)) ** 2 * ratio:
         count += 1
-    return count if count <= MOST_RUNS else None
+    return count if count <= MAX_RUNS else None
 
 
 def sum_of_quantiles(probability: float, power: float, degrees: float) -> float:

@@ -24,7 +24,7 @@ MANY_DEGREES = 1e6
 LARGE_ARGUMENT = 100.0
 TINY = 1e-300  # replaces a zero denominator in the continued fraction
 PRECISION = 1e-14  # relative change at which an iteration ends
-MOST_TERMS = 10_000  # `MANY_DEGREES` needs about 1,000
+MAX_TERMS = 10_000  # `MANY_DEGREES` needs about 1,000
 
 
 def tail(t: float, degrees: float) -> float:
@@ -124,7 +124,7 @@ def continued_fraction(a: float, b: float, x: float) -> float:
 
 def coefficients(a: float, b: float, x: float) -> Iterator[float]:
     """Yield d1, d2 and so on, by DLMF 8.17.23."""
-    for m in range(MOST_TERMS):
+    for m in range(MAX_TERMS):
         if m > 0:
             yield m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
         yield -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))

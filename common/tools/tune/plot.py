@@ -16,7 +16,7 @@ from PIL import Image
 
 from common.sentences import writing
 
-FEWEST_TRIALS = 4  # with fewer finished trials, Optuna can't tell which flags mattered
+MIN_TRIALS = 4  # with fewer finished trials, Optuna can't tell which flags mattered
 ROW_SIZE = (13, 4.5)  # inches
 DOTS_PER_INCH = 100
 
@@ -55,11 +55,11 @@ def plot_search(study: Study, metric: str, file: Path) -> None:
 def shows_importances(study: Study) -> bool:
     """Return whether the trials can tell which flags mattered.
 
-    That takes at least `FEWEST_TRIALS` finished trials, different results, and several flags.
+    That takes at least `MIN_TRIALS` finished trials, different results, and several flags.
     """
     finished = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
     has_different_results = len({trial.value for trial in finished}) > 1
-    return len(finished) >= FEWEST_TRIALS and has_different_results and len(finished[0].params) > 1
+    return len(finished) >= MIN_TRIALS and has_different_results and len(finished[0].params) > 1
 
 
 def figure_of(plot: Axes | np.ndarray) -> Figure:

@@ -12,7 +12,7 @@ from common.objective import Objective
 from common.tools.compare.groups import name_of_group
 from common.tools.compare.readers import RunRecord
 from common.tools.compare.repetitions import means_of_seeds
-from common.tools.statistics.samples import FEWEST_RUNS, Sample
+from common.tools.statistics.samples import MIN_RUNS, Sample
 from common.tools.tune.space import Space
 
 SEED = "seed"  # the flag, as a search space names it
@@ -33,7 +33,7 @@ class TrialGroup:
     @property
     def is_repeated(self) -> bool:
         """Whether the trials have several seeds, which show how much is chance."""
-        return self.sample.count >= FEWEST_RUNS
+        return self.sample.count >= MIN_RUNS
 
 
 def group_trials(

@@ -25,7 +25,7 @@ from common.tools.recipe import Recipe
 from common.tools.tune.space import Space, as_command_line, command_words
 
 TRIAL = "trial-"  # the beginning of the name of a trial's directory
-MOST_EPOCHS = 10**9  # a larger number can only come from a damaged file
+MAX_EPOCHS = 10**9  # a larger number can only come from a damaged file
 # Optuna compares trials at the same step. Trials with different batch sizes evaluate at different
 # updates, so a step of the study is not an update, but a hundredth of an epoch.
 STEPS_PER_EPOCH = 100
@@ -137,7 +137,7 @@ def intermediate_values(run: RunRecord, metric: str) -> dict[int, float]:
     return {
         round(row[EPOCH] * STEPS_PER_EPOCH): row[metric]
         for row in run.rows
-        if metric in row and 0 <= row.get(EPOCH, -1) <= MOST_EPOCHS
+        if metric in row and 0 <= row.get(EPOCH, -1) <= MAX_EPOCHS
     }
 
 

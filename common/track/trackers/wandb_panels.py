@@ -22,9 +22,9 @@ if TYPE_CHECKING:  # only runs with W&B import wandb
 
     Panel = wandb.Table | CustomChart | list[wandb.Image]
 
-MOST_CLASSES = 40  # classes in a matrix; with more, a table lists the most confused pairs
-MOST_PAIRS = 100  # rows of that table
-MOST_MISTAKES = 32  # rows of the table of mistakes
+MAX_CLASSES = 40  # classes in a matrix; with more, a table lists the most confused pairs
+MAX_PAIRS = 100  # rows of that table
+MAX_MISTAKES = 32  # rows of the table of mistakes
 
 
 class MistakenSample(NamedTuple):
@@ -167,15 +167,15 @@ def confusion(counts: torch.Tensor, class_names: Sequence[str]) -> "wandb.Table 
     size = len(class_names)
     # The numbers of the cells to show: true class × size + predicted class.
     cells = list(range(size**2))
-    if size > MOST_CLASSES:
+    if size > MAX_CLASSES:
         errors = counts.clone().fill_diagonal_(0).flatten()
-        cells = [cell for cell in errors.topk(MOST_PAIRS).indices.tolist() if errors[cell]]
+        cells = [cell for cell in errors.topk(MAX_PAIRS).indices.tolist() if errors[cell]]
     flat_counts = counts.flatten().tolist()
     rows = []
     for cell in cells:
         label, prediction = divmod(cell, size)
         rows.append([class_names[label], class_names[prediction], int(flat_counts[cell])])
-    if size > MOST_CLASSES:
+    if size > MAX_CLASSES:
         return wandb_table(columns, rows)
     fields = {name: name for name in columns.split()}
     title = {"title": "Final evaluation"}
@@ -203,7 +203,7 @@ def mistakes(loader: Loader, evaluation: Classified, data: Data) -> list[Mistake
     wrong = (evaluation.predicted != evaluation.labels).nonzero()[:, 0]
     order = probabilities[wrong].argsort(descending=True, stable=True)
     rows = []
-    for position in wrong[order][:MOST_MISTAKES].tolist():
+    for position in wrong[order][:MAX_MISTAKES].tolist():
         sample = sample_numbers[position]
         label = class_names[int(evaluation.labels[position])]
         prediction = class_names[int(evaluation.predicted[position])]

@@ -16,9 +16,9 @@ SERVICE_NAME = "wandb-core"
 LOOK_EVERY = 1.0  # seconds between two looks at the service
 # The seconds for which the service may use no processor time during a call. A service that is idle
 # for longer is suspended or hangs.
-MOST_IDLE = 15.0
-MOST_SECONDS = 60.0  # the longest call, whatever the service does meanwhile
-MOST_SECONDS_TO_FINISH = 600.0  # the longest last call, which may still upload large files
+MAX_IDLE = 15.0
+MAX_SECONDS = 60.0  # the longest call, whatever the service does meanwhile
+MAX_SECONDS_TO_FINISH = 600.0  # the longest last call, which may still upload large files
 
 
 class ServiceWatch(threading.Thread):
@@ -38,7 +38,7 @@ class ServiceWatch(threading.Thread):
         self.start()
 
     @contextmanager
-    def limited(self, seconds: float = MOST_SECONDS) -> Iterator[None]:
+    def limited(self, seconds: float = MAX_SECONDS) -> Iterator[None]:
         """Kill the service if the calls in this block take longer than `seconds`.
 
         Raises:
@@ -72,7 +72,7 @@ class ServiceWatch(threading.Thread):
             idle_looks = idle_looks + 1 if is_idle else 0
             earlier_times = times
             is_late = deadline is not None and time.monotonic() > deadline
-            if is_late or idle_looks * LOOK_EVERY >= MOST_IDLE:
+            if is_late or idle_looks * LOOK_EVERY >= MAX_IDLE:
                 self.kill_service()
 
     def kill_service(self) -> None:

@@ -22,7 +22,7 @@ from common.track.recorded_media import Entry, HistogramEntry, ImagesEntry, Tabl
 from common.track.trackers import wandb_panels
 from common.track.trackers.tracker import Command, TrackedRun, Tracker
 from common.track.trackers.wandb_environment import wandb_folder, wandb_mode
-from common.track.trackers.wandb_service import MOST_SECONDS_TO_FINISH, ServiceWatch
+from common.track.trackers.wandb_service import MAX_SECONDS_TO_FINISH, ServiceWatch
 
 if TYPE_CHECKING:  # a run imports only its own tracker
     import wandb
@@ -152,7 +152,7 @@ class WandbTracker(Tracker):
 
     def finish(self, summary: Mapping[str, float], exit_code: int) -> None:
         """Close the run, and replace the summary that W&B made of the last row."""
-        with self.service.limited(MOST_SECONDS_TO_FINISH):
+        with self.service.limited(MAX_SECONDS_TO_FINISH):
             self.wandb_run.summary.update(dict(summary))
             self.wandb_run.finish(exit_code=exit_code)
 

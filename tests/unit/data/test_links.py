@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from common.data.images import ImageData
-from common.data.local_files import MOST_VISITS, find_files
+from common.data.local_files import MAX_VISITS, find_files
 from common.data.sources import find_named, fingerprint_of_folder
 from tests.local_data import sentences, write_csv, write_image_folder
 from tests.unit.data.loading import images, refusal, text
@@ -89,7 +89,7 @@ def test_folder_that_many_links_share_is_named(links: int, tmp_path: Path) -> No
     for number in range(links):
         (folder / f"class-{number}").mkdir(parents=True)
         (folder / f"class-{number}" / "more").symlink_to(shared)
-    if links <= MOST_VISITS:
+    if links <= MAX_VISITS:
         assert len(find_files(folder).files) == links
     else:
         message = refusal(lambda: find_files(folder))
@@ -120,11 +120,11 @@ def test_many_folders_are_told_apart_on_windows(
         with listing(path) as entries:
             yield map(Entry, entries)
 
-    for number in range(MOST_VISITS + 1):
+    for number in range(MAX_VISITS + 1):
         (tmp_path / str(number)).mkdir()
         (tmp_path / str(number) / "a.png").touch()
     monkeypatch.setattr(os, "scandir", scandir)
-    assert len(find_files(tmp_path).files) == MOST_VISITS + 1
+    assert len(find_files(tmp_path).files) == MAX_VISITS + 1
 
 
 @pytest.mark.parametrize("gone", [1, 6, 8])

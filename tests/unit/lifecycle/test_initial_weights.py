@@ -44,5 +44,5 @@ def test_some_models_have_no_digest(monkeypatch: pytest.MonkeyPatch) -> None:
     assert digest_of_model(nn.LazyLinear(3)) is None
     with torch.device("meta"):
         assert digest_of_model(nn.Linear(3, 4)) is None
-    monkeypatch.setattr(initial_weights, "MOST_BYTES", 8)
+    monkeypatch.setattr(initial_weights, "MAX_BYTES", 8)
     assert digest_of_model(model()) is None

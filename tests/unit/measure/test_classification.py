@@ -21,7 +21,7 @@ def test_class_counts_give_the_figures_of_a_confusion_matrix(
     names = [str(number) for number in range(classes)]
     results = []
     for most in (500, 1):
-        monkeypatch.setattr(ClassificationSums, "MOST_CLASSES", most)
+        monkeypatch.setattr(ClassificationSums, "MAX_CLASSES", most)
         sums = ClassificationSums(Accelerator(cpu=True), names)
         for part in (slice(0, 50), slice(50, 90)):
             sums.add(torch.tensor(0.5), logits[part], labels[part])

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from common.models.convolution import MOST_PIXELS, Convolution
+from common.models.convolution import MAX_PIXELS, Convolution
 
 Pair = tuple[int, int]
 # Shapes of kernels, each with its padding.
@@ -19,7 +19,7 @@ KERNELS = [
     ((7, 7), (3, 3)),
     ((2, 3), (1, 0)),
 ]
-SIZES = itertools.product(range(1, 4), repeat=2)  # of images, below and above MOST_PIXELS
+SIZES = itertools.product(range(1, 4), repeat=2)  # of images, below and above MAX_PIXELS
 STRIDES = [(1, 1), (2, 2), (1, 2)]
 
 
@@ -61,7 +61,7 @@ def test_outputs_and_gradients_equal_conv2d(
 @pytest.mark.parametrize(("side", "expected"), [(2, "linear"), (3, "conv2d")])
 def test_few_pixels_use_a_matrix_product(side: int, expected: str) -> None:
     """Larger images use a convolution."""
-    assert (side**2 <= MOST_PIXELS) == (expected == "linear")
+    assert (side**2 <= MAX_PIXELS) == (expected == "linear")
     with torch.profiler.profile() as profile:
         Convolution(2, 2, 3, padding=1)(torch.zeros(1, 2, side, side))
     names = {event.name for event in profile.events()}

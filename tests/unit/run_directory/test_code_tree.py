@@ -160,12 +160,12 @@ def test_large_and_binary_files_are_left_out(
 ) -> None:
     """The other changes are saved. A patch that is too large as a whole is not."""
     write(repository, {"lines.py": "x" * 200_000, "unchanged.py": "a\0b\n"})
-    monkeypatch.setattr(code_tree, "MOST_BYTES_OF_FILE", 100_000)
+    monkeypatch.setattr(code_tree, "MAX_BYTES_OF_FILE", 100_000)
     tree = collected(repository)
     assert tree.tree.not_saved[0] == "lines.py: it has 200,000 bytes"
     assert "unchanged.py: it is not text" in tree.tree.not_saved
     assert b"a/deleted.py" in tree.patch
-    monkeypatch.setattr(code_tree, "MOST_BYTES", 100)
+    monkeypatch.setattr(code_tree, "MAX_BYTES", 100)
     tree = collected(repository)
     assert tree.patch == b""
     assert any(text.startswith("all changes") for text in tree.tree.not_saved)

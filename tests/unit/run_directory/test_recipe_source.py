@@ -8,7 +8,7 @@ import pytest
 from accelerate import PartialState
 
 from common.run_directory.directory import RunDirectory
-from common.run_directory.recipe_source import MOST_LINES, RecipeSource
+from common.run_directory.recipe_source import MAX_LINES, RecipeSource
 from common.run_directory.records import Source
 
 
@@ -94,7 +94,7 @@ def test_long_differences_are_cut(
     first = source_of("", directory, Source(), 0)
     source_of("".join(f"line {number}\n" for number in range(999)), directory, first, 2)
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == MOST_LINES + 2
+    assert len(lines) == MAX_LINES + 2
     assert str(directory.path / "recipe.py") in lines[-1]
 
 

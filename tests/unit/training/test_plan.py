@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from common.errors import UserError
-from common.training.plan import MOST_EVALUATIONS, MOST_ROWS, Plan
+from common.training.plan import MAX_EVALUATIONS, MAX_ROWS, Plan
 from recipes.mnist_mlp import Config
 
 
@@ -43,7 +43,7 @@ def test_short_runs_log_about_fifty_rows(epochs: int, updates: int, least: int, 
 def test_long_runs_log_at_most_a_thousand_rows(epochs: int) -> None:
     """The number of updates does not matter."""
     plan = plan_of(epochs, 390)
-    assert 900 <= plan.total_steps / plan.log_every <= MOST_ROWS
+    assert 900 <= plan.total_steps / plan.log_every <= MAX_ROWS
 
 
 def test_end_of_an_epoch_is_saved_if_the_last_checkpoint_is_old() -> None:
@@ -68,7 +68,7 @@ def test_many_short_epochs_have_few_evaluations(epochs: int, updates: int) -> No
     """Evaluations come at the end of epochs: of each one up to twenty, of some beyond."""
     plan = plan_of(epochs, updates)
     evaluated = steps(plan, plan.evaluates)
-    assert 10 <= len(evaluated) <= MOST_EVALUATIONS or len(evaluated) == epochs
+    assert 10 <= len(evaluated) <= MAX_EVALUATIONS or len(evaluated) == epochs
     assert all(step % updates == 0 for step in evaluated)
 
 

@@ -15,14 +15,14 @@ MEBIBYTE = 2**20
 # live tensors and of a device's allocator are exact. The process's allocator also counts small
 # objects of Python. Resident memory, which grows and shrinks by whole pages, is used only if the
 # allocator does not report the memory in use.
-MOST = {
+MAX_GROWTH = {
     "tensors": 0.0002,
     "device": 0.01,
     "in_use": 0.005,
     "resident": 0.5,
 }
 # Each evaluation leaves a row behind, and a save may still be in progress.
-MOST_OF_EVALUATIONS = {**MOST, "in_use": 0.05}
+MAX_GROWTH_OF_EVALUATIONS = {**MAX_GROWTH, "in_use": 0.05}
 WORDS = {
     "tensors": "live tensors",
     "device": "the device's memory",
@@ -30,8 +30,8 @@ WORDS = {
     "resident": "the process's resident memory",
 }
 BYTES_OF_TENSOR = 512  # the Python and C++ objects of a tensor, without its values
-LEAST_POINTS = 5
-LEAST_RISING_SHARE = 0.7  # compared with `Growth.rising_share`, which is about a half for noise
+MIN_POINTS = 5
+MIN_RISING_SHARE = 0.7  # compared with `Growth.rising_share`, which is about a half for noise
 ADVICE = (
     "do not keep tensors from update to update, or from evaluations: pass them to run.record, or "
     "keep numbers; call .detach() on a loss that is added up, or its graph of gradients stays"
@@ -42,14 +42,14 @@ ADVICE = (
 class Growth:
     """The growth of one type of memory."""
 
-    memory_type: str  # a key of MOST
+    memory_type: str  # a key of MAX_GROWTH
     slope: float  # the median, in MiB for each update or evaluation
     most: float  # the allowed slope
     rising_share: float  # the share of neighbouring points with more than half of the allowed slope
 
     @property
     def is_too_much(self) -> bool:
-        return self.slope > self.most and self.rising_share >= LEAST_RISING_SHARE
+        return self.slope > self.most and self.rising_share >= MIN_RISING_SHARE
 
 
 def check_memory(bench: Bench) -> Verdict:
@@ -57,12 +57,14 @@ def check_memory(bench: Bench) -> Verdict:
     verdict = verdict_of(steady_run(bench))
     if not verdict.passed:
         return verdict
-    eventful = verdict_of(eventful_run(bench), "evaluation", MOST_OF_EVALUATIONS)
+    eventful = verdict_of(eventful_run(bench), "evaluation", MAX_GROWTH_OF_EVALUATIONS)
     compared = f"{verdict.compared}; with an evaluation after each update: {eventful.compared}"
     return Verdict(eventful.passed, compared, eventful.causes, eventful.advice)
 
 
-def verdict_of(run: ObservedRun, unit: str = "update", most: Mapping[str, float] = MOST) -> Verdict:
+def verdict_of(
+    run: ObservedRun, unit: str = "update", most: Mapping[str, float] = MAX_GROWTH
+) -> Verdict:
     """Compare the growth of each type of memory with the limit, and name tensors that accumulate.
 
     Args:
@@ -71,7 +73,7 @@ def verdict_of(run: ObservedRun, unit: str = "update", most: Mapping[str, float]
     """
     notes = run.launches[0].of(MemoryInUse)
     notes = notes[len(notes) // 3 :]  # the first third is the warm-up
-    if len(notes) < LEAST_POINTS:
+    if len(notes) < MIN_POINTS:
         return Verdict(None, "the run is too short to tell growth from the warm-up")
     growths = growths_of(notes, most)
     compared = ", ".join(

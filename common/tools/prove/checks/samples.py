@@ -18,8 +18,8 @@ from common.tools.prove.observation import (
     Recorded,
 )
 
-LEAST_BATCHES = 3  # a position is unused if it has no gradient in at least this many batches
-MOST_NAMED = 5  # the most samples that a sentence lists
+MIN_BATCHES = 3  # a position is unused if it has no gradient in at least this many batches
+MAX_NAMED = 5  # the most samples that a sentence lists
 ADVICE_TRAINING = (
     "use each batch of run.batches(train_loader) whole, and call run.record once for each"
 )
@@ -188,8 +188,8 @@ def rows_without_gradient(run: ObservedRun) -> Iterator[Cause]:
         unused_by_size[record.samples].append({*record.unused})
     for size, unused_by_batch in unused_by_size.items():
         never_used = set.intersection(*unused_by_batch)
-        if len(unused_by_batch) >= LEAST_BATCHES and 0 < len(never_used) < size:
-            positions = ", ".join(str(row + 1) for row in sorted(never_used)[:MOST_NAMED])
+        if len(unused_by_batch) >= MIN_BATCHES and 0 < len(never_used) < size:
+            positions = ", ".join(str(row + 1) for row in sorted(never_used)[:MAX_NAMED])
             yield Cause(
                 f"the loss does not depend on {len(never_used)} of the {size} samples of a batch, "
                 f"in all {len(unused_by_batch)} batches at the same place ({positions})",
@@ -287,8 +287,8 @@ def cause_of_evaluation(evaluation: CompleteEvaluation, size: int) -> Cause | No
 
 def first_samples(samples: list[int]) -> str:
     """Return a list of the first samples as text."""
-    text = ", ".join(str(sample) for sample in samples[:MOST_NAMED])
-    return f"{text}, …" if len(samples) > MOST_NAMED else text
+    text = ", ".join(str(sample) for sample in samples[:MAX_NAMED])
+    return f"{text}, …" if len(samples) > MAX_NAMED else text
 
 
 CHECK = Check(

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import FrameType, ModuleType
 
 CONTAINERS = (list, dict, set, tuple, deque)
-MOST_EXAMPLES = 8  # the most objects whose holders are searched
+MAX_EXAMPLES = 8  # the most objects whose holders are searched
 DEEPEST = 4  # the most nested containers
 
 
@@ -27,7 +27,7 @@ def holder_of(examples: Sequence[object], frame: FrameType, folder: Path) -> str
     names = dict(variables_above(frame, folder))
     ignored = {id(examples), *container_ids(frame, folder)}
     votes: Counter[str] = Counter()
-    count = min(MOST_EXAMPLES, len(examples))
+    count = min(MAX_EXAMPLES, len(examples))
     for number in range(count):
         example = examples[number * len(examples) // count]
         name = named_holder([example], names, ignored, DEEPEST)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from common.tools.prove.checks import memory
-from common.tools.prove.checks.memory import MEBIBYTE, MOST, verdict_of
+from common.tools.prove.checks.memory import MAX_GROWTH, MEBIBYTE, verdict_of
 from common.tools.prove.instruments.holders import holder_of
 from common.tools.prove.instruments.memory import bytes_in_use, live_tensors, storage_bytes
 from common.tools.prove.notes import GrowingTensors, MemoryInUse
@@ -74,7 +74,7 @@ def test_noise_passes() -> None:
 
 def test_resident_memory_counts_if_the_allocator_reports_nothing() -> None:
     measured_notes = []
-    for measured in notes({"resident": lambda step: 2 * MOST["resident"] * MEBIBYTE * step}):
+    for measured in notes({"resident": lambda step: 2 * MAX_GROWTH["resident"] * MEBIBYTE * step}):
         measured_notes.append(measured.model_copy(update={"in_use": None}))
     verdict = verdict_of(run_with(measured_notes))
     assert verdict.passed is False

@@ -9,7 +9,7 @@ import pytest
 
 from common.command_line import parse_config
 from common.tools.prove.bench import RunSpec
-from common.tools.prove.steady import LEAST_UPDATES, eventful_run
+from common.tools.prove.steady import MIN_UPDATES, eventful_run
 from examples.averaged import Config
 
 
@@ -29,4 +29,4 @@ def test_eventful_run_of_a_recipe_that_stops_early_makes_all_updates(
     monkeypatch.setattr(sys, "argv", ["averaged.py", *specs[0].flags])
     config = parse_config(Config, "")
     assert config.early_stopping is None
-    assert config.max_steps == LEAST_UPDATES
+    assert config.max_steps == MIN_UPDATES

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from common.tools.statistics.samples import (
-    MOST_RUNS,
+    MAX_RUNS,
     Sample,
     proportion_error,
     runs_needed,
@@ -119,7 +119,7 @@ def test_needed_runs_have_limits() -> None:
     assert runs_needed(Sample(3, 0.0, 1.0), Sample(3, 1e-200, 1.0)) is None
     close = runs_needed(Sample(3, 0.0, 1.0), Sample(3, 0.05, 1.0))
     assert close is not None
-    assert 6000 < close < MOST_RUNS
+    assert 6000 < close < MAX_RUNS
 
 
 def test_needed_runs_exceed_those_that_did_not_suffice() -> None:

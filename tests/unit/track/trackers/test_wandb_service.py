@@ -19,7 +19,7 @@ from common.track.trackers.wandb_service import ServiceWatch
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Check often, and leave the real W&B alone."""
     monkeypatch.setattr(service, "LOOK_EVERY", 0.05)
-    monkeypatch.setattr(service, "MOST_IDLE", 0.5)
+    monkeypatch.setattr(service, "MAX_IDLE", 0.5)
     monkeypatch.setattr(service, "forget_service", lambda: None)
 
 
