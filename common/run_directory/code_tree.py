@@ -5,48 +5,25 @@ looks like a secret in an added line, and files with names such as ``.env`` are 
 """
 
 import os
-import subprocess
 import sys
-import threading
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatch
 from pathlib import Path
 
 from common.digests import sha256_of_bytes
+from common.run_directory.patches import (
+    file_of_patch,
+    new_file,
+    reason_to_leave_out,
+    split_patch,
+    without_secret_lines,
+)
 from common.run_directory.records import CodeTree
+from common.system.git import ask_git, commit_of, repository_of
 from common.system.installed_code import is_in_standard_library, is_installed
-from common.system.printable import without_secrets
 
-MAX_BYTES_OF_FILE = 2**20
 MAX_BYTES = 4 * 2**20  # the largest patch
 MAX_FILES = 1000  # changed files; with more of them, git's command line would be too long
-GIT_SECONDS = 10.0  # seconds after which git is ended
-# diff.autoRefreshIndex=false keeps `git diff` from writing to the index.
-SETTINGS = ("-c", "core.quotePath=false", "-c", "diff.autoRefreshIndex=false")
-# Variables that point git to another repository, as in a hook of git.
-FOREIGN = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX")
-SECRET_FILES = (
-    ".env",
-    ".env.*",
-    "*.env",
-    "*.pem",
-    "*.key",
-    "*.p12",
-    "*.pfx",
-    "id_rsa*",
-    "id_ed25519*",
-    ".netrc",
-    "_netrc",
-    ".pypirc",
-    "*credentials*",
-    "*secrets.*",
-    "secret.*",
-    "kaggle.json",
-)
-# The value of an environment variable is a secret if its name ends with one of these words.
-SECRET_VARIABLES = ("KEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIALS")
-MIN_SECRET = 8  # characters; a shorter value may be an ordinary word
 DIFF = (
     "diff",
     "HEAD",
@@ -61,8 +38,6 @@ DIFF = (
     "--dst-prefix=b/",
     "--ignore-submodules=all",
 )
-FIRST_LINE = "diff --git "  # the beginning of a file's part in a patch
-MASKED = "*** stands for what looks like a secret"  # a problem in `CodeTree.not_saved`
 
 
 @dataclass(frozen=True)
@@ -71,70 +46,6 @@ class CollectedTree:
 
     tree: CodeTree
     patch: bytes
-
-
-def ask_git(folder: Path, *words: str, most_bytes: int = 2**26) -> bytes | None:
-    """Return the output of a git command.
-
-    The result is None if git is not installed, or if the command fails, takes longer than
-    `GIT_SECONDS` or prints more than `most_bytes`. A command that only reads takes no locks and
-    leaves the index as it is: see `SETTINGS` and `git_environment`.
-    """
-    command = ["git", "-C", str(folder), *SETTINGS, *words]
-    try:
-        process = subprocess.Popen(
-            command,
-            env=git_environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-        )
-    except OSError:
-        return None
-    timer = threading.Timer(GIT_SECONDS, process.kill)
-    timer.daemon = True
-    timer.start()
-    try:
-        assert process.stdout is not None
-        with process.stdout:
-            output = process.stdout.read(most_bytes + 1)
-        if len(output) > most_bytes:
-            process.kill()
-        status = process.wait()
-    finally:
-        timer.cancel()
-    return output if status == 0 and len(output) <= most_bytes else None
-
-
-def git_environment() -> dict[str, str]:
-    """Return the variables for a git command that takes no locks and asks no questions."""
-    kept_variables = {name: value for name, value in os.environ.items() if name not in FOREIGN}
-    return {**kept_variables, "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
-
-
-def line_of_git(folder: Path, *words: str) -> str | None:
-    """Return the single line that a git command prints; None if it prints nothing or fails."""
-    output = ask_git(folder, *words)
-    return None if not output else output.decode("utf-8", "surrogateescape").strip() or None
-
-
-def repository_of(folder: Path) -> Path | None:
-    """Return the top folder of the git repository that a folder is in.
-
-    The result is None if the folder is in no repository, or in one without a commit.
-    """
-    if line_of_git(folder, "rev-parse", "--verify", "--quiet", "HEAD") is None:
-        return None
-    top = line_of_git(folder, "rev-parse", "--show-toplevel")
-    return None if top is None else Path(top).resolve()
-
-
-def commit_of(folder: Path) -> str | None:
-    """Return the commit that a folder's repository has checked out.
-
-    The result is None if the folder is in no repository, or in one without a commit.
-    """
-    return line_of_git(folder, "rev-parse", "--verify", "--quiet", "HEAD")
 
 
 def trees_of_process(recipe_file: Path, library: Path) -> list[CollectedTree]:
@@ -262,109 +173,9 @@ def changes_of(root: Path) -> tuple[list[str], list[str]]:
     return parts, not_saved
 
 
-def split_patch(patch: str) -> list[str]:
-    """Split a patch into one part for each file."""
-    parts: list[str] = []
-    for line in lines_of(patch):
-        if line.startswith(FIRST_LINE) or not parts:
-            parts.append("")
-        parts[-1] += line
-    return parts
-
-
-def lines_of(text: str) -> list[str]:
-    """Return the lines of a text with their line feeds.
-
-    Only a line feed ends a line, as in git. `str.splitlines` knows further ends of lines.
-    """
-    lines = text.split("\n")
-    whole = [f"{line}\n" for line in lines[:-1]]
-    return [*whole, lines[-1]] if lines[-1] else whole
-
-
-def file_of_patch(part: str) -> str:
-    """Return the file that a part of a patch changes."""
-    names = part.split("\n", 1)[0].removeprefix(FIRST_LINE)
-    return names[: len(names) // 2].removeprefix("a/")  # "a/NAME b/NAME"
-
-
 def untracked_of(root: Path, names: Sequence[str]) -> list[str]:
     """Return those of the files `names` that git does not track; ignored files are included."""
     paths = [f":(top,literal){name}" for name in names]
     output = ask_git(root, "ls-files", "-z", "--", *paths) if paths else b""
     tracked = {*(output or b"").decode("utf-8", "surrogateescape").split("\0")}
     return [name for name in names if name not in tracked]
-
-
-def reason_to_leave_out(path: Path) -> str | None:
-    """Return the reason why a file must not be in a patch; None if it may be there."""
-    if any(fnmatch(path.name.lower(), pattern) for pattern in SECRET_FILES):
-        return "files with such names hold secrets"
-    try:
-        size = path.lstat().st_size
-    except OSError:
-        # If git tracks the file, the file was deleted, and the patch removes it. If git does not
-        # track it, `new_file` reports that it can't be read.
-        return None
-    return f"it has {size:,} bytes" if size > MAX_BYTES_OF_FILE else None
-
-
-def new_file(root: Path, name: str) -> tuple[str | None, str | None]:
-    """Return a patch that adds a file, and why the patch is None or has a masked secret.
-
-    The reason is None if the patch is complete.
-    """
-    reason = reason_to_leave_out(root / name)
-    if reason is not None:
-        return None, reason
-    try:
-        text = (root / name).read_bytes().decode("utf-8")
-    except (OSError, UnicodeError) as error:
-        return None, f"it can't be read ({type(error).__name__})"
-    lines = lines_of(text)
-    header = [f"{FIRST_LINE}a/{name} b/{name}\n", "new file mode 100644\n"]
-    if lines:
-        header += ["--- /dev/null\n", f"+++ b/{name}\n", f"@@ -0,0 +1,{len(lines)} @@\n"]
-    body = [f"+{line}" for line in lines]
-    if lines and not lines[-1].endswith("\n"):
-        body[-1] += "\n\\ No newline at end of file\n"
-    return without_secret_lines("".join([*header, *body]))
-
-
-def without_secret_lines(part: str) -> tuple[str | None, str | None]:
-    """Return a file's part of a patch without secrets, and a reason as in `new_file`.
-
-    A secret in a line that the patch adds is masked. The part is None in three cases:
-
-    - A secret is in any other line. Git could not apply the patch if that line was masked.
-    - A private key begins. It goes on in the next lines, which don't look like secrets.
-    - The file is not text.
-    """
-    if "\nBinary files " in part or "\nGIT binary patch\n" in part:
-        return None, "it is not text"
-    values = secrets_of_environment()
-    lines = []
-    is_masked = False
-    for line in lines_of(part):
-        hidden = without_secrets(line, values)
-        if hidden == line:
-            lines.append(line)
-            continue
-        begins_private_key = hidden == "***"  # `without_secrets` then replaces the whole line
-        if not line.startswith("+") or begins_private_key:
-            return None, "it has what looks like a secret"
-        lines.append(hidden)
-        is_masked = True
-    return "".join(lines), MASKED if is_masked else None
-
-
-def secrets_of_environment() -> list[str]:
-    """Return the values of this process's environment variables whose names mark secrets.
-
-    Values shorter than `MIN_SECRET` are left out.
-    """
-    return [
-        value
-        for name, value in os.environ.items()
-        if name.upper().endswith(SECRET_VARIABLES) and len(value) >= MIN_SECRET
-    ]

@@ -13,9 +13,9 @@ import torch
 from common.config import TrainingConfig
 from common.data.batch import Data
 from common.flags import role_of
-from common.run_directory.code_tree import commit_of
 from common.run_directory.records import Environment, Flags, RunConfig
 from common.system.devices import device_name
+from common.system.git import commit_of
 from common.system.machine import processor_kind
 from common.training.precision import running_precision
 from common.training.sharding import ShardingAccelerator

@@ -16,17 +16,12 @@ from pathlib import Path
 
 from common.digests import sha256_of_file, shown_digest
 from common.errors import UserError
-from common.run_directory.code_tree import (
-    CollectedTree,
-    ask_git,
-    collect_tree,
-    git_environment,
-    repository_of,
-)
+from common.run_directory.code_tree import CollectedTree, collect_tree
 from common.run_directory.provenance import LIBRARY
 from common.run_directory.recipe_source import FIRST_SOURCE
 from common.run_directory.records import CONFIG, PROVENANCE, CodeTree
 from common.sentences import reading
+from common.system.git import ask_git, git_environment, repository_of
 from common.system.platforms import quoted
 from common.tools.reproduce.past_run import NO_FOLDER, PastRun
 

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from common.run_directory import code_tree
-from common.run_directory.code_tree import CollectedTree, collect_tree, commit_of, repository_of
+from common.run_directory.code_tree import CollectedTree, collect_tree
+from common.system.git import commit_of, repository_of
 from tests.git_repository import commit_all, git
 
 # Contents before and after; None: there is no such file.
@@ -160,7 +161,7 @@ def test_large_and_binary_files_are_left_out(
 ) -> None:
     """The other changes are saved. A patch that is too large as a whole is not."""
     write(repository, {"lines.py": "x" * 200_000, "unchanged.py": "a\0b\n"})
-    monkeypatch.setattr(code_tree, "MAX_BYTES_OF_FILE", 100_000)
+    monkeypatch.setattr("common.run_directory.patches.MAX_BYTES_OF_FILE", 100_000)
     tree = collected(repository)
     assert tree.tree.not_saved[0] == "lines.py: it has 200,000 bytes"
     assert "unchanged.py: it is not text" in tree.tree.not_saved
@@ -196,7 +197,7 @@ def test_git_that_hangs_is_ended(
     program.write_text("#!/bin/sh\nexec sleep 60\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setattr(code_tree, "GIT_SECONDS", 0.05)
+    monkeypatch.setattr("common.system.git.GIT_SECONDS", 0.05)
     assert repository_of(repository) is None
 
 

@@ -379,7 +379,7 @@ def is_own(path: str) -> bool:
 
 def is_library(path: str) -> bool:
     """Whether a file belongs to torch, Accelerate, NumPy or Python's standard library."""
-    # Unlike in `common.tools.prove.reach`, other installed packages do not count as libraries: a
+    # Unlike in `common.tools.prove.own_code`, other installed packages do not count as libraries: a
     # wait in a package belongs to its own line, not to the recipe's line that calls it.
     return path.startswith((*LIBRARIES, "<")) or is_in_standard_library(path)
 

@@ -16,7 +16,8 @@ import torch
 from torch import nn
 
 from common.data.batch import Data, DatasetSamples, TensorSamples
-from common.tools.prove.reach import Reach, ReachableValues
+from common.tools.prove.reach import Reach
+from common.tools.prove.value_search import ReachableValues
 
 
 class Average:

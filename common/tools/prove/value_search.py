@@ -1,0 +1,315 @@
+"""Searches the values that variables contain. Each gets a path, such as ``ema.decay``."""
+
+import io
+import os
+import random
+import types
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from torch import nn
+
+from common.checkpoints.state import Stateful
+from common.config import TrainingConfig
+from common.data.batch import Data, Samples
+from common.tools.prove.digests import PLAIN_TYPES, digest_of_state
+from common.tools.prove.observation import Description, ValueType
+from common.tools.prove.own_code import is_own_module
+
+MAX_VALUES = 20_000  # the most values that a search visits
+MAX_ITEMS = 2_000  # the most items of a container whose items are visited one by one
+DEEPEST = 12  # the most steps from a variable to a value
+MAX_BYTES = 2**24  # the largest array that is read whole; of a larger one, a sample is read
+SAMPLED_ELEMENTS = 2**16  # about how many elements of a larger array are read
+# Attributes of `nn.Module` that its state_dict or other records cover, or that never matter.
+TORCH_ATTRIBUTES = frozenset(vars(nn.Module())) | {"training"}
+ARRAYS = (torch.Tensor, np.ndarray)
+FILES = (io.IOBase, io.TextIOBase)
+CONTAINERS = (dict, list, tuple, set, frozenset, deque, types.MappingProxyType)
+FUNCTIONS = (types.FunctionType, types.MethodType, partial)
+# A method of `ValueSearch`: it gets the path, the variable's description, the value and its depth.
+# Each method takes values of its own types, and `visitor_of` chooses the method by the type.
+Visitor = Callable[[str, str, Any, int], None]
+
+
+@dataclass
+class ReachableValues:
+    """The values that a search has found, by path."""
+
+    digests: dict[str, str] = field(default_factory=dict)
+    described: dict[str, Description] = field(default_factory=dict)
+
+    def add(self, path: str, value_type: ValueType, text: str, value: object) -> None:
+        """Add a value under a path, unless the path is taken.
+
+        Args:
+            text: the text of the `Description`.
+            value: the value, or the part of it that the digest covers.
+        """
+        if path not in self.digests:
+            self.digests[path] = digest_of_state(value)
+            self.described[path] = Description(type=value_type, text=text)
+
+
+@dataclass
+class ValueSearch:
+    """One search: the values that it has found, and the objects that it has visited."""
+
+    run: object  # the recipe's run, whose attributes do not belong to the recipe
+    kept: Mapping[int, str]  # names of the kept parts, by the id() of the part
+    reached: ReachableValues = field(default_factory=ReachableValues)
+    # The visited objects by id. The search keeps them alive, so their ids stay unique.
+    visited: dict[int, object] = field(default_factory=dict)
+
+    def visit(self, path: str, where: str, value: object, depth: int) -> None:
+        """Add a value, and visit the values in it.
+
+        Args:
+            where: a description of the variable at the beginning of the path.
+            depth: the number of steps from the variable to the value.
+        """
+        if is_plain(value):
+            value_type: ValueType = "text" if isinstance(value, str) else "other"
+            self.reached.add(path, value_type, f"{type(value).__name__}, {where}", value)
+            return
+        if self.is_left_out(value, depth):
+            return
+        self.visited[id(value)] = value
+        state = state_of_random_generator(value)
+        if state is not None:
+            text = f"random generator {class_name(value)}, {where}"
+            self.reached.add(path, "generator", text, state)
+            return
+        visit = self.visitor_of(value)
+        visit(path, where, value, depth)
+
+    def is_left_out(self, value: object, depth: int) -> bool:
+        """Whether a value is too deep, was visited before, or can't hold state of the recipe.
+
+        After `MAX_VALUES` values, all others are left out.
+        """
+        if depth > DEEPEST or len(self.visited) > MAX_VALUES or id(value) in self.visited:
+            return True
+        return can_hold_no_state(value) or value is self.run
+
+    def visitor_of(self, value: object) -> Visitor:
+        """Return the method that visits values of this type. The first match counts."""
+        visitors: dict[tuple[type, ...], Visitor] = {
+            ARRAYS: self.visit_array,
+            FILES: self.visit_file,
+            CONTAINERS: self.visit_container,
+            (nn.Module,): self.visit_module,
+            FUNCTIONS: self.visit_function,
+            (types.GeneratorType,): self.visit_python_generator,
+            (type,): self.visit_class,
+        }
+        for classes, visitor in visitors.items():
+            if isinstance(value, classes):
+                return visitor
+        if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
+            return self.visit_stateful
+        return self.visit_object
+
+    def visit_array(
+        self, path: str, where: str, value: torch.Tensor | np.ndarray, depth: int
+    ) -> None:
+        """Add the elements of a tensor or an array; of a large one, only a sample."""
+        self.reached.add(path, "other", f"{class_name(value)}, {where}", sample_of(value))
+
+    def visit_file(self, path: str, where: str, value: io.IOBase, depth: int) -> None:
+        """Add the position of an open file."""
+        text = f"position of an open file, {where}"
+        self.reached.add(path, "file", text, position_of(value))
+
+    def visit_python_generator(
+        self,
+        path: str,
+        where: str,
+        value: "types.GeneratorType[object, object, object]",
+        depth: int,
+    ) -> None:
+        """Visit the local variables of a generator, if its function is the recipe's."""
+        frame = value.gi_frame  # None after the end of the function
+        if frame is not None and is_own_module(frame.f_globals["__name__"]):
+            self.visit_all(path, where, frame.f_locals, depth)
+
+    def visit_class(self, path: str, where: str, value: type, depth: int) -> None:
+        """Visit the attributes of a class, if it is the recipe's own."""
+        if is_own_module(value.__module__):
+            own_values = {name: item for name, item in vars(value).items() if name[:2] != "__"}
+            self.visit_all(path, where, own_values, depth)
+
+    def visit_all(self, path: str, where: str, values: Mapping[str, object], depth: int) -> None:
+        """Visit attributes by name."""
+        for name, value in [*values.items()]:
+            self.visit(f"{path}.{name}", where, value, depth + 1)
+
+    def visit_container(self, path: str, where: str, value: Collection[object], depth: int) -> None:
+        """Add a container of plain values as a whole, and visit the items of other containers.
+
+        Of a container of other values, add the length. If it is a set or has more than `MAX_ITEMS`
+        items, do not visit its items.
+        """
+        items: Iterable[object] = value
+        pairs: Iterable[tuple[object, object]] = enumerate(value)
+        if isinstance(value, Mapping):
+            items = value.values()
+            pairs = value.items()
+        description = f"{type(value).__name__}, {where}"
+        if all(map(is_plain, items)):
+            contents = [*value] if isinstance(value, deque) else value
+            self.reached.add(path, "other", description, contents)
+            return
+        self.reached.add(path, "other", f"length of a {description}", len(value))
+        if len(value) > MAX_ITEMS or isinstance(value, (set, frozenset)):
+            return
+        for key, item in [*pairs]:
+            self.visit(f"{path}[{key!r:.40}]", where, item, depth + 1)
+
+    def visit_module(self, path: str, where: str, module: nn.Module, depth: int) -> None:
+        """Add the weights of a network that is not kept, and values that state_dict lacks."""
+        is_kept = id(module) in self.kept
+        if not is_kept:
+            description = f"network {class_name(module)}, {where}"
+            self.reached.add(path, "network", description, module.state_dict())
+        for name, submodule in module.named_modules():
+            self.visited[id(submodule)] = submodule
+            inner_path = f"{path}.{name}" if name else path
+            for buffer_name in sorted(submodule._non_persistent_buffers_set):
+                buffer = submodule._buffers.get(buffer_name)
+                if buffer is not None:
+                    self.reached.add(
+                        f"{inner_path}.{buffer_name}",
+                        "buffer",
+                        f"buffer of a network with persistent=False, {where}",
+                        buffer,
+                    )
+            if is_own_module(type(submodule).__module__):
+                extra = {
+                    key: item
+                    for key, item in vars(submodule).items()
+                    if key not in TORCH_ATTRIBUTES
+                }
+                self.visit_all(inner_path, where, extra, depth)
+        # Visit no tensor of the network again: it was added above, or checkpoints hold it.
+        for tensor in [*module.parameters(), *module.buffers()]:
+            self.visited.setdefault(id(tensor), tensor)
+
+    def visit_stateful(self, path: str, where: str, value: Stateful, depth: int) -> None:
+        """Add the state of an object that has state_dict, unless the recipe keeps it.
+
+        Kept or not, its attributes are visited too, because its state_dict may lack some of them.
+        The state_dict of an optimizer lacks none.
+        """
+        if id(value) not in self.kept:
+            text = f"{class_name(value)} with state_dict, {where}"
+            self.reached.add(path, "stateful", text, value.state_dict())
+        if not isinstance(value, torch.optim.Optimizer):
+            self.visit_object(path, where, value, depth)
+
+    def visit_function(
+        self,
+        path: str,
+        where: str,
+        value: types.FunctionType | types.MethodType | partial[object],
+        depth: int,
+    ) -> None:
+        """Visit the values that a function of the recipe keeps from call to call."""
+        if isinstance(value, types.MethodType):
+            self.visit(path, where, value.__self__, depth)
+        elif isinstance(value, partial):
+            self.visit(f"{path}.func", where, value.func, depth + 1)
+            self.visit(f"{path}.args", where, value.args, depth + 1)
+            self.visit(f"{path}.keywords", where, value.keywords, depth + 1)
+        elif is_own_module(value.__module__ or ""):
+            self.visit(f"{path}.__defaults__", where, value.__defaults__, depth + 1)
+            self.visit(f"{path}.__kwdefaults__", where, value.__kwdefaults__, depth + 1)
+            self.visit_all(path, where, vars(value), depth)
+            for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+                try:
+                    content = cell.cell_contents
+                except ValueError:  # the variable has no value yet
+                    continue
+                self.visit(f"{path}.{name}", where, content, depth + 1)
+
+    def visit_object(self, path: str, where: str, value: object, depth: int) -> None:
+        """Visit the attributes of an object, if its class is the recipe's own.
+
+        Data sets and `SimpleNamespace` are visited as well. Any other object is left out.
+        """
+        is_data = isinstance(value, (Data, Samples))
+        is_simple = isinstance(value, types.SimpleNamespace)
+        if not (is_data or is_simple or is_own_module(type(value).__module__)):
+            return
+        attributes = dict(vars(value)) if hasattr(value, "__dict__") else {}
+        for owner in type(value).__mro__:
+            slots = owner.__dict__.get("__slots__", ())
+            names = (slots,) if isinstance(slots, str) else slots  # a string is a single name
+            for name in names:
+                if hasattr(value, name):
+                    attributes.setdefault(name, getattr(value, name))
+        self.visit_all(path, where, attributes, depth)
+
+
+def is_plain(value: object) -> bool:
+    """Whether a value contains no other values."""
+    return isinstance(value, PLAIN_TYPES)
+
+
+def can_hold_no_state(value: object) -> bool:
+    """Whether a value can't hold state of the recipe."""
+    if isinstance(value, (types.ModuleType, TrainingConfig, Accelerator, types.FrameType)):
+        return True
+    return isinstance(value, (types.BuiltinFunctionType, types.CodeType, types.TracebackType))
+
+
+def class_name(value: object) -> str:
+    """Return the name of a value's class, such as ``numpy.ndarray``.
+
+    The top-level package or module comes first, except for classes of the recipe's own file and
+    built-in classes.
+    """
+    value_class = type(value)
+    module = value_class.__module__.partition(".")[0]
+    name = value_class.__qualname__
+    return name if module in ("__main__", "builtins") else f"{module}.{name}"
+
+
+def sample_of(array: torch.Tensor | np.ndarray) -> torch.Tensor | np.ndarray:
+    """Return an array, or evenly spaced elements of a large array."""
+    if array.nbytes <= MAX_BYTES:
+        return array
+    flat = array.reshape(-1)
+    stride = -(-len(flat) // SAMPLED_ELEMENTS)
+    return flat[::stride]
+
+
+def state_of_random_generator(value: object) -> object:
+    """Return the state of a random generator; None for other values, and for `SystemRandom`."""
+    if isinstance(value, torch.Generator):
+        return value.get_state()
+    if isinstance(value, random.Random):
+        return None if isinstance(value, random.SystemRandom) else value.getstate()
+    if isinstance(value, np.random.Generator):
+        return value.bit_generator.state
+    if isinstance(value, np.random.RandomState):
+        return value.get_state(legacy=False)
+    return None
+
+
+def position_of(file: io.IOBase) -> int:
+    """Return the position in a file; -1 if the file is closed or has no position."""
+    try:
+        return int(file.tell())
+    except (OSError, ValueError):
+        pass
+    try:  # a text file that is being read by line does not report its position
+        return os.lseek(file.fileno(), 0, os.SEEK_CUR)
+    except (OSError, ValueError):
+        return -1
