@@ -26,7 +26,7 @@ import tyro
 if __package__ in (None, ""):  # started as a file: make the packages importable
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from common.tables import print_table
+from common.output.tables import print_table
 
 
 @dataclass(frozen=True)

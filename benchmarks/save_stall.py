@@ -35,8 +35,8 @@ if __package__ in (None, ""):  # started as a file: make the package importable
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from benchmarks.harness.isolation import synchronize
+from common.output.tables import print_table
 from common.run import Run
-from common.tables import print_table
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 FLAGS = {

@@ -125,7 +125,7 @@ def largest_mebibytes(processes: list[psutil.Process]) -> float:
 
 def reached_epoch(metrics: Path) -> float:
     """Return how many epochs the run has logged, with fractions; 0 before the first line."""
-    from common.json_files import read_lines
+    from common.storage.json_files import read_lines
 
     rows = read_lines(metrics, key="progress/epoch")
     return float(rows[-1]["progress/epoch"]) if rows else 0.0

@@ -24,8 +24,8 @@ import torch
 import tyro
 
 from benchmarks.harness.isolation import default_device, synchronize
+from common.output.tables import print_table
 from common.system.devices import device_name
-from common.tables import print_table
 
 MEGABYTE = 10**6
 MAX_MEGABYTES = 10**5

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from common.command_line import parse_config
+from common.command_line.parsing import parse_config
 from common.errors import UserError
 from common.flags import flag
 

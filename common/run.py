@@ -16,13 +16,13 @@ from torch import nn
 from torch.optim import Optimizer
 
 from common.checkpoints.state import Stateful
+from common.command_line.flag_reads import mark_read, record_reads
 from common.config import TrainingConfig
 from common.console import DISPLAY
 from common.data.batch import Batch, Data, Work, refuse_unread
 from common.data.loader import Loader, RunSignals
 from common.data.make_loaders import make_loaders
 from common.errors import Preempted, UserError
-from common.flag_reads import mark_read, record_reads
 from common.lifecycle import ending, keeping, saving, starting
 from common.lifecycle.closing import close_after
 from common.lifecycle.error_report import announce_error, report_once

@@ -27,12 +27,12 @@ from common.data.images import ImageData, load_images
 from common.data.loader import Loader
 from common.data.sources import choose_source
 from common.flags import flag
-from common.initial import initial_shapes
 from common.measure.classification import ClassificationSums
 from common.models.compile import compile_model
 from common.models.convolution import Convolution
 from common.models.recompute import recompute
 from common.run import Run
+from common.run_directory.initial import initial_shapes
 from common.training.muon import Muon, muon_groups
 from common.training.optim import decay_groups
 

@@ -53,7 +53,7 @@ class RankAccelerator:
 
 
 def gather_from_ranks(accelerator: Any, value: Any) -> list[Any]:
-    """Stand for the function of this name in `common.agreement`."""
+    """Stand for the function of this name in `common.ranks.agreement`."""
     accelerator.exchanges += 1
     return accelerator.exchange.all_values(accelerator.process_index, value)
 

@@ -21,8 +21,8 @@ from benchmarks.harness.isolation import turn_off_cudnn_attention
 from benchmarks.harness.materials import image_dataset, long_texts, random_bert, use_own_cache
 from benchmarks.harness.options import Options
 from benchmarks.harness.rounds import Comparison, Suite
-from common.json_files import read_json
 from common.run_directory.records import Summary, read_record
+from common.storage.json_files import read_json
 
 NAN = float("nan")  # stands for a figure that could not be measured; it reaches no goal
 RECIPES = ("mnist_mlp", "resnet", "bert")

@@ -30,9 +30,9 @@ from torch import nn
 
 from benchmarks.harness.isolation import synchronize
 from benchmarks.harness.rounds import Training
-from common.json_files import read_lines
 from common.models.compile import compile_seconds
 from common.run_directory.records import Summary, read_record_if_there
+from common.storage.json_files import read_lines
 
 if TYPE_CHECKING:
     from common.run import Run

@@ -15,15 +15,15 @@ from common.checkpoints.shards import Rows, fill, is_sharded, read_sharded
 from common.checkpoints.tensors import write_in_turn, write_tensors
 from common.config import TrainingConfig
 from common.console import say
-from common.digests import sha256_of_file
 from common.errors import UserError
-from common.files import replacing, write_text
-from common.initial import initial_facts, weights_file
-from common.json_files import write_json
+from common.failures.sentences import counted, writing
 from common.run_directory.directory import INITIAL
 from common.run_directory.finished_model import WEIGHTS, model_folder
+from common.run_directory.initial import initial_facts, weights_file
 from common.run_directory.records import MODEL_JSON, WeightsDigest
-from common.sentences import counted, writing
+from common.storage.digests import sha256_of_file
+from common.storage.files import replacing, write_text
+from common.storage.json_files import write_json
 from common.system.machine import is_main_rank
 
 

@@ -11,13 +11,13 @@ from pydantic import ValidationError
 
 from common.checkpoints.tensors import read_metadata, receipt_of
 from common.console import say, warn
-from common.digests import is_as_signed
 from common.errors import UserError
-from common.files import SUPERSEDED, UNFINISHED, remove
-from common.json_files import PUT_BACK, read_json
+from common.failures.sentences import writing
 from common.run_directory.identity import may_be_of_run
 from common.run_directory.records import MANIFEST, Manifest, Receipt
-from common.sentences import writing
+from common.storage.digests import is_as_signed
+from common.storage.files import SUPERSEDED, UNFINISHED, remove
+from common.storage.json_files import PUT_BACK, read_json
 from common.system.platforms import quoted, rename_path
 
 NAME = re.compile(r"step-(\d{8,})")

@@ -10,7 +10,6 @@ import torch
 from accelerate.utils import extract_model_from_parallel
 from torch import nn
 
-from common.agreement import ask_rank_zero
 from common.checkpoints.description import PartDescription, describe_parts
 from common.checkpoints.finished import choose, damaged_best, read_manifest
 from common.checkpoints.kinds import MODEL_ADVICE, Network, OptimizerState, RandomState, State
@@ -20,8 +19,9 @@ from common.checkpoints.shards import is_sharded, parts_of, read_parts
 from common.checkpoints.store import Checkpoints, Contents
 from common.console import say, warn
 from common.errors import UserError
+from common.failures.sentences import as_user_error
+from common.ranks.agreement import ask_rank_zero
 from common.run_directory.records import Manifest, RunIdentity
-from common.sentences import as_user_error
 
 if TYPE_CHECKING:  # importing it takes a second
     from torch.distributed.device_mesh import DeviceMesh
@@ -202,8 +202,8 @@ def restoring(path: Path, name: str) -> AbstractContextManager[None]:
     """Return a context that turns any error while a state is restored into a `UserError`.
 
     torch or another library may raise any class of error for a state that was edited, or is of
-    another model or optimizer. (`common.sentences.reading` is for files that can't be read, and has
-    another message.)
+    another model or optimizer. (`reading` in `common.failures.sentences` is for files that can't be
+    read, and has another message.)
 
     Args:
         path: the checkpoint, for the message.

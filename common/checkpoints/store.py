@@ -32,11 +32,8 @@ from common.checkpoints.finished import BEST, is_best, remove_old, step_of
 from common.checkpoints.pack import Tensors
 from common.checkpoints.shards import parts_of, read_parts
 from common.checkpoints.tensors import read_tensors, write_tensors
-from common.digests import signed
-from common.disk_errors import is_of_disk, number_of
 from common.errors import LostProcessError, ReplacedDirectoryError, UserError
-from common.files import UNFINISHED, open_to_append
-from common.json_files import write_json
+from common.failures.disk_errors import is_of_disk, number_of
 from common.run_directory.records import (
     CHECKPOINT_DIGESTS,
     MANIFEST,
@@ -48,6 +45,9 @@ from common.run_directory.records import (
     RunIdentity,
     read_record,
 )
+from common.storage.digests import signed
+from common.storage.files import UNFINISHED, open_to_append
+from common.storage.json_files import write_json
 from common.system.platforms import rename_path, replace_file, sync
 
 if TYPE_CHECKING:

@@ -10,12 +10,12 @@ import safetensors.torch
 import torch
 from safetensors import safe_open
 
-from common.digests import size_and_sha256
 from common.errors import UserError
-from common.files import refuse_pipe
-from common.json_files import PUT_BACK
+from common.failures.sentences import reading
 from common.run_directory.records import Receipt
-from common.sentences import reading
+from common.storage.digests import size_and_sha256
+from common.storage.files import refuse_pipe
+from common.storage.json_files import PUT_BACK
 from common.system.platforms import sync
 
 

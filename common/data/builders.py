@@ -23,7 +23,7 @@ from common.data.local_files import (
 from common.data.mistakes import empty_split, other_columns
 from common.data.sources import DataSource
 from common.errors import UserError
-from common.sentences import counted, reading
+from common.failures.sentences import counted, reading
 
 if TYPE_CHECKING:
     from datasets import DatasetBuilder, DatasetDict

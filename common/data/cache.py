@@ -16,11 +16,11 @@ from typing import Generic, NamedTuple, NotRequired, TypedDict, TypeVar, cast
 import numpy as np
 
 from common.data.sources import DataSource
-from common.digests import SIGNATURE, is_as_signed, sha256_of_file, short_digest, signed
 from common.errors import UserError
-from common.files import locked, replacing
-from common.json_files import read_json, write_json
-from common.sentences import writing
+from common.failures.sentences import writing
+from common.storage.digests import SIGNATURE, is_as_signed, sha256_of_file, short_digest, signed
+from common.storage.files import locked, replacing
+from common.storage.json_files import read_json, write_json
 
 FACTS_JSON = "facts.json"  # what `prepare` returned, and the SHA-256 of each file
 # The stamps of the files when their digests were last compared. As long as the stamps stay the

@@ -11,7 +11,7 @@ import re
 from typing import NamedTuple
 
 from common.errors import UserError
-from common.sentences import counted
+from common.failures.sentences import counted
 from common.system.platforms import quoted, with_posix_command
 
 SEPARATORS = (",", ";", "\t", "|")

@@ -21,7 +21,7 @@ from common.data.pixels import GREY_MODES, deep_pixels, image_to_pixels, white_l
 from common.data.sources import DataSource
 from common.data.tables import Tables
 from common.errors import UserError
-from common.sentences import reading
+from common.failures.sentences import reading
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -12,9 +12,9 @@ import numpy as np
 from common.config import TrainingConfig
 from common.data.pixels import FULL_SCALE
 from common.errors import UserError
-from common.initial import initial_facts, weights_file
-from common.json_files import read_json_if_there
+from common.run_directory.initial import initial_facts, weights_file
 from common.run_directory.records import CONFIG, MODEL_FOLDER, MODEL_JSON, excerpt_of
+from common.storage.json_files import read_json_if_there
 
 MAX_GENERATIONS = 20  # runs that are followed back, each to the run of its initial weights
 

@@ -17,7 +17,8 @@ import torch
 from PIL import Image
 
 from common.data.local_files import TABLE_SUFFIXES
-from common.digests import (
+from common.failures.sentences import reading
+from common.storage.digests import (
     SHORT,
     Digest,
     bytes_of_tensor,
@@ -25,7 +26,6 @@ from common.digests import (
     sha256_of_file,
     short_digest,
 )
-from common.sentences import reading
 
 # The arrays of a split are read as a whole if they have at most this many bytes together. Otherwise
 # only ROWS rows of each array are read.

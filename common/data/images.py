@@ -31,9 +31,9 @@ from common.data.prepared import prepared
 from common.data.shifts import shifted
 from common.data.sources import DataSource
 from common.errors import UserError
-from common.initial import initial_facts
+from common.failures.sentences import reading
+from common.run_directory.initial import initial_facts
 from common.run_directory.records import InitialFacts
-from common.sentences import reading
 from common.system.devices import to_device
 from common.system.machine import local_world_size, usable_cores
 

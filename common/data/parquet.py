@@ -23,7 +23,7 @@ from common.data.mistakes import empty_split, nothing_left, other_columns, singl
 from common.data.order import Blocks
 from common.data.sources import DataSource
 from common.errors import UserError
-from common.sentences import counted, reading
+from common.failures.sentences import counted, reading
 
 if TYPE_CHECKING:
     import pyarrow

@@ -11,7 +11,6 @@ from typing import Literal
 
 from accelerate import Accelerator
 
-from common.agreement import ask_rank_zero
 from common.config import TrainingConfig
 from common.data.evaluated import (
     Evaluated,
@@ -23,7 +22,8 @@ from common.data.evaluated import (
 from common.data.fingerprint import fingerprint_of_files
 from common.data.local_files import TABLE_SUFFIXES, find_files
 from common.errors import UserError
-from common.sentences import reading
+from common.failures.sentences import reading
+from common.ranks.agreement import ask_rank_zero
 
 # Public data sets by their short names: the id and the configuration on the Hub.
 PUBLIC = {

@@ -15,7 +15,7 @@ from common.data.labels import LabelledData, choose_splits, is_missing_label
 from common.data.mistakes import nothing_left, single_class
 from common.data.sources import BUILT_IN, DataSource
 from common.errors import UserError
-from common.sentences import counted
+from common.failures.sentences import counted
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict

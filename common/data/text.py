@@ -29,7 +29,7 @@ from common.data.tokens import (
     prepare_text,
 )
 from common.errors import UserError
-from common.initial import weights_file
+from common.run_directory.initial import weights_file
 from common.system.devices import to_device
 
 if TYPE_CHECKING:

@@ -29,8 +29,8 @@ from common.data.transport import (
     prepare_worker,
 )
 from common.data.watch import Watch
-from common.error_causes import is_out_of_memory
 from common.errors import LostProcessError, UserError
+from common.failures.error_causes import is_out_of_memory
 from common.system import devices
 from common.system.allocator import HEAP
 from common.system.platforms import (

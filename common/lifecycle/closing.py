@@ -5,11 +5,11 @@ from collections.abc import Iterable
 from common.console import LAUNCHER_TRACEBACKS, log_line, say
 from common.data.loader import Loader
 from common.data.workers import kill_workers
-from common.error_causes import is_lost_process, is_out_of_memory
 from common.errors import Preempted, TrainingError, UserError
+from common.failures.error_causes import is_lost_process, is_out_of_memory
+from common.failures.outcomes import Outcome, outcome_of
 from common.lifecycle.stages import Context
 from common.measure.memory import lift_limit
-from common.outcomes import Outcome, outcome_of
 from common.run_directory.directory import LOST_AGAIN, LOST_AGAIN_ADVICE, read_status
 from common.training.out_of_memory import out_of_memory_error
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 
-from common.agreement import wait_for_ranks
 from common.checkpoints import export
 from common.console import DISPLAY, say
 from common.lifecycle.evaluations import Evaluations
@@ -13,6 +12,7 @@ from common.measure.values import Metrics
 from common.metric_names import COMPILE_SECONDS, GOODPUT, KEPT_STEP, TOTAL_SECONDS, TRAINING_SECONDS
 from common.models.compile import compile_seconds
 from common.objective import PREFIXES
+from common.ranks.agreement import wait_for_ranks
 from common.run_directory.records import (
     MEMORY,
     MODEL_FOLDER,

@@ -5,8 +5,8 @@ from contextlib import suppress
 
 import torch
 
-from common.agreement import announce, is_announced
 from common.errors import UserError
+from common.ranks.agreement import announce, is_announced
 from common.system.machine import is_main_rank
 from common.training.stop import StopRequest
 

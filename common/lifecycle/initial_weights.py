@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 
-from common.digests import bytes_of_tensor
+from common.storage.digests import bytes_of_tensor
 
 MAX_BYTES = 2**30  # larger models get no digest; SHA-256 of so many bytes takes some seconds
 

@@ -6,14 +6,14 @@ used.
 
 from pathlib import Path
 
-from common.agreement import gather_from_ranks
+from common.command_line.flag_reads import refuse_flag, unread_flags
+from common.command_line.flag_uses import find_flag_uses
 from common.console import say
 from common.errors import UserError
-from common.flag_reads import refuse_flag, unread_flags
-from common.flag_uses import find_flag_uses
 from common.flags import spelled
 from common.lifecycle.stages import Context, KeptParts
 from common.metric_names import TRAINING_LOSS
+from common.ranks.agreement import gather_from_ranks
 from common.run_directory.records import Flags
 from common.training.rates import learning_rates
 

@@ -8,11 +8,11 @@ from common.checkpoints.state import Parts
 from common.checkpoints.store import Checkpoints
 from common.config import TrainingConfig
 from common.errors import UserError
+from common.failures.outcomes import outcome_of
+from common.lifecycle.resolution import ConfigResolution
 from common.lifecycle.stages import Context
 from common.measure.meters import Meters
 from common.objective import Objective
-from common.outcomes import outcome_of
-from common.resolution import ConfigResolution
 from common.run_directory.directory import RunDirectory, refuse_to_resume
 from common.run_directory.provenance import ProvenanceWriter
 from common.run_directory.recipe_source import RecipeSource

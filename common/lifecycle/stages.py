@@ -22,11 +22,11 @@ from common.config import TrainingConfig
 from common.data.batch import Data
 from common.data.loader import Loader
 from common.errors import UserError
+from common.lifecycle.resolution import ConfigResolution
 from common.measure.memory_plan import MemoryPlan
 from common.measure.meters import Meters
 from common.objective import Objective, Split
 from common.profile.profiler import Profiler
-from common.resolution import ConfigResolution
 from common.run_directory.directory import RunDirectory
 from common.run_directory.provenance import ProvenanceWriter
 from common.run_directory.recipe_source import RecipeSource

@@ -13,7 +13,6 @@ from common.config import TrainingConfig
 from common.console import say
 from common.data.iterable import IterableSamples
 from common.flags import role_of
-from common.json_files import json_safe
 from common.lifecycle.environment_changes import tell_changed_environment
 from common.lifecycle.initial_weights import digest_of_model
 from common.lifecycle.saving import restore
@@ -30,6 +29,7 @@ from common.run_directory.records import (
     Source,
     read_record,
 )
+from common.storage.json_files import json_safe
 from common.system.allocator import HEAP
 from common.system.machine import local_world_size
 from common.track import facts

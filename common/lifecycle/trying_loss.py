@@ -2,8 +2,8 @@
 
 from functools import partial
 
+from common.command_line.flag_reads import mark_read
 from common.console import say
-from common.flag_reads import mark_read
 from common.lifecycle.stages import Context, KeptParts, LoadedData
 from common.measure.flops import ComputeLoss
 from common.training.batch_size import (

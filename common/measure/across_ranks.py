@@ -5,9 +5,9 @@ from collections.abc import Mapping
 import torch
 from accelerate import Accelerator
 
-from common.agreement import gather_from_ranks, reduce_numbers
 from common.errors import UserError
 from common.measure.totals import Total, on_host
+from common.ranks.agreement import gather_from_ranks, reduce_numbers
 from common.system import devices
 
 SumKey = tuple[str, str]  # the group of a sum, such as "recorded", and its name

@@ -14,9 +14,9 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from common.agreement import gather_numbers
 from common.console import warn
 from common.data.batch import Samples, Work
+from common.failures.sentences import cause_text
 from common.measure.flops import (
     ComputeLoss,
     TrainingFlops,
@@ -46,7 +46,7 @@ from common.metric_names import (
     OTHER_CPU,
     TRAINING_LOSS,
 )
-from common.sentences import cause_text
+from common.ranks.agreement import gather_numbers
 from common.system.devices import has_own_memory_figures, synchronize_stream
 from common.system.machine import local_world_size, usable_cores
 from common.system.platforms import load_average

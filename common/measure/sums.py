@@ -7,7 +7,6 @@ from itertools import chain
 import torch
 from accelerate import Accelerator
 
-from common.agreement import gather_from_ranks, reduce_numbers
 from common.errors import UserError
 from common.measure.across_ranks import SumKey, sum_over_ranks
 from common.measure.totals import Total, as_total, elements_total, mean_of, total_with
@@ -19,6 +18,7 @@ from common.measure.values import (
     measured_value,
     refuse_another_loss,
 )
+from common.ranks.agreement import gather_from_ranks, reduce_numbers
 
 Totals = dict[str, torch.Tensor]
 # A function that computes figures from totals, which are float64 on the host and include "count".

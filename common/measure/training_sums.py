@@ -9,7 +9,6 @@ from typing import TypedDict
 import torch
 from accelerate import Accelerator
 
-from common.agreement import gather_from_ranks
 from common.measure.totals import (
     Total,
     elements_total,
@@ -19,6 +18,7 @@ from common.measure.totals import (
     total_with,
 )
 from common.measure.values import Metrics, Value, measured_value, refuse_another_loss
+from common.ranks.agreement import gather_from_ranks
 from common.system import devices
 
 SumsAndCounts = dict[str, tuple[float, float]]  # the sum and number of each metric's elements

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Protocol, TypedDict
 
 from accelerate import Accelerator
 
-from common.agreement import ask_rank_zero
 from common.data.sources import hub_commit
 from common.data.text import PAD_MULTIPLE, TextData, padded_length
 from common.errors import UserError
+from common.failures.sentences import reading
+from common.ranks.agreement import ask_rank_zero
 from common.run_directory.finished_model import model_folder
-from common.sentences import reading
 
 if TYPE_CHECKING:
     from transformers import BertForSequenceClassification, PreTrainedModel

@@ -15,13 +15,13 @@ from common.config import TrainingConfig
 from common.console import say, warn
 from common.data.batch import Batch, Work
 from common.data.loader import Loader
-from common.json_files import write_json
 from common.measure.memory import memory_now
 from common.measure.stopwatch import FIRST_UPDATES, Stopwatch
+from common.output.standard_streams import without_native_messages
 from common.profile import verdict
 from common.profile.files import write_profile
 from common.profile.phases import Phases
-from common.standard_streams import without_native_messages
+from common.storage.json_files import write_json
 from common.system.devices import is_accelerator, profiler_activity, synchronize_stream
 from common.track.trackers.tracker import Tracker
 from common.training.plan import Plan

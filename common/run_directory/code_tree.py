@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.digests import sha256_of_bytes
 from common.run_directory.patches import (
     file_of_patch,
     new_file,
@@ -19,6 +18,7 @@ from common.run_directory.patches import (
     without_secret_lines,
 )
 from common.run_directory.records import CodeTree
+from common.storage.digests import sha256_of_bytes
 from common.system.git import ask_git, commit_of, repository_of
 from common.system.installed_code import is_in_standard_library, is_installed
 
@@ -79,7 +79,7 @@ def imported_files() -> set[Path]:
     """Return the Python files that this process has imported.
 
     Files of Python and of installed packages are left out. Files of `common` are included, unlike
-    in `common.flag_uses`, because they are needed to repeat a run.
+    in `common.command_line.flag_uses`, because they are needed to repeat a run.
     """
     files = set()
     for module in list(sys.modules.values()):  # another thread may import at the same time

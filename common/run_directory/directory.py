@@ -13,12 +13,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from common.agreement import ask_rank_zero, gather_lists
 from common.errors import ReplacedDirectoryError, UserError
-from common.files import locked
-from common.json_files import write_json
-from common.outcomes import Outcome, RunStatus
-from common.rank_exits import GLOO_RELEASE_SECONDS, let_main_rank_exit_first
+from common.failures.outcomes import Outcome, RunStatus
+from common.failures.sentences import writing
+from common.ranks.agreement import ask_rank_zero, gather_lists
+from common.ranks.rank_exits import GLOO_RELEASE_SECONDS, let_main_rank_exit_first
 from common.run_directory.identity import saved_run_id, signed_config
 from common.run_directory.records import (
     CHECKPOINTS_FOLDER,
@@ -27,7 +26,8 @@ from common.run_directory.records import (
     Status,
     read_record,
 )
-from common.sentences import writing
+from common.storage.files import locked
+from common.storage.json_files import write_json
 from common.system.machine import is_main_rank, rank, several_machines
 
 LOCK = ".lock"

@@ -8,7 +8,7 @@ from dataclasses import Field, replace
 from typing import ClassVar, Protocol, TypeVar
 
 from common.errors import UserError
-from common.sentences import counted
+from common.failures.sentences import counted
 from common.system.machine import world_size
 
 

@@ -3,10 +3,10 @@
 import os
 from pathlib import Path
 
-from common.digests import remembered_sha256_of_file
 from common.errors import UserError
-from common.json_files import reading_saved
 from common.run_directory.records import MODEL_FOLDER, MODEL_JSON, WeightsDigest, read_record
+from common.storage.digests import remembered_sha256_of_file
+from common.storage.json_files import reading_saved
 
 WEIGHTS = "model.safetensors"  # the file in a finished model's folder, beside MODEL_JSON
 

@@ -6,11 +6,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from common.digests import SIGNATURE, is_as_signed, signed
 from common.errors import UserError
-from common.json_files import JsonObject, json_safe, parse, read_json_if_there
 from common.run_directory.records import CHECKPOINTS_FOLDER, CONFIG, MANIFEST, STATUS, excerpt_of
 from common.run_directory.saved_flags import differing_flags, flags_in_words
+from common.storage.digests import SIGNATURE, is_as_signed, signed
+from common.storage.json_files import JsonObject, json_safe, parse, read_json_if_there
 from common.system.platforms import quoted
 from common.system.printable import listed
 

@@ -16,7 +16,6 @@ from importlib import metadata
 from pathlib import Path
 
 from common.errors import UserError
-from common.json_files import write_json
 from common.run_directory.code_tree import CollectedTree, imported_files, trees_of_process
 from common.run_directory.records import (
     ATTEMPTS,
@@ -27,6 +26,7 @@ from common.run_directory.records import (
     Provenance,
     read_record,
 )
+from common.storage.json_files import write_json
 from common.system.devices.libraries import library_versions
 from common.system.installed_code import is_installed
 from common.system.machine import is_main_rank, local_world_size, processor_name, world_size

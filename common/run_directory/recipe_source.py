@@ -9,10 +9,10 @@ import difflib
 from pathlib import Path
 
 from common.console import say, warn
-from common.digests import sha256_of_bytes
-from common.files import write_text
 from common.run_directory.directory import RunDirectory
 from common.run_directory.records import Source, SourceChange
+from common.storage.digests import sha256_of_bytes
+from common.storage.files import write_text
 from common.system.machine import is_main_rank
 from common.system.printable import without_tokens
 

@@ -29,9 +29,9 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from common.errors import UserError
-from common.json_files import PUT_BACK, JsonObject, json_safe, read_json_if_there
+from common.failures.outcomes import RunStatus
 from common.metric_names import STEP
-from common.outcomes import RunStatus
+from common.storage.json_files import PUT_BACK, JsonObject, json_safe, read_json_if_there
 from common.system.printable import shortened
 
 # The files of a run.

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from common.errors import UserError
-from common.standard_streams import protect_tool_output
+from common.output.standard_streams import protect_tool_output
 
 
 class Tool(NamedTuple):

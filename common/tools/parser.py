@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 
 from common.errors import UserError
-from common.standard_streams import protect_output, protect_tool_output
+from common.output.standard_streams import protect_output, protect_tool_output
 
 
 def tool_parser(

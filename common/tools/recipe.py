@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from common.config import TrainingConfig
 from common.errors import UserError
+from common.failures.sentences import cause_text
 from common.objective import Objective
-from common.sentences import cause_text
 from common.system.platforms import quoted
 
 

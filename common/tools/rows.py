@@ -6,9 +6,9 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
-from common.json_files import read_lines
 from common.metric_names import STEP
 from common.run_directory.records import METRICS_FILE, is_number
+from common.storage.json_files import read_lines
 
 # The prefixes of figures that depend on the clock or on the state of the machine.
 CLOCK_PREFIXES = ("perf/", "memory/", "gpu/", "time/")

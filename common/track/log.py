@@ -8,18 +8,18 @@ from typing import NamedTuple, Self, TextIO, TypedDict
 
 from accelerate import Accelerator
 
-from common.agreement import gather_from_ranks
 from common.config import TrainingConfig
 from common.console import DISPLAY, LINE_LISTENERS, say, warn
-from common.disk_errors import advice_for, is_of_disk
 from common.errors import TrainingError, UserError
-from common.files import open_to_append, write_text
-from common.json_files import json_safe, read_lines
+from common.failures.disk_errors import advice_for, is_of_disk
 from common.measure.sums import Evaluation, of_all_ranks
 from common.measure.values import Metrics
 from common.metric_names import EPOCH, STEP
 from common.objective import PREFIXES, Objective, Split
+from common.ranks.agreement import gather_from_ranks
 from common.run_directory.records import METRICS_FILE, RunConfig
+from common.storage.files import open_to_append, write_text
+from common.storage.json_files import json_safe, read_lines
 from common.system.platforms import quoted
 from common.track import report
 from common.track.recorded_media import RecordedMedia

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 
 from pydantic import JsonValue
 
-from common.json_files import JsonObject
 from common.metric_names import (
     ALLOCATED,
     COMPILE_SECONDS,
@@ -39,6 +38,7 @@ from common.metric_names import (
 )
 from common.objective import Mode
 from common.run_directory.records import RunConfig
+from common.storage.json_files import JsonObject
 
 PEAK = "memory/peak_mib"  # the device's peak if known, else the host's; for comparing runs
 EFFICIENCY = "scaling_efficiency"  # the ratio of throughputs over the ratio of processes

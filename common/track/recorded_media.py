@@ -12,9 +12,9 @@ from PIL import Image
 
 from common.console import warn
 from common.errors import UserError
-from common.files import write_text
-from common.json_files import json_safe
-from common.sentences import counted, writing
+from common.failures.sentences import counted, writing
+from common.storage.files import write_text
+from common.storage.json_files import json_safe
 
 BINS = 64  # bins of each histogram
 MAX_IMAGES = 64  # images that one call logs

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from common.console import say
+from common.failures.sentences import counted
 from common.measure.memory import peak_memory
 from common.measure.memory_plan import MemoryRows, comparison_text, plan_text
 from common.metric_names import (
@@ -18,11 +19,10 @@ from common.metric_names import (
     TRAINING_SECONDS,
 )
 from common.objective import PREFIXES, Objective, Split
+from common.output.tables import print_facts
 from common.run_directory.records import RunConfig
-from common.sentences import counted
 from common.system.machine import is_main_rank
 from common.system.platforms import limits
-from common.tables import print_facts
 from common.track.names import METRICS, metric_named, precision_name
 from common.track.trackers.tracker import Command
 

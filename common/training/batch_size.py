@@ -14,20 +14,20 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from common.agreement import gather_numbers
 from common.checkpoints.kinds import bare_optimizer
 from common.config import TrainingConfig
 from common.console import say
 from common.data.loader import Loader, free_memory
-from common.error_causes import is_out_of_memory
 from common.errors import TrainingError, UserError
+from common.failures.error_causes import is_out_of_memory
 from common.measure import memory
 from common.measure.flops import ComputeLoss
 from common.measure.memory_plan import mebibytes, optimizer_state_bytes, state_tensors
 from common.models.compile import as_written, is_compiled
+from common.output.tables import print_table
+from common.ranks.agreement import gather_numbers
 from common.system.devices import empty_cache, is_accelerator, synchronize_stream
 from common.system.machine import is_main_rank
-from common.tables import print_table
 from common.training.evaluation import keep_buffers
 from common.training.out_of_memory import one_sample_advice, placed_bytes
 

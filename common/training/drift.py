@@ -7,10 +7,10 @@ from accelerate import Accelerator
 from accelerate.utils import extract_model_from_parallel
 from torch import nn
 
-from common.agreement import differing_positions
 from common.checkpoints.kinds import sums_of_bits
 from common.checkpoints.shards import is_sharded
 from common.errors import TrainingError
+from common.ranks.agreement import differing_positions
 
 ADVICE = (
     "look for a layer that was changed outside of the optimizer or by an optimizer that was not "

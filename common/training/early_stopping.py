@@ -1,11 +1,11 @@
 """`--early-stopping N`: a run ends after N evaluations in a row without a better evaluation."""
 
+from common.command_line.flag_reads import mark_read
 from common.config import TrainingConfig
 from common.console import say
 from common.errors import UserError
-from common.flag_reads import mark_read
+from common.failures.sentences import counted
 from common.objective import Split
-from common.sentences import counted
 from common.training.best import Best
 
 

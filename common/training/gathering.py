@@ -5,8 +5,8 @@ from accelerate import Accelerator
 from torch import distributed
 from torch.autograd.function import FunctionCtx
 
-from common.agreement import gather_from_ranks
 from common.errors import UserError
+from common.ranks.agreement import gather_from_ranks
 
 
 class OwnRows(FunctionCtx):

@@ -6,10 +6,10 @@ from contextlib import contextmanager
 
 import torch
 
-from common.error_causes import is_lost_process
 from common.errors import UserError
-from common.outcomes import outcome_of
-from common.sentences import cause_text, counted
+from common.failures.error_causes import is_lost_process
+from common.failures.outcomes import outcome_of
+from common.failures.sentences import cause_text, counted
 from common.system.devices import USE_CPU_VARIABLE
 from common.system.machine import FALSE_WORDS, TRUE_WORDS, local_world_size, rank, world_size
 

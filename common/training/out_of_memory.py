@@ -59,7 +59,7 @@ def one_sample_advice(config: TrainingConfig, has_placed_data: bool) -> str:
 
     A resume can't change what the model computes, so the advice names such flags for a new run.
     Call this only for an error, because it reads `--gradient-checkpointing`: see
-    `common.flag_reads`.
+    `common.command_line.flag_reads`.
 
     Args:
         has_placed_data: whether `--data-placement workers` would free memory.

@@ -9,9 +9,9 @@ from typing import Protocol, TypedDict
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+from common.command_line.flag_reads import mark_read
 from common.config import TrainingConfig
 from common.errors import UserError
-from common.flag_reads import mark_read
 from common.metric_names import EPOCH, SAMPLES, STEP
 from common.run_directory.records import PlanFacts
 from common.training.optim import SCALES, warmup_decay

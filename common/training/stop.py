@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from common.agreement import (
+from common.checkpoints.store import SaveFailure
+from common.errors import Preempted, ReplacedDirectoryError, TrainingError
+from common.failures.disk_errors import advice_for
+from common.ranks.agreement import (
     announce,
     gather_from_ranks,
     is_announced,
     sum_in_fp32,
     wait_for_ranks,
 )
-from common.checkpoints.store import SaveFailure
-from common.disk_errors import advice_for
-from common.errors import Preempted, ReplacedDirectoryError, TrainingError
 from common.system.machine import is_main_rank
 from common.system.platforms import (
     HANGUP,

@@ -71,7 +71,7 @@ def prepared() -> Iterator[None]:
         patch.setattr(ProvenanceWriter, "begin", lambda *_: None)
         patch.setattr(os, "fsync", lambda descriptor: None)
         patch.setattr(facts.metadata, "version", lambda name: versions)
-        patch.setattr("common.rank_exits.time.sleep", lambda seconds: None)
+        patch.setattr("common.ranks.rank_exits.time.sleep", lambda seconds: None)
         patch.setattr(tyro, "cli", parse)
         yield
     for number, handler in handlers.items():

@@ -31,13 +31,13 @@ from common.config import parse_config
 from common.data.images import ImageData, load_images
 from common.data.sources import find_named
 from common.data.text import TextData, load_text
-from common.digests import signed
 from common.errors import UserError
 from common.metric_names import STEP
 from common.objective import Objective
 from common.run_directory.directory import RunDirectory
 from common.run_directory.identity import signed_config
 from common.run_directory.records import RunConfig, RunIdentity
+from common.storage.digests import signed
 from common.tools.compare.command import main as compare
 from common.tools.recipe import load_recipe
 from common.tools.tune.space import parse_space

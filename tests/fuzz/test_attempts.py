@@ -12,9 +12,9 @@ import torch
 
 from common.checkpoints.finished import step_folders
 from common.checkpoints.tensors import read_metadata
-from common.digests import signed
 from common.errors import UserError
 from common.run import Run
+from common.storage.digests import signed
 from common.tools.compare.comparison import compare
 from common.tools.compare.readers import read_runs
 from common.training import precision

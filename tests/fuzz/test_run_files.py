@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from common.digests import signed
 from common.errors import UserError
 from common.run_directory.records import MANIFEST
+from common.storage.digests import signed
 from tests.fuzz.small_run import FLAGS, STEPS, digest, prepared, run
 
 pytestmark = pytest.mark.usefixtures("quick_runs")

@@ -33,15 +33,15 @@ from common.checkpoints.export import save_model
 from common.checkpoints.state import Parts, restore_newest
 from common.checkpoints.store import Checkpoints
 from common.config import TrainingConfig
-from common.digests import signed
 from common.errors import UserError
-from common.files import UNFINISHED, open_to_append
 from common.flags import role_of
 from common.lifecycle.saving import named_checkpoint
 from common.run_directory.directory import RunDirectory
 from common.run_directory.finished_model import WEIGHTS, model_folder
 from common.run_directory.records import MODEL_JSON, RunIdentity
 from common.run_directory.resume import resumed_config, was_finished_meanwhile
+from common.storage.digests import signed
+from common.storage.files import UNFINISHED, open_to_append
 from tests.fuzz.small_run import Inline
 from tests.unit.checkpoints.test_store import killed_at
 from tests.unit.manifest_facts import identity_at

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from common.checkpoints.finished import step_folders
 from common.checkpoints.tensors import write_tensors
-from common.digests import signed
+from common.storage.digests import signed
 from tests.jobs import EVERY, MLP, Job, final_weights, learned, newest_step
 from tests.launch import REPOSITORY, Finished, Runner, clean_environment
 

@@ -347,7 +347,7 @@ def test_collectives_get_tensors_of_the_device_only(
     every = ("--log-every", 1, "--eval-every", 2, "--checkpoint-every", 2)
     run = runner.run(script, recipe, *flags, *every, "--max-steps", 4, launcher=launcher)
     collectives = {"shards": "broadcast from common.training.sharding"}
-    expected = collectives.get(launcher, "all_reduce from common.agreement")
+    expected = collectives.get(launcher, "all_reduce from common.ranks.agreement")
     assert expected in run.output, "the collectives were not looked at"
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from common.json_files import json_safe
 from common.run_directory.records import RunIdentity
+from common.storage.json_files import json_safe
 
 FACTS: dict[str, Any] = {
     "run_id": "0123456789abcdef",

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from common.errors import UserError
+from tests.launch import REPOSITORY
 
 
 def test_only_rank_0_prints_a_common_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,10 +22,14 @@ def test_only_rank_0_prints_a_common_mistake(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_modules_for_reading_runs_import_no_torch() -> None:
     """A comparison needs them, and starts quickly."""
-    names = (
-        "errors, error_causes, outcomes, rank_exits, metric_names, sentences, files, json_files, "
-        "digests, flags, objective, console"
-    )
-    code = f"import sys; from common import {names}; sys.exit('torch' in sys.modules)"
+    packages = ("failures", "storage", "output")
+    paths = [
+        path for package in packages for path in (REPOSITORY / "common" / package).glob("*.py")
+    ]
+    modules = [f"{path.parent.name}.{path.stem}" for path in paths if path.stem != "__init__"]
+    modules += ["errors", "metric_names", "flags", "objective", "console"]
+    assert len(modules) > 10
+    imports = "; ".join(f"import common.{module}" for module in modules)
+    code = f"import sys; {imports}; sys.exit('torch' in sys.modules)"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (answer.returncode, answer.stderr) == (0, "")

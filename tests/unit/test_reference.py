@@ -10,8 +10,8 @@ from typing import get_args
 import pytest
 
 from common.errors import Preempted
+from common.failures.outcomes import RunStatus
 from common.flags import ROLES
-from common.outcomes import RunStatus
 from common.run_directory import records
 from tests.launch import REPOSITORY
 from tests.unit.test_structure import FILES, attributes_at_start, imported, nodes_of

@@ -17,17 +17,13 @@ MAX_LINES_OF_A_RECIPE = 240
 # lower levels. Modules of one package may import each other.
 LEVELS = (
     ("system", "metric_names"),
-    ("disk_errors", "errors", "rank_exits"),
-    ("error_causes", "sentences"),
-    ("outcomes",),
-    ("agreement", "files", "console", "standard_streams", "flags", "objective"),
-    ("json_files", "flag_reads", "tables"),
-    ("flag_uses", "digests"),
+    ("errors",),
+    ("failures",),
+    ("flags", "objective", "console", "ranks", "storage"),
+    ("output",),
     ("run_directory",),
-    ("initial",),
     ("command_line",),
     ("config",),
-    ("resolution",),
     ("data",),
     ("checkpoints",),
     ("models",),
@@ -333,9 +329,10 @@ COLLECTIVES = {
     "reduce",
     "_get_default_store",
 }
-# Besides `common.agreement`, these exchange gradients, buffers and rows of training, or profiles.
+# Besides `common.ranks.agreement`, these exchange gradients, buffers and rows of training, or
+# profiles.
 HAS_COLLECTIVES = {
-    "common.agreement",
+    "common.ranks.agreement",
     "common.checkpoints.kinds",  # the bits of sharded weights
     "common.profile.profiler",
     "common.training.averaging",
@@ -346,7 +343,7 @@ HAS_COLLECTIVES = {
 
 
 def test_ranks_agree_in_one_module(nodes: Nodes) -> None:
-    """Other code calls the functions of `common.agreement`."""
+    """Other code calls the functions of `common.ranks.agreement`."""
     users = set()
     for module in FILES:
         for node in nodes[module]:

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from common import flag_reads
+from common.command_line import flag_reads
+from common.command_line.flag_reads import mark_read, record_reads, refuse_flag, unread_flags
 from common.config import TrainingConfig
 from common.data.batch import Data, TensorSamples, refuse_unread
 from common.errors import UserError
-from common.flag_reads import mark_read, record_reads, refuse_flag, unread_flags
 from common.flags import as_typed, flag
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from common.console import CONSOLE
-from common.json_files import json_safe
+from common.storage.json_files import json_safe
 from common.tools.compare.comparison import Comparison, compare
 from common.tools.compare.readers import read_runs
 from common.tools.compare.table import as_markdown, load_warnings, notes, show

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from common.errors import UserError
-from common.files import write_text
+from common.storage.files import write_text
 from common.system.printable import printable
 from common.tools.compare.comparison import Comparison
 from common.tools.compare.group_table import has_repetitions

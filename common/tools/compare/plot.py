@@ -17,9 +17,9 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from common.errors import UserError
+from common.failures.sentences import writing
 from common.metric_names import STEP, THROUGHPUT, TRAINING_SECONDS
 from common.objective import PREFIXES
-from common.sentences import writing
 from common.tools.compare.comparison import Comparison
 from common.tools.compare.curves import X_AXES, Curve, curve_of, mean_curve
 from common.tools.compare.group_table import group_labels, has_repetitions, mean_and_deviation_text

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from common.errors import UserError
-from common.json_files import read_json_if_there, read_lines
+from common.failures.outcomes import RunStatus
+from common.failures.sentences import as_user_error, counted
 from common.metric_names import STEP, TOTAL_SECONDS
 from common.objective import EVALUATED_SPLITS, PREFIXES, Objective, Split
-from common.outcomes import RunStatus
 from common.run_directory.records import (
     CONFIG,
     METRICS_FILE,
@@ -35,7 +35,7 @@ from common.run_directory.records import (
     read_record_if_there,
 )
 from common.run_directory.standing import present_status
-from common.sentences import as_user_error, counted
+from common.storage.json_files import read_json_if_there, read_lines
 from common.track.names import unflat
 
 TOO_LARGE = 1e100  # a chart can't show larger values

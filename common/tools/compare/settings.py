@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 
 from common.config import TrainingConfig
-from common.digests import shown_digest
 from common.flags import role_of, spelled
 from common.run_directory.records import RunConfig
+from common.storage.digests import shown_digest
 from common.track.names import precision_name
 
 Settings = Mapping[str, object]  # JSON values by the label that a table shows

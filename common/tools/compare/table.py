@@ -8,8 +8,8 @@ from rich.markup import escape
 
 from common.console import CONSOLE
 from common.metric_names import MFU, OTHER_CPU, TRAINING_SECONDS
+from common.output.tables import markdown_table, print_table
 from common.system.printable import printable
-from common.tables import markdown_table, print_table
 from common.tools.compare.comparison import Comparison
 from common.tools.compare.figures import RunFigures
 from common.tools.compare.group_table import group_cells, has_repetitions

@@ -7,7 +7,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from common.errors import UserError
-from common.sentences import writing
+from common.failures.sentences import writing
 from common.tools.launching.stopping import stoppable
 
 LOCK = ".lock"  # the file, within the folder, that a process locks

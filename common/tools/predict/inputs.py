@@ -9,8 +9,8 @@ from pathlib import Path
 from PIL import Image
 
 from common.errors import UserError
-from common.files import refuse_pipe
-from common.sentences import reading
+from common.failures.sentences import reading
+from common.storage.files import refuse_pipe
 
 
 def read_inputs(files: Sequence[str], is_text: bool) -> Iterator[str]:

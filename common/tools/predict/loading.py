@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from common.errors import UserError
+from common.failures.sentences import reading
 from common.run_directory.finished_model import WEIGHTS, model_folder
 from common.run_directory.records import MODEL_FOLDER, MODEL_JSON, ModelFacts, read_record
 from common.run_directory.standing import advice_to_go_on, present_status
-from common.sentences import reading
 from common.tools.recipe import load_recipe
 
 RECIPES = Path(__file__).resolve().parents[3] / "recipes"

@@ -17,10 +17,9 @@ from common.data.order import EvaluationOrder
 from common.data.pixels import FULL_SCALE, image_to_pixels
 from common.data.text import TextSamples
 from common.data.tokens import encode, load_tokenizer
-from common.error_causes import is_out_of_memory
 from common.errors import UserError
-from common.files import refuse_pipe
-from common.json_files import PUT_BACK, read_json
+from common.failures.error_causes import is_out_of_memory
+from common.failures.sentences import counted, reading
 from common.models.packing import leave_out_padding, token_positions
 from common.run_directory.records import (
     MODEL_JSON,
@@ -29,7 +28,8 @@ from common.run_directory.records import (
     TextInput,
     parse_record,
 )
-from common.sentences import counted, reading
+from common.storage.files import refuse_pipe
+from common.storage.json_files import PUT_BACK, read_json
 from common.tools.predict.loading import finished_model, load_model
 from common.training.accelerator import build_accelerator
 from common.training.precision import compute_dtype

@@ -10,7 +10,7 @@ import torch
 
 from common.checkpoints.kinds import RandomState
 from common.checkpoints.shards import is_sharded, local
-from common.digests import SHORT, Digest, bytes_of_tensor
+from common.storage.digests import SHORT, Digest, bytes_of_tensor
 
 PLAIN_TYPES = (bool, int, float, complex, str, bytes, type(None), np.generic)
 

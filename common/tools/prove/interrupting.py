@@ -10,8 +10,8 @@ from typing import NoReturn
 from pydantic import JsonValue
 
 from common.checkpoints import store
-from common.files import UNFINISHED
 from common.run_directory.records import Receipt
+from common.storage.files import UNFINISHED
 from common.tools.prove.observation import Interrupted
 from common.tools.prove.observed import Manner
 from common.tools.prove.plan import PlannedInterruption

@@ -10,10 +10,10 @@ from tempfile import mkdtemp
 import torch
 
 from common.console import CONSOLE, say
-from common.digests import sha256_of_file
 from common.errors import UserError
+from common.failures.sentences import writing
 from common.run_directory.provenance import saved_attempts
-from common.sentences import writing
+from common.storage.digests import sha256_of_file
 from common.system.machine import present_time
 from common.system.platforms import command_line, shown_path
 from common.tools.prove import receipt as receipts

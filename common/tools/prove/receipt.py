@@ -5,8 +5,8 @@ from pathlib import Path
 from pydantic import Field
 
 from common.errors import UserError
-from common.json_files import write_json
 from common.run_directory.records import Environment, Record, read_record
+from common.storage.json_files import write_json
 from common.system.git import ask_git, commit_of
 from common.system.machine import processor_name
 from common.system.platforms import usable_cores

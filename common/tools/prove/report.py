@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from common.console import say
-from common.digests import shown_digest
-from common.tables import print_facts
+from common.output.tables import print_facts
+from common.storage.digests import shown_digest
 from common.tools.prove.receipt import CheckResult, ProofReceipt
 
 MARKS = {True: "✓", False: "✗", None: "–"}

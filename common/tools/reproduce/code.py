@@ -14,13 +14,13 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.digests import sha256_of_file, shown_digest
 from common.errors import UserError
+from common.failures.sentences import reading
 from common.run_directory.code_tree import CollectedTree, collect_tree
 from common.run_directory.provenance import LIBRARY
 from common.run_directory.recipe_source import FIRST_SOURCE
 from common.run_directory.records import CONFIG, PROVENANCE, CodeTree
-from common.sentences import reading
+from common.storage.digests import sha256_of_file, shown_digest
 from common.system.git import ask_git, git_environment, repository_of
 from common.system.platforms import quoted
 from common.tools.reproduce.past_run import NO_FOLDER, PastRun

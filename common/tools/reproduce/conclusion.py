@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from common.sentences import counted
+from common.failures.sentences import counted
 from common.system.printable import listed
 from common.tools.reproduce.receipt import (
     FactDifference,

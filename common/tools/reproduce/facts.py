@@ -11,9 +11,9 @@ from itertools import pairwise
 from pathlib import Path
 
 from common.config import TrainingConfig
-from common.digests import shown_digest
 from common.flags import role_of, spelled
 from common.run_directory.records import Attempt, CodeTree, RunConfig
+from common.storage.digests import shown_digest
 from common.tools.compare.setting_text import value_text
 from common.tools.compare.settings import is_compared
 from common.tools.reproduce.past_run import PastRun

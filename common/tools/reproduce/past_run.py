@@ -7,8 +7,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from common.errors import UserError
+from common.failures.sentences import counted
 from common.flags import spelled
-from common.json_files import read_json, read_lines
 from common.metric_names import STEP
 from common.run_directory.directory import INITIAL
 from common.run_directory.finished_model import WEIGHTS
@@ -30,7 +30,7 @@ from common.run_directory.records import (
     read_record_if_there,
 )
 from common.run_directory.standing import present_status
-from common.sentences import counted
+from common.storage.json_files import read_json, read_lines
 from common.system.printable import listed
 from common.tools.rows import MetricsRow, read_rows, step_of_row
 

@@ -12,7 +12,7 @@ from pydantic import JsonValue
 
 from common.console import warn
 from common.errors import UserError
-from common.json_files import read_json, write_json
+from common.failures.sentences import writing
 from common.run_directory.identity import signed_config
 from common.run_directory.records import (
     ATTEMPTS,
@@ -26,7 +26,7 @@ from common.run_directory.records import (
     STATUS,
     SUMMARY,
 )
-from common.sentences import writing
+from common.storage.json_files import read_json, write_json
 from common.tools.reproduce.past_run import NO_FOLDER, PastRun, read_original
 from common.tools.reproduce.receipt import RECEIPT, default_output, read_receipt
 

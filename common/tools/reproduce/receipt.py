@@ -5,8 +5,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from common.json_files import write_json
 from common.run_directory.records import Record, read_record_if_there
+from common.storage.json_files import write_json
 
 FORMAT = 1  # the version of the receipt's structure
 RECEIPT = "reproduction.json"  # in the new run's folder

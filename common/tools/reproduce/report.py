@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from common.console import say
-from common.digests import shown_digest
+from common.output.tables import print_facts, print_table
+from common.storage.digests import shown_digest
 from common.system.platforms import shown_path
-from common.tables import print_facts, print_table
 from common.tools.reproduce.conclusion import (
     Conclusion,
     final_in_words,

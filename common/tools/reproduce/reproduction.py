@@ -9,11 +9,11 @@ from pathlib import Path
 import torch
 
 from common.console import CONSOLE, say, warn
-from common.digests import sha256_of_file
 from common.errors import UserError
+from common.failures.sentences import writing
 from common.run_directory.provenance import machine_facts
 from common.run_directory.records import CONFIG
-from common.sentences import writing
+from common.storage.digests import sha256_of_file
 from common.system.devices import device_name
 from common.system.machine import present_time
 from common.system.platforms import shown_path

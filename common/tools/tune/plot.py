@@ -14,7 +14,7 @@ from optuna.trial import TrialState
 from optuna.visualization import matplotlib as plots
 from PIL import Image
 
-from common.sentences import writing
+from common.failures.sentences import writing
 
 MIN_TRIALS = 4  # with fewer finished trials, Optuna can't tell which flags mattered
 ROW_SIZE = (13, 4.5)  # inches

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from common.json_files import write_json
 from common.run_directory.records import Count, Record, read_record_if_there
+from common.storage.json_files import write_json
 from common.tools.tune.settings import SearchSettings
 
 SEARCH_FILE = "search.json"

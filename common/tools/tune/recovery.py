@@ -15,10 +15,10 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from common.config import parse_config
 from common.errors import UserError
-from common.files import SUPERSEDED
 from common.flags import role_of, spelled
 from common.metric_names import EPOCH
 from common.run_directory.records import Flags
+from common.storage.files import SUPERSEDED
 from common.system.platforms import rename_path, split_words
 from common.tools.compare.readers import RunRecord, read_directory
 from common.tools.recipe import Recipe

@@ -15,10 +15,10 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from common.console import say
 from common.errors import UserError
+from common.failures.sentences import counted
 from common.objective import Objective
 from common.run_directory.directory import read_status
 from common.run_directory.records import CONFIG
-from common.sentences import counted
 from common.system.platforms import command_line, quoted, shown_path
 from common.tools.compare.comparison import compare
 from common.tools.compare.readers import RunRecord, read_directory, read_runs

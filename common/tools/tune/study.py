@@ -11,8 +11,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from common.console import say
 from common.errors import UserError
+from common.failures.sentences import as_user_error, writing
 from common.objective import Objective
-from common.sentences import as_user_error, writing
 from common.tools.recipe import Recipe
 from common.tools.tune.ranking import ranked_by_settings
 from common.tools.tune.records import SEARCH_FILE

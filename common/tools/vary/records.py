@@ -4,8 +4,8 @@ from pathlib import Path
 
 from pydantic import AliasChoices, ConfigDict, Field
 
-from common.json_files import write_json
 from common.run_directory.records import Record, read_record_if_there
+from common.storage.json_files import write_json
 
 VARY_FILE = "vary.json"
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from common.console import say
-from common.digests import shown_digest
 from common.errors import UserError
-from common.files import write_text
+from common.output.tables import Row, markdown_table, print_table
 from common.run_directory.records import ATTEMPTS, MODEL_FOLDER, Provenance, read_record_if_there
+from common.storage.digests import shown_digest
+from common.storage.files import write_text
 from common.system.platforms import shown_path
-from common.tables import Row, markdown_table, print_table
 from common.tools.compare.comparison import Comparison, compare
 from common.tools.compare.group_table import group_cells, has_repetitions
 from common.tools.compare.groups import SEED

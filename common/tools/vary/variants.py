@@ -14,11 +14,11 @@ from pathlib import Path
 from optuna.distributions import CategoricalDistribution
 
 from common.console import CONSOLE, say
-from common.digests import sha256_of_bytes
 from common.errors import UserError
+from common.failures.sentences import counted
 from common.flags import check_number
 from common.run_directory.standing import present_status
-from common.sentences import counted
+from common.storage.digests import sha256_of_bytes
 from common.system.platforms import shown_path
 from common.tools.launching.command import command_of_run, options_for
 from common.tools.launching.folder import LOCK, working_in

@@ -8,8 +8,8 @@ from accelerate.tracking import filter_trackers
 from PIL import Image
 
 from common.metric_names import STEP
+from common.output.tables import markdown_table
 from common.system.platforms import quoted, shown_path
-from common.tables import markdown_table
 from common.track.recorded_media import Entry, HistogramEntry, ImagesEntry, TableEntry
 from common.track.trackers.tracker import Command, TrackedRun, Tracker, TrackerMissingError
 

@@ -13,7 +13,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from common import files
 from common.checkpoints import export
 from common.checkpoints.export import (
     load_weights,
@@ -21,7 +20,8 @@ from common.checkpoints.export import (
     save_model,
 )
 from common.errors import UserError
-from common.initial import weights_file
+from common.run_directory.initial import weights_file
+from common.storage import files
 
 FACTS = {
     "arguments": {"in_features": 12, "hidden_sizes": [5], "classes": 3, "dropout": 0.5},

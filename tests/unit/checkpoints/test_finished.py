@@ -20,8 +20,8 @@ from common.checkpoints.finished import (
     step_folders,
 )
 from common.checkpoints.store import Checkpoints
-from common.digests import signed
 from common.errors import UserError
+from common.storage.digests import signed
 from tests.unit.checkpoints.test_store import contents_of, killed_at, names_in, save
 from tests.unit.manifest_facts import identity_at
 

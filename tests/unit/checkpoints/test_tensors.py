@@ -13,8 +13,8 @@ from safetensors import SafetensorError
 
 from common.checkpoints.tensors import read_tensors, write_in_turn, write_tensors
 from common.errors import UserError
-from common.files import sync
-from common.json_files import write_json
+from common.storage.files import sync
+from common.storage.json_files import write_json
 from tests.unit.damage import Payload
 
 

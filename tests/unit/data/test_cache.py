@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from common import files
 from common.data import cache, decoding, tokens
 from common.data.cache import cached
 from common.data.sources import DataSource
 from common.errors import UserError
+from common.storage import files
 from tests.local_data import sentences, write_csv, write_image_folder
 from tests.unit.data import loading
 from tests.unit.data.loading import refusal
@@ -170,7 +170,7 @@ def test_read_only_cache_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr(files.FileLock, "acquire", refuse)
-    monkeypatch.setattr("common.files.os.replace", refuse)
+    monkeypatch.setattr("common.storage.files.os.replace", refuse)
     _, _, arrays = load()
     assert arrays["test"][0][-1] == 2
     assert not (folder / cache.SEEN).exists()

@@ -13,11 +13,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.agreement import gather_numbers
 from common.measure import totals
 from common.measure.classification import ClassificationSums
 from common.measure.sums import Sums
 from common.measure.training_sums import TrainingSums
+from common.ranks.agreement import gather_numbers
 from common.system.devices import trials
 from common.training.loss_scale import SharedScaler
 

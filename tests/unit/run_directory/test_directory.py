@@ -12,8 +12,7 @@ import pytest
 from accelerate import PartialState
 
 from common.errors import UserError
-from common.files import locked
-from common.outcomes import Outcome
+from common.failures.outcomes import Outcome
 from common.run_directory import directory as module
 from common.run_directory.directory import (
     LOCK,
@@ -23,6 +22,7 @@ from common.run_directory.directory import (
     refuse_to_resume,
 )
 from common.run_directory.records import Status
+from common.storage.files import locked
 from tests.unit.recipes import status_of
 
 REFUSED = Outcome("failed", False, "wrong flags")

@@ -24,9 +24,9 @@ from filelock import FileLock
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.disk_errors import advice_for, is_of_disk
 from common.errors import UserError
-from common.files import replacing, write_text
+from common.failures.disk_errors import advice_for, is_of_disk
+from common.storage.files import replacing, write_text
 from common.system import platforms
 from common.system.printable import PLAIN
 from tests.launch import REPOSITORY

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from common.config import TrainingConfig
 from common.data.order import Blocks, EvaluationOrder, TrainingOrder
 from common.errors import UserError
-from common.json_files import write_json
 from common.run_directory.code_tree import collect_tree
 from common.run_directory.records import ATTEMPTS, PROVENANCE, Attempt, Provenance
+from common.storage.json_files import write_json
 from common.tools.prove.checks.resuming import MANNERS, draw_interruptions
 from common.tools.prove.command import main, read_command_line
 from common.tools.prove.few_samples import FewEvaluationSamples, FewTrainingSamples, limited_order

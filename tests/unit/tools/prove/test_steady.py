@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from common.command_line import parse_config
+from common.command_line.parsing import parse_config
 from common.tools.prove.bench import RunSpec
 from common.tools.prove.steady import MIN_UPDATES, eventful_run
 from examples.averaged import Config

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from common.json_files import write_json
 from common.run_directory.identity import signed_config
 from common.run_directory.records import ATTEMPTS, CHECKPOINT_DIGESTS, PROVENANCE
+from common.storage.json_files import write_json
 from common.tools.reproduce.past_run import PastRun, read_past_run
 from tests.unit.saved_config import contents_with
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from common.json_files import write_json
 from common.run_directory.records import ATTEMPTS
+from common.storage.json_files import write_json
 from common.tools.reproduce.comparison import compare_final, compare_rows, compare_weights
 from common.tools.reproduce.conclusion import (
     ANOTHER_EXPERIMENT,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import UserError
-from common.json_files import write_json
+from common.storage.json_files import write_json
 from common.tools.reproduce import reproduction
 from common.tools.reproduce.facts import differences_of
 from common.tools.reproduce.past_run import NO_FOLDER, PastRun

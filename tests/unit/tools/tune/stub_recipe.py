@@ -16,8 +16,8 @@ from types import FrameType
 from typing import Any
 
 from common.config import TrainingConfig, parse_config
-from common.json_files import write_json
 from common.run_directory.identity import signed_config
+from common.storage.json_files import write_json
 
 OBJECTIVE = "accuracy:max"
 

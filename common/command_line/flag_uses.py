@@ -1,0 +1,96 @@
+"""Finds the flags that a recipe's source uses, so that a run can name flags that have no effect.
+
+A recipe may read a flag only in its last lines, in a later epoch, on one rank, or in a process that
+loads data. Watching which flags were read so far would miss these uses. The source shows them.
+"""
+
+import ast
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from common.command_line.flag_reads import TAKES_EFFECT_IN
+from common.system.installed_code import is_installed
+
+# Calls that take all flags at once, so that the source names none of them.
+CALLS_THAT_COPY = {"vars", "asdict", "astuple", "fields"}
+
+
+@dataclass
+class FlagUses:
+    """Where the source of a recipe, and of modules beside it, reads attributes by name."""
+
+    is_known: bool = True  # false where the recipe's source can't be read
+    # The first file:line of each attribute, such as "seed", of each string constant, and of each
+    # attribute of `run` with its owner, such as "run.should_stop".
+    lines: dict[str, str] = field(default_factory=dict)
+    copies: str | None = None  # the first place where all flags are copied
+
+    def place_of(self, flag: str) -> str | None:
+        """Return where a flag may be used; None if the source uses it nowhere.
+
+        If the source copies all flags at once, any flag may be used there.
+        """
+        if not self.is_known:
+            return "the recipe"
+        place = self.lines.get(flag)
+        call = TAKES_EFFECT_IN.get(flag)
+        # Calls before the loop were over at the first update, so only one in the loop may follow.
+        if place is None and call is not None and call.is_in_loop:
+            place = self.lines.get(call.name)
+        return place or self.copies
+
+
+def find_flag_uses(recipe_file: Path) -> FlagUses:
+    """Look for uses in a recipe's file, and in the modules of the user's own that it imports."""
+    uses = FlagUses()
+    if not look_into(recipe_file, uses):
+        return FlagUses(is_known=False)
+    for path in own_modules(recipe_file):
+        look_into(path, uses)
+    return uses
+
+
+def own_modules(recipe_file: Path) -> Iterator[Path]:
+    """Yield the files of the user's modules that the recipe has imported.
+
+    They are the modules anywhere in the recipe's folder or in the current directory.
+    """
+    # These are fewer files than `code_tree.imported_files` returns: `common` reads all flags, and
+    # the attributes of a library elsewhere may have the names of flags by chance.
+    folders = {recipe_file.absolute().parent, Path.cwd()}
+    ours = Path(__file__).parents[1]
+    for module in [*sys.modules.values()]:
+        path = Path(getattr(module, "__file__", None) or "")
+        if path.suffix != ".py" or path.is_relative_to(ours) or is_installed(path):
+            continue
+        if any(path.is_relative_to(folder) for folder in folders):
+            yield path
+
+
+def look_into(path: Path, uses: FlagUses) -> bool:
+    """Add what one file reads; return whether it could be read."""
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return False
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.expr):
+            continue
+        place = f"{path.name}:{node.lineno}"
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+            # Any attribute of this name counts, because the config may have any name.
+            uses.lines.setdefault(node.attr, place)
+            owner = ast.unparse(node.value).rpartition(".")[2]
+            if owner == "run":
+                uses.lines.setdefault(f"run.{node.attr}", place)
+            if node.attr == "__dict__":
+                uses.copies = uses.copies or place
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            uses.lines.setdefault(node.value, place)  # as in getattr(config, "name")
+        elif isinstance(node, ast.Call):
+            called = ast.unparse(node.func).rpartition(".")[2]
+            if called in CALLS_THAT_COPY:
+                uses.copies = uses.copies or place
+    return True

@@ -1,0 +1,35 @@
+"""How a run ended, as `status.json` records it."""
+
+from typing import Literal, NamedTuple
+
+from common.errors import Preempted, UserError
+from common.failures.disk_errors import is_of_disk
+from common.failures.error_causes import is_lost_process
+
+# The status that a run writes to `status.json`.
+RunStatus = Literal["running", "finished", "preempted", "failed"]
+
+
+class Outcome(NamedTuple):
+    """How a run ended, as `status.json` records it."""
+
+    status: RunStatus
+    resumable: bool  # whether the same command, given again, may end in another way
+    reason: str | None
+
+
+def outcome_of(error: BaseException, rank: int | None = None) -> Outcome:
+    """Return the outcome of a run that an error ended.
+
+    Args:
+        error: what ended the run.
+        rank: the rank to name in the reason, if the error is neither the user's mistake nor a
+            request to stop; None names no rank.
+    """
+    if isinstance(error, Preempted):
+        return Outcome("preempted", resumable=True, reason=error.message)
+    if isinstance(error, UserError):
+        return Outcome("failed", resumable=error.resumable, reason=error.message)
+    is_resumable = is_of_disk(error) or is_lost_process(error)
+    prefix = "" if rank is None else f"rank {rank}: "
+    return Outcome("failed", is_resumable, f"{prefix}{type(error).__name__}: {error}")

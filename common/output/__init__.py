@@ -1,0 +1,1 @@
+"""Standard output and error, and tables."""

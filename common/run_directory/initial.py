@@ -1,0 +1,112 @@
+"""Finds the weights that `--init-from` names, and reads their facts and shapes.
+
+The flag names a finished run, a folder or file of weights, or a model of the Hub.
+"""
+
+import functools
+import os
+import re
+from pathlib import Path
+
+from common.failures.sentences import reading
+from common.ranks.agreement import ask_rank_zero
+from common.run_directory.finished_model import WEIGHTS, insist_on_written_weights, model_folder
+from common.run_directory.records import MODEL_JSON, InitialFacts, read_record_if_there
+from common.storage.json_files import read_json_if_there
+
+PUBLISHED = "config.json"  # the file that timm publishes beside weights: how they were trained
+MAX_PIXELS = 65536  # along a side of an image; more is a mistake in the file
+
+
+@functools.cache
+def find_initial(name: str) -> str:
+    """Return the path of the folder or file that `--init-from` names.
+
+    If the name is the id of a model of the Hub, rank 0 downloads the model for all ranks. Any other
+    name is returned unchanged. If nothing is there, `weights_file` raises the error.
+
+    Raises:
+        UserError: on all ranks, if the model can't be downloaded.
+    """
+
+    def find() -> str:
+        # "runs/NAME" looks like an id too, but "runs" is a folder here.
+        looks_like_id = re.fullmatch(r"[\w.-]+/[\w.-]+", name) is not None
+        is_id = looks_like_id and not os.path.isdir(Path(name).parent)
+        if os.path.exists(name) or not is_id:
+            return name
+        from huggingface_hub import snapshot_download
+
+        subject = (
+            f"--init-from {name} is neither a file nor a folder here, and as a model of the Hub, it"
+        )
+        advice = "pass a finished run, a folder or file of weights, or the id of a model of the Hub"
+        with reading(subject, advice):
+            return snapshot_download(name, allow_patterns=[WEIGHTS, PUBLISHED])
+
+    return ask_rank_zero(find)
+
+
+def weights_file(path: str | Path) -> Path:
+    """Return the safetensors file that `--init-from` names.
+
+    Args:
+        path: the file itself, a run, a model's folder, or the id of a model of the Hub.
+
+    Raises:
+        UserError: there is no such file, or a run's weights have changed since it wrote them.
+    """
+    local_path = Path(find_initial(str(path)))
+    if os.path.isfile(local_path):
+        # The file of weights in a finished model's folder.
+        if local_path.name == WEIGHTS and os.path.isfile(local_path.with_name(MODEL_JSON)):
+            insist_on_written_weights(local_path.parent)
+        return local_path
+    names = os.listdir(local_path) if os.path.isdir(local_path) else []
+    if PUBLISHED in names and WEIGHTS in names:
+        return local_path / WEIGHTS
+    # With `path` in place of `local_path`, an error shows what the user typed.
+    return model_folder(path) / WEIGHTS
+
+
+def initial_facts(path: str | None) -> InitialFacts:
+    """Return the facts about the model that `--init-from` names.
+
+    Published weights state the scaling and the size of images. Nothing is known of a single file of
+    weights, or without the flag.
+
+    Raises:
+        UserError: there are no such weights, or the facts can't be read.
+    """
+    if path is None or os.path.isfile(path):
+        return InitialFacts()
+    folder = weights_file(path).parent
+    facts_of_run = read_record_if_there(folder / MODEL_JSON, InitialFacts)
+    if facts_of_run is not None:
+        return facts_of_run
+    published = read_json_if_there(folder / PUBLISHED) or {}
+    settings = published.get("pretrained_cfg", published)  # some files have no such level
+    with reading(str(folder / PUBLISHED), "pass the safetensors file beside it"):
+        channels, size, _ = settings["input_size"]  # channels, height, width
+        if not 1 <= size <= MAX_PIXELS:
+            raise ValueError(f"images of {size} pixels")
+        return InitialFacts(
+            mean=[float(value) for value in settings["mean"]],
+            std=[float(value) for value in settings["std"]],
+            channels=int(channels),
+            published_size=int(size),
+        )
+
+
+def initial_shapes(path: str | None) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the weights that `--init-from` names, by weight; empty without it."""
+    from safetensors import safe_open
+
+    if path is None:
+        return {}
+    file = weights_file(path)
+    with (
+        reading(str(file), "copy the file again from where it came, or pass other weights"),
+        safe_open(file, framework="pt") as weights,
+    ):
+        return {name: tuple(weights.get_slice(name).get_shape()) for name in weights.keys()}  # noqa: SIM118

@@ -1,0 +1,1 @@
+"""Files that are complete or absent, JSON, and digests."""

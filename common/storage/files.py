@@ -1,0 +1,110 @@
+"""Writes files and folders completely or not at all, and locks them.
+
+Functions that write text raise a `UserError` with a sentence. Functions that sync with the disk let
+an `OSError` through, and their callers use `common.failures.sentences.writing`.
+"""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
+
+from filelock import FileLock, Timeout
+
+from common.errors import UserError
+from common.failures.sentences import writing
+from common.system.platforms import rename_path, replace_file, sync
+
+UNFINISHED = ".unfinished"  # ends the name of a file or folder that is still being written
+SUPERSEDED = ".superseded"  # ends the name of a replaced file or folder, until the new is complete
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file, or replace it; a reader never sees half of the text."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")  # this process's own file
+    with writing(str(path)):
+        try:
+            temporary.write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")
+            replace_file(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def refuse_pipe(path: Path) -> Path:
+    """Return the path; an OSError if it is a pipe or a device, from which a read may never end."""
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise OSError("it is not a file but a pipe or a device")
+    return path
+
+
+def open_to_append(path: Path) -> TextIO:
+    """Open a text file to add lines at its end; a `UserError` if that fails."""
+    with writing(str(path)):
+        return refuse_pipe(path).open(
+            "a", encoding="utf-8", errors="backslashreplace", newline="\n"
+        )
+
+
+@contextmanager
+def locked(path: Path, patience: float = -1) -> Iterator[None]:
+    """Hold a lock file while the block runs, so that only one job at a time writes.
+
+    The lock protects only against jobs that take the same lock file.
+
+    On a file system without locks, or if this user may not lock, nothing is locked.
+
+    Args:
+        patience: seconds to wait for another job that holds the lock; -1 waits without end. Pass
+            a limit only for the lock of a run's directory: the error advises another --output-dir.
+
+    Raises:
+        UserError: another job still holds the lock.
+    """
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=patience)
+    except Timeout:
+        advice = "wait until it has ended, or pass another --output-dir"
+        raise UserError(f"another job is writing to {path.parent}", advice=advice) from None
+    except (NotImplementedError, OSError):
+        pass  # go on without a lock: there are none here, or this user may not lock
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a link or a whole folder; a missing file is not an error."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+@contextmanager
+def replacing(folder: Path) -> Iterator[Path]:
+    """Write a folder, or replace it, completely or not at all.
+
+    Yields an empty folder to fill. When the block ends, that folder is synced and takes the name
+    `folder`. A program that has files of the earlier folder open can still read them. If an error
+    occurs, the earlier folder is still there, possibly under its `SUPERSEDED` name.
+    """
+    unfinished = folder.with_name(folder.name + UNFINISHED)
+    superseded = folder.with_name(folder.name + SUPERSEDED)
+    remove(unfinished)
+    try:
+        unfinished.mkdir(parents=True)
+        yield unfinished
+        for path in (*unfinished.rglob("*"), unfinished):
+            sync(path)
+        remove(superseded)
+        if folder.exists():
+            rename_path(folder, superseded)
+        rename_path(unfinished, folder)
+        sync(folder.parent)
+        remove(superseded)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)

@@ -1,0 +1,23 @@
+"""How a run ended: by the user's mistake, or by a request to stop."""
+
+from __future__ import annotations
+
+import pytest
+
+from common.errors import Preempted, TrainingError, UserError
+from common.failures.outcomes import Outcome, outcome_of
+
+
+@pytest.mark.parametrize("error_class", [UserError, TrainingError])
+def test_users_mistake_is_its_own_reason(error_class: type[UserError]) -> None:
+    """It is the same on all ranks, so that neither rank nor type is added."""
+    assert outcome_of(error_class("no such data"), rank=1) == Outcome(
+        "failed", False, "no such data"
+    )
+
+
+def test_request_to_stop_is_no_failure() -> None:
+    """Status 75 tells a shell to try again."""
+    error = Preempted("stopped after update 3")
+    assert outcome_of(error, rank=1) == Outcome("preempted", True, "stopped after update 3")
+    assert error.code == 75

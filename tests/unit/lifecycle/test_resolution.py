@@ -1,0 +1,74 @@
+"""Resolution of a config: one module of `common` changes it, and records the changes."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+import pytest
+
+from common.command_line.flag_reads import record_reads, stop_recording
+from common.config import TrainingConfig
+from common.lifecycle.resolution import ConfigResolution
+from tests.launch import REPOSITORY
+
+MODULES = sorted((REPOSITORY / "common").rglob("*.py"))
+
+
+def is_config(node: ast.AST) -> bool:
+    """Return whether an expression is named `config`, or is an attribute of this name."""
+    if isinstance(node, ast.Name):
+        return node.id == "config"
+    return isinstance(node, ast.Attribute) and node.attr == "config"
+
+
+def changes_of_config(tree: ast.AST) -> Iterator[int]:
+    """Yield the lines that assign to attributes of a config, or may do so."""
+    for node in ast.walk(tree):
+        is_assigned = isinstance(getattr(node, "ctx", None), (ast.Store, ast.Del))
+        if isinstance(node, ast.Attribute) and is_assigned and is_config(node.value):
+            yield node.lineno
+        if isinstance(node, ast.Call) and node.args and is_config(node.args[0]):
+            name = getattr(node.func, "id", None) or getattr(node.func, "attr", "")
+            if name in ("setattr", "delattr", "__setattr__"):
+                yield node.lineno
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "config.epochs = 3",
+        "self.config.epochs += 3",
+        "setattr(config, name, 3)",
+        "config.epochs, other = 3, 4",
+        "object.__setattr__(self.config, name, 3)",
+    ],
+)
+def test_change_is_recognised(line: str) -> None:
+    """Code may write it in several forms."""
+    assert [*changes_of_config(ast.parse(line))] == [1]
+
+
+def test_only_one_module_changes_a_config() -> None:
+    """Other modules compute values and return them."""
+    for path in MODULES:
+        lines = [*changes_of_config(ast.parse(path.read_text()))]
+        assert bool(lines) == (path.name == "resolution.py"), f"{path}, lines {lines}"
+
+
+def test_resolution_keeps_the_stated_values() -> None:
+    """Resolving a flag does not count as reading it."""
+    config = TrainingConfig(batch_size=8)
+    record_reads(config)
+    resolution = ConfigResolution(config)
+    resolution.resolve(epochs=3, batch_size=8)
+    assert "epochs" not in stop_recording(config)
+    assert config.epochs == 3
+    assert config.batch_size == 8
+    assert resolution.given["epochs"] is None
+
+
+def test_unknown_flag_is_an_error() -> None:
+    """A misspelt name is an error, and not an attribute that nothing reads."""
+    with pytest.raises(AttributeError, match="no flag epoch"):
+        ConfigResolution(TrainingConfig()).resolve(epoch=3)

@@ -1,0 +1,109 @@
+"""Standard streams of a run that are closed, full or gone, or lack some symbols."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from common import console
+from common.output.standard_streams import protect_output, without_native_messages
+
+
+@pytest.mark.parametrize("broken", ["full", "closed"])
+def test_output_that_fails_ends_no_run(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
+    """The reader of a pipe may be gone, as with `| head`, or the disk be full."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    if broken == "full":
+        os.close(writer)
+        writer = os.open("/dev/full", os.O_WRONLY)
+    with monkeypatch.context() as patch:
+        patch.setattr("sys.stdout", io.TextIOWrapper(open(writer, "wb"), encoding="utf-8"))  # noqa: SIM115
+        protect_output()
+        for _ in range(3):
+            console.say("x" * 10_000)
+            console.CONSOLE.print("a table")
+    assert_output_fails(broken)
+
+
+def assert_output_fails(broken: str) -> None:
+    """Check that a plain file would have raised an error where the console's output did not."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    if broken == "full":
+        os.close(writer)
+        writer = os.open("/dev/full", os.O_WRONLY)
+    plain = io.FileIO(writer, "w")
+    with plain, pytest.raises(OSError, match=r"Broken pipe|No space left"):
+        plain.write(b"x")
+
+
+# What a program may write to standard error after its terminal is gone.
+LAST_WORDS = {
+    "half a line": "sys.stderr.write('lost')",
+    "a line": "print('lost', file=sys.stderr)",
+    "a warning": "warnings.warn('lost')",
+    "a log line": "logging.getLogger().warning('lost')",
+}
+
+
+@pytest.mark.parametrize("last_words", LAST_WORDS)
+@pytest.mark.parametrize("function", ["protect_output", "protect_tool_output"])
+def test_terminal_that_is_gone_changes_no_exit_status(function: str, last_words: str) -> None:
+    """Python exits with 120 if it can't write the rest of standard error."""
+    code = (
+        "import logging, sys, warnings\n"
+        "logging.basicConfig()\n"  # holds the object of standard error
+        f"from common.output.standard_streams import {function}\n"
+        f"{function}()\n"
+        "sys.stdin.readline()\n"
+        f"{LAST_WORDS[last_words]}\n"
+        "sys.exit(75)\n"
+    )
+    terminal, stderr = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=stderr,
+        env=os.environ | {"PYTHONUNBUFFERED": ""},  # otherwise no rest is left to write
+    )
+    os.close(stderr)
+    os.close(terminal)
+    process.communicate(b"go on\n")
+    assert process.returncode == 75
+
+
+def test_standard_error_of_a_program_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Only the stream that Python opened is replaced."""
+    in_memory = io.TextIOWrapper(io.BytesIO())
+    with (tmp_path / "errors").open("w") as file, monkeypatch.context() as patch:
+        for errors in (file, in_memory):
+            patch.setattr("sys.stderr", errors)
+            protect_output()
+            assert sys.stderr is errors
+
+
+def test_letters_that_the_terminal_lacks_are_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A class may be called ü on a terminal that has ASCII only."""
+    written = io.BytesIO()
+    with monkeypatch.context() as patch:
+        patch.setattr("sys.stdout", io.TextIOWrapper(written, encoding="ascii"))
+        protect_output()
+        console.say("ü")
+        console.CONSOLE.print("日")
+        assert written.getvalue() == b"\\xfc\n\\u65e5\n"
+
+
+def test_native_messages_are_hidden(capfd: pytest.CaptureFixture[str]) -> None:
+    """Output of C++ libraries is hidden within the block, and not afterwards."""
+    with without_native_messages():
+        os.write(2, b"from C++\n")
+    os.write(2, b"from Python\n")
+    assert capfd.readouterr().err == "from Python\n"
