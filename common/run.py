@@ -112,6 +112,7 @@ class Run:
 
     @property
     def loaded(self) -> LoadedData:
+        """The data set and its loaders."""
         return reached(self.stages.loaded, "run.loaders(data)")
 
     @property
@@ -131,10 +132,12 @@ class Run:
 
     @property
     def kept(self) -> KeptParts:
+        """The model, optimizer and other parts that `keep` was given."""
         return reached(self.stages.kept, "run.keep(model=model, optimizer=optimizer, ...)")
 
     @property
     def started(self) -> StartedRun:
+        """All that the run has once `start` has returned."""
         return reached(self.stages.started, "run.start(description, compute_loss)")
 
     # Before the loop
@@ -345,7 +348,7 @@ class Run:
         started.profiler.step()
 
     def log_training(self) -> None:
-        """Add the figures of the interval that ends here to the row of the present step."""
+        """Add the figures of the interval that ends here to the row of the current step."""
         log_interval(self.context, self.kept)
 
     def log_images(

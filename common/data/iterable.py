@@ -201,10 +201,10 @@ class IterableSamples(Samples):
 
 
 def own_rows(rows: Iterator[object]) -> Iterator[object]:
-    """Yield this rank's share of the samples, all of which each rank reads.
+    """Yield this rank's share of the samples. Every rank reads them all.
 
-    The last samples are dropped if they are fewer than the ranks, so that all ranks get equally
-    many.
+    The last samples are dropped if they are fewer than the ranks, so that all ranks get the same
+    number.
     """
     # `zip` gets the same iterator `world_size` times. So each group has the next `world_size` rows.
     groups = zip(*[rows] * world_size(), strict=False)

@@ -107,8 +107,9 @@ class Meters:
     ) -> None:
         """Count the operations of a sample, and find the device's peak in `dtype`, for the MFU.
 
-        If the model needs values, operations are counted on a few real samples. If that fails as
-        well, a warning says so, and there is no MFU.
+        Operations are first counted on shapes alone. That fails if the model reads values. Then
+        they are counted on a few real samples. If that fails as well, there is no MFU, and a
+        warning gives the cause of the first failure, because it also explains the second.
         """
         self.peak, self.peak_source = peak_tflops(self.device, dtype)
         try:
@@ -314,10 +315,10 @@ class Meters:
         self.load.load_state_dict(state["load"])
 
     def load_from_ranks(self, states: Sequence[MetersState]) -> None:
-        """Restore the sums and the clock of a run that had another number of ranks.
+        """Restore the sums and the clock of a run that had a different number of ranks.
 
-        The training times are not restored. They were measured with another number of ranks, so
-        they would distort the speed of this attempt.
+        Nothing else is restored. The training times, for example, were measured with a different
+        number of ranks, so they would distort the speed of this attempt.
         """
         # The clocks of all ranks count the time of the same run.
         self.clock.load_state_dict(states[0]["clock"])

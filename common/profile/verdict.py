@@ -67,12 +67,14 @@ def cpu_kernel_milliseconds(events: "Sequence[FunctionEvent]") -> dict[str, floa
     Args:
         events: the profiler's events; each counts with its own time, without that of its children.
     """
-    threads = {event.thread for event in events if event.name.startswith("ProfilerStep")}
-    totals = {"memory": 0.0, "compute": 0.0, "launch": 0.0}
+    training_threads = {event.thread for event in events if event.name.startswith("ProfilerStep")}
+    totals = {"memory": 0.0, "compute": 0.0}
     for event in events:
-        if event.thread in threads and not waits_for_data(event):
-            totals[cost_category(event.name)] += event.self_cpu_time_total / 1000
-    del totals["launch"]  # `cost_of_update` computes it as the time without kernels
+        if event.thread not in training_threads or waits_for_data(event):
+            continue
+        category = cost_category(event.name)
+        if category in totals:  # "launch" is not: `cost_of_update` computes it from the rest
+            totals[category] += event.self_cpu_time_total / 1000
     return totals
 
 

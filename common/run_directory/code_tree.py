@@ -12,7 +12,7 @@ from pathlib import Path
 
 from common.run_directory.patches import (
     file_of_patch,
-    new_file,
+    patch_of_new_file,
     reason_to_leave_out,
     split_patch,
     without_secret_lines,
@@ -120,7 +120,7 @@ def collect_tree(root: Path, used: Collection[Path]) -> CollectedTree:
         untracked = untracked_of(root, names)
     saved_untracked = []
     for name in untracked:
-        part, problem = new_file(root, name)
+        part, problem = patch_of_new_file(root, name)
         if problem is not None:
             not_saved.append(f"{name}: {problem}")
         if part is not None:

@@ -66,15 +66,16 @@ def reason_to_leave_out(path: Path) -> str | None:
         size = path.lstat().st_size
     except OSError:
         # If git tracks the file, the file was deleted, and the patch removes it. If git does not
-        # track it, `new_file` reports that it can't be read.
+        # track it, `patch_of_new_file` reports that it can't be read.
         return None
     return f"it has {size:,} bytes" if size > MAX_BYTES_OF_FILE else None
 
 
-def new_file(root: Path, name: str) -> tuple[str | None, str | None]:
-    """Return a patch that adds a file, and why the patch is None or has a masked secret.
+def patch_of_new_file(root: Path, name: str) -> tuple[str | None, str | None]:
+    """Return a patch that adds a file, and a problem with it.
 
-    The reason is None if the patch is complete.
+    The problem says why the patch is None, or that a secret in it is masked. It is None for a
+    complete patch.
     """
     reason = reason_to_leave_out(root / name)
     if reason is not None:
@@ -94,7 +95,7 @@ def new_file(root: Path, name: str) -> tuple[str | None, str | None]:
 
 
 def without_secret_lines(part: str) -> tuple[str | None, str | None]:
-    """Return a file's part of a patch without secrets, and a reason as in `new_file`.
+    """Return a file's part of a patch without secrets, and a problem as in `patch_of_new_file`.
 
     A secret in a line that the patch adds is masked. The part is None in three cases:
 

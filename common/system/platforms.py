@@ -329,7 +329,7 @@ def retry_while_open(move: Callable[[], None]) -> None:
 def is_unlocked(lock_file: Path) -> bool:
     """Whether a lock file exists and no process holds its lock; False if that is unknown.
 
-    This changes neither the file nor the lock.
+    This changes neither the file nor the lock, except on Windows: see `can_take_lock`.
     """
     if fcntl is None:
         return can_take_lock(lock_file)
@@ -350,7 +350,7 @@ def is_unlocked(lock_file: Path) -> bool:
 
 
 def can_take_lock(lock_file: Path) -> bool:
-    """Whether a lock file exists and no process holds its lock, for Windows.
+    """Whether a lock file exists and no process holds its lock; only used on Windows.
 
     Windows has no other test than taking the lock. It is released again at once.
     """
@@ -359,9 +359,10 @@ def can_take_lock(lock_file: Path) -> bool:
     if not lock_file.is_file():
         return False
     try:
-        FileLock(lock_file, timeout=0).acquire().lock.release()
+        with FileLock(lock_file, timeout=0):
+            pass
         lock_file.touch()  # on Windows, the release of the lock removes the file
-    except (Timeout, NotImplementedError, OSError):
+    except (Timeout, NotImplementedError, OSError):  # some file systems have no locks
         return False
     return True
 

@@ -41,8 +41,8 @@ def flags_given_at_first_start(given: Flags, earlier_config: RunConfig | None) -
 def wandb_run_id_of(earlier_config: RunConfig | None) -> str:
     """Return the id of the run at W&B, which a first start chooses.
 
-    The id is chosen before the tracker starts, so that a run that is killed at once resumes the
-    same W&B run. See `flags_given_at_first_start` for the argument.
+    The id is chosen before the tracker starts, so that a run that is killed right after its start
+    resumes the same W&B run. See `flags_given_at_first_start` for `earlier_config`.
     """
     return secrets.token_hex(4) if earlier_config is None else earlier_config.wandb_run_id
 

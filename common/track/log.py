@@ -261,7 +261,7 @@ class Log:
                 )
 
     def keep_line(self, line: str) -> None:
-        """Copy a line of the terminal, without the bar, to `output.log` and the tracker.
+        """Copy a line of the terminal, without the progress bar, to `output.log` and the tracker.
 
         Any failure is ignored, because a warning about it would be another line to keep.
         """

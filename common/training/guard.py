@@ -127,15 +127,15 @@ class GradientGuard:
         self.trained[model] = trained_ids
 
     def insist_on_updates(self, model: nn.Module, optimizer: Optimizer, unfrozen: set[int]) -> None:
-        """Raise a `UserError` if no optimizer updates one of the unfrozen parameters.
+        """Raise a `UserError` if an unfrozen parameter is in no optimizer.
 
         Args:
-            unfrozen: the ids of these parameters of `model`.
+            optimizer: the one that is clipped now, which the Accelerator may not have prepared.
+            unfrozen: the ids of those parameters of `model` that have been unfrozen.
         """
-        optimizers = [*self.accelerator._optimizers, optimizer]
         updated: set[int] = set()
-        for wrapper in optimizers:
-            updated.update(map(id, parameters_of(wrapper)))
+        for known_optimizer in [*self.accelerator._optimizers, optimizer]:
+            updated.update(map(id, parameters_of(known_optimizer)))
         not_updated = unfrozen - updated
         for name, parameter in model.named_parameters():
             if id(parameter) in not_updated:

@@ -140,7 +140,7 @@ def class_of_recipe(
     Raises:
         UserError: the file has no model of this name.
     """
-    path = own_recipe(folder, facts) if recipe_file is None else Path(recipe_file)
+    path = recipe_of_repository(folder, facts) if recipe_file is None else Path(recipe_file)
     class_name = str(facts.class_name)
     model_class = getattr(load_recipe(path).module, class_name, None)
     if not (isinstance(model_class, type) and issubclass(model_class, nn.Module)):
@@ -151,7 +151,7 @@ def class_of_recipe(
     return model_class
 
 
-def own_recipe(folder: Path, facts: ModelFacts) -> Path:
+def recipe_of_repository(folder: Path, facts: ModelFacts) -> Path:
     """Return the recipe of this repository that trained a model, as a path.
 
     Raises:
@@ -165,7 +165,7 @@ def own_recipe(folder: Path, facts: ModelFacts) -> Path:
             f"{folder} was trained by the recipe {name}, which is not one of the files in recipes/",
             advice=(
                 "pass the path of that file with --recipe, such as --recipe examples/lora.py, or "
-                "in a program to load_model"
+                "as an argument of load_model in a program"
             ),
         )
     return path

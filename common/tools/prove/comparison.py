@@ -231,8 +231,8 @@ def differing_quantity(number: int, baseline: Update, variant: Update) -> Update
 class WeightDistance:
     """The distance between the weights of two runs after the update `COMPARED_UPDATE`."""
 
-    # The ratio to the distance that the baseline's weights have moved; infinite if they have not.
-    share: float
+    # Relative to the distance that the baseline's weights have moved; infinite if they have not.
+    ratio: float
     name: str  # the parameter that differs most; empty if all are equal
 
 
@@ -259,8 +259,8 @@ def weight_distance(baseline: ObservedRun, variant: ObservedRun) -> WeightDistan
             largest_name = name
     if not apart:
         return WeightDistance(0.0, "")
-    share = math.sqrt(apart / moved) if moved else math.inf
-    return WeightDistance(share, largest_name)
+    ratio = math.sqrt(apart / moved) if moved else math.inf
+    return WeightDistance(ratio, largest_name)
 
 
 def differing_figure(

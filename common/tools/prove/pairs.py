@@ -100,10 +100,10 @@ def cause_of_weights(pair: RunPair) -> Cause | None:
     The result is None if the weights agree too, or if a run has not saved them.
     """
     distance = weight_distance(pair.baseline, pair.variant)
-    if distance is None or distance.share <= WEIGHT_TOLERANCE:
+    if distance is None or distance.ratio <= WEIGHT_TOLERANCE:
         return None
     return Cause(
-        f"the weights after update {COMPARED_UPDATE} differ by {distance.share:.1%} of the "
+        f"the weights after update {COMPARED_UPDATE} differ by {distance.ratio:.1%} of the "
         f"distance that they moved, most in {distance.name}",
         "look for code outside the optimizer that changes weights, such as an average that "
         "is updated for each micro-batch: do that under `if accelerator.sync_gradients:`",

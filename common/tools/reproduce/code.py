@@ -68,7 +68,7 @@ def restored_code(past: PastRun, uses_present_code: bool) -> Iterator[RestoredCo
             raise missing_recipe_error(past, folders[0] if uses_present_code else None)
         library = folders[-1] if (folders[-1] / "common" / "run.py").is_file() else LIBRARY
         present_trees = [
-            collected_as(tree, folder).tree
+            present_state(tree, folder).tree
             for tree, folder in zip(trees_of(past), folders, strict=True)
         ]
         yield RestoredCode(recipe, library, present_trees, "; ".join(dict.fromkeys(sources)))
@@ -207,7 +207,7 @@ def folders_to_search(tree: CodeTree, past: PastRun) -> list[Path]:
 
 def is_as_saved(tree: CodeTree, folder: Path) -> bool:
     """Whether a folder has the commit of a tree and the same changes."""
-    present = collected_as(tree, folder).tree
+    present = present_state(tree, folder).tree
     return (
         present.commit == tree.commit
         and present.patch_sha256 == tree.patch_sha256
@@ -215,8 +215,11 @@ def is_as_saved(tree: CodeTree, folder: Path) -> bool:
     )
 
 
-def collected_as(tree: CodeTree, folder: Path) -> CollectedTree:
-    """Return the state of a folder, including the untracked files of a saved tree."""
+def present_state(tree: CodeTree, folder: Path) -> CollectedTree:
+    """Return the present code of a folder, to compare it with a saved tree.
+
+    Files that git did not track in the saved tree are included.
+    """
     return collect_tree(folder, [folder / name for name in tree.untracked])
 
 

@@ -16,7 +16,7 @@ from common.tools.statistics.student import quantile
 
 CONFIDENCE = 0.95  # confidence of an interval, if there is one comparison
 POWER = 0.8  # the probability with which `runs_needed` finds a difference
-MIN_RUNS = 2  # runs of a group with a standard deviation
+MIN_RUNS = 2  # with fewer runs or values, there is no standard deviation
 MAX_RUNS = 10_000  # `runs_needed` counts no further
 
 
@@ -44,15 +44,16 @@ class Sample:
 def series_sample(values: Sequence[float]) -> Sample:
     """Describe values that follow each other in time, such as the speeds at a run's log lines.
 
-    Neighbours are alike, so they say less than independent values. Therefore the result's count is
-    not n, the number of values, but the number of independent values whose mean would be as
-    uncertain. For a series that is autoregressive of order one, it is n (1 - r) / (1 + r), where r
-    is the autocorrelation of neighbours (G. V. Bayley and J. M. Hammersley, "The 'effective' number
-    of independent observations in an autocorrelated time series", Supplement to the Journal of the
+    Neighbours are alike, so n values of a series say less than n independent values. The count of
+    the result is the number of independent values whose mean would be as uncertain as that of the
+    series. It is at least 2, and it is n for values without any spread.
+
+    For a series that is autoregressive of order one, it is n (1 - r) / (1 + r), where r is the
+    autocorrelation of neighbours (G. V. Bayley and J. M. Hammersley, "The 'effective' number of
+    independent observations in an autocorrelated time series", Supplement to the Journal of the
     Royal Statistical Society 8, 1946). The estimate of r is corrected for its bias of about
     -(1 + 3 r) / n (M. G. Kendall, "Note on bias in the estimation of autocorrelation", Biometrika
-    41, 1954). A negative r does not raise the count, and the count is at least 2. Values without
-    any spread keep their number.
+    41, 1954). A negative r does not raise the count.
     """
     sample = Sample.of(values)
     if sample.mean is None or not sample.deviation:

@@ -42,10 +42,10 @@ def tail(t: float, degrees: float) -> float:
 
 
 def quantile(probability: float, degrees: float) -> float:
-    """Return the number that Student's t does not exceed with the given probability.
+    """Return the value that Student's t stays below with the given probability.
 
     Args:
-        probability: between 0 and 1, without the bounds.
+        probability: between 0 and 1, exclusive.
         degrees: degrees of freedom, 1 or more; they need not be an integer.
 
     Raises:
