@@ -96,7 +96,7 @@ def test_module_beside_a_recipe_is_found(tmp_path: Path) -> None:
             {},
             None,
             "by the recipe regression, which is not one of the files in recipes/: pass the path "
-            "of that file with --recipe, .*to load_model",
+            "of that file with --recipe, .*as an argument of load_model",
         ),
         ({}, "missing.py", r"there is no file missing\.py"),
     ],
