@@ -14,7 +14,7 @@ from common.flags import spelled, stated
 from common.measure import memory
 from common.run_directory.records import CONFIG
 from common.system.devices import is_accelerator
-from common.system.machine import world_size
+from common.system.launcher import launcher_command
 from common.system.platforms import command_line
 
 
@@ -76,13 +76,12 @@ def one_sample_advice(config: TrainingConfig, has_placed_data: bool) -> str:
 def command_with_half_the_batch(config: TrainingConfig, directory: Path) -> str:
     """Return a command that resumes a run, or repeats it if the run has not begun to train.
 
-    The command halves the micro-batch and doubles the accumulation. For several processes, it only
-    shows where the user's own launcher and its flags belong.
+    The command halves the micro-batch and doubles the accumulation.
     """
     has_begun = (directory / CONFIG).is_file()
     arguments = ["--resume", str(directory)] if has_begun else sys.argv[1:]
-    launcher = "python" if world_size() == 1 else "LAUNCHER"
-    command = f"{launcher} {command_line([sys.argv[0], *arguments])}"
+    script = sys.argv[0]
+    command = f"{launcher_command(script)} {command_line([script, *arguments])}"
     batch_size = config.batch_size // 2
     accumulation = config.gradient_accumulation_steps * 2
     return f"{command} --batch-size {batch_size} --gradient-accumulation-steps {accumulation}"

@@ -1,0 +1,41 @@
+"""The command of the launcher that started this process."""
+
+import os
+from collections.abc import Sequence
+
+from common.system.machine import world_size
+from common.system.platforms import command_line, starting_process
+
+UNKNOWN_LAUNCHER = "LAUNCHER"  # shows where the user's own launcher belongs
+INSTALLED_LAUNCHERS = ("accelerate", "torchrun")  # programs that Python itself executes
+
+
+def launcher_command(script: str) -> str:
+    """Return the command before the recipe, such as ``accelerate launch --num_processes 2``.
+
+    A single process needs only ``python``. The result is `UNKNOWN_LAUNCHER` if the command can't be
+    read, or does not name the recipe.
+
+    Args:
+        script: the recipe as the launcher started it: ``sys.argv[0]``.
+    """
+    import psutil
+
+    if world_size() == 1:
+        return "python"
+    try:
+        words = starting_process().cmdline()
+    except (OSError, psutil.Error):
+        return UNKNOWN_LAUNCHER
+    return command_before(words, script)
+
+
+def command_before(words: Sequence[str], script: str) -> str:
+    """Return the command that a launcher's words form before the recipe; see `launcher_command`."""
+    if script not in words:
+        return UNKNOWN_LAUNCHER
+    launcher = [*words[: words.index(script)]]
+    # The system shows how Python started the launcher: /usr/bin/python /usr/bin/accelerate ...
+    if len(launcher) > 1 and os.path.basename(launcher[1]) in INSTALLED_LAUNCHERS:
+        launcher = [os.path.basename(launcher[1]), *launcher[2:]]
+    return command_line(launcher) or UNKNOWN_LAUNCHER
