@@ -120,7 +120,7 @@ def check_limits(config: "DataclassInstance") -> None:
 def check_number(
     name: str, value: float | None, least: float | None = None, most: float | None = None
 ) -> None:
-    """Raise a `UserError` if the number of a tool's own flag is outside of the limits.
+    """Raise a `UserError` if the value of a tool's own flag is outside its limits.
 
     Args:
         name: the flag's name, such as "batch_size".

@@ -263,7 +263,10 @@ def put_weights(
 def refuse_other_model(
     state: Tensors, weights: Mapping[str, torch.Tensor | Rows], path: str | Path
 ) -> None:
-    """Raise a `UserError` if a weight does not fit a model's state; it names the first one."""
+    """Raise a `UserError` that names the first weight that is missing, unknown or of another shape.
+
+    If all weights fit the model's state, it raises nothing.
+    """
     refuse_other_kind(state, weights, path)
     advice = "use the flags and the data set of the run that wrote these weights, or other weights"
     for name in sorted(state.keys() | weights.keys()):

@@ -64,7 +64,7 @@ def owner_of(checkpoint: Path) -> str | None:
 
 
 def is_of_another_run(checkpoint: Path, run_id: str | None) -> bool:
-    """Whether another run wrote a checkpoint; False if its manifest can't be read.
+    """Whether another run certainly wrote a checkpoint; False if its manifest can't be read.
 
     With a `run_id` of None, the result is always False.
     """

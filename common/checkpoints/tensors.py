@@ -31,7 +31,8 @@ def write_tensors(
     # Use `save_file`: `safetensors.torch.save` would hold Python's lock, which training needs. It
     # held the lock for 119 ms to save 179 MiB.
     safetensors.torch.save_file(contiguous, path, metadata)
-    # The library gives only this user access. Use the folder's permissions, which follow the umask.
+    # The library lets only the file's owner read it. Give it the permissions of the folder, which
+    # follow the umask.
     with suppress(OSError):
         path.chmod(path.parent.stat().st_mode & 0o666)
     sync(path)

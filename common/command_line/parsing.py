@@ -26,7 +26,7 @@ from common.errors import Preempted, UserError
 from common.failures.outcomes import Outcome
 from common.failures.sentences import reading
 from common.flags import check_limits, from_json, role_of, spelled, stated
-from common.output.standard_streams import protect_output
+from common.output.standard_streams import ignore_lost_output
 from common.ranks.rank_exits import let_main_rank_exit_first
 from common.storage.json_files import read_json
 from common.system.machine import is_main_rank
@@ -70,7 +70,7 @@ def parse_config(config_class: type[ConfigType], description: str | None = None)
         UserError: a value can't work, or contradicts the run to resume.
         SystemExit: tyro's, for an unknown flag (with the nearest match) or a value of another type.
     """
-    protect_output()
+    ignore_lost_output()
     refuse_credentials(sys.argv[1:])
     # A current directory that was deleted is refused here, with advice.
     with reading("the current directory", "change to a folder that exists"):

@@ -409,7 +409,7 @@ def initial_scaling(initial: InitialFacts, init_from: str | None) -> Scaling:
     """Return the mean and std with which initial weights were trained.
 
     Raises:
-        UserError: either is not one finite number for each channel, or a deviation is not positive.
+        UserError: either is not one finite number for each channel, or an std is not positive.
     """
     with reading(
         f"the mean and std of --init-from {init_from}",
@@ -421,7 +421,7 @@ def initial_scaling(initial: InitialFacts, init_from: str | None) -> Scaling:
         # `reshape` raises a `ValueError` unless there is one number for each channel.
         mean, std = scaling.reshape(2, initial.channels)
         if not np.isfinite(scaling).all() or (std <= 0).any():
-            raise ValueError("a deviation of 0, or a number that is not finite")
+            raise ValueError("an std that is not positive, or a number that is not finite")
     return {"mean": mean.tolist(), "std": std.tolist()}
 
 

@@ -29,7 +29,7 @@ def advice_for(problem: str, error_number: int | None = None) -> str:
     """Return advice on an error of a file system.
 
     Args:
-        problem: the error's text. It decides if the error has no number, or one without advice.
+        problem: the error's text, which is only searched if `error_number` has no advice.
         error_number: the error's `errno`; None if a library raised it without a number.
     """
     for numbers, advice in ADVICE.items():

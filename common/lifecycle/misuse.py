@@ -10,7 +10,7 @@ from common.system.platforms import quoted
 
 
 def training_order_of(loader: Loader, call: str) -> TrainingOrder:
-    """Return the order of the loader for training.
+    """Return a loader's order, which must be one for training.
 
     Args:
         call: the recipe's call that takes this loader.

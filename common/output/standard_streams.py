@@ -10,7 +10,7 @@ from common.failures.disk_errors import advice_for
 from common.system.printable import PLAIN
 
 
-def protect_output() -> None:
+def ignore_lost_output() -> None:
     """Prepare standard output and standard error so that a run outlives its terminal.
 
     Text that can't be written is dropped, and symbols that the terminal can't show are replaced.
@@ -19,10 +19,11 @@ def protect_output() -> None:
     replace_output(Output, by_line=False)
 
 
-def protect_tool_output() -> None:
+def end_on_lost_output() -> None:
     """Prepare standard output so that a tool ends without a traceback if it can't write there.
 
-    A run goes on without its output; see `protect_output`. A tool has no other result, so it ends.
+    A run goes on without its output: see `ignore_lost_output`. A tool has no other result, so it
+    ends.
     """
     is_closed = sys.stdout is None
     open_closed_streams()

@@ -48,7 +48,8 @@ class TakenDirectory(NamedTuple):
 
     path: Path
     run_id: str  # random, and unique to this run
-    mark: Path  # a file that rank 0 made, and that all machines must see: see `insist_on_sight`
+    # A file that rank 0 made, and that all machines must see: see `insist_on_shared_folder`.
+    mark: Path
     is_finished: bool  # whether the run is finished, so that there is nothing to resume
 
 
@@ -101,7 +102,7 @@ class RunDirectory:
                 lambda: self.take(output_dir, recipe, resume, patience, is_finished)
             )
             if several_machines() and not taken_directory.is_finished:
-                insist_on_sight(taken_directory.mark, patience)
+                insist_on_shared_folder(taken_directory.mark, patience)
         except UserError:
             self.remove_if_unused()
             self.release()
@@ -142,9 +143,9 @@ class RunDirectory:
         # Replace the status of an earlier attempt at once, because it says nothing about this
         # attempt. None keeps the update of the earlier attempt.
         self.write_status("running", None if resume else 0)
-        # All machines must see this file: see `insist_on_sight`. A machine that does not share this
-        # file system may have a folder at the same path, with the mark of an earlier run. The name
-        # is random, so that the machine does not take that mark for this one.
+        # All machines must see this file: see `insist_on_shared_folder`. A machine that does not
+        # share this file system may have a folder at the same path, with the mark of an earlier
+        # run. The name is random, so that the machine does not take that mark for this one.
         mark = self.path / f".seen-{secrets.token_hex(4)}"
         if several_machines():
             mark.touch()
@@ -245,7 +246,7 @@ class RunDirectory:
         self.lock.close()
 
 
-def insist_on_sight(mark: Path, patience: float) -> None:
+def insist_on_shared_folder(mark: Path, patience: float) -> None:
     """Raise a `UserError` on all ranks if one of them does not see a file that rank 0 has made.
 
     All ranks call this before training, to find machines that do not share the run's file system.

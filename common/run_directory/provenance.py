@@ -123,9 +123,9 @@ def saved_attempts(directory: Path) -> list[Attempt]:
 def with_attempt(saved: list[Attempt], attempt: Attempt) -> list[Attempt]:
     """Return the attempts that led to the present state of the run, and the present one.
 
-    Attempts that began at the present update or later are left out, because the run has gone back
-    to before them. The present attempt is left out if it has the same facts as the last one: see
-    `is_like`.
+    Saved attempts that began at the first update of this attempt or later are left out, because
+    this attempt trains these updates again. The present attempt is left out if it has the same
+    facts as the last one: see `is_like`.
     """
     earlier = [before for before in saved if before.global_step < attempt.global_step]
     if earlier and is_like(earlier[-1], attempt):

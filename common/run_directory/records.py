@@ -500,11 +500,11 @@ def parse_record(
     try:
         return record_class.model_validate(json_safe(contents))
     except ValidationError as problem:
-        mistake = sentence_of(problem.errors()[0])
+        mistake = mistake_in_words(problem.errors()[0])
         raise UserError(f"{source} is damaged or was edited ({mistake})", advice=PUT_BACK) from None
 
 
-def sentence_of(error: ErrorDetails) -> str:
+def mistake_in_words(error: ErrorDetails) -> str:
     """Return one of pydantic's errors in words, as the middle of a sentence."""
     place = ".".join(str(name) for name in error["loc"])
     if error["type"] == "missing":

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from common.errors import UserError
-from common.output.standard_streams import protect_tool_output
+from common.output.standard_streams import end_on_lost_output
 
 
 class Tool(NamedTuple):
@@ -44,7 +44,7 @@ def main(words: Sequence[str] | None = None) -> None:
     """
     name, *rest = [*(sys.argv[1:] if words is None else words)] or ["--help"]
     if name in ("-h", "--help"):
-        protect_tool_output()  # each tool does this itself, in `tool_parser`
+        end_on_lost_output()  # each tool does this itself, in `tool_parser`
         print(overview())
         return
     if name not in TOOLS:

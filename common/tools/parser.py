@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 
 from common.errors import UserError
-from common.output.standard_streams import protect_output, protect_tool_output
+from common.output.standard_streams import end_on_lost_output, ignore_lost_output
 
 
 def tool_parser(
@@ -24,9 +24,9 @@ def tool_parser(
         SystemExit: standard output is closed, unless the tool outlives its terminal.
     """
     if outlives_terminal:
-        protect_output()
+        ignore_lost_output()
     else:
-        protect_tool_output()
+        end_on_lost_output()
     return argparse.ArgumentParser(
         prog=f"recipes {name}",
         usage=usage,

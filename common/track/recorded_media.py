@@ -137,7 +137,7 @@ class RecordedMedia:
     def table(
         self, name: str, columns: Sequence[str], rows: Iterable[Sequence[object]], step: int
     ) -> None:
-        """Queue a table; each row has a number, text, truth value, None or tensor per column."""
+        """Queue a table; each row has a number, string, bool, None or tensor per column."""
 
         def make_entry() -> Entry:
             copies = [[copy_cell(cell) for cell in row] for row in rows]

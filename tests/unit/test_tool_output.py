@@ -8,7 +8,7 @@ import sys
 import pytest
 
 TOOL = (
-    "from common.output.standard_streams import protect_tool_output; protect_tool_output()\n"
+    "from common.output.standard_streams import end_on_lost_output; end_on_lost_output()\n"
     "for number in range(20000): print('\\u2605', number)"
 )
 RECIPE = TOOL.replace("tool_", "")

@@ -41,7 +41,7 @@ class FigureRow(NamedTuple):
         }
 
     def suffix(self, index: int) -> str:
-        """Return the suffix of a run's cell with its qualifier; empty if the heading has it."""
+        """Return the text behind a run's value: its qualifier, or nothing if the heading has it."""
         qualifiers = self.known_qualifiers
         if index not in qualifiers or len(set(qualifiers.values())) == 1:
             return ""

@@ -112,13 +112,14 @@ def is_compared(flag: str, run: RunConfig) -> bool:
 def settings_by_name(beginning: str, values: Mapping[str, object]) -> Settings:
     """Return a setting for each of several values, such as "version of torch".
 
-    Without values, there is one setting, which says that there are none.
+    Without values, there is one empty setting, so that a run without them differs from one that has
+    some.
 
     Args:
         beginning: the words of each label before the name of its value.
     """
     if not values:
-        return {beginning: values}
+        return {beginning: {}}
     return {f"{beginning} {name}": value for name, value in values.items()}
 
 

@@ -164,7 +164,7 @@ def whole_number(flags: FlagValues, name: str, default: int) -> int:
     """
     if name not in flags:
         return default
-    text = " ".join(flags[name])
+    text = " ".join(flags[name])  # several values are no number, so they are refused
     if not text.isdecimal() or int(text) < 1:
         raise UserError(
             f"{name} {text:.99} is out of range", advice="pass a whole number of 1 or more"

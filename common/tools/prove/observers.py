@@ -205,11 +205,11 @@ class Observers:
         metrics: Metrics | None = None,
     ) -> None:
         session = self.session
-        step = session.step
+        step_before = session.step  # `original` counts an update
         is_update = bool(run.accelerator.sync_gradients)
         original(run, loss, metrics)  # first, because it refuses values that can't be written below
         if self.is_observed:
-            self.write_recorded(run, step, is_update, loss, metrics or {})
+            self.write_recorded(run, step_before, is_update, loss, metrics or {})
         session.micro_batch = 0 if is_update else session.micro_batch + 1
         if is_update:
             self.interrupter.after_update(session.step, run.accelerator.num_processes)

@@ -257,7 +257,7 @@ def differences_of_last_attempts(past: PastRun, new: PastRun) -> list[FactDiffer
         difference = fact_difference(label, past_fact, new_fact)
         if difference is not None and not is_cut_path(past, difference):
             differences.append(difference)
-    differences = mark_explained_weights(differences)
+    differences = excuse_explained_weights(differences)
     if is_data_equal(past, new):
         return [
             difference for difference in differences if difference.fact not in FACTS_OF_LOCATION
@@ -289,11 +289,12 @@ def is_cut_path(past: PastRun, difference: FactDifference) -> bool:
     return past.is_published and is_flag and difference.before == Path(difference.now).name
 
 
-def mark_explained_weights(differences: Sequence[FactDifference]) -> list[FactDifference]:
-    """Return the differences; initial weights define an experiment only if nothing explains them.
+def excuse_explained_weights(differences: Sequence[FactDifference]) -> list[FactDifference]:
+    """Return the differences; initial weights are excused if another difference explains them.
 
     A different device or version, for example, may change the last bits of random initial weights.
-    Such weights do not make the new run a different experiment.
+    Such weights do not make the new run a different experiment, so `defines_experiment` becomes
+    false.
     """
     if not any(may_change_initialization(difference) for difference in differences):
         return [*differences]

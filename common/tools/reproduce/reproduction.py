@@ -106,17 +106,18 @@ class DifferenceReporter:
         self.past = past
         self.expected = expected
         self.shown = [*shown]
-        self.is_done = False
+        self.has_compared_facts = False
 
     def compare_facts(self, output: Path) -> None:
         """Show the differences of the new run in `output`, which has written its `config.json`.
 
-        Only the first call does so. It comes before the new run has trained for long, so that the
-        user can stop a different experiment.
+        The tool calls this method whenever it looks at the running process. Only the first call
+        compares. It comes before the new run has trained for long, so that the user can stop a
+        different experiment.
         """
-        if self.is_done:
+        if self.has_compared_facts:
             return
-        self.is_done = True
+        self.has_compared_facts = True
         # The new run may not have written its attempts yet.
         new = replace(read_past_run(output), attempts=self.expected.attempts)
         added = self.show_more(differences_of(self.past, new))

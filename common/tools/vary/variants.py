@@ -52,7 +52,9 @@ class Variant:
     def command(self, recipe: str, shared: Sequence[str], seed: int, directory: Path) -> list[str]:
         """Return the command that starts this variant's run with a seed, or resumes it."""
         flags = [*self.flags, *shared]
-        if seed:  # 0 is the default, and with one seed `flags` may have a --seed of its own
+        # Seed 0 is the default. Without `--seeds`, it is also the only one here, and a --seed that
+        # the user passed to the recipe must not be overridden.
+        if seed:
             flags += ["--seed", str(seed)]
         return command_of_run(options_for(int(self.processes)), recipe, flags, directory)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from common import console
-from common.output.standard_streams import protect_output, without_native_messages
+from common.output.standard_streams import ignore_lost_output, without_native_messages
 
 
 @pytest.mark.parametrize("broken", ["full", "closed"])
@@ -25,7 +25,7 @@ def test_output_that_fails_ends_no_run(monkeypatch: pytest.MonkeyPatch, broken: 
         writer = os.open("/dev/full", os.O_WRONLY)
     with monkeypatch.context() as patch:
         patch.setattr("sys.stdout", io.TextIOWrapper(open(writer, "wb"), encoding="utf-8"))  # noqa: SIM115
-        protect_output()
+        ignore_lost_output()
         for _ in range(3):
             console.say("x" * 10_000)
             console.CONSOLE.print("a table")
@@ -54,7 +54,7 @@ LAST_WORDS = {
 
 
 @pytest.mark.parametrize("last_words", LAST_WORDS)
-@pytest.mark.parametrize("function", ["protect_output", "protect_tool_output"])
+@pytest.mark.parametrize("function", ["ignore_lost_output", "end_on_lost_output"])
 def test_terminal_that_is_gone_changes_no_exit_status(function: str, last_words: str) -> None:
     """Python exits with 120 if it can't write the rest of standard error."""
     code = (
@@ -86,7 +86,7 @@ def test_standard_error_of_a_program_stays(monkeypatch: pytest.MonkeyPatch, tmp_
     with (tmp_path / "errors").open("w") as file, monkeypatch.context() as patch:
         for errors in (file, in_memory):
             patch.setattr("sys.stderr", errors)
-            protect_output()
+            ignore_lost_output()
             assert sys.stderr is errors
 
 
@@ -95,7 +95,7 @@ def test_letters_that_the_terminal_lacks_are_escaped(monkeypatch: pytest.MonkeyP
     written = io.BytesIO()
     with monkeypatch.context() as patch:
         patch.setattr("sys.stdout", io.TextIOWrapper(written, encoding="ascii"))
-        protect_output()
+        ignore_lost_output()
         console.say("ü")
         console.CONSOLE.print("日")
         assert written.getvalue() == b"\\xfc\n\\u65e5\n"

@@ -46,7 +46,7 @@ def check_figures(bench: Bench) -> Verdict:
     distributed = run_with_layout(bench, "two-processes", layouts.distributed)
     causes = [*wrong_rows(bench.reference, counts)]
     for run in (divided, distributed):
-        causes += training_modes(run)
+        causes += layers_in_training_mode(run)
         causes += wrong_losses(whole, run, counts)
         causes += wrong_metrics(run, counts.metrics)
     causes += wrong_figures(divided, counts)
@@ -237,13 +237,13 @@ def losses_of_ranks(run: ObservedRun) -> dict[Position, dict[int, list[float]]]:
 # The figures of evaluations
 
 
-def training_modes(run: ObservedRun) -> Iterator[Cause]:
+def layers_in_training_mode(run: ObservedRun) -> Iterator[Cause]:
     """Yield a cause if layers are in training mode in an evaluation."""
     layers = {record.layer for _, record in run.all(TrainingMode)}
     if layers:
         yield Cause(
-            f"the model is in training mode in the evaluation, so {' and '.join(sorted(layers))} "
-            "acts as in training",
+            "the model is in training mode in the evaluation, so these layers act as in training: "
+            f"{', '.join(sorted(layers))}",
             ADVICE_OF_MODE,
         )
 

@@ -17,7 +17,7 @@ from sklearn.metrics import f1_score
 
 from common.metric_names import THROUGHPUT
 from common.tools.prove.checks.figures import (
-    training_modes,
+    layers_in_training_mode,
     verdict_of,
     wrong_figures,
     wrong_losses,
@@ -364,7 +364,7 @@ def test_training_mode_is_named() -> None:
         TrainingMode(step=2, phase="validation", split="validation", layer=layer)
         for layer in ("Dropout", "BatchNorm1d")
     ]
-    (cause,) = training_modes(run_with(notes))
+    (cause,) = layers_in_training_mode(run_with(notes))
     assert "BatchNorm1d and Dropout" in cause.sentence
 
 
