@@ -26,11 +26,10 @@ from common.run_directory.records import (
     Status,
     read_record,
 )
-from common.storage.files import locked
+from common.storage.files import LOCK, locked
 from common.storage.json_files import write_json
 from common.system.machine import is_main_rank, rank, several_machines
 
-LOCK = ".lock"
 INITIAL = "initial"  # the folder with a copy of the weights of `--init-from`, for a resume
 # Seconds to wait for another job, which may take this long to save a checkpoint after a signal.
 PATIENCE = 60.0

@@ -15,14 +15,13 @@ from common.errors import UserError
 from common.failures.outcomes import Outcome
 from common.run_directory import directory as module
 from common.run_directory.directory import (
-    LOCK,
     RunDirectory,
     make_directory,
     read_status,
     refuse_to_resume,
 )
 from common.run_directory.records import Status
-from common.storage.files import locked
+from common.storage.files import LOCK, locked
 from tests.unit.recipes import status_of
 
 REFUSED = Outcome("failed", False, "wrong flags")

@@ -158,7 +158,7 @@ def test_folder_in_use_is_refused_with_the_flag_of_this_tool(
     arguments = [str(STUB), "--epochs", "1", "--output-dir", "v"]
     with (
         FileLock(folder / ".lock"),
-        pytest.raises(UserError, match=r"pass another directory with --output-dir$"),
+        pytest.raises(UserError, match=r"another job is writing to .* another --output-dir$"),
     ):
         main(arguments)
 
