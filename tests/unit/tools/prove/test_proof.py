@@ -251,6 +251,7 @@ def receipt(*passed: bool | None) -> ProofReceipt:
         recipe_sha256="0123456789abcdef" * 4,
         recipe_commit="f" * 40,
         recipe_is_edited=True,
+        code=[],
         command="recipes prove train.py",
         flags=["--epochs", "4"],
         seed=0,
