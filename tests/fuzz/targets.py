@@ -26,7 +26,6 @@ from torch import nn
 
 from common.checkpoints.export import load_weights, save_model
 from common.checkpoints.state import Parts, RandomState, restore_newest
-from common.checkpoints.store import Checkpoints
 from common.config import parse_config
 from common.data.images import ImageData, load_images
 from common.data.sources import find_named
@@ -45,6 +44,7 @@ from common.track.log import Log
 from tests import local_data
 from tests.fuzz import inputs
 from tests.launch import RECIPES, REPOSITORY
+from tests.unit.checkpoint_store import checkpoints_in
 from tests.unit.manifest_facts import identity_at
 from tests.unit.recipes import config_class, write_run
 from tests.unit.tools.compare import run_folders
@@ -244,10 +244,6 @@ SHOWN: dict[str, Any] = {
     "memory_plan": {"total_mib": 1.0, "device_mib": 2.0},
 }
 STATES: set[str] = set()  # of the checkpoints that were saved
-
-
-def checkpoints_in(folder: Path) -> Checkpoints:
-    return Checkpoints(folder, rank=0, world_size=1, checkpoints_to_keep=3, patience=5.0)
 
 
 def save_checkpoints(folder: Path) -> None:

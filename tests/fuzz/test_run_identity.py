@@ -31,7 +31,7 @@ from torch import nn
 
 from common.checkpoints.export import save_model
 from common.checkpoints.state import Parts, restore_newest
-from common.checkpoints.store import Checkpoints
+from common.checkpoints.store import HOST, Checkpoints
 from common.config import TrainingConfig
 from common.errors import UserError
 from common.flags import role_of
@@ -120,6 +120,7 @@ class Attempt:
             1,
             KEEP,
             5.0,
+            HOST,
             run_id=self.directory.run_id,
             insist_on_ownership=self.directory.insist_on_ownership,
         )

@@ -17,13 +17,13 @@ from torch import nn
 from torch.optim import lr_scheduler
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from common.checkpoints.finished import newest_whole, read_manifest
+from common.checkpoints.finished import read_manifest
 from common.checkpoints.kinds import RandomState
 from common.checkpoints.same_run import excerpts, insist_on_facts
 from common.checkpoints.state import Parts
-from common.checkpoints.store import Checkpoints
 from common.checkpoints.tensors import read_tensors, write_tensors
 from common.errors import UserError
+from tests.unit.checkpoint_store import checkpoints_in, newest_whole
 from tests.unit.manifest_facts import identity_at
 
 CPU = torch.device("cpu")
@@ -108,7 +108,9 @@ class Training:
 
 def save(folder: Path, step: int, *ranks: Parts, after: Path | None = None) -> Path:
     """Write a checkpoint of all ranks, resumed from the one at `after` if stated."""
-    checkpoints = [Checkpoints(folder, rank, len(ranks), 3, 60) for rank in range(len(ranks))]
+    checkpoints = [
+        checkpoints_in(folder, rank, len(ranks), patience=60) for rank in range(len(ranks))
+    ]
     for writer, parts in zip(checkpoints, ranks, strict=True):
         if after is not None:
             writer.go_on_from(after, read_manifest(after))
@@ -273,7 +275,7 @@ def test_checkpoints_share_one_file_of_frozen_weights(tmp_path: Path) -> None:
     parts = Parts(0)
     parts.add("model", model)
     whole = sum(p.numel() * p.element_size() for p in model.parameters())
-    checkpoints = Checkpoints(tmp_path, 0, 1, 3, 60)
+    checkpoints = checkpoints_in(tmp_path, patience=60)
     saved = []
     for step in (1, 2):
         nn.init.constant_(model[1].weight, step)
@@ -310,7 +312,7 @@ def test_restore_ignores_files_outside_the_manifest(tmp_path: Path) -> None:
     for parameter in model.parameters():
         parameter.requires_grad_(True)
     parts.add("model", model)
-    checkpoints = Checkpoints(tmp_path, 0, 1, 3, 60)
+    checkpoints = checkpoints_in(tmp_path, patience=60)
     checkpoints.save(1, parts.collect(), identity_at(1))
     checkpoints.wait()
     write_tensors(tmp_path / "frozen-model.safetensors", {"of another": torch.zeros(3)})
@@ -327,7 +329,7 @@ def test_weights_that_are_unfrozen_later_join_the_checkpoint(tmp_path: Path) -> 
     model = frozen_model()
     parts = Parts(0)
     parts.add("model", model)
-    checkpoints = Checkpoints(tmp_path, 0, 1, 3, 60)
+    checkpoints = checkpoints_in(tmp_path, patience=60)
     checkpoints.save(1, parts.collect(), identity_at(1))
     model[0].bias.requires_grad_(True)
     nn.init.constant_(model[0].bias, 7.0)
