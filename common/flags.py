@@ -118,7 +118,7 @@ def check_limits(config: "DataclassInstance") -> None:
 
 
 def check_number(
-    name: str, value: float | None, least: float | None = None, most: float | None = None
+    name: str, value: float | None, least: float | None, most: float | None = None
 ) -> None:
     """Raise a `UserError` if the number of a tool's own flag is outside of the limits.
 

@@ -374,7 +374,7 @@ class Checkpoints:
                 )
             time.sleep(POLL_SECONDS)
 
-    def go_on_from(self, path: Path, manifest: Manifest, without_best: bool = False) -> None:
+    def go_on_from(self, path: Path, manifest: Manifest, without_best: bool) -> None:
         """Note the update of a restored checkpoint, and its files that need not be written again.
 
         Args:

@@ -203,7 +203,7 @@ def boot_id() -> str:
 
 
 def throughput(
-    intervals: torch.Tensor, flops: TrainingFlops | None = None, peak: float = 0.0
+    intervals: torch.Tensor, flops: TrainingFlops | None, peak: float
 ) -> dict[str, float]:
     """Return the ``perf/`` metrics of one interval over all ranks.
 

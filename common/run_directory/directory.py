@@ -201,9 +201,7 @@ class RunDirectory:
             outcome = Outcome(status, status in ("running", "preempted"), reason)
             write_outcome(self.path, outcome, global_step, run_id=self.run_id)
 
-    def write_failure(
-        self, outcome: Outcome, global_step: int, is_lost_process: bool = False
-    ) -> bool:
+    def write_failure(self, outcome: Outcome, global_step: int, is_lost_process: bool) -> bool:
         """Write to `status.json` why the run failed, unless another rank has done so.
 
         The first loss of a process at an update may be an accident, and a restart may succeed.
@@ -352,7 +350,7 @@ def write_outcome(
     write_json(path / STATUS, Status(**facts).to_json())
 
 
-def refuse_to_resume(output_dir: str | Path | None, outcome: Outcome, resume: bool = True) -> None:
+def refuse_to_resume(output_dir: str | Path | None, outcome: Outcome, resume: bool) -> None:
     """Write to `status.json` of an unfinished run why a command could not continue it.
 
     A supervisor may repeat the command until the run is finished. Without the reason in the status,

@@ -174,7 +174,7 @@ def whole_run(folder: Path) -> Path:
     (run / "status.json").write_text(json.dumps(status))
     (run / "summary.json").unlink()
     save_checkpoints(run / "checkpoints")
-    save_model(run / "model", Network(), {"name": "small"})
+    save_model(run / "model", Network(), {"name": "small"}, card="", skeleton=None)
     return run
 
 
@@ -207,7 +207,7 @@ class Training:
         trained = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(trained, lr=1e-2)
         self.progress = Counts(global_step=0, seconds=1.0)
-        self.parts = Parts(0)
+        self.parts = Parts(0, mesh=None)
         self.parts.add("model", self.model)
         self.parts.add("optimizer", self.optimizer)
         self.parts.add("progress", self.progress)

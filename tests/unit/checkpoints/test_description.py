@@ -52,7 +52,7 @@ def parts_of(
 ) -> Parts:
     """Return the parts of a training run after one update."""
     model = network()
-    parts = Parts(0)
+    parts = Parts(0, mesh=None)
     trained_optimizer = optimizer(groups(model))
     scheduler = schedule(trained_optimizer)
     for name, part in {

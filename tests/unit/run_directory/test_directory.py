@@ -228,8 +228,12 @@ def test_first_failure_of_any_rank_is_the_reason(
     directory = RunDirectory(str(tmp_path), "mnist_mlp", False)
     directory.write_status("running", 1)
     monkeypatch.setenv("RANK", "1")
-    assert directory.write_failure(Outcome("failed", True, "rank 1: lost"), 4)
-    assert not directory.write_failure(Outcome("failed", False, "rank 0: closed by peer"), 5)
+    assert directory.write_failure(
+        Outcome("failed", True, "rank 1: lost"), 4, is_lost_process=False
+    )
+    assert not directory.write_failure(
+        Outcome("failed", False, "rank 0: closed by peer"), 5, is_lost_process=False
+    )
     assert status_of(tmp_path) == {
         "status": "failed", "resumable": True, "reason": "rank 1: lost", "global_step": 4,
         "run_id": directory.run_id,
@@ -239,7 +243,7 @@ def test_first_failure_of_any_rank_is_the_reason(
     again = RunDirectory(str(tmp_path), "mnist_mlp", True)
     assert status_of(tmp_path)["status"] == "running"
     assert status_of(tmp_path)["global_step"] == 4
-    assert again.write_failure(Outcome("failed", False, "another"), 6)
+    assert again.write_failure(Outcome("failed", False, "another"), 6, is_lost_process=False)
 
 
 def test_failure_counts_even_if_it_cannot_be_written(
@@ -252,7 +256,7 @@ def test_failure_counts_even_if_it_cannot_be_written(
         raise UserError(f"{path} can't be made or written")
 
     monkeypatch.setattr(module, "write_json", fail)
-    assert directory.write_failure(Outcome("failed", False, "why"), 4)
+    assert directory.write_failure(Outcome("failed", False, "why"), 4, is_lost_process=False)
 
 
 @pytest.mark.parametrize("content", [None, b"", b"[]", b'{"status": "run', b"\xff"])
@@ -261,7 +265,7 @@ def test_unreadable_status_is_unknown(content: bytes | None, tmp_path: Path) -> 
     if content is not None:
         (tmp_path / "status.json").write_bytes(content)
     assert read_status(tmp_path) == Status()
-    refuse_to_resume(tmp_path, REFUSED)
+    refuse_to_resume(tmp_path, REFUSED, resume=True)
     assert read_status(tmp_path) == Status()
     directory = RunDirectory(str(tmp_path), "mnist_mlp", True)
     assert status_of(tmp_path)["global_step"] == 0
@@ -275,20 +279,20 @@ def test_wrong_command_stops_the_supervisor(
     """A finished run, another rank, and a run that trains under a right command are left alone."""
     directory = RunDirectory(str(tmp_path), "mnist_mlp", False)
     directory.write_status(status, 4)
-    refuse_to_resume(tmp_path, REFUSED)
+    refuse_to_resume(tmp_path, REFUSED, resume=True)
     assert status_of(tmp_path)["status"] == status
     directory.release()
     with monkeypatch.context() as other:
         other.setenv("RANK", "1")
-        refuse_to_resume(tmp_path, REFUSED)
+        refuse_to_resume(tmp_path, REFUSED, resume=True)
         assert status_of(tmp_path)["status"] == status
-    refuse_to_resume(tmp_path, REFUSED)
+    refuse_to_resume(tmp_path, REFUSED, resume=True)
     assert status_of(tmp_path) == {
         "status": "failed", "resumable": False, "reason": "wrong flags", "global_step": 4,
         "run_id": directory.run_id,
     }  # fmt: skip
     directory.write_status("finished", 9)
-    refuse_to_resume(tmp_path, REFUSED)
+    refuse_to_resume(tmp_path, REFUSED, resume=True)
     assert status_of(tmp_path)["status"] == "finished"
 
 
