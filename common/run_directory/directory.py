@@ -63,8 +63,8 @@ class RunDirectory:
         output_dir: str | None,
         recipe: str,
         resume: bool,
-        patience: float = PATIENCE,
-        is_finished: Callable[[], bool] = lambda: False,
+        patience: float,
+        is_finished: Callable[[], bool],
     ) -> None:
         """Create the directory and lock it for this job; called on all ranks.
 

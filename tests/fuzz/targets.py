@@ -33,7 +33,7 @@ from common.data.text import TextData, load_text
 from common.errors import UserError
 from common.metric_names import STEP
 from common.objective import Objective
-from common.run_directory.directory import RunDirectory
+from common.run_directory.directory import PATIENCE, RunDirectory
 from common.run_directory.identity import signed_config
 from common.run_directory.records import RunConfig, RunIdentity
 from common.storage.digests import signed
@@ -133,6 +133,11 @@ def space(data: st.DataObject, folder: Path) -> None:
         sentence_of(lambda: parse_space(words, recipe))
 
 
+def directory_of(output_dir: str | None, resume: bool) -> RunDirectory:
+    """Return the directory of a run that is not finished."""
+    return RunDirectory(output_dir, "mnist_mlp", resume, PATIENCE, is_finished=lambda: False)
+
+
 def directories(data: st.DataObject, folder: Path) -> None:
     """The directory is made, or a sentence says why it can't be."""
     odd_names = st.sampled_from([*inputs.PATHS, *inputs.ODD_TEXT])
@@ -147,7 +152,7 @@ def directories(data: st.DataObject, folder: Path) -> None:
         resume = data.draw(st.booleans())
 
         def make() -> None:
-            directories_made.append(RunDirectory(output_dir, "mnist_mlp", resume))
+            directories_made.append(directory_of(output_dir, resume))
 
         sentence = sentence_of(make)
         if directories_made:
@@ -286,7 +291,7 @@ def go_on(training: Training) -> None:
     config = parse_config(config_class("mnist_mlp"), "What it does.")
     if config.resume is None:  # the damage removed the run, so another one would start
         return
-    directory = RunDirectory(config.output_dir, "mnist_mlp", resume=True)
+    directory = directory_of(config.output_dir, resume=True)
     try:
         single: Any = SimpleNamespace(is_main_process=True, num_processes=1)
         checkpoints = checkpoints_in(directory.path / "checkpoints")

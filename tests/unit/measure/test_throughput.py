@@ -39,7 +39,7 @@ def train(stopwatch: Stopwatch, clock: Clock, updates: int, seconds: float) -> N
 def test_throughput_leaves_out_the_first_updates() -> None:
     """Slow first updates and time outside training do not count, and all later samples do."""
     clock = Clock()
-    stopwatch = Stopwatch(lambda: None, clock)
+    stopwatch = Stopwatch(lambda: None, clock, energy=lambda: 0.0)
     stopwatch.start()
     train(stopwatch, clock, FIRST_UPDATES, seconds=30)
     train(stopwatch, clock, 10, seconds=0.5)
@@ -59,7 +59,7 @@ def test_throughput_leaves_out_the_first_updates() -> None:
 def test_short_run_has_a_throughput() -> None:
     """A run with no more than the first updates counts all of them."""
     clock = Clock()
-    stopwatch = Stopwatch(lambda: None, clock)
+    stopwatch = Stopwatch(lambda: None, clock, energy=lambda: 0.0)
     stopwatch.start()
     train(stopwatch, clock, FIRST_UPDATES - 1, seconds=2)
     stopwatch.lap()
@@ -71,7 +71,7 @@ def test_short_run_has_a_throughput() -> None:
 def test_each_interval_has_its_samples_and_seconds(every: int) -> None:
     """Each log line has the throughput of its own updates, even the first ones."""
     clock = Clock()
-    stopwatch = Stopwatch(lambda: None, clock)
+    stopwatch = Stopwatch(lambda: None, clock, energy=lambda: 0.0)
     stopwatch.start()
     for _ in range(4):
         train(stopwatch, clock, every, seconds=0.5)
@@ -115,7 +115,7 @@ def test_flops_and_energy_count_real_samples_and_tokens() -> None:
 def test_useful_time_leaves_out_compilation() -> None:
     """The first updates count as long as later ones take."""
     clock = Clock()
-    stopwatch = Stopwatch(lambda: None, clock)
+    stopwatch = Stopwatch(lambda: None, clock, energy=lambda: 0.0)
     stopwatch.start()
     train(stopwatch, clock, FIRST_UPDATES, seconds=30)
     assert stopwatch.useful_seconds == 0
