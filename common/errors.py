@@ -54,7 +54,7 @@ class TrainingError(UserError):
 class Preempted(SystemExit):
     """The run stopped on request with everything saved. Exit status 75 means: start it again."""
 
-    def __init__(self, message: str, *, is_by_ctrl_c: bool = False) -> None:
+    def __init__(self, message: str, *, is_by_ctrl_c: bool) -> None:
         super().__init__(75)
         self.message = message
         self.is_by_ctrl_c = is_by_ctrl_c  # a launcher then prints tracebacks of its own

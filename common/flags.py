@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from common.errors import UserError
+from common.system.platforms import command_line
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance  # a recipe's `Config` with its values
@@ -92,10 +93,15 @@ def spelled(name: str) -> str:
 
 def as_typed(name: str, value: object) -> str:
     """Return a flag and its value as on the command line, such as ``--hidden-sizes 64 32``."""
+    return command_line(words_of_flag(name, value))
+
+
+def words_of_flag(name: str, value: object) -> list[str]:
+    """Return the words of a flag and its value, such as ``["--hidden-sizes", "64", "32"]``."""
     if isinstance(value, bool):  # a switch has no value
-        return spelled(name if value else f"no_{name}")
-    shown_value = " ".join(map(str, value)) if isinstance(value, tuple) else value
-    return f"{spelled(name)} {shown_value}"
+        return [spelled(name if value else f"no_{name}")]
+    values = value if isinstance(value, tuple) else (value,)
+    return [spelled(name), *map(str, values)]
 
 
 class Misfit(NamedTuple):
@@ -118,7 +124,7 @@ def check_limits(config: "DataclassInstance") -> None:
 
 
 def check_number(
-    name: str, value: float | None, least: float | None = None, most: float | None = None
+    name: str, value: float | None, least: float | None, most: float | None = None
 ) -> None:
     """Raise a `UserError` if the value of a tool's own flag is outside its limits.
 

@@ -31,8 +31,8 @@ def save_model(
     folder: Path,
     model: nn.Module,
     facts: Mapping[str, object],
-    card: str = "",
-    skeleton: nn.Module | None = None,
+    card: str,
+    skeleton: nn.Module | None,
 ) -> None:
     """Write a finished model's folder: weights, facts and card, completely or not at all.
 

@@ -63,13 +63,9 @@ def owner_of(checkpoint: Path) -> str | None:
     return None
 
 
-def is_of_another_run(checkpoint: Path, run_id: str | None) -> bool:
-    """Whether another run certainly wrote a checkpoint; False if its manifest can't be read.
-
-    With a `run_id` of None, the result is always False.
-    """
-    # The manifest is read only if the answer depends on it.
-    return run_id is not None and not may_be_of_run(owner_of(checkpoint), run_id)
+def is_of_another_run(checkpoint: Path, run_id: str) -> bool:
+    """Whether another run certainly wrote a checkpoint; False if its manifest can't be read."""
+    return not may_be_of_run(owner_of(checkpoint), run_id)
 
 
 def damage(checkpoint: Path) -> str | None:
@@ -124,9 +120,7 @@ def damage_of_files(checkpoint: Path, receipts: Mapping[str, Receipt]) -> str | 
     return None
 
 
-def newest_whole(
-    folder: Path, up_to: str | None = None, run_id: str | None = None
-) -> tuple[Path | None, list[str]]:
+def newest_whole(folder: Path, up_to: str | None, run_id: str) -> tuple[Path | None, list[str]]:
     """Return the newest whole checkpoint, and a sentence on each newer one that can't be used.
 
     The checkpoint is None if none is whole.
@@ -135,7 +129,6 @@ def newest_whole(
         up_to: the name of the newest checkpoint to consider; later ones are ignored, without a
             sentence. None considers all.
         run_id: the run whose checkpoints to consider; another run's checkpoint counts as damaged.
-            None considers the checkpoints of all runs.
     """
     problems: list[str] = []
     last_step = None if up_to is None else step_of(up_to)
@@ -151,7 +144,7 @@ def newest_whole(
     return None, problems
 
 
-def choose(folder: Path, up_to: str | None, run_id: str | None = None) -> Path | None:
+def choose(folder: Path, up_to: str | None, run_id: str) -> Path | None:
     """Return the newest whole checkpoint, and clean up the folder; None if no checkpoint is whole.
 
     A resume calls this on rank 0, before anything is written.
@@ -169,7 +162,7 @@ def choose(folder: Path, up_to: str | None, run_id: str | None = None) -> Path |
 
     Args:
         up_to: the name of the last checkpoint to consider; None considers all.
-        run_id: the run to resume; None considers the checkpoints of all runs.
+        run_id: the run to resume.
 
     Raises:
         UserError: there are checkpoints, but none up to this one is whole. Nothing is removed
@@ -192,9 +185,7 @@ def choose(folder: Path, up_to: str | None, run_id: str | None = None) -> Path |
     return path
 
 
-def no_checkpoint_up_to(
-    name: str, folder: Path, problems: list[str], run_id: str | None
-) -> UserError:
+def no_checkpoint_up_to(name: str, folder: Path, problems: list[str], run_id: str) -> UserError:
     """Return the error for a run without a usable checkpoint up to the one of this name."""
     if problems:
         reason = f"no checkpoint up to {name} can be used ({problems[0]})"
@@ -255,7 +246,7 @@ def put_all_aside(folder: Path) -> None:
         rename_path(of_another_run, folder / of_another_run.name)
 
 
-def put_other_runs_aside(folder: Path, run_id: str | None) -> None:
+def put_other_runs_aside(folder: Path, run_id: str) -> None:
     """Move other runs' files to a new subfolder.
 
     A checkpoint names the files beside it by relative paths. They move together, so these
@@ -285,9 +276,7 @@ def free_name(path: Path) -> Path:
     return candidate
 
 
-def remove_old(
-    folder: Path, checkpoints_to_keep: int, newest: Path, run_id: str | None = None
-) -> None:
+def remove_old(folder: Path, checkpoints_to_keep: int, newest: Path, run_id: str) -> None:
     """Remove all but the newest checkpoints of a run, and the best models that none of them names.
 
     Checkpoints that `put_newer_aside` has marked as superseded are removed too.
@@ -295,7 +284,7 @@ def remove_old(
     Args:
         checkpoints_to_keep: the number of checkpoints that stay, `newest` included.
         newest: the checkpoint that was just written. It stays even if the number is 0.
-        run_id: the run whose files may be removed; None allows any run's.
+        run_id: the run whose files may be removed.
     """
     last_step = step_of(newest)
     earlier = [
@@ -310,7 +299,7 @@ def remove_old(
     remove_old_best_models(folder, last_step, run_id)
 
 
-def remove_old_best_models(folder: Path, last_step: int, run_id: str | None) -> None:
+def remove_old_best_models(folder: Path, last_step: int, run_id: str) -> None:
     """Remove the best models from before `last_step` that no checkpoint names."""
     named_files = set[str]()
     for checkpoint in step_folders(folder):

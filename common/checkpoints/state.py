@@ -58,7 +58,7 @@ class Parts:
     generators, may differ between ranks.
     """
 
-    def __init__(self, rank: int, mesh: "DeviceMesh | None" = None) -> None:
+    def __init__(self, rank: int, mesh: "DeviceMesh | None") -> None:
         self.rank = rank
         self.mesh = mesh  # the ranks that the model is sharded over, if it is sharded
         self.shared: dict[str, Stateful] = {}

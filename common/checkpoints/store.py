@@ -117,19 +117,19 @@ class Checkpoints:
     world_size: int
     checkpoints_to_keep: int  # the number of the newest checkpoints that stay
     patience: float  # seconds to wait for the files of other ranks
-    device: torch.device = HOST  # the device that holds the state to save
-    writer: threading.Thread | None = None  # the thread of the latest save, until `wait`
-    failure: SaveFailure | None = None  # why a save failed; nothing is saved after that
-    lost: LostProcessError | None = None  # another rank's files did not appear in time
-    last_step: int = -1  # the update of the latest checkpoint
-    # The receipts of files that were written once for all checkpoints, by name.
-    lasting_receipts: dict[str, Receipt] = field(default_factory=dict)
-    run_id: str | None = None  # the run that these checkpoints belong to
+    device: torch.device  # the device that holds the state to save
+    run_id: str  # the run that these checkpoints belong to
     # Raises a `UserError` if the run's directory no longer belongs to this run.
-    insist_on_ownership: Callable[[], None] = lambda: None
+    insist_on_ownership: Callable[[], None]
 
     def __post_init__(self) -> None:
         self.host_copies = HostCopies(self.device)
+        self.writer: threading.Thread | None = None  # the thread of the latest save, until `wait`
+        self.failure: SaveFailure | None = None  # why a save failed; nothing is saved after that
+        self.lost: LostProcessError | None = None  # another rank's files did not appear in time
+        self.last_step = -1  # the update of the latest checkpoint
+        # The receipts of files that were written once for all checkpoints, by name.
+        self.lasting_receipts: dict[str, Receipt] = {}
 
     def save(self, step: int, contents: Contents, identity: RunIdentity) -> None:
         """Copy this rank's state now, and write it as a checkpoint in the background.
@@ -269,7 +269,7 @@ class Checkpoints:
         Each file's metadata contains the run's id. Until a manifest lists the file, nothing else
         shows which run wrote it.
         """
-        metadata = None if self.run_id is None else {"run_id": self.run_id}
+        metadata = {"run_id": self.run_id}
         for name, tensors in files.items():
             unfinished = self.folder / f"{name}{UNFINISHED}"
             self.lasting_receipts[name] = write_tensors(unfinished, tensors, metadata)
@@ -374,7 +374,7 @@ class Checkpoints:
                 )
             time.sleep(POLL_SECONDS)
 
-    def go_on_from(self, path: Path, manifest: Manifest, without_best: bool = False) -> None:
+    def go_on_from(self, path: Path, manifest: Manifest, without_best: bool) -> None:
         """Note the update of a restored checkpoint, and its files that need not be written again.
 
         Args:

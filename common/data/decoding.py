@@ -273,7 +273,7 @@ class Decoder:
     split: str  # for messages
     size: int
     channels: int
-    white_level: int | None = None  # see `image_to_pixels`
+    white_level: int | None  # see `image_to_pixels`
 
     def __call__(self, encoded: EncodedImage) -> np.ndarray:
         with opened_image(encoded, self.source, self.split) as image:

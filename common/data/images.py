@@ -232,7 +232,7 @@ class ImageData(Data):
     # taken from the initial weights.
     mean: list[float]
     std: list[float]  # the standard deviation of the same pixels
-    white_level: int | None = None  # in images of more than 8 bits a channel; None: no such image
+    white_level: int | None  # in images of more than 8 bits a channel; None: no such image
 
     def preprocessing(self) -> ImagePreprocessing:
         """Return the entries that a recipe adds to the description of its saved model."""

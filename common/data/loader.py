@@ -69,7 +69,7 @@ class Loader:
         samples: Samples,
         order: TrainingOrder | EvaluationOrder,
         device: torch.device,
-        placement: str = "auto",
+        placement: str,
         num_workers: int | None = None,
         *,
         seed: int = 0,

@@ -8,7 +8,7 @@ import torch
 from common.config import TrainingConfig
 from common.data.batch import Samples
 from common.data.iterable import IterableOrder, IterableSamples
-from common.data.loader import NO_SIGNALS, Loader, RunSignals, free_memory
+from common.data.loader import Loader, RunSignals, free_memory
 from common.data.order import EvaluationOrder, TrainingOrder
 from common.errors import UserError
 
@@ -33,7 +33,7 @@ def make_loaders(
     config: TrainingConfig,
     accelerator: RunAccelerator,
     splits: Mapping[str, Samples],
-    signals: RunSignals = NO_SIGNALS,
+    signals: RunSignals,
 ) -> dict[str, Loader]:
     """Return a loader for each split, by the split's name.
 

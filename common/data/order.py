@@ -197,7 +197,7 @@ class EvaluationOrder:
     batch_size: int  # samples of a batch of one rank
     world_size: int
     rank: int
-    lengths: np.ndarray | None = None  # int64 [samples]; if it is set, samples are sorted
+    lengths: np.ndarray | None  # int64 [samples]; if it is set, samples are sorted
     blocks: Blocks | None = None  # if it is set, each rank gets consecutive samples
 
     @property
@@ -253,7 +253,7 @@ class EqualBatches(NamedTuple):
 
 
 def rehearsal_batches(
-    batches: Sequence[torch.Tensor], batch_size: int, is_spread: bool = True
+    batches: Sequence[torch.Tensor], batch_size: int, is_spread: bool
 ) -> list[torch.Tensor]:
     """Return a few batches with which a run tries out an evaluation before it trains.
 

@@ -25,7 +25,7 @@ GREY_MODES = {"1", "L", "I", "I;16", "I;16B", "I;16L", "I;16N", "F"}
 
 
 def image_to_pixels(
-    image: Image.Image, size: int, channels: int, white_level: int | None = FULL_SCALE
+    image: Image.Image, size: int, channels: int, white_level: int | None
 ) -> np.ndarray:
     """Return an image as uint8 [size, size, channels]: upright, resized and centre-cropped.
 

@@ -37,7 +37,7 @@ def prepared(
     version: str,
     names: tuple[str, ...],
     settings: Mapping[str, object],
-    evaluation_settings: Mapping[str, object] | None = None,
+    evaluation_settings: Mapping[str, object] | None,
 ) -> Prepared[FactsType]:
     """Return the prepared data of a run.
 

@@ -52,7 +52,7 @@ class TextSamples(TensorSamples):
     second text begins, counted from the sample's start) and labels (int64 [samples]).
     """
 
-    def __init__(self, *arrays: np.ndarray, token_positions: TokenPositions | None = None) -> None:
+    def __init__(self, *arrays: np.ndarray, token_positions: TokenPositions | None) -> None:
         self.keep(**dict(zip(ARRAYS, arrays, strict=True)))
         self.lengths: np.ndarray = np.diff(self.arrays["offsets"])
         self.token_positions = token_positions
@@ -175,7 +175,7 @@ class CountedBatch(dict[str, torch.Tensor]):
     have the default, `NO_WORK`. They serve to count a model's operations, not to measure speed.
     """
 
-    def __init__(self, batch: Batch, work: Work = NO_WORK) -> None:
+    def __init__(self, batch: Batch, work: Work) -> None:
         super().__init__(batch)
         self.work = work
 

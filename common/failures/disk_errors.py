@@ -25,7 +25,7 @@ ADVICE = {
 }
 
 
-def advice_for(problem: str, error_number: int | None = None) -> str:
+def advice_for(problem: str, error_number: int | None) -> str:
     """Return advice on an error of a file system.
 
     Args:

@@ -1,0 +1,4 @@
+"""Measurements of a run: time, memory, energy, FLOPs, and sums of figures over ranks.
+
+`common.track` writes and shows the figures. The reasons for a run's speed are in `common.profile`.
+"""

@@ -56,7 +56,7 @@ class MemoryPlan:
         model: nn.Module,
         optimizer: Optimizer,
         loader: Loader,
-        when_measured: Callable[[float], None] = lambda share: None,
+        when_measured: Callable[[float], None],
     ) -> None:
         """Plan the memory of a model, its gradients and its optimizer.
 

@@ -87,7 +87,7 @@ class Meters:
         self.sums = TrainingSums(self.device, accumulation)
         self.power = PowerMeter(self.device)
         self.stopwatch = Stopwatch(
-            partial(synchronize_stream, self.device), energy=self.power.joules
+            partial(synchronize_stream, self.device), time.perf_counter, self.power.joules
         )
         self.clock = RunClock()
         self.load = MachineLoad()

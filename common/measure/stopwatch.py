@@ -64,8 +64,8 @@ class Stopwatch:
     """Counts the training time and work of one rank; evaluation and saving are left out."""
 
     synchronize: Callable[[], None]
-    clock: Callable[[], float] = time.perf_counter
-    energy: Callable[[], float] = lambda: 0.0  # returns the energy drawn so far, in joules
+    clock: Callable[[], float]
+    energy: Callable[[], float]  # returns the energy drawn so far, in joules
     total: Interval = field(default_factory=Interval)  # all updates, up to the last stop
     first: Interval = field(default_factory=Interval)  # a copy of `total` after the first updates
     marked: Interval = field(default_factory=Interval)  # a copy of `total` at the last lap
@@ -203,7 +203,7 @@ def boot_id() -> str:
 
 
 def throughput(
-    intervals: torch.Tensor, flops: TrainingFlops | None = None, peak: float = 0.0
+    intervals: torch.Tensor, flops: TrainingFlops | None, peak: float
 ) -> dict[str, float]:
     """Return the ``perf/`` metrics of one interval over all ranks.
 

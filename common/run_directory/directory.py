@@ -26,11 +26,10 @@ from common.run_directory.records import (
     Status,
     read_record,
 )
-from common.storage.files import locked
+from common.storage.files import LOCK, locked
 from common.storage.json_files import write_json
 from common.system.machine import is_main_rank, rank, several_machines
 
-LOCK = ".lock"
 INITIAL = "initial"  # the folder with a copy of the weights of `--init-from`, for a resume
 # Seconds to wait for another job, which may take this long to save a checkpoint after a signal.
 PATIENCE = 60.0
@@ -65,8 +64,8 @@ class RunDirectory:
         output_dir: str | None,
         recipe: str,
         resume: bool,
-        patience: float = PATIENCE,
-        is_finished: Callable[[], bool] = lambda: False,
+        patience: float,
+        is_finished: Callable[[], bool],
     ) -> None:
         """Create the directory and lock it for this job; called on all ranks.
 
@@ -203,9 +202,7 @@ class RunDirectory:
             outcome = Outcome(status, status in ("running", "preempted"), reason)
             write_outcome(self.path, outcome, global_step, run_id=self.run_id)
 
-    def write_failure(
-        self, outcome: Outcome, global_step: int, is_lost_process: bool = False
-    ) -> bool:
+    def write_failure(self, outcome: Outcome, global_step: int, is_lost_process: bool) -> bool:
         """Write to `status.json` why the run failed, unless another rank has done so.
 
         The first loss of a process at an update may be an accident, and a restart may succeed.
@@ -354,7 +351,7 @@ def write_outcome(
     write_json(path / STATUS, Status(**facts).to_json())
 
 
-def refuse_to_resume(output_dir: str | Path | None, outcome: Outcome, resume: bool = True) -> None:
+def refuse_to_resume(output_dir: str | Path | None, outcome: Outcome, resume: bool) -> None:
     """Write to `status.json` of an unfinished run why a command could not continue it.
 
     A supervisor may repeat the command until the run is finished. Without the reason in the status,

@@ -68,14 +68,12 @@ class ProvenanceWriter:
         self.recipe_file = recipe_file.absolute()  # before a recipe changes its folder
         self.thread: threading.Thread | None = None
 
-    def begin(
-        self, step: int, environment: Environment | None = None, changed_flags: Flags | None = None
-    ) -> None:
+    def begin(self, step: int, environment: Environment, changed_flags: Flags) -> None:
         """Start to write the code, packages and machine of this attempt; see `write`.
 
         Args:
             step: the updates that earlier attempts made.
-            environment: the environment in which this attempt trains; None leaves its facts out.
+            environment: the environment in which this attempt trains.
             changed_flags: the flags whose values differ from those of the last attempt.
         """
         if not is_main_rank():
@@ -91,19 +89,14 @@ class ProvenanceWriter:
             self.thread.join(LONGEST_WAIT)
             self.thread = None
 
-    def write(
-        self, step: int, environment: Environment | None = None, changed_flags: Flags | None = None
-    ) -> None:
+    def write(self, step: int, environment: Environment, changed_flags: Flags) -> None:
         """Add this attempt to `attempts.json`, and write its patches; see `begin` for arguments.
 
         An error is ignored: the disk may be full, or this user may not write to the directory.
         """
         with suppress(OSError, UserError):
             attempt, trees = present_attempt(self.recipe_file, step)
-            if environment is not None:
-                attempt = attempt.model_copy(
-                    update=training_facts(environment, changed_flags or {})
-                )
+            attempt = attempt.model_copy(update=training_facts(environment, changed_flags))
             (self.directory / PROVENANCE).mkdir(exist_ok=True)
             for collected in trees:
                 if collected.tree.patch is not None:

@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
-from common.run_directory.directory import LOCK, read_status
+from common.run_directory.directory import read_status
 from common.run_directory.records import CONFIG, Status
+from common.storage.files import LOCK
 from common.system.platforms import is_unlocked, quoted
 
 

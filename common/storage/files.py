@@ -17,6 +17,7 @@ from common.errors import UserError
 from common.failures.sentences import writing
 from common.system.platforms import rename_path, replace_file, sync
 
+LOCK = ".lock"  # the file that a process locks, in a folder that only one may write to
 UNFINISHED = ".unfinished"  # ends the name of a file or folder that is still being written
 SUPERSEDED = ".superseded"  # ends the name of a replaced file or folder, until the new is complete
 
@@ -48,7 +49,7 @@ def open_to_append(path: Path) -> TextIO:
 
 
 @contextmanager
-def locked(path: Path, patience: float = -1) -> Iterator[None]:
+def locked(path: Path, patience: float = -1, flag: str = "--output-dir") -> Iterator[None]:
     """Hold a lock file while the block runs, so that only one job at a time writes.
 
     The lock protects only against jobs that take the same lock file.
@@ -56,8 +57,8 @@ def locked(path: Path, patience: float = -1) -> Iterator[None]:
     On a file system without locks, or if this user may not lock, nothing is locked.
 
     Args:
-        patience: seconds to wait for another job that holds the lock; -1 waits without end. Pass
-            a limit only for the lock of a run's directory: the error advises another --output-dir.
+        patience: seconds to wait for another job that holds the lock; -1 waits without end.
+        flag: the flag that names the lock's folder, for the error.
 
     Raises:
         UserError: another job still holds the lock.
@@ -66,7 +67,7 @@ def locked(path: Path, patience: float = -1) -> Iterator[None]:
     try:
         lock.acquire(timeout=patience)
     except Timeout:
-        advice = "wait until it has ended, or pass another --output-dir"
+        advice = f"wait until it has ended, or pass another {flag}"
         raise UserError(f"another job is writing to {path.parent}", advice=advice) from None
     except (NotImplementedError, OSError):
         pass  # go on without a lock: there are none here, or this user may not lock

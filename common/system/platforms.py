@@ -130,7 +130,7 @@ class ProcessGroupArguments(TypedDict, total=False):
     preexec_fn: Callable[[], None]
 
 
-def start_in_own_group(*, ends_with_parent: bool = False) -> ProcessGroupArguments:
+def start_in_own_group(*, ends_with_parent: bool) -> ProcessGroupArguments:
     """Return arguments of `subprocess.Popen` for a process that gets no Ctrl-C of the terminal.
 
     Args:

@@ -78,7 +78,7 @@ def without_tokens(text: str) -> str:
     return TOKEN.sub("***", text)
 
 
-def without_secrets(text: str, values: Collection[str] = ()) -> str:
+def without_secrets(text: str, values: Collection[str]) -> str:
     """Return source code with *** in place of what looks like a secret.
 
     The secrets are tokens, values that are assigned to names such as `api_key`, and users and

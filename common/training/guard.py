@@ -44,7 +44,7 @@ class GradientGuard:
     averaged gradients are the same.
     """
 
-    def __init__(self, accelerator: Accelerator, max_grad_norm: float, by_layer: bool = False):
+    def __init__(self, accelerator: Accelerator, max_grad_norm: float, by_layer: bool):
         """Prepare to clip.
 
         Args:

@@ -55,7 +55,7 @@ ANNOUNCEMENT = "stop-requested"
 class StopRequest:
     """Remembers that a signal asked this process to stop; a second signal ends it at once."""
 
-    def __init__(self, heeded: bool = True) -> None:
+    def __init__(self, heeded: bool) -> None:
         """Start to receive signals.
 
         Args:

@@ -20,6 +20,7 @@ from accelerate.state import AcceleratorState
 from common.checkpoints.finished import newest_whole
 from common.config import parse_config
 from common.measure.meters import Meters
+from common.run_directory.identity import saved_run_id
 from common.run_directory.provenance import ProvenanceWriter
 from common.system.platforms import STOP_SIGNALS
 from common.track import facts
@@ -101,7 +102,7 @@ def digest(path: Path) -> str:
 
 def learned(directory: Path) -> tuple[int, dict[str, str]]:
     """Return the step of the newest whole checkpoint, and digests of its model and optimizer."""
-    newest, _ = newest_whole(directory / "checkpoints")
+    newest, _ = newest_whole(directory / "checkpoints", None, saved_run_id(directory) or "")
     if newest is None:
         return 0, {}
     names = ("model", "optimizer", "scheduler")

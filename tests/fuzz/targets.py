@@ -26,7 +26,6 @@ from torch import nn
 
 from common.checkpoints.export import load_weights, save_model
 from common.checkpoints.state import Parts, RandomState, restore_newest
-from common.checkpoints.store import Checkpoints
 from common.config import parse_config
 from common.data.images import ImageData, load_images
 from common.data.sources import find_named
@@ -34,7 +33,7 @@ from common.data.text import TextData, load_text
 from common.errors import UserError
 from common.metric_names import STEP
 from common.objective import Objective
-from common.run_directory.directory import RunDirectory
+from common.run_directory.directory import PATIENCE, RunDirectory
 from common.run_directory.identity import signed_config
 from common.run_directory.records import RunConfig, RunIdentity
 from common.storage.digests import signed
@@ -45,6 +44,7 @@ from common.track.log import Log
 from tests import local_data
 from tests.fuzz import inputs
 from tests.launch import RECIPES, REPOSITORY
+from tests.unit.checkpoint_store import checkpoints_in
 from tests.unit.manifest_facts import identity_at
 from tests.unit.recipes import config_class, write_run
 from tests.unit.tools.compare import run_folders
@@ -133,6 +133,11 @@ def space(data: st.DataObject, folder: Path) -> None:
         sentence_of(lambda: parse_space(words, recipe))
 
 
+def directory_of(output_dir: str | None, resume: bool) -> RunDirectory:
+    """Return the directory of a run that is not finished."""
+    return RunDirectory(output_dir, "mnist_mlp", resume, PATIENCE, is_finished=lambda: False)
+
+
 def directories(data: st.DataObject, folder: Path) -> None:
     """The directory is made, or a sentence says why it can't be."""
     odd_names = st.sampled_from([*inputs.PATHS, *inputs.ODD_TEXT])
@@ -147,7 +152,7 @@ def directories(data: st.DataObject, folder: Path) -> None:
         resume = data.draw(st.booleans())
 
         def make() -> None:
-            directories_made.append(RunDirectory(output_dir, "mnist_mlp", resume))
+            directories_made.append(directory_of(output_dir, resume))
 
         sentence = sentence_of(make)
         if directories_made:
@@ -174,7 +179,7 @@ def whole_run(folder: Path) -> Path:
     (run / "status.json").write_text(json.dumps(status))
     (run / "summary.json").unlink()
     save_checkpoints(run / "checkpoints")
-    save_model(run / "model", Network(), {"name": "small"})
+    save_model(run / "model", Network(), {"name": "small"}, card="", skeleton=None)
     return run
 
 
@@ -207,7 +212,7 @@ class Training:
         trained = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(trained, lr=1e-2)
         self.progress = Counts(global_step=0, seconds=1.0)
-        self.parts = Parts(0)
+        self.parts = Parts(0, mesh=None)
         self.parts.add("model", self.model)
         self.parts.add("optimizer", self.optimizer)
         self.parts.add("progress", self.progress)
@@ -244,10 +249,6 @@ SHOWN: dict[str, Any] = {
     "memory_plan": {"total_mib": 1.0, "device_mib": 2.0},
 }
 STATES: set[str] = set()  # of the checkpoints that were saved
-
-
-def checkpoints_in(folder: Path) -> Checkpoints:
-    return Checkpoints(folder, rank=0, world_size=1, checkpoints_to_keep=3, patience=5.0)
 
 
 def save_checkpoints(folder: Path) -> None:
@@ -290,7 +291,7 @@ def go_on(training: Training) -> None:
     config = parse_config(config_class("mnist_mlp"), "What it does.")
     if config.resume is None:  # the damage removed the run, so another one would start
         return
-    directory = RunDirectory(config.output_dir, "mnist_mlp", resume=True)
+    directory = directory_of(config.output_dir, resume=True)
     try:
         single: Any = SimpleNamespace(is_main_process=True, num_processes=1)
         checkpoints = checkpoints_in(directory.path / "checkpoints")

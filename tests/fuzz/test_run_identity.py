@@ -31,7 +31,7 @@ from torch import nn
 
 from common.checkpoints.export import save_model
 from common.checkpoints.state import Parts, restore_newest
-from common.checkpoints.store import Checkpoints
+from common.checkpoints.store import HOST, Checkpoints
 from common.config import TrainingConfig
 from common.errors import UserError
 from common.flags import role_of
@@ -108,7 +108,7 @@ class Attempt:
         """Make the model, restore a checkpoint, and write `config.json`."""
         self.model = nn.Linear(2, 1, bias=False)
         self.progress = Counted()
-        self.parts = Parts(0)
+        self.parts = Parts(0, mesh=None)
         nn.init.constant_(self.model.weight, self.config.seed)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         self.parts.add("model", self.model)
@@ -120,6 +120,7 @@ class Attempt:
             1,
             KEEP,
             5.0,
+            HOST,
             run_id=self.directory.run_id,
             insist_on_ownership=self.directory.insist_on_ownership,
         )
@@ -164,7 +165,7 @@ class Attempt:
                 file.write(json.dumps({"progress/global_step": self.progress.step}) + "\n")
         if self.progress.step == LAST:
             facts = {"run_id": self.directory.run_id}
-            save_model(self.directory.path / "model", self.model, facts)
+            save_model(self.directory.path / "model", self.model, facts, card="", skeleton=None)
             self.directory.write_status("finished", LAST)
 
 

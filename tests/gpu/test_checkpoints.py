@@ -10,11 +10,12 @@ import torch
 from safetensors.torch import load_file
 
 from benchmarks.harness.isolation import default_device
-from common.checkpoints.store import Checkpoints, Contents
+from common.checkpoints.store import Contents
 from tests.gpu.conftest import HAS_GPU, as_flags
 from tests.gpu.launching import Launcher
 from tests.jobs import final_weights, learned, newest_step
 from tests.launch import RECIPES, REPOSITORY
+from tests.unit.checkpoint_store import checkpoints_in
 from tests.unit.manifest_facts import identity_at
 
 STEPS = 60
@@ -37,7 +38,7 @@ def test_checkpoint_holds_values_of_its_moment(tmp_path: Path) -> None:
     """Training may change the tensors while the checkpoint is being written."""
     tensors = tensors_of_many_shapes(default_device())
     expected = {name: tensor.cpu().clone() for name, tensor in tensors.items()}
-    checkpoints = Checkpoints(tmp_path, 0, 1, 2, 60.0, default_device())
+    checkpoints = checkpoints_in(tmp_path, keep=2, patience=60.0, device=default_device())
     assert checkpoints.host_copies.is_asynchronous == HAS_GPU
     pieces: list[torch.Tensor] = []
     for step in (1, 2):

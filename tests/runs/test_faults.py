@@ -19,6 +19,7 @@ import pytest
 from safetensors.torch import load_file
 
 from common.checkpoints.finished import damage, newest_whole, step_folders
+from common.run_directory.identity import saved_run_id
 from tests.conftest import first
 from tests.jobs import (
     EVERY,
@@ -318,11 +319,11 @@ def test_every_damaged_file_is_named_and_the_checkpoint_before_is_used(
         flipped = whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]
         for broken in (whole[:middle], flipped, pickle.dumps(Payload(marker)), None):
             path.unlink() if broken is None else path.write_bytes(broken)
-            chosen, problems = newest_whole(run / "checkpoints")
+            chosen, problems = newest_whole(run / "checkpoints", None, saved_run_id(run) or "")
             assert chosen == old
             assert path.name in problems[0]
             path.write_bytes(whole)
-    assert newest_whole(run / "checkpoints") == (new, [])
+    assert newest_whole(run / "checkpoints", None, saved_run_id(run) or "") == (new, [])
     assert not marker.exists()
 
 
@@ -410,7 +411,7 @@ def test_full_disk_keeps_the_checkpoint_before(
         assert job.end(60) != 0
         assert "No space left on device" in job.printed()
         assert job.read("status.json")["status"] == "failed"
-        newest, problems = newest_whole(folder)
+        newest, problems = newest_whole(folder, None, saved_run_id(directory) or "")
         assert newest is not None
         assert problems == []
     finally:

@@ -14,6 +14,7 @@ from common.checkpoints.store import Checkpoints
 from tests.gpu import launching, test_checkpoints
 from tests.gpu.launching import Launcher
 from tests.launch import REPOSITORY, Runner, clean_environment
+from tests.unit.checkpoint_store import checkpoints_in
 
 # Leaves what the launcher reads of a run that used a device, and then works on until it is killed.
 STAND_IN = """
@@ -89,17 +90,17 @@ def test_checkpoint_test_copies_from_the_device(
 ) -> None:
     """The GPU test of checkpoints gives `Checkpoints` the device.
 
-    Without a device, `Checkpoints` copies as on a CPU, with neither streams nor pinned memory.
+    On the CPU, `Checkpoints` copies with neither streams nor pinned memory.
     """
     device = torch.device("cpu", 0)
     devices: list[torch.device] = []
 
-    def noting(*arguments: Any) -> Checkpoints:
-        checkpoints = Checkpoints(*arguments)
+    def noting(*arguments: Any, **named: Any) -> Checkpoints:
+        checkpoints = checkpoints_in(*arguments, **named)
         devices.append(checkpoints.device)
         return checkpoints
 
     monkeypatch.setattr(test_checkpoints, "default_device", lambda: device)
-    monkeypatch.setattr(test_checkpoints, "Checkpoints", noting)
+    monkeypatch.setattr(test_checkpoints, "checkpoints_in", noting)
     test_checkpoints.test_checkpoint_holds_values_of_its_moment(tmp_path)
     assert devices == [device]

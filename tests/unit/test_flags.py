@@ -23,6 +23,7 @@ from common.flags import (
     spelled,
     stated,
 )
+from common.system.platforms import quoted
 from tests.launch import RECIPES
 from tests.unit.recipes import config_class, kind_of
 
@@ -181,8 +182,9 @@ def test_non_ascii_paths_are_accepted_in_any_locale(
         ("streaming", True, "--streaming"),
         ("streaming", False, "--no-streaming"),
         ("dataset", "digits", "--dataset digits"),
+        ("dataset", "my digits", f"--dataset {quoted('my digits')}"),
     ],
 )
 def test_flag_is_shown_as_it_is_typed(name: str, value: object, expected: str) -> None:
-    """A switch has no value."""
+    """A switch has no value. A value with a space is quoted."""
     assert as_typed(name, value) == expected

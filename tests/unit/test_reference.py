@@ -164,4 +164,4 @@ def test_statuses_are_those_of_the_code() -> None:
     """The page explains each status that a run writes, and the exit status of a stopped run."""
     explained = re.findall(r"^\| `(\w+)` \| (?:true|false)", TEXT, re.MULTILINE)
     assert sorted(explained) == sorted(get_args(RunStatus))
-    assert f"\n| {Preempted('').code} |" in TEXT
+    assert f"\n| {Preempted('', is_by_ctrl_c=False).code} |" in TEXT

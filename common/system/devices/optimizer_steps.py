@@ -67,7 +67,7 @@ def honours_scaling(optimizer: Optimizer, device: torch.device) -> bool:
 
 @tried_once
 def fused_step_honours_scaling(
-    optimizer_class: Callable[..., FusedOptimizer], device: torch.device, options: Options = ()
+    optimizer_class: Callable[..., FusedOptimizer], device: torch.device, options: Options
 ) -> bool:
     """Whether fused steps with `found_inf` change nothing, and steps with `grad_scale` unscale.
 

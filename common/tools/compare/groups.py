@@ -25,7 +25,7 @@ class RunGroup:
 def group_runs(
     runs: Sequence[RunRecord],
     settings_of_runs: Sequence[Settings],
-    labels: Sequence[str] | None = None,
+    labels: Sequence[str] | None,
 ) -> list[RunGroup]:
     """Put runs that differ in the seed alone into one group; the first run's group comes first.
 

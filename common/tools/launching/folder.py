@@ -4,13 +4,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
-from common.errors import UserError
 from common.failures.sentences import writing
+from common.storage.files import LOCK, locked
 from common.tools.launching.stopping import stoppable
-
-LOCK = ".lock"  # the file, within the folder, that a process locks
 
 
 @contextmanager
@@ -31,11 +27,5 @@ def working_in(directory: Path, flag: str, command_to_continue: str) -> Iterator
     with writing(f"{flag} {directory}"):
         directory.mkdir(parents=True, exist_ok=True)
         (directory / LOCK).touch()  # a folder without write permission fails here, with advice
-    try:
-        with FileLock(directory / LOCK, timeout=0), stoppable(command_to_continue):
-            yield
-    except Timeout:
-        raise UserError(
-            f"{directory} is being used by another process",
-            advice=f"wait until that process has ended, or pass another directory with {flag}",
-        ) from None
+    with locked(directory / LOCK, patience=0, flag=flag), stoppable(command_to_continue):
+        yield

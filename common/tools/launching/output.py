@@ -20,7 +20,7 @@ def ending_in_words(status: int, log: Path, most_lines: int = 1) -> str:
     return f"{ending}: {last_error(text, most_lines)} ({log} has all of it)"
 
 
-def last_error(text: str, most_lines: int = 1) -> str:
+def last_error(text: str, most_lines: int) -> str:
     """Return the last error in an output; without one, its last lines that are not empty."""
     stripped = [line.strip(FRAME) for line in text.splitlines()]
     lines = [line for line in stripped if line]

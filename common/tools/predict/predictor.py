@@ -233,9 +233,7 @@ def read_input_description(
     )
 
 
-def pixels_of(
-    image: Image.Image | str, size: int, channels: int, white_level: int = FULL_SCALE
-) -> np.ndarray:
+def pixels_of(image: Image.Image | str, size: int, channels: int, white_level: int) -> np.ndarray:
     """Return an image of Pillow, or of a file, as uint8 [size, size, channels].
 
     Args:

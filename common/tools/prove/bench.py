@@ -15,25 +15,9 @@ from common.tools.prove.observation import (
     ObservedRun,
     read_launches,
 )
-from common.tools.prove.observed import Manner
 from common.tools.prove.plan import PlannedInterruption, ProbePlan
 from common.tools.prove.warm import WarmProcess
 from common.tools.recipe import Recipe
-
-
-@dataclass(frozen=True)
-class Interruption:
-    """The point at which a launch is interrupted: the first opportunity after update `step`.
-
-    A save is interrupted in the first save after this update, an evaluation in the first evaluation
-    after it.
-    """
-
-    manner: Manner
-    step: int
-    # From 0 to 1: the share of an evaluation's batches, or of a save's operations, that come before
-    # the interruption. The manners "update" and "stop" ignore it.
-    share: float = 0.5
 
 
 @dataclass(frozen=True)
@@ -49,7 +33,7 @@ class RunSpec:
     # Whether to write the records that read tensors. Reading a tensor waits for the device, so runs
     # that measure speed, memory or waits, or need only the results, leave these records out.
     is_observed: bool = True
-    interruptions: tuple[Interruption, ...] = ()  # one for each launch before the last one
+    interruptions: tuple[PlannedInterruption, ...] = ()  # one for each launch before the last one
     # The number of processes of the launches after the first one; None: the same number.
     resumed_processes: int | None = None
     environment: tuple[tuple[str, str], ...] = ()
@@ -175,14 +159,9 @@ class Bench:
         return folder
 
     def plan(
-        self, spec: RunSpec, folder: Path, number: int, interruption: Interruption | None
+        self, spec: RunSpec, folder: Path, number: int, interruption: PlannedInterruption | None
     ) -> ProbePlan:
         """Return the plan for the probe of one launch."""
-        planned = None
-        if interruption is not None:
-            planned = PlannedInterruption(
-                manner=interruption.manner, step=interruption.step, share=interruption.share
-            )
         return ProbePlan(
             folder=str(folder),
             launch=number,
@@ -190,7 +169,7 @@ class Bench:
             evaluation_samples=spec.evaluation_samples or self.flags.evaluation_samples,
             is_observed=spec.is_observed,
             instruments=spec.instruments,
-            interruption=planned,
+            interruption=interruption,
         )
 
 

@@ -13,7 +13,7 @@ from typing import Literal
 
 from safetensors.torch import load_file
 
-from common.tools.prove.bench import Bench, Interruption, RunSpec
+from common.tools.prove.bench import Bench, RunSpec
 from common.tools.prove.flags import as_words
 from common.tools.prove.instruments.updates import (
     FIRST_WEIGHTS,
@@ -27,6 +27,7 @@ from common.tools.prove.observation import (
     Recorded,
     differing_keys,
 )
+from common.tools.prove.plan import PlannedInterruption
 
 INSTRUMENTS = tuple(
     f"common.tools.prove.instruments.{name}"
@@ -87,7 +88,7 @@ def run_with_layout(
     name: str,
     layout: UpdateLayout,
     *,
-    interruptions: tuple[Interruption, ...] = (),
+    interruptions: tuple[PlannedInterruption, ...] = (),
     resumed_processes: int | None = None,
     environment: tuple[tuple[str, str], ...] = (),
     in_float64: bool = False,

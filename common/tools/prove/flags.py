@@ -7,7 +7,7 @@ from pathlib import Path
 
 from common.config import TrainingConfig
 from common.errors import UserError
-from common.flags import as_typed
+from common.flags import words_of_flag
 from common.tools.recipe import loading
 
 FlagValues = dict[str, list[str]]  # the values of each flag by its name, such as "--batch-size"
@@ -53,11 +53,10 @@ def parse_flags(words: Sequence[str]) -> FlagValues:
 def as_words(**values: object) -> tuple[str, ...]:
     """Return the words of a command line for flags that Python code names.
 
-    `as_words(max_steps=3, compile=False)` is `("--max-steps", "3", "--no-compile")`. No value may
-    contain a space.
+    `as_words(max_steps=3, compile=False)` is `("--max-steps", "3", "--no-compile")`. A value stays
+    one word even if it has spaces, as a path may.
     """
-    typed = [as_typed(name, value) for name, value in values.items()]
-    return tuple(" ".join(typed).split())
+    return tuple(word for name, value in values.items() for word in words_of_flag(name, value))
 
 
 def flag_words(flags: FlagValues) -> list[str]:

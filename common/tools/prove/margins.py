@@ -43,7 +43,7 @@ class ObjectiveValue:
 
     value: float
     samples: int  # the number of samples in the split
-    split_passes: Sequence[SplitPass] = ()
+    split_passes: Sequence[SplitPass]
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def improvement(
     objective: Objective,
     before: ObjectiveValue,
     after: ObjectiveValue,
-    standard_errors: float = STANDARD_ERRORS,
+    standard_errors: float,
 ) -> Improvement:
     """Compare two evaluations of the same samples.
 

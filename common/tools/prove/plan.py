@@ -11,13 +11,19 @@ PLAN_VARIABLE = "ACCELERATE_RECIPES_PROBE"
 
 
 class PlannedInterruption(BaseModel):
-    """The point at which this launch is interrupted; see `Interruption` of the bench."""
+    """The point at which a launch is interrupted: the first opportunity after update `step`.
+
+    A save is interrupted in the first save after this update, an evaluation in the first evaluation
+    after it.
+    """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
     manner: Manner
     step: int
-    share: float
+    # From 0 to 1: the share of an evaluation's batches, or of a save's operations, that come before
+    # the interruption. The manners "update" and "stop" ignore it.
+    share: float = 0.5
 
 
 class ProbePlan(BaseModel):

@@ -49,8 +49,8 @@ class ProofReceipt(Record):
     recipe_commit: str | None  # the commit of the recipe's repository; None without one
     recipe_is_edited: bool | None  # whether the file differs from the commit; None without one
     # The code in the recipe's folder and in this library's folder, if these differ. Empty if no run
-    # recorded its code, or if an earlier version wrote the receipt.
-    code: list[ProvenCode] = Field(default_factory=list)
+    # recorded its code.
+    code: list[ProvenCode]
     command: str
     flags: list[str]  # the flags of the reference run, as words of a command line
     seed: int  # the seed of the random interruption points

@@ -18,8 +18,7 @@ from common.errors import UserError
 from common.failures.sentences import reading
 from common.run_directory.code_tree import CollectedTree, collect_tree
 from common.run_directory.provenance import LIBRARY
-from common.run_directory.recipe_source import FIRST_SOURCE
-from common.run_directory.records import CONFIG, PROVENANCE, CodeTree
+from common.run_directory.records import ATTEMPTS, CONFIG, PROVENANCE, CodeTree
 from common.storage.digests import sha256_of_file, shown_digest
 from common.system.git import ask_git, git_environment, repository_of
 from common.system.platforms import quoted
@@ -63,8 +62,8 @@ def restored_code(past: PastRun, uses_present_code: bool) -> Iterator[RestoredCo
             folders.append(folder)
             sources.append(source)
         # The first tree has the recipe, and the last one has the library unless it was installed.
-        recipe = recipe_in(folders[0], past, stack)
-        if recipe is None:
+        recipe = folders[0] / recipe_of(past)
+        if not recipe.is_file():
             raise missing_recipe_error(past, folders[0] if uses_present_code else None)
         library = folders[-1] if (folders[-1] / "common" / "run.py").is_file() else LIBRARY
         present_trees = [
@@ -81,7 +80,7 @@ def missing_recipe_error(past: PastRun, searched: Path | None) -> UserError:
         searched: the folder with the present code; None if the code that the run saved was
             searched. The saved code may lie in a temporary folder, so the error does not name it.
     """
-    path = past.attempt.recipe or f"{past.saved_config.recipe}.py"
+    path = recipe_of(past)
     folder = trees_of(past)[0].folder
     if searched is not None:
         code = f"the present code in {searched}"
@@ -92,36 +91,44 @@ def missing_recipe_error(past: PastRun, searched: Path | None) -> UserError:
         if folder == NO_FOLDER:
             place = f"{path} in the git clone that contains the run"
         place += " and pass --present-code"
-    # For an older run, `recipe_in` asks git where the file is, so git must know it.
-    action = "put the file back" if past.attempt.recipe is not None else "add the file to git"
     return UserError(
         f"{past.directory} can't be reproduced, because {code} has no file {path}, its recipe",
-        advice=f"{action} as {place}, or reproduce another run",
+        advice=f"put the file back as {place}, or reproduce another run",
     )
 
 
 def trees_of(past: PastRun) -> list[CodeTree]:
     """Return the trees that a run saved.
 
-    An older run saved only its commit. For such a run, the result is this library's repository at
-    that commit.
+    Raises:
+        UserError: the run saved no code.
+    """
+    if not past.attempt.trees:
+        raise unknown_code_error(past)
+    return past.attempt.trees
+
+
+def recipe_of(past: PastRun) -> str:
+    """Return the path of the recipe's file in the first tree that a run saved.
 
     Raises:
-        UserError: nothing is known about the run's code.
+        UserError: the run saved no code.
     """
-    if past.attempt.trees:
-        return past.attempt.trees
-    commit = past.saved_config.environment.git_commit
-    repository = repository_of(LIBRARY)
-    if past.attempt.problem is not None or commit is None or repository is None:
-        raise UserError(
-            f"{past.directory} does not say which code it used",
-            advice=(
-                "in a git clone, train a new run with the same recipe and --config "
-                f"{quoted(past.directory / CONFIG)}, and reproduce the new run"
-            ),
-        )
-    return [CodeTree(folder=str(repository), commit=commit)]
+    if past.attempt.recipe is None:
+        raise unknown_code_error(past)
+    return past.attempt.recipe
+
+
+def unknown_code_error(past: PastRun) -> UserError:
+    """Return the error for a run that saved no code, or whose record of it is lost."""
+    reason = past.attempt.problem or f"its {ATTEMPTS} is missing or damaged"
+    return UserError(
+        f"{past.directory} does not say which code it used, because {reason}",
+        advice=(
+            "train a new run with the same recipe and --config "
+            f"{quoted(past.directory / CONFIG)}, and reproduce the new run"
+        ),
+    )
 
 
 def present_folder(tree: CodeTree, past: PastRun) -> Path:
@@ -297,28 +304,3 @@ def run_git(folder: Path, *arguments: str) -> None:
             f"git {arguments[0]} failed in {folder} ({message})",
             advice=f"remove the cause that git names, {PRESENT_CODE}",
         )
-
-
-def recipe_in(folder: Path, past: PastRun, stack: ExitStack) -> Path | None:
-    """Return the recipe's file in a folder of code; None if it is not there.
-
-    An older run did not save the recipe's path, so its name and digest decide. If no file has that
-    digest, the run's own copy of the text is used. Without a copy, a file of that name is used.
-    """
-    if past.attempt.recipe is not None:
-        path = folder / past.attempt.recipe
-        return path if path.is_file() else None
-    name = f"{past.saved_config.recipe}.py"
-    listing = ask_git(folder, "ls-files", "-z", "--", f"*{name}") or b""
-    file_names = listing.decode("utf-8", "surrogateescape").split("\0")
-    paths = [folder / file_name for file_name in file_names]
-    same_name = [path for path in paths if path.name == name and path.is_file()]
-    digest = past.saved_config.source.sha256
-    same_text = [path for path in same_name if sha256_of_file(path) == digest]
-    if same_text:
-        return same_text[0]
-    if (past.directory / FIRST_SOURCE).is_file():
-        copy = stack.enter_context(temporary_folder()) / name
-        shutil.copy(past.directory / FIRST_SOURCE, copy)
-        return copy
-    return same_name[0] if same_name else None

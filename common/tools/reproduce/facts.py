@@ -5,7 +5,7 @@ on environment variables, which may be others in each attempt of a run.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -134,8 +134,6 @@ def facts_of_code(run: PastRun) -> RecordedFacts:
     for tree, owner in zip(run.attempt.trees, ("", " of the library"), strict=False):
         facts[f"commit{owner}"] = experiment_fact(digest_if_known(tree.commit))
         facts[f"uncommitted changes{owner}"] = experiment_fact(text_of_patch(tree))
-    if not run.attempt.trees:
-        facts["commit"] = experiment_fact(digest_if_known(run.saved_config.environment.git_commit))
     return facts
 
 
@@ -184,11 +182,10 @@ def facts_of_variables(attempt: Attempt) -> RecordedFacts:
 
 
 def facts_of_versions(run: PastRun) -> RecordedFacts:
-    """Return the versions of packages. Older runs recorded only the main packages."""
-    versions: Mapping[str, str] = run.attempt.packages or run.saved_config.environment.versions
+    """Return the versions of packages."""
     imported = run.attempt.imported or ()
     facts = {}
-    for name, version in versions.items():
+    for name, version in run.attempt.packages.items():
         changes_bits = is_numeric(name) or name in imported
         facts[f"version of {name}"] = RecordedFact(version, changes_bits=changes_bits)
     return facts

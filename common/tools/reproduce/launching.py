@@ -50,9 +50,8 @@ def environment_of(past: PastRun, code: RestoredCode) -> dict[str, str]:
     the restored code.
     """
     own_variables = dict(os.environ)
-    if past.attempts:  # an older run did not record its variables, so all stay
-        for name in NUMERIC_VARIABLES:
-            own_variables.pop(name, None)
+    for name in NUMERIC_VARIABLES:
+        own_variables.pop(name, None)
     variables = {
         **own_variables,
         **past.attempt.variables,

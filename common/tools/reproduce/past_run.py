@@ -117,17 +117,10 @@ class PastRun:
     def gaps(self) -> list[str]:
         """Return sentences on what the run did not record for an exact reproduction."""
         sentences = []
-        if not self.attempts:
+        if self.saved_config.initial_weights is None:
             sentences.append(
-                "the run is of a version that saved no patch of uncommitted changes, no list of "
-                "packages, and no digests of checkpoints"
-            )
-        elif self.attempt.problem is not None:
-            sentences.append(f"its code was not saved, because {self.attempt.problem}")
-        if self.attempts and self.saved_config.initial_weights is None:
-            sentences.append(
-                "it has no digest of its initial weights, because it is of an older version, or "
-                "they had more than 1 GB or were sharded"
+                "it has no digest of its initial weights, because they had more than 1 GB or were "
+                "sharded"
             )
         for tree in self.attempt.trees:
             sentences += [f"its patch lacks {item}" for item in tree.not_saved]

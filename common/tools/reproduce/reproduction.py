@@ -203,7 +203,6 @@ def run_before_start(past: PastRun, code: RestoredCode) -> PastRun:
         "device": device_name(device),
         "device_type": device.type,
         "python": platform.python_version(),
-        "versions": {name: machine.packages.get(name, "none") for name in environment.versions},
     }
     source = past.saved_config.source.model_copy(update={"sha256": sha256_of_file(code.recipe)})
     saved_config = past.saved_config.model_copy(

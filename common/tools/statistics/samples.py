@@ -84,9 +84,7 @@ class ConfidenceInterval:
         return self.low > 0 or self.high < 0
 
 
-def welch_interval(
-    first: Sample, second: Sample, confidence: float = CONFIDENCE
-) -> ConfidenceInterval | None:
+def welch_interval(first: Sample, second: Sample, confidence: float) -> ConfidenceInterval | None:
     """Return Welch's interval of the difference of two means.
 
     The groups may have different sizes and different spreads. The result is None if a group has
@@ -114,15 +112,13 @@ def welch_interval(
     )
 
 
-def runs_needed(
-    first: Sample, second: Sample, confidence: float = CONFIDENCE, power: float = POWER
-) -> int | None:
+def runs_needed(first: Sample, second: Sample, confidence: float) -> int | None:
     """Return the number of runs per group that would probably tell the two groups apart.
 
     The observed difference and standard deviations are taken for the true ones. The result is the
     smallest n of at least 2 for which
 
-        n >= (t(1 - (1 - confidence) / 2) + t(power))² · (s1² + s2²) / difference²
+        n >= (t(1 - (1 - confidence) / 2) + t(POWER))² · (s1² + s2²) / difference²
 
     Here t(p) is the quantile of Student's t with Welch's degrees of freedom for n runs in each
     group, so both sides depend on n. The formula is the usual approximation of the power of a t
@@ -147,22 +143,22 @@ def runs_needed(
     # With the quantiles of the normal distribution, the formula gives too small a number, so the
     # count starts there.
     normal = NormalDist()
-    estimate = (normal.inv_cdf(probability) + normal.inv_cdf(power)) ** 2 * ratio
+    estimate = (normal.inv_cdf(probability) + normal.inv_cdf(POWER)) ** 2 * ratio
     if estimate > MAX_RUNS:
         return None
     count = max(MIN_RUNS, math.ceil(estimate))
-    while count < sum_of_quantiles(probability, power, degrees_per_run * (count - 1)) ** 2 * ratio:
+    while count < sum_of_quantiles(probability, degrees_per_run * (count - 1)) ** 2 * ratio:
         count += 1
     return count if count <= MAX_RUNS else None
 
 
-def sum_of_quantiles(probability: float, power: float, degrees: float) -> float:
+def sum_of_quantiles(probability: float, degrees: float) -> float:
     """Return the distance between the means, in standard errors, that `runs_needed` asks for."""
-    return quantile(probability, degrees) + quantile(power, degrees)
+    return quantile(probability, degrees) + quantile(POWER, degrees)
 
 
-def simultaneous_confidence(comparisons: int, confidence: float = CONFIDENCE) -> float:
-    """Return the confidence that each interval needs, so that all hold at once with `confidence`.
+def simultaneous_confidence(comparisons: int) -> float:
+    """Return the confidence that each interval needs, so that all hold at once with `CONFIDENCE`.
 
     This is Bonferroni's correction, which makes each interval wider: O. J. Dunn, "Multiple
     comparisons among means", Journal of the American Statistical Association 56, 1961. It holds
@@ -171,7 +167,7 @@ def simultaneous_confidence(comparisons: int, confidence: float = CONFIDENCE) ->
     intervals would contradict them. Tukey and Kramer's intervals of all pairs are narrower, but
     they assume that all groups vary equally.
     """
-    return 1.0 - (1.0 - confidence) / max(1, comparisons)
+    return 1.0 - (1.0 - CONFIDENCE) / max(1, comparisons)
 
 
 def proportion_error(proportion: float, count: float) -> float | None:

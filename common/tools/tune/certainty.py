@@ -26,7 +26,7 @@ from common.track.names import metric_named
 
 
 def certainty_lines(
-    trials: Sequence[RunRecord], recipe: Recipe, space: Space, tried_settings: int = 0
+    trials: Sequence[RunRecord], recipe: Recipe, space: Space, tried_settings: int
 ) -> list[str]:
     """Return sentences on the lead of the best settings over the second, and over the defaults.
 

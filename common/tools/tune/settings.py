@@ -9,6 +9,6 @@ class SearchSettings:
 
     recipe: str
     flags: tuple[str, ...]  # the words as typed: ranges, choices, and flags that all trials share
-    config_file: str | None = None  # the config file for `accelerate launch`
+    config_file: str | None  # the config file for `accelerate launch`
     trials: int = 20  # the number of trials in all, with those of earlier starts
     prune: bool = True  # whether to stop a trial that is worse than others were at the same epoch

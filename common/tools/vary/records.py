@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-from pydantic import AliasChoices, ConfigDict, Field
-
 from common.run_directory.records import Record, read_record_if_there
 from common.storage.json_files import write_json
 
@@ -13,10 +11,7 @@ VARY_FILE = "vary.json"
 class VaryRecord(Record):
     """The contents of `vary.json`."""
 
-    model_config = ConfigDict(validate_by_name=True, validate_by_alias=True)
-
-    # The words of the recipe, its flags and the numbers of processes. Older versions wrote `asked`.
-    command: list[str] = Field(validation_alias=AliasChoices("command", "asked"))
+    command: list[str]  # the words of the recipe, its flags and the numbers of processes
 
 
 def read_command(directory: Path) -> list[str] | None:

@@ -19,9 +19,10 @@ from common.failures.sentences import counted
 from common.flags import check_number
 from common.run_directory.standing import present_status
 from common.storage.digests import sha256_of_bytes
+from common.storage.files import LOCK
 from common.system.platforms import shown_path
 from common.tools.launching.command import command_of_run, options_for
-from common.tools.launching.folder import LOCK, working_in
+from common.tools.launching.folder import working_in
 from common.tools.launching.launched_run import LaunchedRun
 from common.tools.recipe import load_recipe
 from common.tools.tune.space import Space, command_words, parse_space

@@ -14,9 +14,10 @@ import torch
 from common.checkpoints import copies as copies_module
 from common.checkpoints.copies import PIECE_BYTES, HostCopies, PinnedMemory
 from common.checkpoints.kinds import RandomState
-from common.checkpoints.store import Checkpoints, Contents
+from common.checkpoints.store import Contents
 from common.checkpoints.tensors import read_tensors
 from tests.cuda_stand_in import Cuda
+from tests.unit.checkpoint_store import checkpoints_in
 from tests.unit.manifest_facts import identity_at
 
 CPU = torch.device("cpu")
@@ -181,7 +182,7 @@ def test_pinned_tensors_never_overlap(device: StandIn) -> None:
 
 def test_writer_thread_uses_the_device_of_its_rank(tmp_path: Path, device: StandIn) -> None:
     """A new thread starts on GPU 0, where rank 3 would take memory from rank 0."""
-    checkpoints = Checkpoints(tmp_path, 0, 1, checkpoints_to_keep=2, patience=5, device=OTHER_GPU)
+    checkpoints = checkpoints_in(tmp_path, keep=2, device=OTHER_GPU)
     contents = Contents(files={"weights.safetensors": {"w": torch.ones(3)}})
     checkpoints.save(1, contents, identity_at(1))
     checkpoints.wait()
@@ -195,7 +196,7 @@ def test_checkpoint_from_a_gpu_is_not_changed_by_later_training(
     tmp_path: Path, device: StandIn
 ) -> None:
     """The writer waits for the copies. Frozen weights are copied once."""
-    checkpoints = Checkpoints(tmp_path, 0, 1, checkpoints_to_keep=2, patience=5, device=GPU)
+    checkpoints = checkpoints_in(tmp_path, keep=2, device=GPU)
     for step in (1, 2):
         files = state()
         lasting = {"frozen-model.safetensors": {"f": torch.full((3,), 5.0)}}

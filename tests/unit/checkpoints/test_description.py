@@ -12,9 +12,9 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 from common.checkpoints.state import Parts, restore_newest
-from common.checkpoints.store import Checkpoints
 from common.errors import UserError
 from common.run_directory.records import RunIdentity
+from tests.unit.checkpoint_store import checkpoints_in
 from tests.unit.manifest_facts import identity_at
 
 
@@ -52,7 +52,7 @@ def parts_of(
 ) -> Parts:
     """Return the parts of a training run after one update."""
     model = network()
-    parts = Parts(0)
+    parts = Parts(0, mesh=None)
     trained_optimizer = optimizer(groups(model))
     scheduler = schedule(trained_optimizer)
     for name, part in {
@@ -71,7 +71,7 @@ def parts_of(
 
 def saved(folder: Path, parts: Parts) -> None:
     """Write a checkpoint."""
-    checkpoints = Checkpoints(folder, 0, 1, 2, 5.0)
+    checkpoints = checkpoints_in(folder, keep=2)
     checkpoints.save(1, parts.collect(), identity(parts))
     checkpoints.wait()
     assert checkpoints.failure is None
@@ -83,7 +83,7 @@ def identity(parts: Parts) -> RunIdentity:
 
 def resumed(folder: Path, parts: Parts) -> None:
     """Restore the newest checkpoint into the parts."""
-    restore_newest(Checkpoints(folder, 0, 1, 2, 5.0), None, parts, identity(parts))
+    restore_newest(checkpoints_in(folder, keep=2), None, parts, identity(parts))
 
 
 def assert_same_tensors(first: Parts, second: Parts) -> None:

@@ -68,7 +68,7 @@ def saved(tmp_path: Path) -> tuple[Path, nn.Module]:
     """Return a run's directory that contains a model, and the model."""
     torch.manual_seed(0)
     model = MLP(12, [5], 3, 0.5)
-    save_model(tmp_path / "model", model, FACTS)
+    save_model(tmp_path / "model", model, FACTS, card="", skeleton=None)
     return tmp_path, model
 
 
@@ -94,7 +94,7 @@ def test_channels_last_weights_survive(tmp_path: Path) -> None:
     model = Convolutions(3, 4).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     arguments = {"channels": 3, "classes": 4}
     model(torch.randn(8, 3, 8, 8))  # batch norm's statistics are part of it
-    save_model(tmp_path / "model", model, FACTS | {"arguments": arguments})
+    save_model(tmp_path / "model", model, FACTS | {"arguments": arguments}, card="", skeleton=None)
     loaded = load_model(Convolutions, tmp_path)
     images = torch.randn(2, 3, 8, 8)
     torch.testing.assert_close(loaded(images), model.eval()(images))
@@ -163,7 +163,7 @@ def test_tied_weights_and_frozen_weights_are_exported(tmp_path: Path) -> None:
     """Tied weights are stored once, and the model ties them again."""
     model = TiedModel()
     tokens = torch.arange(7)
-    save_model(tmp_path / "model", model, {"class_names": []})
+    save_model(tmp_path / "model", model, {"class_names": []}, card="", skeleton=None)
     stored = load_file(tmp_path / "model" / "model.safetensors")
     assert stored.keys() == model.state_dict().keys() - {"head.weight"}
     loaded = TiedModel()
@@ -177,7 +177,7 @@ def test_tied_weights_and_frozen_weights_are_exported(tmp_path: Path) -> None:
 def test_untied_equal_weights_load_into_tied_ones(tmp_path: Path) -> None:
     """Another program may write them under either name or both."""
     model = TiedModel()
-    save_model(tmp_path / "model", model, {})
+    save_model(tmp_path / "model", model, {}, card="", skeleton=None)
     path = tmp_path / "model" / "model.safetensors"
     (tmp_path / "model" / "model.json").write_text("{}")  # another program writes no digest
     stored = load_file(path)
@@ -196,11 +196,17 @@ def test_files_are_copied_beside_the_model(tmp_path: Path) -> None:
     (tokenizer / "vocab.txt").write_text("[PAD]")
     (tokenizer / "deep" / "merges.txt").write_text("a b")
     (tokenizer / "model.json").write_text("not this one")
-    save_model(tmp_path / "model", nn.Linear(1, 1), {"name": "tiny", "files": tokenizer})
+    save_model(
+        tmp_path / "model",
+        nn.Linear(1, 1),
+        {"name": "tiny", "files": tokenizer},
+        card="",
+        skeleton=None,
+    )
     assert (tmp_path / "model" / "vocab.txt").read_text() == "[PAD]"
     assert (tmp_path / "model" / "deep" / "merges.txt").read_text() == "a b"
     assert json.loads((tmp_path / "model" / "model.json").read_text())["name"] == "tiny"
-    save_model(tmp_path / "plain", nn.Linear(1, 1), {"files": None})
+    save_model(tmp_path / "plain", nn.Linear(1, 1), {"files": None}, card="", skeleton=None)
     assert len([*(tmp_path / "plain").iterdir()]) == 2
 
 
@@ -211,7 +217,7 @@ def test_transformers_model_with_tied_weights_is_loaded(tmp_path: Path) -> None:
     config = BertConfig(vocab_size=11, hidden_size=8, num_hidden_layers=1, num_attention_heads=2,
                         intermediate_size=8, max_position_embeddings=8)  # fmt: skip
     model = BertForMaskedLM(config).eval()
-    save_model(tmp_path / "model", model, {})
+    save_model(tmp_path / "model", model, {}, card="", skeleton=None)
     tokens = torch.arange(6)[None]
     other = BertForMaskedLM(config).eval()
     load_weights(other, tmp_path)
@@ -234,12 +240,12 @@ def test_export_is_atomic(saved: tuple[Path, nn.Module], monkeypatch: pytest.Mon
         with monkeypatch.context() as patch:
             patch.setattr(module, name, lambda path, *rest: fail(path))
             with pytest.raises(UserError, match="No space") as failed:
-                save_model(directory / "model", newer, FACTS)
+                save_model(directory / "model", newer, FACTS, card="", skeleton=None)
         assert failed.value.resumable, "a full disk is no mistake of the user's"
         assert torch.equal(load_model(MLP, directory).body[0].weight, model.body[0].weight)
     with pytest.raises(TypeError):
-        save_model(directory / "model", newer, {"names": object()})
-    save_model(directory / "model", newer, FACTS)
+        save_model(directory / "model", newer, {"names": object()}, card="", skeleton=None)
+    save_model(directory / "model", newer, FACTS, card="", skeleton=None)
     assert torch.equal(load_model(MLP, directory).body[0].weight, newer.body[0].weight)
     assert [path.name for path in directory.iterdir()] == ["model"]
 

@@ -13,15 +13,13 @@ import pytest
 import torch
 
 from common.checkpoints.finished import (
-    choose,
     damage,
     damaged_best,
-    newest_whole,
     step_folders,
 )
-from common.checkpoints.store import Checkpoints
 from common.errors import UserError
 from common.storage.digests import signed
+from tests.unit.checkpoint_store import checkpoints_in, choose, newest_whole
 from tests.unit.checkpoints.test_store import contents_of, killed_at, names_in, save
 from tests.unit.manifest_facts import identity_at
 
@@ -167,7 +165,7 @@ def test_kill_while_putting_checkpoints_aside_loses_nothing(
 
 def save_of(folder: Path, step: int, run_id: str, keep: int = 2) -> None:
     """Write a best model and a checkpoint of the run with this identity."""
-    checkpoints = Checkpoints(folder, 0, 1, keep, 5.0, run_id=run_id)
+    checkpoints = checkpoints_in(folder, keep=keep, run_id=run_id)
     contents = contents_of(step)
     contents.lasting_files = {}
     checkpoints.save_best(step, {"weight": torch.full((2,), float(step))})

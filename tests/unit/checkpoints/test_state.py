@@ -17,13 +17,13 @@ from torch import nn
 from torch.optim import lr_scheduler
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from common.checkpoints.finished import newest_whole, read_manifest
+from common.checkpoints.finished import read_manifest
 from common.checkpoints.kinds import RandomState
 from common.checkpoints.same_run import excerpts, insist_on_facts
 from common.checkpoints.state import Parts
-from common.checkpoints.store import Checkpoints
 from common.checkpoints.tensors import read_tensors, write_tensors
 from common.errors import UserError
+from tests.unit.checkpoint_store import checkpoints_in, newest_whole
 from tests.unit.manifest_facts import identity_at
 
 CPU = torch.device("cpu")
@@ -85,7 +85,7 @@ class Training:
         self.scheduler = lr_scheduler.LambdaLR(self.optimizer, lambda step: 0.9**step)
         self.critic_scheduler = lr_scheduler.ReduceLROnPlateau(self.critic_optimizer, patience=0)
         self.counts = Counts(best=float("-inf"), history=[], mean=torch.zeros(2))
-        self.parts = Parts(rank=0)
+        self.parts = Parts(rank=0, mesh=None)
         for name, part in vars(self).items():
             if name != "parts":
                 self.parts.add(name, part)
@@ -108,10 +108,12 @@ class Training:
 
 def save(folder: Path, step: int, *ranks: Parts, after: Path | None = None) -> Path:
     """Write a checkpoint of all ranks, resumed from the one at `after` if stated."""
-    checkpoints = [Checkpoints(folder, rank, len(ranks), 3, 60) for rank in range(len(ranks))]
+    checkpoints = [
+        checkpoints_in(folder, rank, len(ranks), patience=60) for rank in range(len(ranks))
+    ]
     for writer, parts in zip(checkpoints, ranks, strict=True):
         if after is not None:
-            writer.go_on_from(after, read_manifest(after))
+            writer.go_on_from(after, read_manifest(after), without_best=False)
         writer.save(step, parts.collect(), identity_at(step))
     for writer in checkpoints:
         writer.wait()
@@ -200,7 +202,7 @@ def test_optimizer_state_keeps_its_precision(tmp_path: Path) -> None:
     moments = torch.randn(3, 3)
     optimizers = [torch.optim.AdamW([parameter]) for _ in range(2)]
     optimizers[0].state[parameter] = {"step": torch.tensor(3.0), "exp_avg": moments.clone()}
-    parts = [Parts(0), Parts(0)]
+    parts = [Parts(0, mesh=None), Parts(0, mesh=None)]
     for named_parts, optimizer in zip(parts, optimizers, strict=True):
         named_parts.add("optimizer", optimizer)
     restore(save(tmp_path, 1, parts[0]), parts[1])
@@ -235,7 +237,7 @@ def test_schedules_continue_after_a_resume(tmp_path: Path, make: Any, is_wrapped
         if is_wrapped:
             accelerator = Accelerator(cpu=True)
             optimizer, scheduler = accelerator.prepare(optimizer, scheduler)
-        parts = Parts(0)
+        parts = Parts(0, mesh=None)
         parts.add("optimizer", optimizer)
         parts.add("scheduler", scheduler)
         return optimizer, scheduler, parts
@@ -270,10 +272,10 @@ def test_checkpoints_share_one_file_of_frozen_weights(tmp_path: Path) -> None:
     A shared file holds the frozen ones, verified too.
     """
     model = frozen_model()
-    parts = Parts(0)
+    parts = Parts(0, mesh=None)
     parts.add("model", model)
     whole = sum(p.numel() * p.element_size() for p in model.parameters())
-    checkpoints = Checkpoints(tmp_path, 0, 1, 3, 60)
+    checkpoints = checkpoints_in(tmp_path, patience=60)
     saved = []
     for step in (1, 2):
         nn.init.constant_(model[1].weight, step)
@@ -290,7 +292,7 @@ def test_checkpoints_share_one_file_of_frozen_weights(tmp_path: Path) -> None:
         assert bytes_of(path) < 0.02 * whole
         assert "../frozen-model.safetensors" in read_manifest(path).files
         resumed = frozen_model()
-        parts = Parts(0)
+        parts = Parts(0, mesh=None)
         parts.add("model", resumed)
         restore(path, parts)
         assert_equal(weights_of(resumed), saved[step - 1])
@@ -306,11 +308,11 @@ def test_checkpoints_share_one_file_of_frozen_weights(tmp_path: Path) -> None:
 def test_restore_ignores_files_outside_the_manifest(tmp_path: Path) -> None:
     """Such a file may be damaged, or left by an earlier start that had frozen other weights."""
     model = frozen_model()
-    parts = Parts(0)
+    parts = Parts(0, mesh=None)
     for parameter in model.parameters():
         parameter.requires_grad_(True)
     parts.add("model", model)
-    checkpoints = Checkpoints(tmp_path, 0, 1, 3, 60)
+    checkpoints = checkpoints_in(tmp_path, patience=60)
     checkpoints.save(1, parts.collect(), identity_at(1))
     checkpoints.wait()
     write_tensors(tmp_path / "frozen-model.safetensors", {"of another": torch.zeros(3)})
@@ -325,9 +327,9 @@ def test_restore_ignores_files_outside_the_manifest(tmp_path: Path) -> None:
 def test_weights_that_are_unfrozen_later_join_the_checkpoint(tmp_path: Path) -> None:
     """A restore takes them from the checkpoint, not from the file of frozen weights."""
     model = frozen_model()
-    parts = Parts(0)
+    parts = Parts(0, mesh=None)
     parts.add("model", model)
-    checkpoints = Checkpoints(tmp_path, 0, 1, 3, 60)
+    checkpoints = checkpoints_in(tmp_path, patience=60)
     checkpoints.save(1, parts.collect(), identity_at(1))
     model[0].bias.requires_grad_(True)
     nn.init.constant_(model[0].bias, 7.0)
@@ -340,7 +342,7 @@ def test_weights_that_are_unfrozen_later_join_the_checkpoint(tmp_path: Path) -> 
     # Whether or not the resumed run freezes it, the next checkpoint holds it.
     for is_frozen in (True, False):
         resumed = frozen_model()
-        parts = Parts(0)
+        parts = Parts(0, mesh=None)
         resumed[0].bias.requires_grad_(not is_frozen)
         parts.add("model", resumed)
         restore(path, parts)
@@ -353,7 +355,7 @@ def test_weights_that_are_unfrozen_later_join_the_checkpoint(tmp_path: Path) -> 
 def test_averaged_weights_do_not_count_as_frozen(tmp_path: Path, through_data: bool) -> None:
     """An average has `requires_grad_(False)` but still changes, in place or through `.data`."""
     model = nn.Linear(4, 4)
-    parts = Parts(0)
+    parts = Parts(0, mesh=None)
     average = copy.deepcopy(model).requires_grad_(False)
     parts.add("ema", average)
 
@@ -366,7 +368,7 @@ def test_averaged_weights_do_not_count_as_frozen(tmp_path: Path, through_data: b
         update()
         path = save(tmp_path, step, parts)
         resumed = nn.Linear(4, 4).requires_grad_(False)
-        resumed_parts = Parts(0)
+        resumed_parts = Parts(0, mesh=None)
         resumed_parts.add("ema", resumed)
         restore(path, resumed_parts)
         assert_equal(weights_of(resumed), weights_of(average))
@@ -375,7 +377,7 @@ def test_averaged_weights_do_not_count_as_frozen(tmp_path: Path, through_data: b
     parts = resumed_parts
     update()
     restored = nn.Linear(4, 4).requires_grad_(False)
-    resumed_parts = Parts(0)
+    resumed_parts = Parts(0, mesh=None)
     resumed_parts.add("ema", restored)
     restore(save(tmp_path, 4, parts), resumed_parts)
     assert_equal(weights_of(restored), weights_of(average))
@@ -399,7 +401,7 @@ def ranks_of(count: int) -> list[RankState]:
         sums = Sums(total=rank + 1)
         guard = Counts(seen=torch.tensor([rank]))
         model.body[1].running_mean.fill_(rank)
-        parts = Parts(rank)
+        parts = Parts(rank, mesh=None)
         parts.add("model", model)
         parts.add("sums", sums, shared=False)
         parts.add("guard", guard, shared=False)
@@ -442,7 +444,7 @@ def test_random_numbers_continue_after_a_restore(tmp_path: Path) -> None:
     def draw() -> list[float]:
         return [torch.rand(()).item(), np.random.randn(), random.gauss(), random.random()]
 
-    parts = Parts(0)
+    parts = Parts(0, mesh=None)
     parts.add("random", RandomState(CPU), shared=False)
     draw()
     path = save(tmp_path, 1, parts)
@@ -460,7 +462,7 @@ def test_resumed_training_on_cuda_gives_the_same_results(tmp_path: Path) -> None
         model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(), nn.Linear(4, 4)).to(device)
         model[0].requires_grad_(False)
         optimizer = torch.optim.AdamW(model[2].parameters(), fused=True)
-        parts = Parts(0)
+        parts = Parts(0, mesh=None)
         parts.add("model", model)
         parts.add("optimizer", optimizer)
         parts.add("random", RandomState(device), shared=False)
@@ -488,7 +490,7 @@ def test_accelerate_wrappers_are_unwrapped(tmp_path: Path) -> None:
     accelerator = Accelerator(cpu=True)
     bare = nn.Linear(3, 3)
     model, optimizer = accelerator.prepare(bare, torch.optim.SGD(bare.parameters(), 0.1, 0.9))
-    parts = Parts(0)
+    parts = Parts(0, mesh=None)
     parts.add("model", model)
     parts.add("optimizer", optimizer)
     parts.add("own", nn.Linear(2, 2), shared=False)
@@ -506,7 +508,7 @@ def test_accelerate_wrappers_are_unwrapped(tmp_path: Path) -> None:
 def test_part_with_unsupported_state_is_refused_when_added() -> None:
     """The error comes at the start of a run, not at its first checkpoint."""
     with pytest.raises(TypeError, match=r"^ema\.decay_fn: a value of type function can't be kept$"):
-        Parts(0).add("ema", Counts(decay_fn=lambda step: 0.9))
+        Parts(0, mesh=None).add("ema", Counts(decay_fn=lambda step: 0.9))
 
 
 @pytest.mark.parametrize(
@@ -514,14 +516,14 @@ def test_part_with_unsupported_state_is_refused_when_added() -> None:
 )
 def test_invalid_part_names_are_refused(name: str) -> None:
     """A name may be taken already, or unusable as a file name."""
-    parts = Parts(0)
+    parts = Parts(0, mesh=None)
     parts.add("model", nn.Linear(1, 1))
     with pytest.raises(UserError, match="which the run can't use as a name"):
         parts.add(name, Counts())
 
 
 def parts_of(**keywords: Any) -> Parts:
-    parts = Parts(0)
+    parts = Parts(0, mesh=None)
     for name, part in keywords.items():
         parts.add(name, part)
     return parts

@@ -16,10 +16,8 @@ import torch
 
 from common.checkpoints import store
 from common.checkpoints.finished import (
-    choose,
     damage,
     damaged_best,
-    newest_whole,
     read_manifest,
     step_folders,
 )
@@ -27,6 +25,7 @@ from common.checkpoints.store import Checkpoints, Contents
 from common.checkpoints.tensors import read_tensors, write_tensors
 from common.errors import LostProcessError, UserError
 from common.run_directory.records import Receipt
+from tests.unit.checkpoint_store import checkpoints_in, choose, newest_whole
 from tests.unit.damage import Payload
 from tests.unit.manifest_facts import identity_at
 
@@ -44,7 +43,7 @@ def contents_of(step: int, rank: int = 0) -> Contents:
 
 
 def opened(folder: Path, rank: int = 0, world_size: int = 1, keep: int = 2) -> Checkpoints:
-    return Checkpoints(folder, rank, world_size, keep, patience=5)
+    return checkpoints_in(folder, rank, world_size, keep=keep)
 
 
 def save(folder: Path, step: int, keep: int = 2) -> Checkpoints:
@@ -96,7 +95,7 @@ def test_frozen_weights_are_written_once(tmp_path: Path, monkeypatch: pytest.Mon
     checkpoints.wait()
     later = opened(tmp_path)
     newest = tmp_path / "step-00000006"
-    later.go_on_from(newest, read_manifest(newest))
+    later.go_on_from(newest, read_manifest(newest), without_best=False)
     later.save(9, contents_of(9), identity_at(9))
     later.wait()
     assert "frozen-model.safetensors" not in written
@@ -124,7 +123,7 @@ def test_best_model_stays_with_the_checkpoints_that_name_it(tmp_path: Path) -> N
     assert read_tensors(tmp_path / best[1])["weight"].tolist() == [1, 1, 1]
     later = opened(tmp_path)
     newest = tmp_path / "step-00000008"
-    later.go_on_from(newest, read_manifest(newest))
+    later.go_on_from(newest, read_manifest(newest), without_best=False)
     later.save(9, contents_of(9), identity_at(9))
     later.wait()
     assert f"../{best[1]}" in read_manifest(tmp_path / "step-00000009").files
@@ -399,7 +398,7 @@ def test_failed_rank_is_reported_by_the_others(
 @pytest.mark.parametrize(("rank", "other"), [(0, 1), (1, 0)])
 def test_silent_rank_is_named_after_the_timeout(tmp_path: Path, rank: int, other: int) -> None:
     """The end of a run waits for a checkpoint no longer than for a collective."""
-    checkpoints = Checkpoints(tmp_path, rank, world_size=2, checkpoints_to_keep=1, patience=0.1)
+    checkpoints = checkpoints_in(tmp_path, rank, world_size=2, keep=1, patience=0.1)
     checkpoints.save(1, contents_of(1, rank), identity_at(1))
     with pytest.raises(LostProcessError, match=f"rank {other} timed out"):
         checkpoints.wait()
@@ -411,7 +410,7 @@ def test_hurry_shortens_a_wait_that_has_begun(
 ) -> None:
     """After a failure elsewhere, a save does not wait for other ranks until its timeout."""
     monkeypatch.setattr(store, "LAST_PATIENCE", 0.1)
-    checkpoints = Checkpoints(tmp_path, 0, world_size=2, checkpoints_to_keep=1, patience=600)
+    checkpoints = checkpoints_in(tmp_path, world_size=2, keep=1, patience=600)
     checkpoints.save(1, contents_of(1), identity_at(1))
     checkpoints.hurry()
     with pytest.raises(LostProcessError):

@@ -18,7 +18,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from common.config import TrainingConfig
 from common.data.batch import Data, DatasetSamples, Samples, TensorSamples, Work, refuse_unread
-from common.data.loader import Loader
+from common.data.loader import NO_SIGNALS, Loader
 from common.data.make_loaders import make_loaders
 from common.data.order import EvaluationOrder, TrainingOrder
 from common.data.sources import built_in_source
@@ -133,14 +133,20 @@ def test_resume_within_an_epoch_repeats_random_transforms(workers: int) -> None:
 @pytest.mark.parametrize("workers", [0, 1])
 def test_evaluations_repeat_random_transforms(workers: int) -> None:
     """An evaluation has each sample once, in order, and always with the same draws."""
-    order = EvaluationOrder(COUNT, 8, 1, 0)
-    loader = Loader(DatasetSamples(Noisy()), order, CPU, num_workers=workers, seed=3)
+    order = EvaluationOrder(COUNT, 8, 1, 0, lengths=None)
+    loader = Loader(
+        DatasetSamples(Noisy()), order, CPU, num_workers=workers, seed=3, placement="auto"
+    )
     first = list(loader)
     again = list(loader)
     assert_same(first, again)
     assert joined(first, "index").tolist() == list(range(COUNT))
     (whole_batch,) = Loader(
-        DatasetSamples(Noisy()), EvaluationOrder(COUNT, COUNT, 1, 0), CPU, seed=3
+        DatasetSamples(Noisy()),
+        EvaluationOrder(COUNT, COUNT, 1, 0, lengths=None),
+        CPU,
+        seed=3,
+        placement="auto",
     )
     assert torch.equal(whole_batch["noise"], joined(first, "noise"))
 
@@ -161,7 +167,7 @@ def test_loading_leaves_the_generators_of_training_alone() -> None:
     expected = draw_from_generators()
     seed_generators(5)
     order = TrainingOrder(COUNT, 8, 1, 1, 0, seed=3)
-    loader = Loader(DatasetSamples(Noisy()), order, CPU, num_workers=0, seed=3)
+    loader = Loader(DatasetSamples(Noisy()), order, CPU, num_workers=0, seed=3, placement="auto")
     batches = loader.epoch(0)
     next(batches)
     next(batches)
@@ -231,7 +237,7 @@ def test_lengths_group_samples_and_count_tokens() -> None:
     flags = {"batch_size": 5, "gradient_accumulation_steps": 2, "seed": 1, "num_workers": 0}
     config = TrainingConfig(**flags)  # type: ignore[arg-type]
     accelerator: Any = SimpleNamespace(num_processes=1, process_index=0, device=CPU)
-    loader = make_loaders(config, accelerator, {"train": samples})["train"]
+    loader = make_loaders(config, accelerator, {"train": samples}, signals=NO_SIGNALS)["train"]
     batches = list(loader.epoch(0))
     assert len(batches) == 10
     order = TrainingOrder(COUNT, 5, 2, 1, 0, 1, samples.lengths)
@@ -331,7 +337,9 @@ def test_tensors_of_different_lengths_are_refused() -> None:
 def test_dataset_samples_cannot_lie_on_the_device() -> None:
     """The message names the flag and its other values."""
     with pytest.raises(UserError) as error:
-        Loader(DatasetSamples(Noisy()), EvaluationOrder(COUNT, 8, 1, 0), CPU, "device")
+        Loader(
+            DatasetSamples(Noisy()), EvaluationOrder(COUNT, 8, 1, 0, lengths=None), CPU, "device"
+        )
     assert "--data-placement device" in error.value.message
     assert "workers" in error.value.message
 

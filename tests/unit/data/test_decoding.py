@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import ExifTags, Image
 
-from common.data.pixels import image_to_pixels
+from common.data.pixels import FULL_SCALE, image_to_pixels
 from tests.local_data import (
     grey_images,
     write_image_folder,
@@ -28,10 +28,10 @@ def test_exif_orientation_is_applied(turn: int) -> None:
     exif[ExifTags.Base.Orientation] = turn
     Image.fromarray(pixels).save(file, "PNG", exif=exif)
     expected = datasets.Image().decode_example({"bytes": file.getvalue(), "path": None})
-    pixels_of_file = image_to_pixels(Image.open(file), 8, 1)
-    assert np.array_equal(pixels_of_file, image_to_pixels(expected, 8, 1))
+    pixels_of_file = image_to_pixels(Image.open(file), 8, 1, white_level=FULL_SCALE)
+    assert np.array_equal(pixels_of_file, image_to_pixels(expected, 8, 1, white_level=FULL_SCALE))
     assert turn < 2 or not np.array_equal(
-        pixels_of_file, image_to_pixels(Image.fromarray(pixels), 8, 1)
+        pixels_of_file, image_to_pixels(Image.fromarray(pixels), 8, 1, white_level=FULL_SCALE)
     )
 
 

@@ -58,7 +58,7 @@ class Counter(IterableDataset[dict[str, int]]):
 def loader_of(samples: IterableSamples, workers: int) -> Loader:
     """Return a loader of 14 updates."""
     order = IterableOrder(UPDATES * BATCH, BATCH, 1, 1, 0, 0)
-    return Loader(samples, order, torch.device("cpu"), num_workers=workers)
+    return Loader(samples, order, torch.device("cpu"), num_workers=workers, placement="auto")
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -13,7 +13,7 @@ from common.config import TrainingConfig
 from common.data import loader as loader_module
 from common.data.batch import Batch
 from common.data.images import ImageSamples
-from common.data.loader import Loader
+from common.data.loader import NO_SIGNALS, Loader
 from common.data.make_loaders import make_loaders
 from common.data.order import EvaluationOrder, TrainingOrder
 from common.data.shifts import reflected
@@ -63,7 +63,7 @@ def test_kernels_are_not_tuned_for_a_smaller_last_batch(
 ) -> None:
     """Such a batch comes once per evaluation. The setting is restored after each evaluation."""
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
-    loader = Loader(samples(size), EvaluationOrder(size, 10, 1, 0), CPU, "device")
+    loader = Loader(samples(size), EvaluationOrder(size, 10, 1, 0, lengths=None), CPU, "device")
     for _ in range(2):
         tuned = [(len(batch["labels"]), torch.backends.cudnn.benchmark) for batch in loader]
         assert tuned == [(10, True)] * (size // 10) + [(size % 10, False)]
@@ -118,7 +118,7 @@ def test_augmentation_differs_by_epoch() -> None:
 def test_evaluation_is_not_augmented() -> None:
     """Evaluation has each image as it is, once, in order."""
     split = samples()
-    loader = Loader(split, EvaluationOrder(103, 10, 1, 0), CPU, "device")
+    loader = Loader(split, EvaluationOrder(103, 10, 1, 0, lengths=None), CPU, "device")
     batches = list(loader)
     assert [len(batch["labels"]) for batch in batches] == [10] * 10 + [3]
     images = torch.cat([batch["images"] for batch in batches])
@@ -214,7 +214,7 @@ def test_placement_depends_on_free_memory(
     split = samples()
     free = split.num_bytes * (3 if fits else 1)
     monkeypatch.setattr("common.data.loader.free_memory", lambda _: free)
-    loader = Loader(split, EvaluationOrder(103, 10, 1, 0), CPU, "auto", 1)
+    loader = Loader(split, EvaluationOrder(103, 10, 1, 0, lengths=None), CPU, "auto", 1)
     assert loader.placement == placement
     assert loader.num_workers == (0 if fits else 1)
 
@@ -228,7 +228,7 @@ def test_placed_splits_share_free_memory(
     free = 2 * splits["train"].num_bytes / share
     monkeypatch.setattr("common.data.make_loaders.free_memory", lambda _: free)
     accelerator: Any = SimpleNamespace(num_processes=1, process_index=0, device=CPU, mesh=None)
-    loaders = make_loaders(TrainingConfig(batch_size=8), accelerator, splits)
+    loaders = make_loaders(TrainingConfig(batch_size=8), accelerator, splits, signals=NO_SIGNALS)
     placements = [loader.placement for loader in loaders.values()]
     assert placements == ["device"] * placed + ["workers"] * (2 - placed)
     assert loaders["train"].placed_bytes == splits["train"].num_bytes
@@ -240,7 +240,7 @@ def test_data_larger_than_free_memory_are_refused(cuda: Cuda) -> None:
     split.num_bytes = 3 * 2**20
     cuda.free = 2 * 2**20
     with pytest.raises(UserError) as error:
-        Loader(split, EvaluationOrder(103, 10, 1, 0), GPU, "device")
+        Loader(split, EvaluationOrder(103, 10, 1, 0, lengths=None), GPU, "device")
     assert (
         "take 3 MiB, but only 2 MiB are free: pass --data-placement workers" in error.value.message
     )

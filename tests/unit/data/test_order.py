@@ -201,7 +201,8 @@ def test_ranks_evaluate_equally_many_batches(
 ) -> None:
     """Ranks of a sharded model wait for each other at each batch, so none may lack one."""
     orders = [
-        EvaluationOrder(num_samples, batch_size, world_size, rank) for rank in range(world_size)
+        EvaluationOrder(num_samples, batch_size, world_size, rank, lengths=None)
+        for rank in range(world_size)
     ]
     counts = []
     for order in orders:
@@ -265,7 +266,9 @@ def test_update_reads_no_more_blocks_than_may_be_held(at_once: int) -> None:
 def test_evaluation_by_blocks_has_each_sample_once(world_size: int) -> None:
     """Each rank reads one stretch, so that two ranks share one block at most."""
     ranks = [
-        torch.cat(EvaluationOrder(67, 8, world_size, rank, blocks=blocks_of(67)).batches())
+        torch.cat(
+            EvaluationOrder(67, 8, world_size, rank, blocks=blocks_of(67), lengths=None).batches()
+        )
         for rank in range(world_size)
     ]
     assert torch.cat(ranks).tolist() == [*range(67)]
@@ -298,7 +301,10 @@ def test_equal_batches_have_each_sample_once(
 def test_equal_batches_by_blocks_have_each_sample_once() -> None:
     """Each rank reads a stretch of its own."""
     blocks = Blocks(np.array([5, 6, 6]), at_once=2)
-    ranks = [EvaluationOrder(17, 4, 2, rank, blocks=blocks).equal_batches() for rank in (0, 1)]
+    ranks = [
+        EvaluationOrder(17, 4, 2, rank, blocks=blocks, lengths=None).equal_batches()
+        for rank in (0, 1)
+    ]
     assert [len(batches.samples) for batches in ranks] == [3, 3]
     real = []
     for batches in ranks:
@@ -310,23 +316,27 @@ def test_equal_batches_by_blocks_have_each_sample_once() -> None:
 def test_rehearsal_is_half_a_batch_and_then_that_half_twice() -> None:
     """No batch exceeds an evaluation's, and a rank without samples has none."""
     two = [torch.arange(9), torch.arange(9, 13)]
-    assert [batch.tolist() for batch in rehearsal_batches(two, 9)] == [
+    assert [batch.tolist() for batch in rehearsal_batches(two, 9, is_spread=True)] == [
         [0, 3, 6, 9],
         [0, 3, 6, 9] * 2,
     ]
     first = rehearsal_batches(two, 9, is_spread=False)
     assert [batch.tolist() for batch in first] == [[0, 1, 2, 3], [0, 1, 2, 3] * 2]
-    assert [batch.tolist() for batch in rehearsal_batches([torch.arange(1)], 9)] == [[0], [0, 0]]
-    assert [batch.tolist() for batch in rehearsal_batches([torch.arange(1)], 1)] == [[0]]
-    assert rehearsal_batches([], 9) == []
+    assert [
+        batch.tolist() for batch in rehearsal_batches([torch.arange(1)], 9, is_spread=True)
+    ] == [[0], [0, 0]]
+    assert [
+        batch.tolist() for batch in rehearsal_batches([torch.arange(1)], 1, is_spread=True)
+    ] == [[0]]
+    assert rehearsal_batches([], 9, is_spread=True) == []
 
 
 def test_rehearsal_of_sorted_samples_has_all_classes() -> None:
     """Images in one folder per class are sorted, so a first batch alone would have one class."""
     labels = torch.arange(10).repeat_interleave(100)
     for rank in range(2):
-        batches = EvaluationOrder(1000, 32, 2, rank).batches()
+        batches = EvaluationOrder(1000, 32, 2, rank, lengths=None).batches()
         assert len(labels[batches[0]].unique()) < 10
-        for samples in rehearsal_batches(batches, 32):
+        for samples in rehearsal_batches(batches, 32, is_spread=True):
             assert len(labels[samples].unique()) == 10
             assert len(samples) <= 32

@@ -61,8 +61,8 @@ def images(source: DataSource, **changes: Any) -> Any:
 
 def every_batch(samples: Any, workers: int = 0, world: int = 1) -> list[Any]:
     """Return the evaluation's batches of all ranks."""
-    order = EvaluationOrder(len(samples), 16, world, 0, blocks=samples.blocks)
-    loader = Loader(samples, order, torch.device("cpu"), num_workers=workers)
+    order = EvaluationOrder(len(samples), 16, world, 0, blocks=samples.blocks, lengths=None)
+    loader = Loader(samples, order, torch.device("cpu"), num_workers=workers, placement="auto")
     with contextlib.closing(loader):
         return [*loader]
 

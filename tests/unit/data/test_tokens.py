@@ -40,7 +40,7 @@ def test_signal_ends_the_training_of_a_vocabulary(monkeypatch: pytest.MonkeyPatc
         waited.append(ended.wait(60))
 
     def stop(*_: object) -> None:
-        raise Preempted("stopped")
+        raise Preempted("stopped", is_by_ctrl_c=False)
 
     before = signal.signal(signal.SIGUSR1, stop)
     monkeypatch.setattr(BertWordPieceTokenizer, "train_from_iterator", train)

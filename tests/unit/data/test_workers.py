@@ -57,7 +57,7 @@ def test_workers_do_not_keep_freed_memory(monkeypatch: pytest.MonkeyPatch) -> No
     """Each of them would keep its largest batch until the end of the run."""
     monkeypatch.setattr(module.HEAP, "is_kept", True)
     for count, expected in ((0, 1), (1, 0)):
-        loader = Loader(Kept(), EvaluationOrder(8, 8, 1, 0), CPU, "workers", count)
+        loader = Loader(Kept(), EvaluationOrder(8, 8, 1, 0, lengths=None), CPU, "workers", count)
         (batch,) = loader
         assert batch["kept"].tolist() == [expected] * 8
         loader.close()
@@ -66,7 +66,7 @@ def test_workers_do_not_keep_freed_memory(monkeypatch: pytest.MonkeyPatch) -> No
 def test_workers_stay_for_all_epochs_and_evaluations() -> None:
     """The same processes make all batches, even after an epoch that was left early."""
     training = Loader(Where(), TrainingOrder(103, 8, 1, 1, 0, seed=3), CPU, "workers", 2)
-    evaluation = Loader(Where(), EvaluationOrder(103, 10, 1, 0), CPU, "workers", 1)
+    evaluation = Loader(Where(), EvaluationOrder(103, 10, 1, 0, lengths=None), CPU, "workers", 1)
     training_batches: list[Batch] = []
     evaluation_batches: list[Batch] = []
     for epoch in (0, 1, 0):

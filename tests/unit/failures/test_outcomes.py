@@ -18,6 +18,6 @@ def test_users_mistake_is_its_own_reason(error_class: type[UserError]) -> None:
 
 def test_request_to_stop_is_no_failure() -> None:
     """Status 75 tells a shell to try again."""
-    error = Preempted("stopped after update 3")
+    error = Preempted("stopped after update 3", is_by_ctrl_c=False)
     assert outcome_of(error, rank=1) == Outcome("preempted", True, "stopped after update 3")
     assert error.code == 75

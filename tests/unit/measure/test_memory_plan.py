@@ -47,6 +47,13 @@ def sgd_started(model: nn.Module) -> torch.optim.Optimizer:
     return optimizer
 
 
+def plan_of(
+    accelerator: Any, model: nn.Module, optimizer: torch.optim.Optimizer, loader: Any
+) -> MemoryPlan:
+    """Return the plan of a run that needs no call once its memory is measured."""
+    return MemoryPlan(accelerator, model, optimizer, loader, when_measured=lambda share: None)
+
+
 def sgd_plain(model: nn.Module) -> torch.optim.Optimizer:
     """Return an optimizer without state."""
     return torch.optim.SGD(model.parameters(), lr=0.1)
@@ -77,7 +84,7 @@ def test_planned_sizes_equal_those_after_an_update(
     """Weights, gradients, optimizer state and buffers agree within 10 %."""
     optimizer = make(model)
     accelerator: Any = FakeAccelerator()
-    plan = MemoryPlan(accelerator, model, optimizer, loader_of(None))
+    plan = plan_of(accelerator, model, optimizer, loader_of(None))
     for _ in range(FIRST_UPDATES + 1):
         with plan.watching(Work(32)):
             with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
@@ -111,7 +118,7 @@ def test_sizes_on_the_host_are_called_the_hosts(
     """Some devices do not report the memory of their tensors."""
     accelerator: Any = FakeAccelerator()
     for has_figures, owner in ((False, "host"), (True, "cpu")):
-        plan = MemoryPlan(accelerator, model, sgd_plain(model), loader_of(None))
+        plan = plan_of(accelerator, model, sgd_plain(model), loader_of(None))
         figures = Mock(return_value=has_figures)
         monkeypatch.setattr(memory_plan, "has_own_memory_figures", figures)
         for _ in range(FIRST_UPDATES):
@@ -139,7 +146,7 @@ def test_unknown_optimizer_state_is_not_guessed(model: nn.Module) -> None:
     assert optimizer_state_bytes(optimizer) is None
     assert not optimizer.state
     accelerator: Any = FakeAccelerator()
-    plan = MemoryPlan(accelerator, model, optimizer, loader_of(None))
+    plan = plan_of(accelerator, model, optimizer, loader_of(None))
     assert "optimizer state unknown" in plan_text(plan.facts())
     assert {name: planned for name, planned, _ in plan.finish()}["optimizer_state"] is None
 
@@ -180,7 +187,7 @@ def test_longest_batch_is_planned_from_the_first_ones() -> None:
     accelerator: Any = FakeAccelerator()
     model = nn.Sequential(nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 8))
     per_token = 4 * (256 + 1024) / 2**20
-    plan = MemoryPlan(accelerator, model, sgd_plain(model), loader_of([100, 900, 50, 700]))
+    plan = plan_of(accelerator, model, sgd_plain(model), loader_of([100, 900, 50, 700]))
     for tokens in (150, 400, 150, 1600):
         assert plan.planned.get("activations") == (
             pytest.approx(1600 * per_token, rel=0.01) if tokens == 1600 else None
@@ -200,7 +207,7 @@ def test_workspace_is_the_remaining_peak_of_the_first_updates() -> None:
         HEAP.library.malloc_trim(0)
     accelerator: Any = FakeAccelerator()
     model = nn.Linear(64, 8)
-    plan = MemoryPlan(accelerator, model, sgd_plain(model), loader_of(None))
+    plan = plan_of(accelerator, model, sgd_plain(model), loader_of(None))
     torch.ones(300 * 2**18)  # an earlier peak, like that of reading a checkpoint
     for number in range(FIRST_UPDATES + 1):
         with plan.watching(Work(2)):
@@ -216,7 +223,7 @@ def test_compiled_model_has_no_hooks() -> None:
     accelerator: Any = FakeAccelerator()
     model = nn.Sequential(nn.Linear(64, 8), nn.ReLU())
     model.compile(backend="eager")
-    plan = MemoryPlan(accelerator, model, sgd_plain(model), loader_of(None))
+    plan = plan_of(accelerator, model, sgd_plain(model), loader_of(None))
     for _ in range(FIRST_UPDATES):
         with plan.watching(Work(2)):
             assert not torch._C._autograd._top_saved_tensors_default_hooks(True)
@@ -229,7 +236,7 @@ def test_run_without_an_update_has_a_plan() -> None:
     """A finished run that is resumed shows the known parts."""
     accelerator: Any = FakeAccelerator()
     model = nn.Linear(64, 8)
-    plan = MemoryPlan(accelerator, model, sgd_plain(model), loader_of(None))
+    plan = plan_of(accelerator, model, sgd_plain(model), loader_of(None))
     assert planned_and_measured(plan, "workspace") == (None, None)
     assert planned_and_measured(plan, "weights")[0] == pytest.approx(4 * 65 * 8 / 2**20)
 
@@ -250,7 +257,7 @@ def test_gradient_buckets_count_once(is_distributed: bool, model: nn.Module, cud
     cuda.allocated = int((lasting + 5 + is_distributed * gradients) * 2**20)
     accelerator: Any = SimpleNamespace(device=torch.device("cuda"), sync_gradients=True)
     trained = Wrapped(model) if is_distributed else model
-    plan = MemoryPlan(accelerator, trained, sgd_plain(model), loader_of(None))
+    plan = plan_of(accelerator, trained, sgd_plain(model), loader_of(None))
     assert plan.planned["gradients"] == pytest.approx(gradients)
     assert plan.planned["other"] == pytest.approx(5, abs=0.01)
     assert plan.total == pytest.approx(lasting + gradients + 5 + lasting, abs=0.01)

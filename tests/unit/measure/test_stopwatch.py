@@ -13,7 +13,7 @@ from common.measure.stopwatch import FIRST_UPDATES, Interval, Stopwatch, through
 def test_stopped_stopwatch_counts_nothing() -> None:
     """Profiled updates count neither time nor samples, and an evaluation does not restart it."""
     now = [0.0]
-    stopwatch = Stopwatch(lambda: None, lambda: now[0])
+    stopwatch = Stopwatch(lambda: None, lambda: now[0], energy=lambda: 0.0)
 
     def train(updates: int, seconds: float) -> None:
         for _ in range(updates):

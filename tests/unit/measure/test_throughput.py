@@ -39,7 +39,7 @@ def train(stopwatch: Stopwatch, clock: Clock, updates: int, seconds: float) -> N
 def test_throughput_leaves_out_the_first_updates() -> None:
     """Slow first updates and time outside training do not count, and all later samples do."""
     clock = Clock()
-    stopwatch = Stopwatch(lambda: None, clock)
+    stopwatch = Stopwatch(lambda: None, clock, energy=lambda: 0.0)
     stopwatch.start()
     train(stopwatch, clock, FIRST_UPDATES, seconds=30)
     train(stopwatch, clock, 10, seconds=0.5)
@@ -59,7 +59,7 @@ def test_throughput_leaves_out_the_first_updates() -> None:
 def test_short_run_has_a_throughput() -> None:
     """A run with no more than the first updates counts all of them."""
     clock = Clock()
-    stopwatch = Stopwatch(lambda: None, clock)
+    stopwatch = Stopwatch(lambda: None, clock, energy=lambda: 0.0)
     stopwatch.start()
     train(stopwatch, clock, FIRST_UPDATES - 1, seconds=2)
     stopwatch.lap()
@@ -71,7 +71,7 @@ def test_short_run_has_a_throughput() -> None:
 def test_each_interval_has_its_samples_and_seconds(every: int) -> None:
     """Each log line has the throughput of its own updates, even the first ones."""
     clock = Clock()
-    stopwatch = Stopwatch(lambda: None, clock)
+    stopwatch = Stopwatch(lambda: None, clock, energy=lambda: 0.0)
     stopwatch.start()
     for _ in range(4):
         train(stopwatch, clock, every, seconds=0.5)
@@ -86,7 +86,7 @@ def test_throughput_covers_all_ranks() -> None:
     fast = Interval(seconds=2.0, wait_seconds=0.2, updates=10, samples=100, tokens=1000)
     slow = Interval(seconds=4.0, wait_seconds=2.0, updates=10, samples=100, tokens=3000)
     rows = torch.tensor([[*vars(fast).values()], [*vars(slow).values()]], dtype=torch.float64)
-    assert throughput(rows) == pytest.approx(
+    assert throughput(rows, flops=None, peak=0.0) == pytest.approx(
         {
             "perf/samples_per_second": 50,
             "perf/samples_per_second_per_device": 25,
@@ -96,7 +96,7 @@ def test_throughput_covers_all_ranks() -> None:
         }
     )
     rows[:, 5] = 0
-    assert "perf/tokens_per_second" not in throughput(rows)
+    assert "perf/tokens_per_second" not in throughput(rows, flops=None, peak=0.0)
 
 
 def test_flops_and_energy_count_real_samples_and_tokens() -> None:
@@ -115,7 +115,7 @@ def test_flops_and_energy_count_real_samples_and_tokens() -> None:
 def test_useful_time_leaves_out_compilation() -> None:
     """The first updates count as long as later ones take."""
     clock = Clock()
-    stopwatch = Stopwatch(lambda: None, clock)
+    stopwatch = Stopwatch(lambda: None, clock, energy=lambda: 0.0)
     stopwatch.start()
     train(stopwatch, clock, FIRST_UPDATES, seconds=30)
     assert stopwatch.useful_seconds == 0
@@ -153,7 +153,9 @@ def test_operations_of_bert_depend_on_the_length() -> None:
     )
     model = BertForSequenceClassification(config)
     nothing = np.zeros(2, dtype=np.int64)
-    samples = TextSamples(np.zeros(9, dtype=np.int32), np.array([0, 4, 9]), nothing, nothing)
+    samples = TextSamples(
+        np.zeros(9, dtype=np.int32), np.array([0, 4, 9]), nothing, nothing, token_positions=None
+    )
     counted = training_flops(model, bert_loss, samples)
     length = 100
     matrices = layers * (4 * width**2 + 2 * width * inner) * length

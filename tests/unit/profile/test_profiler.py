@@ -70,7 +70,7 @@ class Training:
         self.accelerator = accelerator
         self.at_once = settings.pop("at_once", 1)
         self.config = TrainingConfig(**{"profile": True} | settings)
-        self.stopwatch = Stopwatch(lambda: None, lambda: self.now)
+        self.stopwatch = Stopwatch(lambda: None, lambda: self.now, energy=lambda: 0.0)
         self.profiler = Profiler(
             self.config,
             folder / "profile",

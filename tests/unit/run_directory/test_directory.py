@@ -15,17 +15,21 @@ from common.errors import UserError
 from common.failures.outcomes import Outcome
 from common.run_directory import directory as module
 from common.run_directory.directory import (
-    LOCK,
     RunDirectory,
     make_directory,
     read_status,
     refuse_to_resume,
 )
 from common.run_directory.records import Status
-from common.storage.files import locked
+from common.storage.files import LOCK, locked
 from tests.unit.recipes import status_of
 
 REFUSED = Outcome("failed", False, "wrong flags")
+
+
+def directory_of(output_dir: str | None, recipe: str, resume: bool) -> RunDirectory:
+    """Return the directory of a run that is not finished, without waiting for other jobs."""
+    return RunDirectory(output_dir, recipe, resume, patience=0, is_finished=lambda: False)
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +45,7 @@ def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_runs_of_one_second_have_distinct_directories(tmp_path: Path) -> None:
     """Runs that start at the same time never share a directory."""
-    paths = [RunDirectory(None, "resnet", False).path.resolve() for _ in range(20)]
+    paths = [directory_of(None, "resnet", False).path.resolve() for _ in range(20)]
     assert len(set(paths)) == 20
     assert all(path.parent == tmp_path / "runs" for path in paths)
     assert all(path.name.startswith("resnet-") for path in paths)
@@ -51,9 +55,9 @@ def test_run_directory_is_never_overwritten(tmp_path: Path) -> None:
     """An `--output-dir` that holds a run is refused, and the run stays unchanged."""
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(UserError, match=r"already contains a run.*--resume auto"):
-        RunDirectory(str(tmp_path), "mnist_mlp", False)
+        directory_of(str(tmp_path), "mnist_mlp", False)
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
-    RunDirectory(str(tmp_path), "mnist_mlp", True).release()
+    directory_of(str(tmp_path), "mnist_mlp", True).release()
 
 
 @pytest.mark.parametrize("path", ["/proc/self", "file/run", "x" * 300, "/dev/null"])
@@ -63,7 +67,7 @@ def test_impossible_directory_gives_one_sentence(path: str) -> None:
     with pytest.raises(UserError, match=r"--output-dir .* can't be made or written"):
         make_directory(path, "mnist_mlp", resume=False)
     with pytest.raises(UserError, match=r"--output-dir .* can't be made or written"):
-        RunDirectory(path, "mnist_mlp", resume=False)
+        directory_of(path, "mnist_mlp", resume=False)
 
 
 @pytest.mark.parametrize("obstacle", ["file", "link"])
@@ -74,13 +78,13 @@ def test_file_in_place_of_runs_gives_one_sentence(obstacle: str) -> None:
     else:
         Path("runs").symlink_to("nowhere")
     with pytest.raises(UserError, match="can't be made"):
-        RunDirectory(None, "mnist_mlp", False)
+        directory_of(None, "mnist_mlp", False)
 
 
 def test_unused_unnamed_directory_is_removed() -> None:
     """A directory that the user named stays, and so does one with contents."""
-    unused, used = (RunDirectory(None, "bert", False) for _ in range(2))
-    named = RunDirectory("asked", "bert", False)
+    unused, used = (directory_of(None, "bert", False) for _ in range(2))
+    named = directory_of("asked", "bert", False)
     used.write("config.json", {})
     for directory in (unused, used, named):
         directory.write_status("failed", 0)
@@ -95,12 +99,12 @@ def test_unused_unnamed_directory_is_removed() -> None:
 
 def test_two_jobs_never_write_to_one_directory(tmp_path: Path) -> None:
     """The second job is refused while the first one runs, and allowed afterwards."""
-    first = RunDirectory(str(tmp_path), "mnist_mlp", False)
+    first = directory_of(str(tmp_path), "mnist_mlp", False)
     lock = tmp_path / LOCK
     with pytest.raises(UserError, match="another job is writing to"), locked(lock, patience=0):
         pass
     with pytest.raises(UserError, match="another job is writing to"):
-        RunDirectory(str(tmp_path), "mnist_mlp", True)
+        directory_of(str(tmp_path), "mnist_mlp", True)
     first.release()
     with locked(lock, patience=0):
         pass
@@ -120,11 +124,11 @@ def test_other_ranks_fail_with_rank_0(monkeypatch: pytest.MonkeyPatch, tmp_path:
     monkeypatch.setattr("accelerate.utils.broadcast_object_list", broadcast)
     answer = [UserError("no such place")]
     with pytest.raises(UserError) as refused:
-        RunDirectory("asked", "mnist_mlp", False)
+        directory_of("asked", "mnist_mlp", False)
     assert refused.value.message == "no such place"
     assert 5 in waited
     answer = [module.TakenDirectory(Path("asked"), "0123", Path("asked", ".seen-0"), False)]
-    other = RunDirectory("asked", "mnist_mlp", False)
+    other = directory_of("asked", "mnist_mlp", False)
     assert (other.path, other.run_id) == (Path("asked"), "0123")
     other.write_status("running", 0)
     other.write("config.json", {})
@@ -138,13 +142,13 @@ def test_machine_that_does_not_share_the_directory_is_named(
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
     monkeypatch.setattr("accelerate.utils.gather_object", list)
-    RunDirectory("shared", "mnist_mlp", False).release()
+    directory_of("shared", "mnist_mlp", False).release()
     assert not [*tmp_path.glob("shared/.seen-*")]
     others = ["rank 1 on there"]
     monkeypatch.setattr("accelerate.utils.gather_object", lambda mine: [*mine, *others])
     for output_dir in ("mine", None):
         with pytest.raises(UserError, match="all machines share: rank 1 on there can't see"):
-            RunDirectory(output_dir, "mnist_mlp", False)
+            directory_of(output_dir, "mnist_mlp", False)
     assert not [*tmp_path.glob("runs/*")]
     with locked(tmp_path / "mine" / LOCK, patience=0):
         pass
@@ -169,7 +173,7 @@ def test_directory_is_checked_again_under_its_lock(
         assert end.value.code == 0
     else:
         with pytest.raises(UserError, match="already contains a run"):
-            RunDirectory(str(tmp_path), "mnist_mlp", False)
+            directory_of(str(tmp_path), "mnist_mlp", False)
     assert (tmp_path / "status.json").read_text() == '{"status": "finished"}'
 
 
@@ -177,16 +181,16 @@ def test_checkpoints_without_a_config_are_not_overwritten(tmp_path: Path) -> Non
     """Somebody removed the file, but the checkpoints may be valuable."""
     (tmp_path / "checkpoints" / "step-00000003").mkdir(parents=True)
     with pytest.raises(UserError, match="contains checkpoints of another run"):
-        RunDirectory(str(tmp_path), "mnist_mlp", False)
+        directory_of(str(tmp_path), "mnist_mlp", False)
 
 
 def test_run_keeps_its_identity(tmp_path: Path) -> None:
     """A resume finds it in `config.json`, even if `status.json` is damaged."""
-    first = RunDirectory(str(tmp_path), "mnist_mlp", False)
+    first = directory_of(str(tmp_path), "mnist_mlp", False)
     first.write("config.json", {"run_id": first.run_id})
     first.release()
     (tmp_path / "status.json").write_text("{}")
-    again = RunDirectory(str(tmp_path), "mnist_mlp", True)
+    again = directory_of(str(tmp_path), "mnist_mlp", True)
     assert again.run_id == first.run_id
     assert status_of(tmp_path)["run_id"] == first.run_id
 
@@ -195,7 +199,7 @@ def test_run_keeps_its_identity(tmp_path: Path) -> None:
 def test_run_whose_directory_is_gone_writes_no_more(way: str, tmp_path: Path) -> None:
     """Such a run neither creates its directory again nor writes into another run's."""
     path = tmp_path / "run"
-    directory = RunDirectory(str(path), "mnist_mlp", False)
+    directory = directory_of(str(path), "mnist_mlp", False)
     directory.write("config.json", {"run_id": directory.run_id})
     directory.write("memory.json", {})
     shutil.rmtree(path)
@@ -213,7 +217,7 @@ def test_run_whose_directory_is_gone_writes_no_more(way: str, tmp_path: Path) ->
 @pytest.mark.parametrize("status", ["running", "preempted", "finished"])
 def test_status_is_the_last_one_written(status: str, tmp_path: Path) -> None:
     """All but a finished run are resumable."""
-    directory = RunDirectory(str(tmp_path), "mnist_mlp", False)
+    directory = directory_of(str(tmp_path), "mnist_mlp", False)
     directory.write_status("running", 1)
     directory.write_status(status, 3, "a reason")
     resumable = status != "finished"
@@ -226,34 +230,38 @@ def test_first_failure_of_any_rank_is_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Failures that follow from it do not replace it."""
-    directory = RunDirectory(str(tmp_path), "mnist_mlp", False)
+    directory = directory_of(str(tmp_path), "mnist_mlp", False)
     directory.write_status("running", 1)
     monkeypatch.setenv("RANK", "1")
-    assert directory.write_failure(Outcome("failed", True, "rank 1: lost"), 4)
-    assert not directory.write_failure(Outcome("failed", False, "rank 0: closed by peer"), 5)
+    assert directory.write_failure(
+        Outcome("failed", True, "rank 1: lost"), 4, is_lost_process=False
+    )
+    assert not directory.write_failure(
+        Outcome("failed", False, "rank 0: closed by peer"), 5, is_lost_process=False
+    )
     assert status_of(tmp_path) == {
         "status": "failed", "resumable": True, "reason": "rank 1: lost", "global_step": 4,
         "run_id": directory.run_id,
     }  # fmt: skip
     monkeypatch.delenv("RANK")
     directory.release()
-    again = RunDirectory(str(tmp_path), "mnist_mlp", True)
+    again = directory_of(str(tmp_path), "mnist_mlp", True)
     assert status_of(tmp_path)["status"] == "running"
     assert status_of(tmp_path)["global_step"] == 4
-    assert again.write_failure(Outcome("failed", False, "another"), 6)
+    assert again.write_failure(Outcome("failed", False, "another"), 6, is_lost_process=False)
 
 
 def test_failure_counts_even_if_it_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a full disk, the reason must still be printed."""
-    directory = RunDirectory(str(tmp_path), "mnist_mlp", False)
+    directory = directory_of(str(tmp_path), "mnist_mlp", False)
 
     def fail(path: Path, value: object) -> None:
         raise UserError(f"{path} can't be made or written")
 
     monkeypatch.setattr(module, "write_json", fail)
-    assert directory.write_failure(Outcome("failed", False, "why"), 4)
+    assert directory.write_failure(Outcome("failed", False, "why"), 4, is_lost_process=False)
 
 
 @pytest.mark.parametrize("content", [None, b"", b"[]", b'{"status": "run', b"\xff"])
@@ -262,9 +270,9 @@ def test_unreadable_status_is_unknown(content: bytes | None, tmp_path: Path) -> 
     if content is not None:
         (tmp_path / "status.json").write_bytes(content)
     assert read_status(tmp_path) == Status()
-    refuse_to_resume(tmp_path, REFUSED)
+    refuse_to_resume(tmp_path, REFUSED, resume=True)
     assert read_status(tmp_path) == Status()
-    directory = RunDirectory(str(tmp_path), "mnist_mlp", True)
+    directory = directory_of(str(tmp_path), "mnist_mlp", True)
     assert status_of(tmp_path)["global_step"] == 0
     directory.release()
 
@@ -274,22 +282,22 @@ def test_wrong_command_stops_the_supervisor(
     status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A finished run, another rank, and a run that trains under a right command are left alone."""
-    directory = RunDirectory(str(tmp_path), "mnist_mlp", False)
+    directory = directory_of(str(tmp_path), "mnist_mlp", False)
     directory.write_status(status, 4)
-    refuse_to_resume(tmp_path, REFUSED)
+    refuse_to_resume(tmp_path, REFUSED, resume=True)
     assert status_of(tmp_path)["status"] == status
     directory.release()
     with monkeypatch.context() as other:
         other.setenv("RANK", "1")
-        refuse_to_resume(tmp_path, REFUSED)
+        refuse_to_resume(tmp_path, REFUSED, resume=True)
         assert status_of(tmp_path)["status"] == status
-    refuse_to_resume(tmp_path, REFUSED)
+    refuse_to_resume(tmp_path, REFUSED, resume=True)
     assert status_of(tmp_path) == {
         "status": "failed", "resumable": False, "reason": "wrong flags", "global_step": 4,
         "run_id": directory.run_id,
     }  # fmt: skip
     directory.write_status("finished", 9)
-    refuse_to_resume(tmp_path, REFUSED)
+    refuse_to_resume(tmp_path, REFUSED, resume=True)
     assert status_of(tmp_path)["status"] == "finished"
 
 
@@ -298,7 +306,7 @@ def test_second_loss_at_the_same_update_is_not_resumable(tmp_path: Path) -> None
     lost = Outcome("failed", True, "rank 1: RuntimeError: gloo: Connection closed by peer")
     is_resumable_after_each = []
     for step, is_lost_process in ((40, True), (41, True), (40, False), (40, True)):
-        directory = RunDirectory(str(tmp_path / "run"), "mine", True)
+        directory = directory_of(str(tmp_path / "run"), "mine", True)
         assert directory.write_failure(lost, step, is_lost_process=is_lost_process)
         is_first = directory.write_failure(lost, step, is_lost_process=is_lost_process)
         assert not is_first, "another rank has said it"
@@ -308,7 +316,7 @@ def test_second_loss_at_the_same_update_is_not_resumable(tmp_path: Path) -> None
     assert is_resumable_after_each == [True, True, True, False]
     assert "second time at update 40" in str(status.reason)
     assert "gloo" in str(status.reason)
-    directory = RunDirectory(str(tmp_path / "run"), "mine", True)
+    directory = directory_of(str(tmp_path / "run"), "mine", True)
     directory.write_status("finished", 80)
     assert read_status(directory.path).lost_at_steps == []
     directory.release()

@@ -109,7 +109,7 @@ def test_head_is_kept_only_for_the_same_class_names(tmp_path: Path) -> None:
     """Equally many classes of other names need a new head. An evaluation replaces nothing."""
     trained = ResNet("resnet18", 1, 3, 2)
     run = tmp_path / "run"
-    save_model(run / "model", trained, {"class_names": ["a", "b"]})
+    save_model(run / "model", trained, {"class_names": ["a", "b"]}, card="", skeleton=None)
     for names, is_kept in ((["a", "b"], True), (["b", "c"], False)):
         model = ResNet("resnet18", 1, 3, 2)
         load_initial(model, config(run), tmp_path, names)
@@ -164,7 +164,7 @@ def test_only_the_class_head_is_replaced(
     """The number of outputs and the class names tell which of two heads it is."""
     trained = TwoHeads(3)
     run = tmp_path / "run"
-    save_model(run / "model", trained, {"class_names": list("abc")})
+    save_model(run / "model", trained, {"class_names": list("abc")}, card="", skeleton=None)
     model = TwoHeads(classes)
     load_initial(model, config(run), tmp_path, names)
     for name in ("body", "classes", "figure"):
@@ -175,7 +175,9 @@ def test_only_the_class_head_is_replaced(
 def test_hidden_layer_of_another_width_is_refused(tmp_path: Path) -> None:
     """A hidden layer is not taken for a head, though it is as wide as the number of classes."""
     run = tmp_path / "run"
-    save_model(run / "model", TwoHeads(5, hidden=8), {"class_names": list("vwxyz")})
+    save_model(
+        run / "model", TwoHeads(5, hidden=8), {"class_names": list("vwxyz")}, card="", skeleton=None
+    )
     with pytest.raises(
         UserError, match=r"does not fit this model, because body\.bias has the shape"
     ):

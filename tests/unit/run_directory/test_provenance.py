@@ -17,6 +17,9 @@ from common.run_directory.provenance import (
     with_attempt,
 )
 from common.run_directory.records import ATTEMPTS, PROVENANCE, Attempt
+from tests.unit.saved_config import saved_config
+
+ENVIRONMENT = saved_config().environment
 
 
 def attempt(step: int, **facts: object) -> Attempt:
@@ -57,7 +60,7 @@ def test_attempt_says_which_code_and_packages_it_uses(tmp_path: Path) -> None:
     directory = tmp_path / "run"
     directory.mkdir()
     writer = ProvenanceWriter(directory, recipe)
-    writer.begin(0)
+    writer.begin(0, ENVIRONMENT, {})
     writer.wait()
     (saved,) = saved_attempts(directory)
     assert saved.recipe == "train.py"
@@ -69,7 +72,8 @@ def test_attempt_says_which_code_and_packages_it_uses(tmp_path: Path) -> None:
     assert library.commit is not None
     assert saved.packages["torch"] == metadata.version("torch")
     assert saved.cores
-    writer.begin(4)  # a resume
+    assert (saved.world_size, saved.mixed_precision) == (1, "no")
+    writer.begin(4, ENVIRONMENT, {})  # a resume
     writer.wait()
     assert saved_attempts(directory) == [saved]
 
@@ -118,14 +122,14 @@ def test_failure_to_write_stops_no_run(tmp_path: Path) -> None:
     """A file is in the way of the folder, as if the disk refused it."""
     (tmp_path / PROVENANCE).write_text("")
     writer = ProvenanceWriter(tmp_path, Path(__file__))
-    writer.write(0)
+    writer.write(0, ENVIRONMENT, {})
     assert saved_attempts(tmp_path) == []
 
 
 @pytest.mark.usefixtures("hidden_test_files")
 def test_recipe_without_a_file_is_no_mistake(tmp_path: Path) -> None:
     """A recipe that was typed into an interpreter has no file, and is accepted."""
-    ProvenanceWriter(tmp_path, tmp_path / "<stdin>").write(0)
+    ProvenanceWriter(tmp_path, tmp_path / "<stdin>").write(0, ENVIRONMENT, {})
     assert (tmp_path / ATTEMPTS).exists()
     (saved,) = saved_attempts(tmp_path)
     assert (saved.recipe, saved.problem) == (None, "the recipe is in no file")

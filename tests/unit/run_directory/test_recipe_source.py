@@ -16,7 +16,9 @@ from common.run_directory.records import Source
 def directory(tmp_path: Path) -> RunDirectory:
     """Return the directory of a new run."""
     PartialState(cpu=True)
-    return RunDirectory(str(tmp_path / "run"), "recipe", False)
+    return RunDirectory(
+        str(tmp_path / "run"), "recipe", resume=False, patience=0, is_finished=lambda: False
+    )
 
 
 def source_of(text: str, directory: RunDirectory, saved: Source, step: int) -> Source:

@@ -16,12 +16,11 @@ import pytest
 from common.checkpoints.same_run import insist_on_flags
 from common.errors import UserError
 from common.flags import role_of
-from common.run_directory.directory import LOCK
 from common.run_directory.effective_batch import keep_effective_batch
 from common.run_directory.identity import EditedConfigError, insist_on_written_config
 from common.run_directory.resume import was_finished_meanwhile
 from common.storage.digests import signed
-from common.storage.files import locked
+from common.storage.files import LOCK, locked
 from tests.launch import RECIPES
 from tests.unit.recipes import config_class, other_value, parse, words, write_run
 

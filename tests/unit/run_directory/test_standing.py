@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from common.run_directory.directory import LOCK
 from common.run_directory.standing import advice_to_go_on, present_status
+from common.storage.files import LOCK
 
 
 def run_with(path: Path, **status: object) -> Path:

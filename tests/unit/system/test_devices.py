@@ -211,7 +211,7 @@ def test_non_finite_updates_are_skipped_on_any_device(optimizer_class: Any, caps
     accelerator: Any = SimpleNamespace(
         device=CPU, scaler=None, unscale_gradients=lambda optimizer: None
     )
-    guard = GradientGuard(accelerator, max_grad_norm=1.0)
+    guard = GradientGuard(accelerator, max_grad_norm=1.0, by_layer=False)
     before = model.weight.detach().clone()
     for gradient, is_applied in ((torch.nan, False), (1.0, True)):
         for parameter in model.parameters():

@@ -36,7 +36,7 @@ def test_update_with_a_non_finite_gradient_is_not_applied(value: float) -> None:
     model = torch.nn.Module()
     model.weight = parameter
     optimizer = SimpleNamespace(optimizer=torch.optim.AdamW([parameter], lr=0.1, fused=True))
-    guard = GradientGuard(alone(), max_grad_norm=1.0)
+    guard = GradientGuard(alone(), max_grad_norm=1.0, by_layer=False)
     parameter.grad = torch.ones(4)
     guard.clip(model, optimizer)  # type: ignore[arg-type]
     optimizer.optimizer.step()
@@ -61,7 +61,7 @@ def test_gradients_are_clipped_to_the_norm(norm: float) -> None:
     model = torch.nn.Module()
     model.weight = parameter
     optimizer = SimpleNamespace(optimizer=torch.optim.SGD([parameter], lr=1.0, fused=True))
-    guard = GradientGuard(alone(), max_grad_norm=norm)
+    guard = GradientGuard(alone(), max_grad_norm=norm, by_layer=False)
     parameter.grad = torch.full((4,), 2.0)
     guard.clip(model, optimizer)  # type: ignore[arg-type]
     optimizer.optimizer.step()
@@ -73,7 +73,7 @@ def test_gradients_are_clipped_to_the_norm(norm: float) -> None:
 def test_each_network_is_clipped_by_its_own_norm() -> None:
     """The first network's gradients neither count in the second's norm nor scale them."""
     networks = [torch.nn.Linear(1, 1, bias=False) for _ in range(2)]
-    guard = GradientGuard(alone(), max_grad_norm=1.0)
+    guard = GradientGuard(alone(), max_grad_norm=1.0, by_layer=False)
     for network, gradient in zip(networks, (10.0, 0.5), strict=True):
         optimizer = torch.optim.SGD(
             network.parameters(), lr=1.0
@@ -98,7 +98,7 @@ def test_gradients_are_clipped_after_they_are_unscaled(fused: bool) -> None:
     accelerator = alone()
     accelerator.scaler = scaler
     accelerator.unscale_gradients = lambda wrapped: scaler.unscale_(wrapped.optimizer)
-    guard = GradientGuard(accelerator, max_grad_norm=10.0)
+    guard = GradientGuard(accelerator, max_grad_norm=10.0, by_layer=False)
     scaler.scale((weight * 3.0).sum()).backward()  # a gradient of 3 each: a norm of 6
     guard.clip(model, optimizer)  # type: ignore[arg-type]
     scaler.step(optimizer.optimizer)
@@ -114,7 +114,7 @@ def test_two_optimizers_share_a_loss_scale() -> None:
     accelerator = alone()
     accelerator.scaler = scaler
     accelerator.unscale_gradients = lambda wrapped: scaler.unscale_(wrapped.optimizer)
-    guard = GradientGuard(accelerator, max_grad_norm=0.0)
+    guard = GradientGuard(accelerator, max_grad_norm=0.0, by_layer=False)
     weights = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]
     models = [torch.nn.Module() for _ in weights]
     optimizers = []
@@ -160,7 +160,7 @@ def guarded(request: pytest.FixtureRequest) -> Any:
     model.first, model.second = (torch.nn.Parameter(torch.zeros(4)) for _ in range(2))
     is_fused = request.param != "not fused"
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0, fused=is_fused)
-    guard = GradientGuard(alone(), max_grad_norm=1.0)
+    guard = GradientGuard(alone(), max_grad_norm=1.0, by_layer=False)
     guard.reads_norm = request.param == "looks"
     return SimpleNamespace(model=model, optimizer=optimizer, guard=guard)
 
@@ -237,7 +237,7 @@ def test_layer_that_is_unfrozen_must_be_in_an_optimizer(is_optimized: bool) -> N
     model = torch.nn.Sequential(*(torch.nn.Linear(2, 2) for _ in range(3)))
     layers = [model[1], model[2]] if is_optimized else [model[1]]
     optimizer = torch.optim.SGD([p for layer in layers for p in layer.parameters()], lr=0.1)
-    guard = GradientGuard(alone(), max_grad_norm=1.0)
+    guard = GradientGuard(alone(), max_grad_norm=1.0, by_layer=False)
     model[2].requires_grad_(False)
     model(torch.ones(1, 2)).sum().backward()
     guard.clip(model, optimizer)  # the first layer never had an optimizer, which is allowed

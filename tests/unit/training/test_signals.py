@@ -31,7 +31,7 @@ def test_unheeded_signals_end_the_process() -> None:
 def test_sighup_is_a_request_to_stop_unless_ignored() -> None:
     """`nohup` ignores it."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    request = StopRequest()
+    request = StopRequest(heeded=True)
     os.kill(os.getpid(), signal.SIGHUP)
     assert request.reason == "SIGHUP"
     for heeded in (True, False):

@@ -8,8 +8,8 @@ const COLOURS = 7; // c0 to c6 in the style
 const DASHES = ["", "7 4", "2 3", "8 3 2 3"]; // when there are more groups than colours
 const SECONDS = "time/train_seconds";
 const MARGIN = { left: 58, right: 14, top: 10, bottom: 40 }; // pixels
-const MOST_DOTS = 60; // of a curve whose points are marked
-const MOST_ROWS = 12; // of the box beside the cursor
+const MAX_DOTS = 60; // of a curve whose points are marked
+const MAX_ROWS = 12; // of the box beside the cursor
 const NEAR = 8; // pixels between the cursor and a point whose value is shown
 
 const hiddenRuns = new Set(); // places in data.runs
@@ -268,7 +268,7 @@ function drawCurve(curve, scale, svg) {
   const look = kind === "seed" ? "seed" : isTraining ? "training" : "evaluation";
   const line = shape("path", { class: `line ${look}`, d: path(points, scale) }, group);
   if (dashesOf(curve.group)) line.setAttribute("stroke-dasharray", dashesOf(curve.group));
-  const hasDots = points.length === 1 || (!isTraining && kind !== "seed" && points.length <= MOST_DOTS);
+  const hasDots = points.length === 1 || (!isTraining && kind !== "seed" && points.length <= MAX_DOTS);
   for (const point of hasDots ? points : []) drawDot(point, curve, scale, group);
 }
 
@@ -365,7 +365,7 @@ function fillTip(plot, place, rows) {
   const isPercent = plot.chart.is_percent;
   const table = element("table");
   const sentences = [];
-  for (const { curve, point, colour, isNearest } of rows.slice(0, MOST_ROWS)) {
+  for (const { curve, point, colour, isNearest } of rows.slice(0, MAX_ROWS)) {
     const name = curve.stage ? `${curve.label} (${curve.stage})` : curve.label;
     let value = numberText(point.y, 5, isPercent);
     if (point.deviation !== undefined) value += ` ± ${numberText(point.deviation, 2, isPercent)}`;
@@ -376,7 +376,7 @@ function fillTip(plot, place, rows) {
     sentences.push(`${name} ${value}`);
   }
   const heading = element("div", { textContent: positionText(place) });
-  const left = rows.length - MOST_ROWS;
+  const left = rows.length - MAX_ROWS;
   const more = left > 0 ? [element("div", { textContent: `and ${left} more` })] : [];
   plot.tip.replaceChildren(heading, table, ...more);
   plot.box.setAttribute("aria-valuetext", `${positionText(place)}: ${sentences.join("; ")}`);

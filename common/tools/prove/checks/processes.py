@@ -8,7 +8,6 @@ from common.tools.prove.bench import (
     Bench,
     Cause,
     Check,
-    Interruption,
     RunFailedError,
     Verdict,
     failed_verdict,
@@ -36,6 +35,7 @@ from common.tools.prove.pairs import (
     is_near,
     values_in_words,
 )
+from common.tools.prove.plan import PlannedInterruption
 
 STOPPED_AFTER = COMPARED_UPDATE - 1  # the resumed run makes the compared update
 KILLED_AFTER = COMPARED_UPDATE + 2  # later than the checkpoint after update 3
@@ -52,7 +52,7 @@ class NoFloat64Error(Exception):
 class LayoutOptions(TypedDict, total=False):
     """The options of `run_with_layout` that do not depend on the precision."""
 
-    interruptions: tuple[Interruption, ...]
+    interruptions: tuple[PlannedInterruption, ...]
     resumed_processes: int | None
     environment: tuple[tuple[str, str], ...]
 
@@ -62,7 +62,7 @@ class ProcessCountChange:
     """A run that is resumed on a different number of processes after an interruption."""
 
     name: str  # the name of the run
-    interruption: Interruption
+    interruption: PlannedInterruption
     processes: int  # the number of processes of the first launch
     resumed_processes: int
     words: str  # a phrase about the run
@@ -71,14 +71,14 @@ class ProcessCountChange:
 PROCESS_COUNT_CHANGES = (
     ProcessCountChange(
         "from-one-to-two",
-        Interruption("stop", STOPPED_AFTER),
+        PlannedInterruption(manner="stop", step=STOPPED_AFTER),
         1,
         2,
         f"a run stopped on one process after update {STOPPED_AFTER} and resumed on two",
     ),
     ProcessCountChange(
         "from-two-to-one",
-        Interruption("update", KILLED_AFTER),
+        PlannedInterruption(manner="update", step=KILLED_AFTER),
         2,
         1,
         f"a run killed on two processes after update {KILLED_AFTER} and resumed on one",

@@ -2,11 +2,12 @@
 
 import random
 
-from common.tools.prove.bench import Bench, Check, Interruption, RunSpec, Verdict, failed_verdict
+from common.tools.prove.bench import Bench, Check, RunSpec, Verdict, failed_verdict
 from common.tools.prove.causes import causes_after_resume
 from common.tools.prove.differences import first_difference
 from common.tools.prove.observation import Interrupted, ObservedEvaluation, ObservedRun, Saved
 from common.tools.prove.observed import Manner
+from common.tools.prove.plan import PlannedInterruption
 from common.tools.prove.results import Results, differences_of_results
 
 MANNERS: tuple[Manner, ...] = ("update", "update", "save", "evaluation", "stop")
@@ -43,7 +44,7 @@ def interrupted_spec(bench: Bench) -> RunSpec:
 
 def draw_interruptions(
     generator: random.Random, reference: ObservedRun
-) -> tuple[Interruption, ...]:
+) -> tuple[PlannedInterruption, ...]:
     """Draw the interruptions of a run, one in each of equal sections of its updates.
 
     Args:
@@ -69,7 +70,9 @@ def draw_interruptions(
         step = generator.randint(section_begin + 1, max(section_begin + 1, section_end - 1))
         # The other manners interrupt the run between two updates.
         step = min(step, last_chances.get(manner, total_steps - 1))
-        interruptions.append(Interruption(manner, max(1, step), generator.random()))
+        interruptions.append(
+            PlannedInterruption(manner=manner, step=max(1, step), share=generator.random())
+        )
     return tuple(interruptions)
 
 

@@ -39,7 +39,7 @@ def trained(folder: Path, file: Path, class_name: str, arguments: dict[str, Any]
     """Write the model folder of a finished run of a copy, and return the model."""
     model = getattr(load_recipe(file).module, class_name)(**arguments)
     facts = {"recipe": file.stem, "class": class_name, "arguments": arguments}
-    save_model(folder / "model", model, facts)
+    save_model(folder / "model", model, facts, card="", skeleton=None)
     return model
 
 

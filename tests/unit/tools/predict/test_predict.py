@@ -74,7 +74,7 @@ def run(tmp_path: Path, recipe: Path) -> Path:
     """Return the directory of a finished run of that recipe."""
     torch.manual_seed(0)
     model = load_recipe(recipe).module.Own(12)
-    save_model(tmp_path / "run" / "model", model, FACTS)
+    save_model(tmp_path / "run" / "model", model, FACTS, card="", skeleton=None)
     return tmp_path / "run"
 
 
@@ -189,7 +189,7 @@ def test_text_model_that_lacks_a_weight_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "run" / "model"
     tokenizer.save_pretrained(tmp_path / "tokenizer")
     facts = {"class_names": ["a", "b"], "text_columns": ["text"], "max_length": 8}
-    save_model(folder, model, facts | {"files": tmp_path / "tokenizer"})
+    save_model(folder, model, facts | {"files": tmp_path / "tokenizer"}, card="", skeleton=None)
     assert Predictor(folder)(["one", "two two"]).shape == (2, 2)
     weights = read_tensors(folder / "model.safetensors")
     del weights["bert.encoder.layer.0.output.dense.weight"]

@@ -178,15 +178,28 @@ def test_pairs_show_smaller_improvements() -> None:
     after = [number < 38 for number in range(73)]
     for is_paired in (True, False):
         first, second = (objective_value(hits, is_paired=is_paired) for hits in (before, after))
-        assert improvement(ACCURACY, first, second).is_enough is is_paired
-        assert not improvement(ACCURACY, second, first).is_enough
+        assert (
+            improvement(ACCURACY, first, second, standard_errors=STANDARD_ERRORS).is_enough
+            is is_paired
+        )
+        assert not improvement(ACCURACY, second, first, standard_errors=STANDARD_ERRORS).is_enough
 
 
 def test_objective_of_another_kind_needs_a_relative_margin() -> None:
     objective = Objective("frechet", "min")
-    before = ObjectiveValue(60.0, SAMPLES)
-    assert not improvement(objective, before, ObjectiveValue(55.0, SAMPLES)).is_enough
-    better = improvement(objective, before, ObjectiveValue(50.0, SAMPLES))
+    before = ObjectiveValue(60.0, SAMPLES, split_passes=())
+    assert not improvement(
+        objective,
+        before,
+        ObjectiveValue(55.0, SAMPLES, split_passes=()),
+        standard_errors=STANDARD_ERRORS,
+    ).is_enough
+    better = improvement(
+        objective,
+        before,
+        ObjectiveValue(50.0, SAMPLES, split_passes=()),
+        standard_errors=STANDARD_ERRORS,
+    )
     assert better.is_enough
     assert "10% of the value before training" in better.basis
 
@@ -195,4 +208,7 @@ def test_outcomes_that_do_not_give_the_figure_are_not_paired() -> None:
     """A recipe's own accuracy may not be the mean of these hits."""
     hits = [True, False, False, False]
     own = ObjectiveValue(0.9, 4, [split_pass_of(hits)])
-    assert "standard errors of a share" in improvement(ACCURACY, own, own).basis
+    assert (
+        "standard errors of a share"
+        in improvement(ACCURACY, own, own, standard_errors=STANDARD_ERRORS).basis
+    )

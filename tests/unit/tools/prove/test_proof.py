@@ -22,6 +22,7 @@ from common.tools.prove.few_samples import FewEvaluationSamples, FewTrainingSamp
 from common.tools.prove.flags import (
     ACCUMULATION,
     BATCH_SIZE,
+    as_words,
     built_in_dataset,
     flag_words,
     merged,
@@ -64,6 +65,21 @@ def test_flags_of_the_user_have_precedence() -> None:
     assert flags.accumulation == ACCUMULATION
     words = flag_words(flags.values)
     assert parse_flags(words) == flags.values
+
+
+# The values of a flag, such as paths. A word that begins with "--" is another flag.
+VALUES = st.text(st.characters(exclude_categories=["Cs"])).filter(lambda v: not v.startswith("--"))
+
+
+@given(dataset=VALUES, sizes=st.lists(st.integers()), compiles=st.booleans())
+def test_a_value_stays_one_word(dataset: str, sizes: list[int], compiles: bool) -> None:
+    """A path may have spaces, quotes and backslashes. A tuple has a word for each item."""
+    words = as_words(dataset=dataset, hidden_sizes=tuple(sizes), compile=compiles)
+    assert parse_flags(words) == {
+        "--dataset": [dataset],
+        "--hidden-sizes": [str(size) for size in sizes],
+        "--compile" if compiles else "--no-compile": [],
+    }
 
 
 def test_an_effective_batch_becomes_accumulation() -> None:
@@ -251,6 +267,7 @@ def receipt(*passed: bool | None) -> ProofReceipt:
         recipe_sha256="0123456789abcdef" * 4,
         recipe_commit="f" * 40,
         recipe_is_edited=True,
+        code=[],
         command="recipes prove train.py",
         flags=["--epochs", "4"],
         seed=0,

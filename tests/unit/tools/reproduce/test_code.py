@@ -126,9 +126,36 @@ def test_missing_recipe_is_named_with_its_place(recipe: Path, tmp_path: Path) ->
     published = with_attempt(past, trees=[tree])
     advice = code_module.missing_recipe_error(published, None).advice
     assert "recipes/tiny.py in the git clone that contains the run and pass" in advice
-    older = with_attempt(past, recipe=None)
-    advice = code_module.missing_recipe_error(older, tmp_path).advice
-    assert f"add the file to git as {tmp_path}" in advice
+
+
+@pytest.mark.parametrize(
+    ("attempts", "reason"),
+    [
+        ([], "its provenance/attempts.json is missing or damaged"),
+        (
+            [{"trees": [], "recipe": None, "problem": "the recipe is in no file"}],
+            "the recipe is in no file",
+        ),
+        ([{"recipe": None}], "its provenance/attempts.json is missing or damaged"),
+    ],
+)
+@pytest.mark.parametrize("uses_present_code", [False, True])
+def test_run_that_saved_no_code_is_refused(
+    recipe: Path,
+    tmp_path: Path,
+    attempts: list[dict[str, object]],
+    reason: str,
+    uses_present_code: bool,
+) -> None:
+    """The disk may have been full when the run began, or its record was damaged later."""
+    past = run_of(recipe, tmp_path / "run")
+    changed = [past.attempt.model_copy(update=changes) for changes in attempts]
+    without_code = replace(past, attempts=changed)
+    with (
+        pytest.raises(UserError, match=f"which code it used, because {reason}.*: train a new run"),
+        restored_code(without_code, uses_present_code),
+    ):
+        pass
 
 
 def with_attempt(past: PastRun, **changes: object) -> PastRun:

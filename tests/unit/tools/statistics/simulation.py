@@ -13,6 +13,7 @@ import math
 import numpy as np
 
 from common.tools.statistics.samples import (
+    CONFIDENCE,
     Sample,
     runs_needed,
     series_sample,
@@ -57,7 +58,7 @@ def error_rates(
     called_different = 0
     missed = 0
     for first, second in zip(firsts, seconds, strict=True):
-        interval = welch_interval(first, second)
+        interval = welch_interval(first, second, confidence=CONFIDENCE)
         assert interval is not None
         called_different += interval.excludes_zero
         missed += not interval.low <= difference <= interval.high
@@ -96,7 +97,9 @@ def coverage_of_lines(
         series[:, :, line] = correlation * series[:, :, line - 1] + noise[:, :, line]
     covered = 0
     for first, second in zip(*series.tolist(), strict=True):
-        interval = welch_interval(series_sample(first), series_sample(second))
+        interval = welch_interval(
+            series_sample(first), series_sample(second), confidence=CONFIDENCE
+        )
         assert interval is not None
         covered += interval.low <= 0.0 <= interval.high
     return covered / repetitions
@@ -111,7 +114,9 @@ def power_of_needed_runs(
         effect: a row of `EFFECTS`, the truth from which the number is computed.
     """
     difference, deviation = effect
-    count = runs_needed(Sample(3, 0.0, 1.0), Sample(3, difference, deviation))
+    count = runs_needed(
+        Sample(3, 0.0, 1.0), Sample(3, difference, deviation), confidence=CONFIDENCE
+    )
     assert count is not None
     return count, error_rates(generator, (count, count, deviation), repetitions, difference)[0]
 

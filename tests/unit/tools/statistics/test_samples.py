@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from common.tools.statistics.samples import (
+    CONFIDENCE,
     MAX_RUNS,
     Sample,
     proportion_error,
@@ -67,13 +68,15 @@ def test_values_that_are_no_numbers_are_left_out() -> None:
 def test_too_little_gives_no_interval(first: list[float], second: list[float]) -> None:
     """Too few values give neither an interval nor a number of runs."""
     samples = Sample.of(first), Sample.of(second)
-    assert welch_interval(*samples) is None
-    assert runs_needed(*samples) is None
+    assert welch_interval(*samples, CONFIDENCE) is None
+    assert runs_needed(*samples, CONFIDENCE) is None
 
 
 def test_one_group_may_be_constant() -> None:
     """Then the other group's degrees of freedom count."""
-    interval = welch_interval(Sample.of([1.0, 1.0, 1.0]), Sample.of([2.0, 2.1, 2.2, 2.3]))
+    interval = welch_interval(
+        Sample.of([1.0, 1.0, 1.0]), Sample.of([2.0, 2.1, 2.2, 2.3]), confidence=CONFIDENCE
+    )
     assert interval is not None
     assert interval.degrees == pytest.approx(3.0)
     assert interval.excludes_zero
@@ -84,10 +87,10 @@ def test_interval_of_tiny_and_of_huge_values() -> None:
     for scale in (1e-100, 1e100):
         first = Sample.of([1 * scale, 2 * scale, 3 * scale])
         second = Sample.of([11 * scale, 12 * scale, 13 * scale])
-        interval = welch_interval(first, second)
+        interval = welch_interval(first, second, confidence=CONFIDENCE)
         assert interval is not None
         assert interval.degrees == pytest.approx(4.0)
-        assert runs_needed(first, second) == 2
+        assert runs_needed(first, second, confidence=CONFIDENCE) == 2
 
 
 @given(
@@ -113,11 +116,11 @@ def test_needed_runs_have_the_power(difference: float, deviation: float, confide
 def test_needed_runs_have_limits() -> None:
     """No number of runs tells equal groups apart, and nobody trains ten thousand."""
     noisy = Sample(3, 1.0, 0.5)
-    assert runs_needed(noisy, Sample(3, 1.0, 0.4)) is None
-    assert runs_needed(noisy, Sample(3, 1.0 + 1e-6, 0.5)) is None
-    assert runs_needed(noisy, Sample(3, 1e-300, 0.5)) is not None
-    assert runs_needed(Sample(3, 0.0, 1.0), Sample(3, 1e-200, 1.0)) is None
-    close = runs_needed(Sample(3, 0.0, 1.0), Sample(3, 0.05, 1.0))
+    assert runs_needed(noisy, Sample(3, 1.0, 0.4), confidence=CONFIDENCE) is None
+    assert runs_needed(noisy, Sample(3, 1.0 + 1e-6, 0.5), confidence=CONFIDENCE) is None
+    assert runs_needed(noisy, Sample(3, 1e-300, 0.5), confidence=CONFIDENCE) is not None
+    assert runs_needed(Sample(3, 0.0, 1.0), Sample(3, 1e-200, 1.0), confidence=CONFIDENCE) is None
+    close = runs_needed(Sample(3, 0.0, 1.0), Sample(3, 0.05, 1.0), confidence=CONFIDENCE)
     assert close is not None
     assert 6000 < close < MAX_RUNS
 
@@ -126,10 +129,10 @@ def test_needed_runs_exceed_those_that_did_not_suffice() -> None:
     """Groups of equal size that can't be told apart need more runs than they have."""
     first = Sample.of([0.970, 0.975, 0.972])
     second = Sample.of([0.975, 0.979, 0.974])
-    interval = welch_interval(first, second)
+    interval = welch_interval(first, second, confidence=CONFIDENCE)
     assert interval is not None
     assert not interval.excludes_zero
-    needed = runs_needed(first, second)
+    needed = runs_needed(first, second, confidence=CONFIDENCE)
     assert needed is not None
     assert needed > 3
 

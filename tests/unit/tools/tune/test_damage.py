@@ -49,7 +49,7 @@ def ends_well(action: Callable[[], object], description: str) -> bool:
 def searched(tmp_path: Path) -> Callable[[], Search]:
     """Return a function that makes a search whose first trial was left running and has finished."""
     recipe = load_recipe(STUB)
-    settings = SearchSettings(str(STUB), FLAGS, trials=1)
+    settings = SearchSettings(str(STUB), FLAGS, trials=1, config_file=None)
     space, shared = parse_space(settings.flags, recipe)
     write_run(tmp_path / "trial-000")
 
@@ -91,7 +91,7 @@ def test_damaged_trial_is_named_or_tolerated(
 def test_damaged_settings_are_named_or_tolerated(tmp_path: Path) -> None:
     """Damaged contents of `search.json` give one sentence, or do not matter."""
     path = tmp_path / "search.json"
-    value = dataclasses.asdict(SearchSettings(str(STUB), FLAGS))
+    value = dataclasses.asdict(SearchSettings(str(STUB), FLAGS, config_file=None))
     whole = json.dumps(value).encode()
 
     def read() -> None:

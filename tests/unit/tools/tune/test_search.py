@@ -345,7 +345,7 @@ def test_interrupted_search_says_how_to_resume(tmp_path: Path) -> None:
     command = search_command(study, "--epochs", "40", "--epoch-seconds", "0.5")
     search = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
     wait_until(lambda: (study / "trial-000" / "metrics.jsonl").exists())
-    with pytest.raises(UserError, match="another process"):
+    with pytest.raises(UserError, match=r"another job is writing to .* another --study$"):
         main(["--study", str(study)])
     search.send_signal(signal.SIGINT)
     output, _ = search.communicate(timeout=60)
