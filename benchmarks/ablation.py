@@ -89,19 +89,34 @@ def figure_of(run: dict[str, Any], objective: str) -> float:
     return 100 * float(run["summary"][name])
 
 
-def show(plan: dict[str, Any], objective: str) -> None:
-    """Print the mean of each variant's runs, their deviation and number, and the CPU time."""
-    width = max(map(len, plan["variants"]))
-    print(f"figures are val/{objective}")
-    print(f"{'variant':{width}}  {objective:>8}     sd  n  CPU s")
+def as_markdown(plan: dict[str, Any], objective: str) -> str:
+    """Return a table of the variants: mean figures, and what each differs by from the first.
+
+    All figures are percentages. The CPU time is that of all cores.
+    """
+    from benchmarks.harness.text_tables import markdown_table
+
+    reference = next(iter(plan["variants"]))
+    reference_mean = mean(figure_of(run, objective) for run in plan["runs"][reference])
+    rows = [["variant", f"val/{objective}", "difference", "deviation", "seeds", "CPU seconds"]]
     for variant, runs in plan["runs"].items():
         figures = [figure_of(run, objective) for run in runs]
         if not figures:
             continue
-        deviation = f"{stdev(figures):.2f}" if len(figures) > 1 else "-"
-        seconds = mean(run["cpu_seconds"] for run in runs)
-        counts = f"{deviation:>5}  {len(figures)}  {seconds:5.1f}"
-        print(f"{variant:{width}}  {mean(figures):8.2f}  {counts}", flush=True)
+        difference = mean(figures) - reference_mean
+        deviation = f"{stdev(figures):.2f}" if len(figures) > 1 else "–"
+        cpu_seconds = mean(run["cpu_seconds"] for run in runs)
+        rows.append(
+            [
+                variant,
+                f"{mean(figures):.2f} %",
+                "–" if variant == reference else f"{difference:+.2f}",
+                deviation,
+                ", ".join(str(run["seed"]) for run in runs),
+                f"{cpu_seconds:.0f}",
+            ]
+        )
+    return "\n".join(markdown_table(rows, "lrrrrr"))
 
 
 def main() -> None:
@@ -128,7 +143,7 @@ def main() -> None:
             runs.append(run)
             arguments.output.write_text(json.dumps(plan, indent=1) + "\n", encoding="utf-8")
             print(f"seed {seed}, {variant}: {figure:.2f}", flush=True)
-    show(plan, objective)
+    print(as_markdown(plan, objective))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks import ablation
+from tests.launch import REPOSITORY
 
 PLAN = {"recipe": "mnist_mlp", "flags": [], "seeds": [0], "variants": {"as it is": []}}
 
@@ -43,3 +44,27 @@ def test_validation_figures_count(
     output = ablate(monkeypatch, tmp_path, {"test/accuracy": 0.99, "val/accuracy": 0.9})
     assert json.loads(output.read_text())["runs"]["as it is"][0]["seed"] == 0
     assert "90.00" in capsys.readouterr().out
+
+
+def test_table_of_the_page_is_that_of_the_results() -> None:
+    """The page shows what `ablation.py` prints for its file of results."""
+    folder = REPOSITORY / "benchmarks"
+    results = json.loads((folder / "results" / "cifar10-ablation.json").read_text())
+    assert all(results["runs"][variant] for variant in results["variants"])
+    page = (folder / "README.md").read_text()
+    assert ablation.as_markdown(results, "accuracy") in page
+
+
+def test_differences_are_from_the_first_variant() -> None:
+    """Means are taken over the seeds of each variant."""
+    accuracies = {"as it is": (0.90, 0.92), "no shifts": (0.85, 0.87)}
+    runs = {
+        variant: [
+            {"seed": seed, "cpu_seconds": 3.0, "summary": {"val/accuracy": accuracy}}
+            for seed, accuracy in enumerate(values)
+        ]
+        for variant, values in accuracies.items()
+    }
+    table = ablation.as_markdown({"variants": accuracies, "runs": runs}, "accuracy")
+    assert "| as it is | 91.00 % | – | 1.41 | 0, 1 | 3 |" in table
+    assert "| no shifts | 86.00 % | -5.00 | 1.41 | 0, 1 | 3 |" in table
