@@ -112,7 +112,7 @@ def as_markdown(plan: dict[str, Any], objective: str) -> str:
                 f"{mean(figures):.2f} %",
                 "–" if variant == reference else f"{difference:+.2f}",
                 deviation,
-                ", ".join(str(run["seed"]) for run in runs),
+                str(len(runs)),
                 f"{cpu_seconds:.0f}",
             ]
         )

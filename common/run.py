@@ -21,7 +21,7 @@ from common.config import TrainingConfig
 from common.console import DISPLAY
 from common.data.batch import Batch, Data, Work, refuse_unread
 from common.data.loader import Loader, RunSignals
-from common.data.make_loaders import make_loaders
+from common.data.run_loaders import make_loaders
 from common.errors import Preempted, UserError
 from common.lifecycle import ending, keeping, saving, starting
 from common.lifecycle.closing import close_after

@@ -47,7 +47,7 @@ def insist_on_same_run(path: Path, manifest: RunIdentity, identity: RunIdentity)
     Args:
         path: the checkpoint, for a message.
         manifest: the checkpoint's manifest.
-        identity: that of the run as it would go on.
+        identity: the identity of the run as it would go on.
     """
     insist_on_facts(path, manifest, identity)
     insist_on_flags(path, manifest.flags, identity.flags)

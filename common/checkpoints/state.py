@@ -154,18 +154,22 @@ class Parts:
         # the checkpoint has.
         ranks_to_read = [self.rank] if has_same_ranks else range(len(manifest.ranks))
         states = self.read_states(path, manifest, ranks_to_read)
-        for name, part in self.shared.items():
-            if isinstance(part, Network):
-                frozen = read_parts(path, f"../frozen-{name}", manifest.files)
-                trained = read_parts(path, name, manifest.files)
-                part.put(path, name, frozen, trained)
-        # A network is in both dicts. Its parameters were restored above; this restores its buffers.
+        self.restore_parameters(path, manifest)
+        # A network is in both dicts. The loop restores only its buffers.
         for name, part in {**self.shared, **self.of_rank}.items():
             differs_by_rank = name not in self.shared
             if differs_by_rank and not has_same_ranks and isinstance(part, LoadsFromRanks):
                 load_from_ranks(part, [state[name] for state in states], path, name)
             else:  # the first state is this rank's, or rank 0's if the number of ranks has changed
                 load(part, states[0][name], path, name)
+
+    def restore_parameters(self, path: Path, manifest: Manifest) -> None:
+        """Restore the parameters of all networks, the frozen ones included."""
+        for name, part in self.shared.items():
+            if isinstance(part, Network):
+                frozen = read_parts(path, f"../frozen-{name}", manifest.files)
+                trained = read_parts(path, name, manifest.files)
+                part.put(path, name, frozen, trained)
 
     def read_states(self, path: Path, manifest: Manifest, ranks: Iterable[int]) -> list[State]:
         """Return the states in a checkpoint by part's name, one dict for each of the `ranks`.
@@ -299,8 +303,8 @@ def restore_newest(
     Args:
         last_checkpoint: the last checkpoint to consider, such as ``step-00000120``; None to
             consider all.
-        identity: that of this run. The facts in `MUST_MATCH_ON_RESUME`, the ``flags`` and the
-            ``parts_described`` must be the same as in the checkpoint.
+        identity: the identity of this run. The facts in `MUST_MATCH_ON_RESUME`, the ``flags`` and
+            the ``parts_described`` must be the same as in the checkpoint.
 
     Raises:
         UserError: a fact differs, a part does not fit, or no checkpoint up to `last_checkpoint` is

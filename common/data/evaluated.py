@@ -132,7 +132,7 @@ def own_configuration(config: TrainingConfig) -> str | None:
 
 
 def model_labels_of(
-    evaluated: Evaluated, name: str, class_names: list[str], occurring: set[int]
+    evaluated: Evaluated, dataset_name: str, class_names: list[str], used_labels: set[int]
 ) -> tuple[np.ndarray, str | None]:
     """Return the model's label of each class of the data, and a note for the user.
 
@@ -141,9 +141,9 @@ def model_labels_of(
     column may list such classes.
 
     Args:
-        name: the name of the data set.
+        dataset_name: the name of the data set.
         class_names: the classes of the data, with at least one that differs from the model's.
-        occurring: the classes that samples have, as indices into `class_names`.
+        used_labels: the classes that samples have, as indices into `class_names`.
 
     Returns:
         First, int64 [classes of the data], -1 for a class without samples. Second, the note; None
@@ -154,28 +154,28 @@ def model_labels_of(
     """
     model_classes = evaluated.class_names
     assert model_classes is not None  # the caller compares the classes only if they are known
-    names = {label: class_names[label] for label in sorted(occurring)}  # without unused classes
-    occurring_names = set(names.values())
-    by_name = {class_name: label for label, class_name in enumerate(model_classes)}
-    by_number = {str(label): label for label in range(len(model_classes))}
+    name_of_label = {label: class_names[label] for label in sorted(used_labels)}
+    used_names = set(name_of_label.values())
+    label_by_name = {class_name: label for label, class_name in enumerate(model_classes)}
+    label_by_number = {str(label): label for label in range(len(model_classes))}
     note: str | None = None
-    if occurring_names <= by_name.keys():
-        model_labels = by_name
-        if len(names) < len(model_classes):
+    if used_names <= label_by_name.keys():
+        model_labels = label_by_name
+        if len(name_of_label) < len(model_classes):
             note = (
                 f"of the {len(model_classes)} classes of {evaluated.model}, the data have "
-                f"{len(names)}"
+                f"{len(name_of_label)}"
             )
-    elif occurring_names <= by_number.keys():
-        model_labels = by_number
+    elif used_names <= label_by_number.keys():
+        model_labels = label_by_number
         meanings = ", ".join(
-            f"{number} is {model_classes[int(number)]}" for number in names.values()
+            f"{number} is {model_classes[int(number)]}" for number in name_of_label.values()
         )
         note = f"classes are named by their numbers: {meanings:.200}"
     else:
-        raise unknown_class(name, [*names.values()], evaluated.model, model_classes)
+        raise unknown_class(dataset_name, [*name_of_label.values()], evaluated.model, model_classes)
     renumbering = np.full(len(class_names), -1, dtype=np.int64)
-    for label, class_name in names.items():
+    for label, class_name in name_of_label.items():
         renumbering[label] = model_labels[class_name]
     return renumbering, note
 

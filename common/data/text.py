@@ -171,11 +171,11 @@ NO_WORK = Work(0)
 class CountedBatch(dict[str, torch.Tensor]):
     """A batch that knows how much work it is.
 
-    Accelerate makes copies with only the first argument, for another device or dtype. These copies
-    have the default, `NO_WORK`. They serve to count a model's operations, not to measure speed.
+    Accelerate and DDP make copies with only the first argument, for another device or dtype. These
+    copies have the default, `NO_WORK`. No speed is measured by them.
     """
 
-    def __init__(self, batch: Batch, work: Work) -> None:
+    def __init__(self, batch: Batch, work: Work = NO_WORK) -> None:
         super().__init__(batch)
         self.work = work
 

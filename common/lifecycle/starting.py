@@ -79,18 +79,35 @@ def start(
         context, loaded, plan, kept, description, memory_plan, earlier_config
     )
     started = StartedRun(
-        context, loaded, plan, kept, description, memory_plan, profiler, saved_config
+        context=context,
+        loaded=loaded,
+        plan=plan,
+        kept=kept,
+        description=description,
+        memory_plan=memory_plan,
+        profiler=profiler,
+        saved_config=saved_config,
     )
-    random_states = None
-    if earlier_config is not None and config.resume is not None:
-        random_states = restore(started, Path(config.resume))
-        if context.progress.global_step > 0:
-            tell_changed_environment(earlier_config.environment, saved_config.environment)
+    random_states = restore_checkpoint(started, earlier_config)
     started = replace(started, saved_config=write_run_config(started, earlier_config))
     context.logs.start(config, started.saved_config, position)
     tell_unknown_contents(started.saved_config)
     seed_or_restore_generators(context, random_states)
     return started
+
+
+def restore_checkpoint(started: StartedRun, earlier_config: RunConfig | None) -> State | None:
+    """Restore the checkpoint of a resumed run; return the states of its random generators.
+
+    The result is None for a new run, and wherever `restore` returns None.
+    """
+    resume = started.context.config.resume
+    if earlier_config is None or resume is None:
+        return None
+    random_states = restore(started, Path(resume))
+    if started.context.progress.global_step > 0:
+        tell_changed_environment(earlier_config.environment, started.saved_config.environment)
+    return random_states
 
 
 def make_profiler(context: Context, plan: Plan) -> Profiler:
@@ -166,13 +183,19 @@ def compose_run_config(
         memory_plan=memory_plan.facts(),
         peak=PeakRate(tflops=meters.peak, source=meters.peak_source),
     )
-    # Tools read here where the recipe gives a flag another role than `TrainingConfig` does. An
-    # empty dict is not set, so that the file leaves it out.
-    decisions: dict[str, dict[str, bool]] = {
+    return run_config.model_copy(update=roles_of_recipe(config))
+
+
+def roles_of_recipe(config: TrainingConfig) -> dict[str, dict[str, bool]]:
+    """Return the fields of `RunConfig` for the flags to which the recipe gives another role.
+
+    Tools read them from `config.json`. A field without flags is left out of the file.
+    """
+    roles = {
         "compared": facts.decided_otherwise(config, "compared"),
         "free_on_resume": facts.decided_otherwise(config, "free"),
     }
-    return run_config.model_copy(update={name: flags for name, flags in decisions.items() if flags})
+    return {field: flags for field, flags in roles.items() if flags}
 
 
 def keep_freed_memory(device: torch.device, share: float) -> None:

@@ -104,16 +104,13 @@ class RunDirectory:
                 insist_on_shared_folder(taken_directory.mark, patience)
         except UserError:
             self.remove_if_unused()
-            self.release()
-            time.sleep(GLOO_RELEASE_SECONDS)  # or gloo may abort this process when it exits
+            self.leave()
             let_main_rank_exit_first()
             raise
         self.path = taken_directory.path
         self.run_id = taken_directory.run_id
         if taken_directory.is_finished:
-            # No caller may use a directory that is not locked.
-            self.release()
-            time.sleep(GLOO_RELEASE_SECONDS)
+            self.leave()  # no caller may use a directory that is not locked
             raise SystemExit(0)
 
     def take(
@@ -237,6 +234,14 @@ class RunDirectory:
         if names <= {STATUS, LOCK}:
             self.release()  # Windows can't remove an open file
             shutil.rmtree(self.path, ignore_errors=True)
+
+    def leave(self) -> None:
+        """Unlock the directory before this process exits.
+
+        Without the pause, gloo may abort the process when it exits.
+        """
+        self.release()
+        time.sleep(GLOO_RELEASE_SECONDS)
 
     def release(self) -> None:
         """Unlock the directory, so that another job can use it."""

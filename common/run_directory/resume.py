@@ -192,8 +192,9 @@ def run_of(path: Path, output_dir: str | None) -> Path:
         UserError: `output_dir` names another directory, or the path is not that of a run that can
             be resumed. The message says why.
     """
-    for directory in (path, path.parent.parent):
-        if os.path.isdir(path) and os.path.isfile(directory / CONFIG):
+    candidates = (path, path.parent.parent) if os.path.isdir(path) else ()
+    for directory in candidates:
+        if os.path.isfile(directory / CONFIG):
             here = os.path.realpath(directory)
             if output_dir is not None and os.path.realpath(output_dir) != here:
                 raise UserError(
@@ -202,8 +203,8 @@ def run_of(path: Path, output_dir: str | None) -> Path:
                     advice="leave --output-dir out",
                 )
             return directory
-    for directory in (path, path.parent.parent):
-        if os.path.isdir(path) and os.path.isdir(directory / CHECKPOINTS_FOLDER):
+    for directory in candidates:
+        if os.path.isdir(directory / CHECKPOINTS_FOLDER):
             raise UserError(
                 f"--resume {path} is not possible, because {directory} contains checkpoints but "
                 "no config.json",

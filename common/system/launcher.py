@@ -24,8 +24,11 @@ def launcher_command(script: str) -> str:
     if world_size() == 1:
         return "python"
     try:
-        words = starting_process().cmdline()
+        launcher = starting_process()
+        words = launcher.cmdline()
     except (OSError, psutil.Error):
+        return UNKNOWN_LAUNCHER
+    if launcher.pid == os.getpid():  # the launcher has ended: see `starting_process`
         return UNKNOWN_LAUNCHER
     return command_before(words, script)
 

@@ -53,6 +53,16 @@ UNTRIED_SMALLER = Trial(math.inf, 0)
 UNTRIED_LARGER = Trial(-1, 0)
 
 
+def was_tried(rate: float) -> bool:
+    """Whether a rate is the result of a trial, and not of `UNTRIED_SMALLER` or `UNTRIED_LARGER`."""
+    return 0 <= rate < math.inf
+
+
+def fits(rate: float) -> bool:
+    """Whether a size with this rate was tried, and fits into memory on all ranks."""
+    return 0 < rate < math.inf
+
+
 def fit_batch_size(
     try_size: Callable[[int], Trial],
     loaders: Mapping[str, Loader],
@@ -116,7 +126,7 @@ def choose_size(
     """
     requested = config.batch_size
     per_update = requested * config.gradient_accumulation_steps  # samples on this rank
-    fitting = {size: rate for size, rate in rates.items() if 0 < rate < math.inf}
+    fitting = {size: rate for size, rate in rates.items() if fits(rate)}
     same_updates = [size for size in fitting if per_update % size == 0]
     if not same_updates:
         data_bytes = placed_bytes(loaders["train"].device, loaders.values())
@@ -154,8 +164,8 @@ def show_trials(rates: Mapping[int, float], peaks: Mapping[int, float]) -> None:
     """Print a table of the sizes that were tried, with their speed if they fit into memory."""
     rows = [["batch", "peak, MiB", "samples/s"]]
     for size, rate in rates.items():
-        if 0 <= rate < math.inf:  # other rates are no results of trials; see `UNTRIED_SMALLER`
-            speed = f"{rate:,.0f}" if rate > 0 else "does not fit"
+        if was_tried(rate):
+            speed = f"{rate:,.0f}" if fits(rate) else "does not fit"
             rows.append([f"{size:,}", f"{peaks[size]:,.0f}", speed])
     if is_main_rank():
         print_table(rows, title="micro-batches, forward and backward")

@@ -11,7 +11,7 @@ TOOL = (
     "from common.output.standard_streams import end_on_lost_output; end_on_lost_output()\n"
     "for number in range(20000): print('\\u2605', number)"
 )
-RECIPE = TOOL.replace("tool_", "")
+RECIPE = TOOL.replace("end_on_lost_output", "ignore_lost_output")
 
 
 @pytest.mark.parametrize(

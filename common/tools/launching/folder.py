@@ -21,7 +21,7 @@ def working_in(directory: Path, flag: str, command_to_continue: str) -> Iterator
         command_to_continue: the command that continues the work, for a message.
 
     Raises:
-        UserError: another process uses the folder, or it can't be created or written.
+        UserError: another job is writing to the folder, or it can't be created or written.
         SystemExit: with status 130, after Ctrl-C or SIGTERM.
     """
     with writing(f"{flag} {directory}"):

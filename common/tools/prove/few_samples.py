@@ -11,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from common.data import make_loaders
+from common.data import run_loaders
 from common.data.order import BlockBatches, Blocks, EvaluationOrder, TrainingOrder
 
 Order = TypeVar("Order", TrainingOrder, EvaluationOrder)
@@ -80,13 +80,13 @@ def limit_samples(training: int, evaluation: int) -> None:
 
 
 def limit_order(function: str, limited_class: type[Order], limit: int) -> None:
-    """Have a function of `common.data.make_loaders` return orders of at most `limit` samples."""
-    make_order: Callable[..., Order] = getattr(make_loaders, function)
+    """Have a function of `common.data.run_loaders` return orders of at most `limit` samples."""
+    make_order: Callable[..., Order] = getattr(run_loaders, function)
 
     def make_limited_order(*arguments: object) -> Order:
         return limited_order(make_order(*arguments), limited_class, limit)
 
-    setattr(make_loaders, function, make_limited_order)
+    setattr(run_loaders, function, make_limited_order)
 
 
 def limited_order(order: Order, limited_class: type[Order], limit: int) -> Order:

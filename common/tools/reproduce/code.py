@@ -121,7 +121,7 @@ def recipe_of(past: PastRun) -> str:
 
 def unknown_code_error(past: PastRun) -> UserError:
     """Return the error for a run that saved no code, or whose record of it is lost."""
-    reason = past.attempt.problem or f"its {ATTEMPTS} is missing or damaged"
+    reason = past.attempt.problem or f"its {ATTEMPTS} is missing, damaged or names no code"
     return UserError(
         f"{past.directory} does not say which code it used, because {reason}",
         advice=(

@@ -5,7 +5,6 @@ import math
 import os
 import re
 import shlex
-from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -93,27 +92,34 @@ def run_variants(
         shared = with_validation_share(shared)
     command = [recipe, *flags, "--num-processes", num_processes]
     directory = Path(output_dir or default_directory(command)).resolve()
-    finished: defaultdict[str, list[str]] = defaultdict(list)
     with working_in(directory, "--output-dir", "the same command"):
         claim(directory, command)
         seeds_text = counted(seeds, "seed")
         say(f"variants: {len(variants)}, with {seeds_text} each, in {shown_path(directory)}")
-        for seed, variant in itertools.product(range(seeds), variants):
-            run_directory = variant.directory(directory, seed)
-            if train_to_end(variant.command(recipe, shared, seed, run_directory), run_directory):
-                finished[variant.title].append(str(run_directory))
-    # `finished` has the variants in the order in which their first runs finished. The report needs
-    # the order of the variants, in which the baseline comes first.
-    finished_in_order = {
-        variant.title: finished[variant.title] for variant in variants if finished[variant.title]
-    }
-    report(directory, finished_in_order, seeds)
+        finished = train_all(variants, recipe, shared, seeds, directory)
+    report(directory, finished, seeds)
     failed_count = len(variants) * seeds - sum(map(len, finished.values()))
     if failed_count:
         raise UserError(
             f"{counted(failed_count, 'run')} failed, for reasons that are printed above",
             advice="correct the causes, and repeat the command, which trains only what is missing",
         )
+
+
+def train_all(
+    variants: Sequence[Variant], recipe: str, shared: Sequence[str], seeds: int, directory: Path
+) -> dict[str, list[str]]:
+    """Train each variant with each seed; return the directories of finished runs by title.
+
+    The variants keep their order, in which the baseline comes first. A variant without a finished
+    run is left out.
+    """
+    finished: dict[str, list[str]] = {variant.title: [] for variant in variants}
+    for seed, variant in itertools.product(range(seeds), variants):
+        run_directory = variant.directory(directory, seed)
+        if train_to_end(variant.command(recipe, shared, seed, run_directory), run_directory):
+            finished[variant.title].append(str(run_directory))
+    return {title: runs for title, runs in finished.items() if runs}
 
 
 def with_validation_share(shared: list[str]) -> list[str]:

@@ -66,5 +66,5 @@ def test_differences_are_from_the_first_variant() -> None:
         for variant, values in accuracies.items()
     }
     table = ablation.as_markdown({"variants": accuracies, "runs": runs}, "accuracy")
-    assert "| as it is | 91.00 % | – | 1.41 | 0, 1 | 3 |" in table
-    assert "| no shifts | 86.00 % | -5.00 | 1.41 | 0, 1 | 3 |" in table
+    assert "| as it is | 91.00 % | – | 1.41 | 2 | 3 |" in table
+    assert "| no shifts | 86.00 % | -5.00 | 1.41 | 2 | 3 |" in table

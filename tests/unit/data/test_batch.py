@@ -19,8 +19,8 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 from common.config import TrainingConfig
 from common.data.batch import Data, DatasetSamples, Samples, TensorSamples, Work, refuse_unread
 from common.data.loader import NO_SIGNALS, Loader
-from common.data.make_loaders import make_loaders
 from common.data.order import EvaluationOrder, TrainingOrder
+from common.data.run_loaders import make_loaders
 from common.data.sources import built_in_source
 from common.errors import LostProcessError, UserError
 from common.flags import flag

@@ -14,8 +14,8 @@ from common.data import loader as loader_module
 from common.data.batch import Batch
 from common.data.images import ImageSamples
 from common.data.loader import NO_SIGNALS, Loader
-from common.data.make_loaders import make_loaders
 from common.data.order import EvaluationOrder, TrainingOrder
+from common.data.run_loaders import make_loaders
 from common.data.shifts import reflected
 from common.errors import UserError
 from common.system.devices import to_device
@@ -226,7 +226,7 @@ def test_placed_splits_share_free_memory(
     """`auto` places a split only if it fits beside the splits before it."""
     splits = {"train": samples(), "test": samples()}
     free = 2 * splits["train"].num_bytes / share
-    monkeypatch.setattr("common.data.make_loaders.free_memory", lambda _: free)
+    monkeypatch.setattr("common.data.run_loaders.free_memory", lambda _: free)
     accelerator: Any = SimpleNamespace(num_processes=1, process_index=0, device=CPU, mesh=None)
     loaders = make_loaders(TrainingConfig(batch_size=8), accelerator, splits, signals=NO_SIGNALS)
     placements = [loader.placement for loader in loaders.values()]

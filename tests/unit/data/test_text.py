@@ -5,8 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from accelerate.utils import convert_to_fp32, send_to_device
 
+from common.data.batch import Work
 from common.data.sources import find_named
+from common.data.text import NO_WORK, CountedBatch
 from tests.local_data import grey_images, sentences, write_csv, write_image_parquet, write_parquet
 from tests.unit.data.loading import images, refusal, text
 
@@ -126,3 +129,13 @@ def test_synthetic_data_are_images_only(tmp_path: Path) -> None:
     assert data.splits["train"].images.shape[1:] == (12, 12, 3)
     assert source.name == "synthetic"
     assert "synthetic" in refusal(lambda: text(Path("synthetic")))
+
+
+def test_libraries_may_copy_a_counted_batch() -> None:
+    """Accelerate makes a copy from the entries alone; the original keeps its work."""
+    batch = CountedBatch({"input_ids": torch.ones(2, dtype=torch.bfloat16)}, Work(2))
+    copy = convert_to_fp32(send_to_device(batch, "cpu"))
+    assert isinstance(copy, CountedBatch)
+    assert copy["input_ids"].dtype == torch.float32
+    assert copy.work == NO_WORK
+    assert batch.work == Work(2)

@@ -365,7 +365,7 @@ def test_training_mode_is_named() -> None:
         for layer in ("Dropout", "BatchNorm1d")
     ]
     (cause,) = layers_in_training_mode(run_with(notes))
-    assert "BatchNorm1d and Dropout" in cause.sentence
+    assert "act as in training: BatchNorm1d, Dropout" in cause.sentence
 
 
 @pytest.mark.parametrize(("factor", "is_wrong"), [(1.0, False), (1.05, False), (1.5, True)])
