@@ -91,8 +91,8 @@ class Parts:
             raise UserError(
                 f"run.keep(...) got a part named {name!r}, which the run can't use as a name",
                 advice=(
-                    "choose another name, of letters, digits, - and _, which does not begin as the "
-                    "files of a checkpoint do (rank-, frozen-, best-00000001)"
+                    "choose another name, of letters, digits, - and _, that does not begin like a "
+                    "file of a checkpoint (rank-, frozen-, best-00000001)"
                 ),
             )
         if isinstance(part, nn.Module):

@@ -159,7 +159,7 @@ class Loader:
         """
         if not isinstance(self.order, EvaluationOrder):
             raise UserError(
-                "a loop over train_loader itself is not saved in checkpoints",
+                "the loop is over train_loader itself, whose position is in no checkpoint",
                 advice="loop over run.batches(train_loader)",
             )
         if self.signals.is_rehearsing():

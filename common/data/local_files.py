@@ -131,8 +131,8 @@ class FileSearch:
         self.visits[identity] += 1
         if self.visits[identity] > MAX_VISITS:
             raise UserError(
-                f"{self.listing.folder} contains {os.path.realpath(folder.path)} more than "
-                f"{MAX_VISITS} times, because links lead there",
+                f"{self.listing.folder} leads to {os.path.realpath(folder.path)} more than "
+                f"{MAX_VISITS} times through links",
                 advice="remove links to this folder, or copy its files to where they are needed",
             )
         self.list_folder(folder.path, (*parents, identity))

@@ -131,8 +131,8 @@ class ParquetRows:
         return UserError(
             f"{shard} contains a row without a value in column {column}",
             advice=(
-                "start another run after removing such rows, or with --no-streaming, which skips "
-                "them"
+                "remove such rows, or pass --no-streaming, which skips them; either way, start "
+                "another run"
             ),
         )
 

@@ -11,6 +11,7 @@ from common.data.iterable import IterableOrder, IterableSamples
 from common.data.loader import Loader, RunSignals, free_memory
 from common.data.order import EvaluationOrder, TrainingOrder
 from common.errors import UserError
+from common.failures.sentences import counted
 
 
 class RunAccelerator(Protocol):
@@ -160,8 +161,8 @@ def evaluation_order(
     if is_model_shared and len(samples) // world_size < order.most_batches:
         raise UserError(
             (
-                f"split {name} has too few samples ({len(samples):,}) for all {world_size} "
-                "processes of a sharded model to evaluate the same number of batches"
+                f"split {name} has {counted(len(samples), 'sample')}, too few to give each of the "
+                f"{world_size} processes of a sharded model the same number of batches"
             ),
             advice="add samples to this split, or start fewer processes",
         )

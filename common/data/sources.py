@@ -272,7 +272,7 @@ def find_local(name: str, configuration: str | None) -> DataSource | None:
         )
     if UNUSABLE_IN_PATH.search(str(path)):
         raise UserError(
-            f"the path of --dataset {name!r} contains * ? [ :: or a new line",
+            f"the path of --dataset {name!r} contains *, ?, [, :: or a line break",
             advice="rename the file or folder whose name contains it",
         )
     if is_folder:

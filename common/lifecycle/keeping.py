@@ -41,8 +41,9 @@ def keep(
                 "passed to run.keep(), so a resume could lose its state"
             ),
             advice=(
-                "pass what accelerator.prepare returned, not what it was given; a further object "
-                "may have any name, as in run.keep(..., second_optimizer=second_optimizer)"
+                "pass the object that accelerator.prepare returned, and not the one that it was "
+                "given; a further object may have any name, as in "
+                "run.keep(..., second_optimizer=second_optimizer)"
             ),
         )
     optimizers = {

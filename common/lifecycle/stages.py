@@ -126,7 +126,7 @@ def reached(stage: Stage | None, call: str) -> Stage:
     """
     if stage is None:
         raise UserError(
-            f"the recipe has not called {call} yet, but uses what this call prepares",
+            f"the recipe uses what {call} prepares, but has not called it yet",
             advice=f"call {call} earlier in the recipe",
         )
     return stage

@@ -35,7 +35,7 @@ STOP = """\
         ),
         (
             ("run.batches(train_loader)", "train_loader"),
-            "error: a loop over train_loader itself is not saved in checkpoints: ",
+            "error: the loop is over train_loader itself, whose position is in no checkpoint: ",
         ),
         (
             ("run.keep(model=model", "run.keep(log=model, model=model"),

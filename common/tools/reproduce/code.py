@@ -92,7 +92,7 @@ def missing_recipe_error(past: PastRun, searched: Path | None) -> UserError:
             place = f"{path} in the git clone that contains the run"
         place += " and pass --present-code"
     return UserError(
-        f"{past.directory} can't be reproduced, because {code} has no file {path}, its recipe",
+        f"{past.directory} can't be reproduced, because its recipe, {path}, is not in {code}",
         advice=f"put the file back as {place}, or reproduce another run",
     )
 
@@ -192,7 +192,7 @@ def restore_tree(tree: CodeTree, past: PastRun, stack: ExitStack) -> tuple[Path,
     folders_text = " or ".join(map(str, folders)) or "any git repository around the run's folder"
     raise UserError(
         f"commit {tree.commit} of {past.directory} is not in {folders_text}",
-        advice=f"get the commit with git fetch in a clone that contains the run, {PRESENT_CODE}",
+        advice=f"run git fetch in the clone around the run's folder, {PRESENT_CODE}",
     )
 
 

@@ -153,7 +153,7 @@ def claim(request: ReproductionRequest, past: PastRun) -> Reproduction:
     receipt = read_receipt(output)
     if receipt is None:
         if (output / CONFIG).exists():
-            raise UserError(f"{output} contains a run that is not a reproduction", advice=advice)
+            raise UserError(f"{output} contains an ordinary run, not a reproduction", advice=advice)
         with writing(f"--output-dir {output}"):
             output.mkdir(parents=True, exist_ok=True)
         receipt = new_receipt(request, past)

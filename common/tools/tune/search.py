@@ -122,7 +122,7 @@ class Search:
             states = [trial.state for trial in self.study.get_trials(deepcopy=False)]
             if states == [TrialState.FAIL] * min(FIRST_TRIALS, total):
                 raise UserError(
-                    f"all trials so far failed ({directory.name} {result.message})",
+                    f"all trials so far failed; {directory.name} {result.message}",
                     advice="correct the cause of the failures, or search other values",
                 )
 

@@ -21,7 +21,7 @@ from common.errors import UserError
 from tests.local_data import grey_images, write_parquet
 
 NAN = float("nan")
-ADVICE = "start another run after removing such rows, or with --no-streaming, which skips them"
+ADVICE = "remove such rows, or pass --no-streaming, which skips them; either way, start another run"
 README = """---
 dataset_info:
   features:

@@ -47,7 +47,7 @@ def test_missing_call_is_named(name: str, run: Run) -> None:
 def test_calls_of_the_loop_need_its_start(call: str, run: Run) -> None:
     """The message names the call that should come next."""
     arguments = () if call == "save" else (0.5,)
-    with pytest.raises(UserError, match=r"the recipe has not called .*run\.(start|batches)\("):
+    with pytest.raises(UserError, match=r"the recipe uses what .*run\.(start|batches)\("):
         getattr(run, call)(*arguments)
 
 

@@ -116,11 +116,11 @@ def test_missing_recipe_is_named_with_its_place(recipe: Path, tmp_path: Path) ->
     """The present code lacks it, or the run saved code without it, or the run is published."""
     past = run_of(recipe, tmp_path / "run")
     recipe.unlink()
-    expected = f"has no file recipes/tiny.py, its recipe: put the file back as {recipe}, or"
+    expected = f"recipes/tiny.py, is not in the present code in {recipe.parents[1]}"
     with pytest.raises(UserError, match=re.escape(expected)), restored_code(past, True):
         pass
     saved = code_module.missing_recipe_error(past, None)
-    assert "the code that the run saved has no file recipes/tiny.py" in saved.problem
+    assert "its recipe, recipes/tiny.py, is not in the code that the run saved" in saved.problem
     assert f"put the file back as {recipe} and pass --present-code" in saved.advice
     tree = past.attempt.trees[0].model_copy(update={"folder": NO_FOLDER})
     published = with_attempt(past, trees=[tree])
@@ -131,12 +131,12 @@ def test_missing_recipe_is_named_with_its_place(recipe: Path, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("attempts", "reason"),
     [
-        ([], "its provenance/attempts.json is missing or damaged"),
+        ([], "its provenance/attempts.json is missing, damaged or names no code"),
         (
             [{"trees": [], "recipe": None, "problem": "the recipe is in no file"}],
             "the recipe is in no file",
         ),
-        ([{"recipe": None}], "its provenance/attempts.json is missing or damaged"),
+        ([{"recipe": None}], "its provenance/attempts.json is missing, damaged or names no code"),
     ],
 )
 @pytest.mark.parametrize("uses_present_code", [False, True])
