@@ -374,7 +374,7 @@ def test_failed_trials_do_not_end_a_search(tmp_path: Path) -> None:
 def test_search_whose_first_trials_all_fail_stops(tmp_path: Path) -> None:
     """Three failures at the start mean that the command is wrong, and its reason is shown."""
     study = tmp_path / "study"
-    with pytest.raises(UserError, match=r"all trials so far failed; .*learning rate .* is too high"):
+    with pytest.raises(UserError, match=r"all trials so far failed; .*rate .* is too high"):
         main([str(STUB), *RATES, "--fail-above", "1e-9", "--study", str(study)])
     assert states(study) == ["FAIL"] * 3
 
