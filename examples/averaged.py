@@ -180,7 +180,7 @@ def main(config: Config) -> None:
                 loss, logits = compute_loss(model, batch, config.mixup)
                 accelerator.backward(loss)
                 if accelerator.sync_gradients:
-                    run.clip_grad_norm_(model, optimizer)  # Accelerate's waits for the device
+                    run.clip_grad_norm_(model, optimizer)  # without a wait for the device
                 optimizer.step()
                 scheduler.step()
                 optimizer.zero_grad()

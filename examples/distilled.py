@@ -188,7 +188,7 @@ def main(config: Config) -> None:
                 loss = loss + distillation_loss(logits, teacher, batch, config.temperature)
                 accelerator.backward(loss)
                 if accelerator.sync_gradients:
-                    run.clip_grad_norm_(model, optimizer)  # Accelerate's waits for the device
+                    run.clip_grad_norm_(model, optimizer)  # without a wait for the device
                 optimizer.step()
                 scheduler.step()
                 optimizer.zero_grad()

@@ -128,8 +128,9 @@ class ParquetRows:
                 advice="start another run after correcting this label in the data",
             )
         column = self.columns[row.index(None)] if None in row else label_column
+        value = "value" if None in row else "label (a -1 or NaN counts as none)"
         return UserError(
-            f"{shard} contains a row without a value in column {column}",
+            f"{shard} contains a row without a {value} in column {column}",
             advice=(
                 "remove such rows, or pass --no-streaming, which skips them; either way, start "
                 "another run"

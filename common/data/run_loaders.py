@@ -164,6 +164,6 @@ def evaluation_order(
                 f"split {name} has {counted(len(samples), 'sample')}, too few to give each of the "
                 f"{world_size} processes of a sharded model the same number of batches"
             ),
-            advice="add samples to this split, or start fewer processes",
+            advice="add samples to this split, raise --batch-size, or start fewer processes",
         )
     return order

@@ -164,8 +164,8 @@ def read_process_counts(num_processes: str) -> list[str]:
     process_counts = list(dict.fromkeys(num_processes.split(",")))
     if not all(re.fullmatch("[1-9][0-9]{0,3}", count) for count in process_counts):
         raise UserError(
-            f"--num-processes {num_processes:.99} is not a list of numbers",
-            advice="pass numbers from 1 to 9999 with commas between, such as 1,2",
+            f"--num-processes {num_processes:.99} is not a list of numbers from 1 to 9999",
+            advice="pass such numbers with commas between, as in 1,2",
         )
     return process_counts
 
@@ -246,8 +246,8 @@ def claim(directory: Path, command: list[str]) -> None:
     is_new = not set(os.listdir(directory)) - {LOCK}  # `working_in` has made the lock already
     if read_command(directory) != command and not is_new:
         raise UserError(
-            f"{directory} contains files that this command did not write",
-            advice="pass another --output-dir, or repeat the command that wrote them",
+            f"{directory} contains the files of another command",
+            advice="pass another --output-dir, or repeat that command",
         )
     write_command(directory, command)
 

@@ -746,7 +746,7 @@ def test_readme_counts_the_kills_with_the_same_weights() -> None:
     readme = (REPOSITORY / "README.md").read_text().splitlines()
     (row,) = [line for line in readme if line.startswith("| same weights after")]
     expected = []
-    for contestant in ("Accelerate, checkpointing.py", "HF Trainer", "recipe"):
+    for contestant in ("Accelerate, checkpointing.py", "HF Trainer", "Lightning", "recipe"):
         kills = [
             result
             for result in results.in_order()

@@ -188,7 +188,8 @@ def test_streamed_labels_are_those_of_data_read_whole(
         for role, labels in labels_of_splits.items():
             values = [label for file in splits[role] for label in file]
             if any(is_without_label(kind, value) for value in values):
-                assert f"contains a row without a value in column label: {ADVICE}" in labels
+                assert "contains a row without a label (a -1 or NaN counts as none)" in labels
+                assert f"in column label: {ADVICE}" in labels
             else:
                 assert labels == whole_labels[role], splits
 
@@ -199,7 +200,7 @@ def test_classes_stated_by_a_readme_need_no_types_in_the_files(tmp_path: Path) -
     kind = KINDS["numbers of stated classes"]
     numbers = streamed_labels(write_splits(tmp_path / "numbers", "text", kind, splits), "text")
     assert numbers[0] == ["a", "b", "c"]
-    assert "row without a value in column label" in numbers[1]["train"]
+    assert "row without a label" in numbers[1]["train"]
     assert numbers[1]["validation"] == [2]
     named = {"train": [["c", "a"]], "validation": [["b"]]}
     kind = KINDS["names of stated classes"]

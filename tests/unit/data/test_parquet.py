@@ -200,9 +200,12 @@ def test_fingerprint_depends_on_the_contents(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("column", ["image", "label"])
+@pytest.mark.parametrize(
+    ("column", "missing"),
+    [("image", "value"), ("label", "label (a -1 or NaN counts as none)")],
+)
 def test_row_without_a_value_is_refused_when_read(
-    tmp_path: Path, column: str, workers: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, column: str, missing: str, workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same sentence appears with and without workers."""
     columns = grey_images(60, 0)
@@ -212,8 +215,8 @@ def test_row_without_a_value_is_refused_when_read(
     monkeypatch.setattr("common.data.decoding.SAMPLED_IMAGES", 1)
     split = images(source_of(tmp_path / "data")).splits["train"]
     message = refusal(lambda: every_batch(split, workers))
-    assert f"train-0.parquet contains a row without a value in column {column}" in message
-    assert "or with --no-streaming, which skips them" in message
+    assert f"train-0.parquet contains a row without a {missing} in column {column}" in message
+    assert "or pass --no-streaming, which skips them" in message
 
 
 def test_label_without_a_class_is_refused_when_read(

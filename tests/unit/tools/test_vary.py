@@ -62,7 +62,7 @@ def test_variants_are_run_once_and_compared_over_seeds(
     assert (folder / "picture.png").stat().st_size > 10_000
     assert "best accuracy" in capsys.readouterr().out
     other = [str(STUB), "--learning-rate", "0.1,0.02", "--output-dir", str(folder)]
-    with pytest.raises(UserError, match="contains files that this command did not write"):
+    with pytest.raises(UserError, match="contains the files of another command"):
         main(other)
 
 
@@ -127,9 +127,12 @@ def test_failed_variant_is_reported(
             ["--learning-rate", "0.1,1", "--seeds", "0"],
             "--seeds 0 is out of range: pass 1 or more",
         ),
-        (["--num-processes", "1,x"], "is not a list of numbers: pass numbers .*, such as 1,2"),
-        (["--num-processes", "0,1"], "is not a list of numbers: pass numbers .*, such as 1,2"),
-        (["--num-processes", "1,99999"], "is not a list of numbers: pass numbers .*, such as 1,2"),
+        (["--num-processes", "1,x"], "is not a list of numbers from 1 to 9999: pass .*, as in 1,2"),
+        (["--num-processes", "0,1"], "is not a list of numbers from 1 to 9999: pass .*, as in 1,2"),
+        (
+            ["--num-processes", "1,99999"],
+            "is not a list of numbers from 1 to 9999: pass .*, as in 1,2",
+        ),
         (["--seed", "3", "--seeds", "2"], "leave --seed out"),
         (["--seed", "3,4", "--seeds", "2"], "leave --seed out"),
         (["--compile", "false,true", "--no-compile"], "--no-compile contradicts --compile"),
