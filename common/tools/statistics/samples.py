@@ -122,7 +122,8 @@ def runs_needed(first: Sample, second: Sample, confidence: float) -> int | None:
 
     Here t(p) is the quantile of Student's t with Welch's degrees of freedom for n runs in each
     group, so both sides depend on n. The formula is the usual approximation of the power of a t
-    test, with shifted instead of noncentral t.
+    test, with shifted instead of noncentral t. If three or four runs are enough, the exact power
+    may be as low as 72 % where spreads differ and the confidence is 99 %.
 
     The result is None if the means are equal, if no spread is known (see `welch_interval`), or if
     `MAX_RUNS` runs are too few.
