@@ -109,7 +109,7 @@ class Meters:
 
         Operations are first counted on shapes alone. That fails if the model reads values. Then
         they are counted on a few real samples. If that fails as well, there is no MFU, and a
-        warning gives the cause of the first failure, because it also explains the second.
+        warning gives the cause of the first failure.
         """
         self.peak, self.peak_source = peak_tflops(self.device, dtype)
         try:

@@ -118,12 +118,12 @@ def runs_needed(first: Sample, second: Sample, confidence: float) -> int | None:
     The observed difference and standard deviations are taken for the true ones. The result is the
     smallest n of at least 2 for which
 
-        n >= (t(1 - (1 - confidence) / 2) + t(POWER))² · (s1² + s2²) / difference²
+        Φ((δ - t (1 - 1 / (4 ν))) / √(1 + t² / (2 ν))) >= POWER
 
-    Here t(p) is the quantile of Student's t with Welch's degrees of freedom for n runs in each
-    group, so both sides depend on n. The formula is the usual approximation of the power of a t
-    test, with shifted instead of noncentral t. If three or four runs are enough, the exact power
-    may be as low as 72 % where spreads differ and the confidence is 99 %.
+    Here δ is the difference in standard errors, ν are Welch's degrees of freedom, and t is the
+    quantile of Student's t for the confidence. All three depend on n. The left side is the usual
+    approximation of noncentral t by the normal distribution (M. Abramowitz and I. Stegun, Handbook
+    of Mathematical Functions, 1964, 26.7.10).
 
     The result is None if the means are equal, if no spread is known (see `welch_interval`), or if
     `MAX_RUNS` runs are too few.
@@ -148,14 +148,24 @@ def runs_needed(first: Sample, second: Sample, confidence: float) -> int | None:
     if estimate > MAX_RUNS:
         return None
     count = max(MIN_RUNS, math.ceil(estimate))
-    while count < sum_of_quantiles(probability, degrees_per_run * (count - 1)) ** 2 * ratio:
+    while detection_power(count, ratio, degrees_per_run * (count - 1), probability) < POWER:
         count += 1
     return count if count <= MAX_RUNS else None
 
 
-def sum_of_quantiles(probability: float, degrees: float) -> float:
-    """Return the distance between the means, in standard errors, that `runs_needed` asks for."""
-    return quantile(probability, degrees) + quantile(POWER, degrees)
+def detection_power(count: int, ratio: float, degrees: float, probability: float) -> float:
+    """Return how likely groups of `count` runs are told apart; see `runs_needed` for the formula.
+
+    Args:
+        ratio: the sum of the groups' variances, relative to the squared difference of their means.
+        degrees: Welch's degrees of freedom.
+        probability: that of the quantile which the difference must exceed.
+    """
+    if ratio == 0.0:  # it underflowed
+        return 1.0
+    limit = quantile(probability, degrees)
+    excess = math.sqrt(count / ratio) - limit * (1.0 - 1.0 / (4.0 * degrees))
+    return NormalDist().cdf(excess / math.sqrt(1.0 + limit * limit / (2.0 * degrees)))
 
 
 def simultaneous_confidence(comparisons: int) -> float:
