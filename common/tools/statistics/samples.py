@@ -118,9 +118,9 @@ def runs_needed(first: Sample, second: Sample, confidence: float) -> int | None:
     The observed difference and standard deviations are taken for the true ones. The result is the
     smallest n of at least 2 for which
 
-        Φ((δ - t (1 - 1 / (4 ν))) / √(1 + t² / (2 ν))) >= POWER
+        normal_cdf((d - t (1 - 1 / (4 f))) / sqrt(1 + t² / (2 f))) >= POWER
 
-    Here δ is the difference in standard errors, ν are Welch's degrees of freedom, and t is the
+    Here d is the difference in standard errors, f are Welch's degrees of freedom, and t is the
     quantile of Student's t for the confidence. All three depend on n. The left side is the usual
     approximation of noncentral t by the normal distribution (M. Abramowitz and I. Stegun, Handbook
     of Mathematical Functions, 1964, 26.7.10).
