@@ -25,8 +25,8 @@ DEVICE = "wire"  # name of the device in each namespace
 ADDRESSES = ("10.213.77.1", "10.213.77.2")
 TUN_SET_INTERFACE = 0x400454CA  # request of ioctl
 TUN_WITHOUT_HEADER = 0x1001  # flags: a TUN device whose packets have no header
-LARGEST_PACKET = 16_000  # bytes; larger packets are fewer, so that a Python thread keeps up
-LONGEST_WAIT = 0.1  # seconds until the relay checks whether it should end
+MAX_PACKET_SIZE = 16_000  # bytes; larger packets are fewer, so that a Python thread keeps up
+MAX_WAIT = 0.1  # seconds until the relay checks whether it should end
 
 
 class LinkError(Exception):
@@ -69,10 +69,10 @@ class Relay(threading.Thread):
                 self.deliver(direction, now)
 
     def seconds_until_due(self) -> float:
-        """Return the time until the next packet is due, between 0 and `LONGEST_WAIT`."""
+        """Return the time until the next packet is due, between 0 and `MAX_WAIT`."""
         now = time.perf_counter()
         waits = [queue[0][0] - now for queue in self.queues if queue]
-        return min(max(min(waits, default=LONGEST_WAIT), 0), LONGEST_WAIT)
+        return min(max(min(waits, default=MAX_WAIT), 0), MAX_WAIT)
 
     def receive(self, direction: int, now: float) -> None:
         """Queue all packets that a device has sent."""
@@ -93,7 +93,7 @@ class Relay(threading.Thread):
     def read(device: int) -> bytes:
         """Return the next packet, or nothing if there is none."""
         try:
-            return os.read(device, LARGEST_PACKET + 100)
+            return os.read(device, MAX_PACKET_SIZE + 100)
         except BlockingIOError:
             return b""
 
@@ -154,7 +154,7 @@ class Link:
             temporary_name = f"scaling{number}"
             request = struct.pack("16sH22x", temporary_name.encode(), TUN_WITHOUT_HEADER)
             fcntl.ioctl(device, TUN_SET_INTERFACE, request)
-            size = ("mtu", str(LARGEST_PACKET))
+            size = ("mtu", str(MAX_PACKET_SIZE))
             place = ("netns", namespace, "name", DEVICE)
             command("ip", "link", "set", temporary_name, *size, *place)
         self.relay = Relay((devices[0], devices[1]))

@@ -87,6 +87,11 @@ class Samples:
     def __len__(self) -> int:
         raise NotImplementedError
 
+    @property
+    def has_tokens(self) -> bool:
+        """Whether samples consist of tokens, so that a model's operations depend on the length."""
+        return self.lengths is not None
+
     def fetch(self, samples: torch.Tensor, epoch: int | None) -> Batch:
         """Make a batch on the host, in a worker or in this process.
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 NAMES_FILE = "_files.json"
 DECODED_BYTES = 2**26  # the most bytes of decoded images that are in memory at once
 SAMPLED_IMAGES = 1024  # images that are examined before a streamed data set is used
-LARGEST_DEFAULT_SIZE = 224  # pixels; larger images are resized unless --image-size says otherwise
+MAX_DEFAULT_SIZE = 224  # pixels; larger images are resized unless --image-size says otherwise
 
 
 class EncodedImage(TypedDict):
@@ -348,7 +348,7 @@ def shape_of(
     The requested values are taken as they are. Otherwise:
 
     - There is one channel if all images are grey, and three if not.
-    - The size is the median of the shorter sides, but at most `LARGEST_DEFAULT_SIZE`.
+    - The size is the median of the shorter sides, but at most `MAX_DEFAULT_SIZE`.
     - The white level follows from the largest value of a pixel in images of more than 8 bits a
       channel. It is None if there are no such images.
 
@@ -374,7 +374,7 @@ def shape_of(
     size = requested.size
     if not size:
         median = int(np.median([min(image_size) for image_size in sizes]))
-        size = min(LARGEST_DEFAULT_SIZE, median)
+        size = min(MAX_DEFAULT_SIZE, median)
     is_resized = set(sizes) != {(size, size)}
     return Shape(size, channels, white_level, is_resized)
 

@@ -17,7 +17,7 @@ import torch
 from common.data.batch import Batch, Data, TensorSamples
 from common.data.cache import RowGroupIndex
 from common.data.decoding import (
-    LARGEST_DEFAULT_SIZE,
+    MAX_DEFAULT_SIZE,
     NAMES_FILE,
     Decoder,
     ImageFacts,
@@ -334,7 +334,7 @@ def decoded(
         size: height and width, in pixels; None: the images determine it.
     """
     if source.location == "synthetic":
-        facts, arrays = synthetic_images(size or LARGEST_DEFAULT_SIZE)
+        facts, arrays = synthetic_images(size or MAX_DEFAULT_SIZE)
         return None, facts, arrays
     settings = {"size": size, "image_column": image_column, "label_column": label_column}
     evaluation_settings: dict[str, int] = {}

@@ -120,8 +120,7 @@ class StreamedText(TextSamples):
     each batch brings along how much work it is.
     """
 
-    # The lengths are unknown. This array is not None, because None means: without tokens to count.
-    lengths = np.empty(0)
+    has_tokens = True  # although `lengths` is None
 
     def __init__(
         self,

@@ -27,8 +27,8 @@ TEXTS_AT_ONCE = 1000
 CHARACTERS_AT_ONCE = 2**20
 # The most characters of a word; longer words are cut. The time to train a vocabulary grows with the
 # square of a word's length.
-LONGEST_WORD = 1000
-LARGEST_TOKEN_ID = 10**7  # see `check_token_ids`
+MAX_WORD_LENGTH = 1000
+MAX_TOKEN_ID = 10**7  # see `check_token_ids`
 SAMPLED_TEXTS = 20_000  # rows of a streamed data set from whose texts a vocabulary is made
 SCRATCH_VOCABULARY = 8192  # tokens of a vocabulary that is trained on the data
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")  # in BERT's order
@@ -198,20 +198,20 @@ def slices_for_one_call(texts: Columns) -> Iterator[slice]:
 
 
 def with_short_words(text: str) -> str:
-    """Cut words that are longer than `LONGEST_WORD` into several words.
+    """Cut words that are longer than `MAX_WORD_LENGTH` into several words.
 
     Training a vocabulary on longer words would take too long. A word is a run of characters without
     white space.
     """
     # Most texts have no such word, and need no replacement.
-    if len(text) <= LONGEST_WORD or max(map(len, text.split()), default=0) <= LONGEST_WORD:
+    if len(text) <= MAX_WORD_LENGTH or max(map(len, text.split()), default=0) <= MAX_WORD_LENGTH:
         return text
     return re.sub(r"\S+", lambda match: cut_word(match[0]), text)
 
 
 def cut_word(word: str) -> str:
-    starts = range(0, len(word), LONGEST_WORD)
-    return " ".join(word[start : start + LONGEST_WORD] for start in starts)
+    starts = range(0, len(word), MAX_WORD_LENGTH)
+    return " ".join(word[start : start + MAX_WORD_LENGTH] for start in starts)
 
 
 def load_tokenizer(checkpoint: str) -> "PreTrainedTokenizerBase":
@@ -247,7 +247,7 @@ def load_tokenizer(checkpoint: str) -> "PreTrainedTokenizerBase":
 
 
 def check_token_ids(tokenizer_file: Path) -> None:
-    """Raise a `ValueError` if a token has an id above `LARGEST_TOKEN_ID`.
+    """Raise a `ValueError` if a token has an id above `MAX_TOKEN_ID`.
 
     Transformers would allocate a table up to that id, which might abort the process.
 
@@ -257,7 +257,7 @@ def check_token_ids(tokenizer_file: Path) -> None:
     tokenizer = read_json(tokenizer_file)
     token_ids = set(tokenizer["model"]["vocab"].values())
     token_ids |= {token["id"] for token in tokenizer["added_tokens"]}
-    if max(token_ids) > LARGEST_TOKEN_ID:
+    if max(token_ids) > MAX_TOKEN_ID:
         raise ValueError(
             f"it has {len(token_ids):,} tokens, but one of them has the id {max(token_ids):,}"
         )

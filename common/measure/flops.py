@@ -60,10 +60,10 @@ def training_flops(model: nn.Module, compute_loss: ComputeLoss, samples: Samples
             shape_alone = torch.empty_like(tensor, device="meta")
             stand_ins[tensor] = shape_alone.requires_grad_(tensor.requires_grad)
         tensors[name] = stand_ins[tensor]
-    if samples.lengths is None:
+    if not samples.has_tokens:
         batches = {0.0: samples.example(1, 0)}
     # `Samples.example` ignores the requested length, so real samples must serve.
-    elif type(samples).example is Samples.example:
+    elif samples.lengths is not None and type(samples).example is Samples.example:
         numbers = samples_of_each_length(samples.lengths)
         batches = {length: samples.shapes_of(number) for length, number in numbers.items()}
     else:  # three lengths are enough for the parabola of `fit_to_lengths`
@@ -84,10 +84,13 @@ def training_flops_of_real_samples(
     gradients are the same afterwards.
 
     Raises:
-        NotImplementedError: the samples come from a stream, which can't be read ahead.
+        NotImplementedError: the samples come from a stream, which can't be read ahead, or they are
+            texts of unknown length.
     """
     if not samples.is_sized:
         raise NotImplementedError("samples that come from a stream can't be read ahead")
+    if samples.has_tokens and samples.lengths is None:
+        raise NotImplementedError("the lengths of streamed texts are not known in advance")
     generators = RandomState(device)
     state_before = generators.state_dict()
     try:

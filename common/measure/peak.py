@@ -34,7 +34,7 @@ VARIANT = re.compile(r"\b(Ti|D|SUPER|Laptop|Max-Q|MIG)\b")
 
 # The sizes of the square matrices that measure a rate, in rows.
 SMALLEST_PRODUCT = 512
-LARGEST_PRODUCT = 8192
+MAX_PRODUCT_SIZE = 8192
 LONG_PRODUCT_SECONDS = 0.03  # a product that takes this long keeps the device busy
 
 
@@ -71,7 +71,7 @@ def measured_tflops(device: torch.device, dtype: torch.dtype) -> float:
     """
     size = SMALLEST_PRODUCT
     seconds = product_seconds(size, device, dtype)
-    while is_accelerator(device) and size < LARGEST_PRODUCT and seconds < LONG_PRODUCT_SECONDS:
+    while is_accelerator(device) and size < MAX_PRODUCT_SIZE and seconds < LONG_PRODUCT_SECONDS:
         size *= 2
         seconds = product_seconds(size, device, dtype)
     # A product takes size³ multiplications, and about as many additions.

@@ -51,7 +51,7 @@ NUMERIC_VARIABLES = (
     "NCCL_PROTO",
     "PYTHONHASHSEED",
 )
-LONGEST_WAIT = 30.0  # seconds to wait for the thread at the end of a run
+MAX_WAIT = 30.0  # seconds to wait for the thread at the end of a run
 
 
 class ProvenanceWriter:
@@ -84,9 +84,9 @@ class ProvenanceWriter:
         self.thread.start()
 
     def wait(self) -> None:
-        """Wait until the provenance is written, at most `LONGEST_WAIT` seconds."""
+        """Wait until the provenance is written, at most `MAX_WAIT` seconds."""
         if self.thread is not None:
-            self.thread.join(LONGEST_WAIT)
+            self.thread.join(MAX_WAIT)
             self.thread = None
 
     def write(self, step: int, environment: Environment, changed_flags: Flags) -> None:

@@ -18,7 +18,7 @@ from common.system.printable import without_tokens
 
 FIRST_SOURCE = "recipe.py"  # the file in the run's directory with the text of the first start
 MAX_LINES = 40  # lines of a difference that are printed
-LONGEST_LINE = 120  # characters of a line that are printed
+MAX_LINE_LENGTH = 120  # characters of a line that are printed
 
 
 class RecipeSource:
@@ -100,7 +100,7 @@ class RecipeSource:
         lines = difflib.unified_diff(
             before.splitlines(), (self.text or "").splitlines(), *names, n=0, lineterm=""
         )
-        shown = [f"        {line[:LONGEST_LINE]}" for line in lines]
+        shown = [f"        {line[:MAX_LINE_LENGTH]}" for line in lines]
         if len(shown) > MAX_LINES:
             left_out = len(shown) - MAX_LINES
             shown = [

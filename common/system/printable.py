@@ -4,8 +4,8 @@ import codecs
 import re
 from collections.abc import Collection, Sequence
 
-LONGEST_LINE = 4000  # characters
-LONGEST_ITEM = 200  # characters of an item of a list in a sentence
+MAX_LINE_LENGTH = 4000  # characters
+MAX_ITEM_LENGTH = 200  # characters of an item of a list in a sentence
 MAX_ITEMS = 5  # items of a list that a sentence repeats
 # Control characters except tab and newline, characters that change the writing direction, and
 # surrogates, which stand for bytes that are not text. A terminal would obey or refuse them.
@@ -55,7 +55,7 @@ KEY_ARGUMENT = re.compile(r"""(\bkey["']?\s*[:=]\s*["'])([0-9a-f]{40})(?=["'])""
 USER_OF_ADDRESS = re.compile(r"""(://)([^/\s"'@]+)(?=@)""")
 PRIVATE_KEY = "PRIVATE KEY-----"  # the end of the first line of a private key's file
 PLAIN = "lookalikes"  # the name of the error handler, for `open(errors=...)`
-LONG_LINE = re.compile(rf"[^\n]{{{LONGEST_LINE + 1},}}")
+LONG_LINE = re.compile(rf"[^\n]{{{MAX_LINE_LENGTH + 1},}}")
 
 
 def printable(text: str) -> str:
@@ -150,7 +150,7 @@ def escape(match: re.Match[str]) -> str:
 def shorten(match: re.Match[str]) -> str:
     """Return a matched line without its middle."""
     line = match[0]
-    half = LONGEST_LINE // 2
+    half = MAX_LINE_LENGTH // 2
     return f"{line[:half]} … ({len(line) - 2 * half:,} characters left out) … {line[-half:]}"
 
 
@@ -161,6 +161,6 @@ def shortened(text: str, most_characters: int) -> str:
 
 def listed(items: Sequence[str]) -> str:
     """Return items as a phrase for a message: the first few, cut if long, and how many more."""
-    shown = [shortened(text, LONGEST_ITEM) for text in items[:MAX_ITEMS]]
+    shown = [shortened(text, MAX_ITEM_LENGTH) for text in items[:MAX_ITEMS]]
     count_left_out = len(items) - len(shown)
     return ", ".join(shown) + (f", and {count_left_out} more" if count_left_out else "")

@@ -20,7 +20,7 @@ MAX_EVALUATIONS = 20  # evaluations in a run without `--eval-every`
 # Rows in a run without `--log-every`. Logging a row takes about a millisecond, in which an
 # accelerator may be idle.
 MAX_ROWS = 1000
-LONGEST_LOG_INTERVAL = 50  # updates, if the run then has at most `MAX_ROWS` rows
+MAX_LOG_INTERVAL = 50  # updates, if the run then has at most `MAX_ROWS` rows
 
 
 class EpochSize(Protocol):
@@ -166,9 +166,9 @@ def log_interval_by_default(total_steps: int) -> int:
     every 50 updates, but at most `MAX_ROWS` rows in all. The number of updates alone decides. If
     time decided too, a resumed run would have other rows than a run that was never interrupted.
     """
-    if total_steps > MAX_ROWS * LONGEST_LOG_INTERVAL:
+    if total_steps > MAX_ROWS * MAX_LOG_INTERVAL:
         return math.ceil(total_steps / MAX_ROWS)
-    return min(LONGEST_LOG_INTERVAL, max(1, total_steps // 50))
+    return min(MAX_LOG_INTERVAL, max(1, total_steps // 50))
 
 
 def epochs_by_default(dataset: str, default_epochs: Mapping[str, int]) -> int:

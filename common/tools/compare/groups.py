@@ -11,7 +11,7 @@ from common.tools.compare.settings import Settings, differing_settings
 
 SEED = spelled("seed")
 # The most characters of a label that has settings; see `label_groups`.
-LONGEST_LABEL = 48
+MAX_LABEL_LENGTH = 48
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def label_groups(
     settings_of_groups = [settings_of_runs[indices[0]] for indices in indices_of_groups]
     differing_labels = [label for label in differing_settings(settings_of_groups) if label != SEED]
     labels = [settings_text(settings, differing_labels) for settings in settings_of_groups]
-    is_readable = all(0 < len(label) <= LONGEST_LABEL for label in labels)
+    is_readable = all(0 < len(label) <= MAX_LABEL_LENGTH for label in labels)
     has_repetition = len(set(labels)) < len(labels)
     return labels if is_readable and not has_repetition else names
 

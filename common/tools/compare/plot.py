@@ -42,7 +42,7 @@ EVALUATION: Style = {"linewidth": 1.8, "marker": "o", "markersize": 3.5}
 SINGLE_SEED: Style = {"linewidth": 0.7, "alpha": 0.35}  # one curve of several in a group
 BAND: Style = {"alpha": 0.15, "linewidth": 0}
 BARS = (THROUGHPUT, PEAK)
-LONGEST_NAME = 36  # characters of a name in the legend
+MAX_NAME_LENGTH = 36  # characters of a name in the legend
 
 
 def plot_comparison(comparison: Comparison, file: Path) -> None:
@@ -184,7 +184,7 @@ def draw_legend(axes: Axes, comparison: Comparison, styles: Sequence[Style]) -> 
 
 def shortened_name(name: str) -> str:
     """Leave out the middle of a long name: runs differ at its beginning or its end."""
-    if len(name) <= LONGEST_NAME:
+    if len(name) <= MAX_NAME_LENGTH:
         return name
-    half = LONGEST_NAME // 2
+    half = MAX_NAME_LENGTH // 2
     return f"{name[: half - 1]}…{name[-half:]}"

@@ -45,7 +45,7 @@ STATUS_BY_WANDB_STATE: dict[str, RunStatus] = {
     "running": "running",
     "preempted": "preempted",
 }
-LARGEST_COUNT = 2**53  # larger integers become floats: a chart takes only integers of 64 bits
+MAX_INTEGER = 2**53  # larger integers become floats: a chart takes only integers of 64 bits
 
 
 @dataclass(frozen=True)
@@ -109,12 +109,12 @@ class RunRecord:
 def chartable_numbers(values: Mapping[str, object]) -> dict[str, float]:
     """Return the values that are numbers and that a chart can show: no NaN, nothing too large.
 
-    Integers from `LARGEST_COUNT` on become floats.
+    Integers from `MAX_INTEGER` on become floats.
     """
     numbers: dict[str, float] = {}
     for name, value in values.items():
         if is_number(value) and abs(value) < TOO_LARGE:
-            numbers[name] = value if abs(value) < LARGEST_COUNT else float(value)
+            numbers[name] = value if abs(value) < MAX_INTEGER else float(value)
     return numbers
 
 

@@ -9,7 +9,7 @@ from common.tools.statistics.samples import MAX_RUNS, ConfidenceInterval, Sample
 from common.track.names import is_proportion, metric_named
 
 MAX_DECIMALS = 6
-LARGEST_EXPONENT = 700.0  # float64 ends at about e to the power of 709
+MAX_EXPONENT = 700.0  # float64 ends at about e to the power of 709
 
 # ------------------------------------------------------------------------------- The objective
 
@@ -168,7 +168,7 @@ def ratio_span(interval: ConfidenceInterval) -> str:
 
 def exponential(value: float) -> float:
     """Return e to the power of a value; infinity where float64 ends."""
-    return math.exp(value) if value < LARGEST_EXPONENT else math.inf
+    return math.exp(value) if value < MAX_EXPONENT else math.inf
 
 
 # --------------------------------------------------------------------------------------- Both

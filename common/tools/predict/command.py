@@ -24,7 +24,7 @@ from common.tools.parser import tool_parser
 if typing.TYPE_CHECKING:
     from common.tools.predict.predictor import Predictor
 
-LARGEST_NUMBER = 2**16  # for --batch-size and --top-k
+MAX_NUMBER = 2**16  # for --batch-size and --top-k
 CHUNK_SIZE = 2048  # the number of inputs that are read and predicted at a time
 MAX_BENCHMARKED = 10_000  # the most inputs that a benchmark reads
 
@@ -84,8 +84,8 @@ def read_command_line(words: Sequence[str] | None) -> argparse.Namespace:
         "--benchmark", action="store_true", help="print latency and throughput instead"
     )
     arguments = parser.parse_args(words)
-    check_number("batch_size", arguments.batch_size, least=1, most=LARGEST_NUMBER)
-    check_number("top_k", arguments.top_k, least=1, most=LARGEST_NUMBER)
+    check_number("batch_size", arguments.batch_size, least=1, most=MAX_NUMBER)
+    check_number("top_k", arguments.top_k, least=1, most=MAX_NUMBER)
     return arguments
 
 

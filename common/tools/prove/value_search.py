@@ -24,7 +24,7 @@ from common.tools.prove.own_code import is_own_module
 
 MAX_VALUES = 20_000  # the most values that a search visits
 MAX_ITEMS = 2_000  # the most items of a container whose items are visited one by one
-DEEPEST = 12  # the most steps from a variable to a value
+MAX_DEPTH = 12  # the most steps from a variable to a value
 MAX_BYTES = 2**24  # the largest array that is read whole; of a larger one, a sample is read
 SAMPLED_ELEMENTS = 2**16  # about how many elements of a larger array are read
 # Attributes of `nn.Module` that its state_dict or other records cover, or that never matter.
@@ -94,7 +94,7 @@ class ValueSearch:
 
         After `MAX_VALUES` values, all others are left out.
         """
-        if depth > DEEPEST or len(self.visited) > MAX_VALUES or id(value) in self.visited:
+        if depth > MAX_DEPTH or len(self.visited) > MAX_VALUES or id(value) in self.visited:
             return True
         return can_hold_no_state(value) or value is self.run
 

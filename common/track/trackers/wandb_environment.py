@@ -12,7 +12,7 @@ from common.track.trackers.tracker import TrackerSettingsError
 if TYPE_CHECKING:  # a run imports only its own tracker
     import wandb
 
-LONGEST_VALUE = 64  # characters of a rejected variable's value that an error shows
+MAX_VALUE_LENGTH = 64  # characters of a rejected variable's value that an error shows
 PROBE_BYTES = 2**16  # bytes written to a folder to see whether it takes W&B's files
 SERVER_SECONDS = 5.0  # time for the server to accept a connection, and again to answer
 
@@ -70,7 +70,7 @@ def wandb_settings() -> "wandb.Settings":
     except ValidationError as problem:
         error = problem.errors()[0]
         variable = "_".join(["WANDB", *map(str, error["loc"])]).upper()
-        value = "" if "KEY" in variable else f"={str(error['input'])[:LONGEST_VALUE]!r}"
+        value = "" if "KEY" in variable else f"={str(error['input'])[:MAX_VALUE_LENGTH]!r}"
         raise TrackerSettingsError(
             f"W&B rejects {variable}{value}: {error['msg']}", f"correct or unset {variable}"
         ) from None

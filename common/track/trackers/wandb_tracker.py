@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # a run imports only its own tracker
     import wandb
     from wandb import Run as WandbRun
 
-LONGEST_TAG = 64  # characters; W&B refuses a run with a longer tag
+MAX_TAG_LENGTH = 64  # characters; W&B refuses a run with a longer tag
 
 
 class WandbTracker(Tracker):
@@ -220,5 +220,5 @@ def private_settings() -> "wandb.Settings":
 
 def short_tags(tags: Sequence[str]) -> list[str]:
     """Return the tags in a form that W&B accepts: shortened, without empty or repeated tags."""
-    shortened = [with_letters(tag).strip()[:LONGEST_TAG] for tag in tags if tag.strip()]
+    shortened = [with_letters(tag).strip()[:MAX_TAG_LENGTH] for tag in tags if tag.strip()]
     return list(dict.fromkeys(shortened))

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from common.data.tokens import (
-    LONGEST_WORD,
+    MAX_WORD_LENGTH,
     SPECIAL_TOKENS,
     encode,
     slices_for_one_call,
@@ -70,7 +70,7 @@ def test_endless_word_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(BertWordPieceTokenizer, "train_from_iterator", look)
     encoder = train_wordpiece([text, *sentences(20, 0)["sentence"]])
-    assert longest == [LONGEST_WORD]
+    assert longest == [MAX_WORD_LENGTH]
     tokens, offsets, _ = encode(encoder, [[text, "some words"]], 16)
     assert offsets.tolist()[1] == 16
     assert len(tokens) == offsets[-1]
@@ -78,7 +78,7 @@ def test_endless_word_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "a b", "x" * LONGEST_WORD, "words \n\t of  any  spacing " * 99]
+    "text", ["", "a b", "x" * MAX_WORD_LENGTH, "words \n\t of  any  spacing " * 99]
 )
 def test_text_with_short_words_stays_unchanged(text: str) -> None:
     """Spaces and words of the longest length stay as well."""

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from common import console
 from common.errors import UserError
 from common.system.printable import (
-    LONGEST_LINE,
+    MAX_LINE_LENGTH,
     has_secret,
     listed,
     printable,
@@ -56,7 +56,7 @@ def test_long_lines_keep_their_beginning_and_their_end() -> None:
     began = time.monotonic()
     error = UserError(f"--config {'x' * 50_000_000} does not exist: pass the config.json of a run")
     assert time.monotonic() - began < 20
-    assert len(error.message) < LONGEST_LINE + 100
+    assert len(error.message) < MAX_LINE_LENGTH + 100
     assert error.message.startswith("--config xxx")
     assert error.message.endswith("does not exist: pass the config.json of a run")
     assert error.code == f"error: {error.message}"

@@ -9,7 +9,7 @@ from types import FrameType, ModuleType
 
 CONTAINERS = (list, dict, set, tuple, deque)
 MAX_EXAMPLES = 8  # the most objects whose holders are searched
-DEEPEST = 4  # the most nested containers
+MAX_DEPTH = 4  # the most nested containers
 
 
 def holder_of(examples: Sequence[object], frame: FrameType, folder: Path) -> str:
@@ -30,7 +30,7 @@ def holder_of(examples: Sequence[object], frame: FrameType, folder: Path) -> str
     count = min(MAX_EXAMPLES, len(examples))
     for number in range(count):
         example = examples[number * len(examples) // count]
-        name = named_holder([example], names, ignored, DEEPEST)
+        name = named_holder([example], names, ignored, MAX_DEPTH)
         if name is not None:
             votes[name] += 1
     if votes:
