@@ -27,7 +27,7 @@ class UserError(SystemExit):
         self.advice = printable(advice)
         self.message = f"{self.problem}: {self.advice}" if advice else self.problem
         self.resumable = resumable
-        # Both exit with status 1. Python prints the text, and prints nothing for the number 1.
+        # A text and the number 1 both exit with status 1. Python prints only the text.
         super().__init__(f"error: {self.message}" if every_rank or is_main_rank() else 1)
 
     def speak(self) -> None:

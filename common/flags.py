@@ -86,6 +86,11 @@ def role_of(config_class: type, name: str) -> Role:
     return ROLES[stated(config_class, name)["role"]]
 
 
+def field_name(spelling: str) -> str:
+    """Return the field of a flag: "batch_size" for "--batch-size" or "batch-size"."""
+    return spelling.removeprefix("--").replace("-", "_")
+
+
 def spelled(name: str) -> str:
     """Return a flag as it is written on the command line, such as ``--batch-size``."""
     return f"--{name.replace('_', '-')}"

@@ -48,15 +48,16 @@ class Objective(NamedTuple):
         """Whether a value is as good as a target, or better; NaN never is."""
         return value >= target if self.mode == "max" else value <= target
 
-    def require(self, value: float, target: float | None, *, was_trained: bool) -> None:
+    def require_target(self, value: float, target: float | None, *, was_trained: bool) -> None:
         """Raise a `TrainingError` if the final value is worse than `--target`.
 
         Args:
+            target: the value of `--target`; None: any final value will do.
             was_trained: whether the run trained the model; otherwise, it only evaluated it.
         """
         if target is not None and not self.reaches(value, target):
             remedy = "evaluate another model"
-            if was_trained:  # a resume of this run can't train for longer
+            if was_trained:  # this run is finished, so a resume would not train any longer
                 remedy = "start another run that trains for longer"
             raise TrainingError(
                 f"the final {self.metric} {value:.4f} is worse than --target {target}",

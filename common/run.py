@@ -1,4 +1,4 @@
-"""One training run, as a recipe uses it: each call hands over to the stage that does the work.
+"""One training run, as a recipe uses it: each call hands over to a function of `common/lifecycle/`.
 
 `common/lifecycle/` has the stages. Its module `stages` says what a run has at each stage.
 """
@@ -19,9 +19,10 @@ from common.checkpoints.state import Stateful
 from common.command_line.flag_reads import mark_read, record_reads
 from common.config import TrainingConfig
 from common.console import DISPLAY
-from common.data.batch import Batch, Data, Work, refuse_unread
+from common.data.batch import Batch, Data, Work
 from common.data.loader import Loader, RunSignals
 from common.data.run_loaders import make_loaders
+from common.data.unused_flags import refuse_unused_data_flags
 from common.errors import Preempted, UserError
 from common.lifecycle import ending, keeping, saving, starting
 from common.lifecycle.closing import close_after
@@ -151,7 +152,7 @@ class Run:
             UserError: a flag that was set has no effect on the data, or does not suit them; a split
                 has too few samples; or `--early-stopping` has no validation data to choose by.
         """
-        refuse_unread(self.config, data)
+        refuse_unused_data_flags(self.config, data)
         names = [name for name in EVALUATED_SPLITS if name in data.splits]
         validation_split = names[0]
         test_split = names[-1]

@@ -41,15 +41,14 @@ class Config(TrainingConfig):
     # Shape of the learning rate after warm-up.
     schedule: Literal["linear", "cosine", "constant"] = "cosine"
     # Widths of the hidden layers.
-    hidden_sizes: tuple[int, ...] = flag((512, 512), 1, 10**6, role="size")
+    hidden_sizes: tuple[int, ...] = flag((512, 512), least=1, most=10**6, role="size")
     dropout: float = flag(0.0, least=0, most=1)  # Share of activations dropped while training.
     decay: float = flag(0.98, least=0, most=1)  # Share of the average that an update keeps.
     # Parameter of the Beta distribution of mixing shares; 0: no mixup.
     mixup: float = flag(0.2, least=0)
     early_stopping: int | None = 5  # Stop after this many evaluations without a better one.
     validation_share: float | None = 0.1  # Share of train held out for early stopping.
-    # Height and width of images in pixels (default: the data set's).
-    image_size: int | None = flag(None, least=1, most=65536)
+    image_size: int | None = flag(None, 1, 65536, role="size")  # Height and width (default: as is).
     image_column: str | None = flag(None, role="data")  # Column of images, if it can't be inferred.
 
 
@@ -180,7 +179,7 @@ def main(config: Config) -> None:
                 loss, logits = compute_loss(model, batch, config.mixup)
                 accelerator.backward(loss)
                 if accelerator.sync_gradients:
-                    run.clip_grad_norm_(model, optimizer)  # without a wait for the device
+                    run.clip_grad_norm_(model, optimizer)  # does not wait for the device
                 optimizer.step()
                 scheduler.step()
                 optimizer.zero_grad()

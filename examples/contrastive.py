@@ -42,9 +42,9 @@ class Config(TrainingConfig):
     learning_rate: float = 3e-3  # Peak learning rate.
     weight_decay: float = 0.0  # Decay of weight matrices; biases have none.
     # Widths of the hidden layers.
-    hidden_sizes: tuple[int, ...] = flag((128,), 1, 10**6, role="size")
+    hidden_sizes: tuple[int, ...] = flag((128,), least=1, most=10**6, role="size")
     dropout: float = flag(0.0, least=0, most=1)  # Share of activations dropped while training.
-    embedding_size: int = flag(32, 1, 10**6, role="size")  # Size of an image's embedding.
+    embedding_size: int = flag(32, least=1, most=10**6, role="size")  # Size of an embedding.
     noise: float = flag(0.2, least=0)  # Standard deviation of the noise added to pixels.
     temperature: float = flag(0.1, least=0.001)  # Divisor of the cosine similarities.
 
@@ -180,7 +180,7 @@ def main(config: Config) -> None:
         optimizer = build_optimizer(model, config)
         scheduler = run.plan.schedule(optimizer, warmup_share=0.1)
         model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
-        run.keep(model=model, optimizer=optimizer, scheduler=scheduler)  # in checkpoints
+        run.keep(model=model, optimizer=optimizer, scheduler=scheduler)  # what checkpoints save
         run.start(description, compute_loss, couples_samples=True)  # resumes, shows the plan
 
         for batch in run.batches(train_loader):
@@ -192,7 +192,7 @@ def main(config: Config) -> None:
                 loss, logits = compute_loss(model, batch, config.temperature, run.gather)
                 accelerator.backward(loss)
                 if accelerator.sync_gradients:
-                    run.clip_grad_norm_(model, optimizer)  # without a wait for the device
+                    run.clip_grad_norm_(model, optimizer)  # does not wait for the device
                 optimizer.step()
                 scheduler.step()
                 optimizer.zero_grad()

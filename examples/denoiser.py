@@ -174,7 +174,7 @@ def main(config: Config) -> None:
         optimizer = build_optimizer(model, config)
         scheduler = run.plan.schedule(optimizer, warmup_share=0.2)
         model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
-        run.keep(model=model, optimizer=optimizer, scheduler=scheduler)  # in checkpoints
+        run.keep(model=model, optimizer=optimizer, scheduler=scheduler)  # what checkpoints save
         run.start(description, compute_loss)  # resumes, opens the logs, shows the plan
 
         for batch in run.batches(train_loader):
@@ -186,7 +186,7 @@ def main(config: Config) -> None:
                 loss, images = compute_loss(model, batch)
                 accelerator.backward(loss)
                 if accelerator.sync_gradients:
-                    run.clip_grad_norm_(model, optimizer)  # without a wait for the device
+                    run.clip_grad_norm_(model, optimizer)  # does not wait for the device
                 optimizer.step()
                 scheduler.step()
                 optimizer.zero_grad()

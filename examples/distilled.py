@@ -38,13 +38,12 @@ class Config(TrainingConfig):
     learning_rate: float = 1e-3  # Peak learning rate.
     weight_decay: float = 0.0  # Decay of weight matrices; biases have none.
     # Widths of the hidden layers.
-    hidden_sizes: tuple[int, ...] = flag((16,), 1, 10**6, role="size")
+    hidden_sizes: tuple[int, ...] = flag((16,), least=1, most=10**6, role="size")
     dropout: float = flag(0.0, least=0, most=1)  # Share of activations dropped while training.
     # Updates of the teacher, each with all samples.
     teacher_updates: int = flag(60, least=1, most=10**6)
     temperature: float = flag(2.0, least=0.1)  # Divisor of both networks' logits.
-    # Height and width of images in pixels (default: the data set's).
-    image_size: int | None = flag(None, least=1, most=65536)
+    image_size: int | None = flag(None, 1, 65536, role="size")  # Height and width (default: as is).
     image_column: str | None = flag(None, role="data")  # Column of images, if it can't be inferred.
 
 
@@ -175,7 +174,7 @@ def main(config: Config) -> None:
         optimizer = build_optimizer(model, config)
         scheduler = run.plan.schedule(optimizer, warmup_share=0.1)
         model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
-        run.keep(model=model, optimizer=optimizer, scheduler=scheduler)  # in checkpoints
+        run.keep(model=model, optimizer=optimizer, scheduler=scheduler)  # what checkpoints save
         run.start(description, compute_loss)  # resumes, opens the logs, shows the plan
 
         for batch in run.batches(train_loader):
@@ -188,7 +187,7 @@ def main(config: Config) -> None:
                 loss = loss + distillation_loss(logits, teacher, batch, config.temperature)
                 accelerator.backward(loss)
                 if accelerator.sync_gradients:
-                    run.clip_grad_norm_(model, optimizer)  # without a wait for the device
+                    run.clip_grad_norm_(model, optimizer)  # does not wait for the device
                 optimizer.step()
                 scheduler.step()
                 optimizer.zero_grad()

@@ -42,8 +42,7 @@ class Config(TrainingConfig):
     hidden_sizes: tuple[int, ...] = flag((128, 128), least=1, most=10**6)
     # Size of the noise that an image is drawn from.
     noise_size: int = flag(32, least=1, most=10**6)
-    # Height and width of images in pixels (default: the data set's).
-    image_size: int | None = flag(None, least=1, most=65536)
+    image_size: int | None = flag(None, 1, 65536, role="size")  # Height and width (default: as is).
     image_column: str | None = flag(None, role="data")  # Column of images, if it can't be inferred.
 
 

@@ -36,7 +36,7 @@ class Config(TrainingConfig):
     learning_rate: float = 3e-3  # Peak learning rate.
     weight_decay: float = 0.0  # Decay of weight matrices; biases have none.
     # Widths of the hidden layers.
-    hidden_sizes: tuple[int, ...] = flag((512, 512), 1, 10**6, role="size")
+    hidden_sizes: tuple[int, ...] = flag((512, 512), least=1, most=10**6, role="size")
     dropout: float = flag(0.0, least=0, most=1)  # Share of activations dropped while training.
 
 
@@ -150,7 +150,7 @@ def main(config: Config) -> None:
         optimizer = build_optimizer(model, config)
         scheduler = run.plan.schedule(optimizer, warmup_share=0.1)
         model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
-        run.keep(model=model, optimizer=optimizer, scheduler=scheduler)  # in checkpoints
+        run.keep(model=model, optimizer=optimizer, scheduler=scheduler)  # what checkpoints save
         run.start(description, compute_loss)  # resumes, opens the logs, shows the plan
 
         for batch in run.batches(train_loader):
@@ -162,7 +162,7 @@ def main(config: Config) -> None:
                 loss, predictions = compute_loss(model, batch)
                 accelerator.backward(loss)
                 if accelerator.sync_gradients:
-                    run.clip_grad_norm_(model, optimizer)  # without a wait for the device
+                    run.clip_grad_norm_(model, optimizer)  # does not wait for the device
                 optimizer.step()
                 scheduler.step()
                 optimizer.zero_grad()

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from common.console import begin
 
 if __name__ == "__main__":
-    begin()  # shows progress during the imports, in which Ctrl-C ends with one sentence
+    begin()  # shows progress during the imports; Ctrl-C then ends with one sentence
 
 import torch
 from torch import nn
@@ -46,11 +46,13 @@ class Config(TrainingConfig):
     # Peak learning rate (default: 1e-3 from scratch; pretrained: 5e-5 at BERT-base's width of 768,
     # and more for a narrower model).
     learning_rate: float | None = None
-    # Hub id or folder of a checkpoint; scratch: a small model that is not pretrained.
+    # Hub id or folder of a checkpoint; scratch: a small model that is not pretrained; auto:
+    # BERT-base on a GPU if the Hub has it, otherwise scratch.
     model: str = "auto"
-    max_length: int = flag(128, 4, 10**6, role="size")  # Tokens of a text, special ones included.
+    # Tokens of a text, special ones included.
+    max_length: int = flag(128, least=4, most=10**6, role="size")
     dropout: float = flag(0.1, least=0, most=1)  # Share of activations dropped while training.
-    # Do not compute padding; auto: on a CPU only.
+    # Leave padding out of the computation; auto: on a CPU only.
     padding_free: Literal["auto", "no", "yes"] = "auto"
     # One or two columns of text (default: all that have text).
     text_columns: tuple[str, ...] = flag((), role="data")
@@ -68,7 +70,7 @@ def load_data(config: Config, run: Run) -> TextData:
     )
     config.model = choose_checkpoint(config, run.accelerator)
     on_cpu = run.device.type == "cpu"
-    is_padding_free = {"auto": on_cpu, "no": False, "yes": True}[config.padding_free]
+    is_padding_free = on_cpu if config.padding_free == "auto" else config.padding_free == "yes"
     return load_text(
         source,
         checkpoint=config.model,
@@ -87,7 +89,7 @@ def build_model(config: Config, data: TextData) -> tuple[nn.Module, dict[str, An
     model = load(config.model, data, config.dropout)
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable()
-    if data.splits["train"].token_positions is not None:  # as batches have then
+    if data.splits["train"].token_positions is not None:  # batches then have no padding
         leave_out_padding(model)
     return model, {"name": f"BERT ({Path(config.model).name})", **data.preprocessing()}
 
@@ -95,7 +97,7 @@ def build_model(config: Config, data: TextData) -> tuple[nn.Module, dict[str, An
 def build_optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:
     if config.learning_rate is None:
         width = model.get_parameter("classifier.weight").shape[1]
-        # Adam's best rate is about inversely proportional to the width (arXiv:2203.03466).
+        # Adam's best rate is about inversely proportional to the width (arXiv 2203.03466).
         config.learning_rate = 1e-3 if config.model == "scratch" else 5e-5 * 768 / width
     groups = decay_groups(model, config.weight_decay)
     return torch.optim.AdamW(groups, lr=config.learning_rate, fused=True)
@@ -140,7 +142,7 @@ def main(config: Config) -> None:
         optimizer = build_optimizer(model, config)
         scheduler = run.plan.schedule(optimizer, warmup_share=0.1)
         model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
-        run.keep(model=model, optimizer=optimizer, scheduler=scheduler)  # in checkpoints
+        run.keep(model=model, optimizer=optimizer, scheduler=scheduler)  # what checkpoints save
         run.start(description, compute_loss)  # resumes, opens the logs, shows the plan
 
         for batch in run.batches(train_loader):
@@ -152,7 +154,7 @@ def main(config: Config) -> None:
                 loss, logits = compute_loss(model, batch)
                 accelerator.backward(loss)
                 if accelerator.sync_gradients:
-                    run.clip_grad_norm_(model, optimizer)  # without a wait for the device
+                    run.clip_grad_norm_(model, optimizer)  # does not wait for the device
                 optimizer.step()
                 scheduler.step()
                 optimizer.zero_grad()

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from common.console import begin
 
 if __name__ == "__main__":
-    begin()  # shows progress during the imports, in which Ctrl-C ends with one sentence
+    begin()  # shows progress during the imports; Ctrl-C then ends with one sentence
 
 import torch
 from torch import nn
@@ -50,7 +50,7 @@ class Config(TrainingConfig):
     bias_rate: float = flag(26.0, least=0)  # Peak learning rate of the batch norms' biases.
     head_rate: float = flag(0.005, least=0)  # Peak learning rate of the last layer.
     weight_decay: float = 0.2  # Decay of the last layer; convolutions and biases have none.
-    max_grad_norm: float = flag(0.0, least=0)  # Clip gradients' global L2 norm; 0 turns it off.
+    max_grad_norm: float = 0.0  # Clip gradients' global L2 norm; 0 turns it off.
     widths: tuple[int, ...] = flag((64, 256, 256), 1, 10**5, role="size")  # Channels per stage.
     label_smoothing: float = flag(0.2, least=0, most=1)  # Share of the target spread over classes.
     horizontal_flip: bool | None = None  # Mirror every other epoch (default: colour images only).
@@ -79,7 +79,7 @@ def load_data(config: Config, run: Run) -> ImageData:
     )
     flip = config.horizontal_flip  # by default, only in colour: it would spoil digits and letters
     data.splits["train"].flip = data.channels == 3 if flip is None else flip
-    data.splits["train"].crop_padding = data.image_size // 16
+    data.splits["train"].max_shift = data.image_size // 16
     return data
 
 
@@ -145,10 +145,9 @@ def build_model(config: Config, data: ImageData) -> tuple[nn.Module, dict[str, A
         "classes": len(data.class_names),
     }
     model = FastNet(**arguments)
-    if "train" in data.splits:
-        count = max(1, 5000 * 32**2 // data.image_size**2)  # the pixels of 5,000 images of CIFAR-10
-        images = data.splits["train"].first_images(count)
-        model.whiten.weight.data = whitening_filters(images, kernel_size=2)
+    count = max(1, 5000 * 32**2 // data.image_size**2)  # the pixels of 5,000 images of CIFAR-10
+    images = data.splits["train"].first_images(count)
+    model.whiten.weight.data = whitening_filters(images, kernel_size=2)
     model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     model.gradient_checkpointing = config.gradient_checkpointing
     return model, {"name": "FastNet", "arguments": arguments, **data.preprocessing()}
@@ -165,7 +164,7 @@ def build_optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:
             "weight_decay": config.weight_decay,
         },
     ]
-    return Muon(groups, lr=config.learning_rate, momentum=0.85)
+    return Muon(groups, lr=config.learning_rate, momentum=0.85)  # momenta as in airbench94
 
 
 def compute_loss(
@@ -208,7 +207,7 @@ def main(config: Config) -> None:
         optimizer = build_optimizer(model, config)
         scheduler = run.plan.schedule(optimizer, warmup_share=0.0)
         model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
-        run.keep(model=model, optimizer=optimizer, scheduler=scheduler)  # in checkpoints
+        run.keep(model=model, optimizer=optimizer, scheduler=scheduler)  # what checkpoints save
         run.start(description, compute_loss)  # resumes, opens the logs, shows the plan
 
         for batch in run.batches(train_loader):
@@ -220,7 +219,7 @@ def main(config: Config) -> None:
                 loss, logits = compute_loss(model, batch, config.label_smoothing)
                 accelerator.backward(loss)
                 if accelerator.sync_gradients:
-                    run.clip_grad_norm_(model, optimizer)  # without a wait for the device
+                    run.clip_grad_norm_(model, optimizer)  # does not wait for the device
                 optimizer.step()
                 scheduler.step()
                 optimizer.zero_grad()
@@ -231,6 +230,7 @@ def main(config: Config) -> None:
         if run.should_evaluate:
             run.log(evaluate(run, model, validation_loader))
         run.load_best(model)  # unless --keep last
+        # Views come first, because the run exports the model that is evaluated last.
         views = Views(accelerator.unwrap_model(model))  # test-time augmentation
         accuracy_tta = evaluate(run, views, test_loader)["accuracy"]
         run.finish(evaluate(run, model, test_loader) | {"accuracy_tta": accuracy_tta})

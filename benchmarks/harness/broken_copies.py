@@ -10,7 +10,10 @@ LOOP = "        for batch in run.batches(train_loader):\n"
 FORWARD = "                loss, logits = compute_loss(model, batch)\n"
 RECORD = "            run.record(loss, metrics(logits, batch))\n"
 PREPARE = "        model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)\n"
-KEEP = "        run.keep(model=model, optimizer=optimizer, scheduler=scheduler)  # in checkpoints\n"
+KEEP = (
+    "        run.keep(model=model, optimizer=optimizer, scheduler=scheduler)"
+    "  # what checkpoints save\n"
+)
 STEP = "                optimizer.step()\n"
 EVALUATION = "        for batch in loader:\n"
 OBJECTIVE = "OBJECTIVE = "

@@ -139,13 +139,13 @@ def random_bert(size: str, tokenizer: Path | None = None) -> Path:
 
 def train_vocabulary(folder: Path) -> None:
     """Train a WordPiece vocabulary on docstrings of the standard library, and save it."""
-    from common.data.built_in import TOPICS, docstrings_of, files_of
+    from common.data.built_in import TOPICS, docstrings_of, module_files
     from common.data.tokens import train_wordpiece
 
     library = Path(sysconfig.get_path("stdlib"))
     texts: list[str] = []
     for module in " ".join(TOPICS.values()).split():
-        for file in files_of(library, module):
+        for file in module_files(library, module):
             texts += docstrings_of(file)
     train_wordpiece(texts).save_pretrained(folder)
 

@@ -29,7 +29,7 @@ DEFAULT_BIAS_RATE = 26.0
 # The middle one is about the rate of airbench94's SGD for batches of this size.
 SGD_RATES = ("0.4", "0.8", "1.6")
 
-WHITENING = "        model.whiten.weight.data = whitening_filters(images, kernel_size=2)\n"
+WHITENING = "    model.whiten.weight.data = whitening_filters(images, kernel_size=2)\n"
 FIXED_FIRST_LAYER = "        self.whiten.weight.requires_grad = False\n"
 MATRICES = """\
         {"params": [p for p in trained if p.ndim == 4], "orthogonal": True, "momentum": 0.6},
@@ -81,7 +81,7 @@ EDITS: dict[str, Edits] = {
     "no identity at the start": {DIRAC: ""},
     "random flips": {LAST_IMPORT: LAST_IMPORT + RANDOM_FLIPS},
     "no flips": {".flip = data.channels == 3 if flip is None else flip": ".flip = False"},
-    "no shifts": {".crop_padding = data.image_size // 16": ".crop_padding = 0"},
+    "no shifts": {".max_shift = data.image_size // 16": ".crop_padding = 0"},
     "ReLU instead of GELU": {"F.gelu(": "F.relu("},
     "batch norm's momentum 0.1": {"momentum=0.4)": "momentum=0.1)"},
     **{f"SGD instead of Muon, rate {rate}": {MATRICES: MATRICES_BY_SGD} for rate in SGD_RATES},

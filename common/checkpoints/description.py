@@ -14,8 +14,8 @@ from torch import nn
 
 from common.checkpoints.kinds import Network, OptimizerState
 from common.errors import UserError
-from common.failures.sentences import counted
 from common.storage.json_files import json_safe
+from common.system.wording import counted
 
 # The run's own parts, such as its progress, have classes of these modules. They are not described,
 # because the classes may change with the version.

@@ -16,7 +16,7 @@ from common.checkpoints.tensors import write_in_turn, write_tensors
 from common.config import TrainingConfig
 from common.console import say
 from common.errors import UserError
-from common.failures.sentences import counted, writing
+from common.failures.sentences import writing
 from common.run_directory.directory import INITIAL
 from common.run_directory.finished_model import WEIGHTS, model_folder
 from common.run_directory.initial import initial_facts, weights_file
@@ -25,6 +25,7 @@ from common.storage.digests import sha256_of_file
 from common.storage.files import replacing, write_text
 from common.storage.json_files import write_json
 from common.system.machine import is_main_rank
+from common.system.wording import counted
 
 
 def save_model(

@@ -26,6 +26,16 @@ BEST = re.compile(r"best-(\d{8,})(-\d+-of-\d+)?\.safetensors$")
 OF_ANOTHER_RUN = "of-another-run"  # a folder beside the checkpoints
 
 
+def checkpoint_name(step: int) -> str:
+    """Return the name of the folder of the checkpoint of an update; `NAME` matches it."""
+    return f"step-{step:08d}"
+
+
+def best_name(step: int) -> str:
+    """Return the name of the file of the best model, without its suffix; see `BEST`."""
+    return f"best-{step:08d}"
+
+
 def step_folders(folder: Path) -> list[Path]:
     """Return the folders of all finished checkpoints, oldest first; damaged ones are included."""
     checkpoints = (path for path in folder.glob("step-*") if NAME.fullmatch(path.name))
@@ -80,7 +90,7 @@ def damage(checkpoint: Path) -> str | None:
         return error.problem
     step = manifest.global_step
     if step != step_of(checkpoint):
-        return f"{checkpoint} was renamed from step-{step:08d} (rename it back)"
+        return f"{checkpoint} was renamed from {checkpoint_name(step)} (rename it back)"
     needed = {name: receipt for name, receipt in manifest.files.items() if not is_best(name)}
     return damage_of_files(checkpoint, needed)
 
@@ -171,7 +181,7 @@ def choose(folder: Path, up_to: str | None, run_id: str) -> Path | None:
     undo_renaming(folder)
     path, problems = newest_whole(folder, up_to, run_id)
     if path is None and up_to is not None and step_folders(folder):
-        raise no_checkpoint_up_to(up_to, folder, problems, run_id)
+        raise no_checkpoint_error(up_to, folder, problems, run_id)
     for problem in problems:
         warn(f"skipped a checkpoint, because {problem}")
     with writing(str(folder)):
@@ -185,7 +195,7 @@ def choose(folder: Path, up_to: str | None, run_id: str) -> Path | None:
     return path
 
 
-def no_checkpoint_up_to(name: str, folder: Path, problems: list[str], run_id: str) -> UserError:
+def no_checkpoint_error(name: str, folder: Path, problems: list[str], run_id: str) -> UserError:
     """Return the error for a run without a usable checkpoint up to the one of this name."""
     if problems:
         reason = f"no checkpoint up to {name} can be used ({problems[0]})"
@@ -226,7 +236,7 @@ def undo_renaming(folder: Path) -> None:
     for checkpoint in step_folders(folder):
         with contextlib.suppress(UserError, OSError):
             step = read_manifest(checkpoint).global_step
-            original = folder / f"step-{step:08d}"
+            original = folder / checkpoint_name(step)
             if original != checkpoint and not os.path.lexists(original):
                 say(f"renamed {checkpoint} to {original.name}, because it is of update {step}")
                 rename_path(checkpoint, original)

@@ -42,14 +42,15 @@ def bare_optimizer(part: Part) -> Part:
 class Network:
     """A module, as a part of a checkpoint.
 
-    Its parameters are the same on all ranks; `take` returns them and `put` restores them. Its
-    `state_dict` has the rest, such as batch norm's statistics, which differ between ranks.
+    Its parameters are the same on all ranks; `split_parameters` returns them, and `put` restores
+    them. Its `state_dict` has the rest, such as batch norm's statistics, which differ between
+    ranks.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
         # The parameters that have been frozen since the start: by name, the sum of their bits when
-        # `take` or `put` last saw them; None before that.
+        # `split_parameters` or `put` last saw them; None before that.
         self.frozen: dict[str, int | None] = {
             name: None for name, value in module.named_parameters() if not value.requires_grad
         }
@@ -67,12 +68,12 @@ class Network:
         # This is not strict, because `state` lacks the parameters.
         self.module.load_state_dict(state, strict=False)
 
-    def take(self) -> tuple[Tensors, Tensors]:
+    def split_parameters(self) -> tuple[Tensors, Tensors]:
         """Return the parameters that may have changed, and those that are still frozen.
 
         Frozen parameters are written once for all checkpoints. A parameter can change without a
-        gradient, as averaged weights do. The sum of its bits shows such a change, and the parameter
-        counts as changing from then on.
+        gradient, as averaged weights do. The sum of its bits shows such a change. This function
+        then removes the parameter from `frozen`, to which it never returns.
 
         If the module is sharded, all ranks must call this function.
         """

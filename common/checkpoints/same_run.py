@@ -8,7 +8,7 @@ from common.checkpoints.description import PartDescription, insist_on_same
 from common.errors import UserError
 from common.run_directory.records import RunIdentity
 from common.run_directory.saved_flags import differing_flags, flags_in_words
-from common.system.printable import shortened
+from common.system.wording import shortened
 
 MAX_SHOWN = 200  # characters of a value in a message
 SAME_DATA = (

@@ -129,7 +129,7 @@ class Parts:
         shards = self.mesh.size() if self.mesh else 1
         for name, part in self.shared.items():
             if isinstance(part, Network):
-                tensors, frozen = part.take()
+                tensors, frozen = part.split_parameters()
                 # A network has only tensors, so nothing of it goes into the manifest. But a resume
                 # looks for its name there.
                 contents.shared[name] = None

@@ -28,7 +28,13 @@ import torch
 from pydantic import JsonValue
 
 from common.checkpoints.copies import HostCopies
-from common.checkpoints.finished import BEST, is_best, remove_old, step_of
+from common.checkpoints.finished import (
+    best_name,
+    checkpoint_name,
+    is_best,
+    remove_old,
+    step_of,
+)
 from common.checkpoints.pack import Tensors
 from common.checkpoints.shards import parts_of, read_parts
 from common.checkpoints.tensors import read_tensors, write_tensors
@@ -158,16 +164,19 @@ class Checkpoints:
         `save`, this function waits for the previous save, and does nothing after a failure.
         """
         self.wait()
-        files = parts_of(f"best-{step:08d}", tensors, self.rank, self.world_size)
+        if self.failure is not None:
+            return
+        # On all ranks, because a resume gave each of them the receipts of the manifest.
         for name in [*self.lasting_receipts]:
-            if BEST.match(name):
+            if is_best(name):
                 del self.lasting_receipts[name]
+        files = parts_of(best_name(step), tensors, self.rank, self.world_size)
 
         def write_copies(copies: Contents) -> None:
             self.folder.mkdir(parents=True, exist_ok=True)
             self.write_lasting(copies.lasting_files)
 
-        if self.failure is None and files:
+        if files:  # a rank may have no share of the model
             self.begin(step, Contents(lasting_files=files), write_copies)
 
     def read_best(self, step: int) -> "tuple[Path, dict[str, torch.Tensor | Rows]]":
@@ -178,7 +187,7 @@ class Checkpoints:
         Raises:
             UserError: a file of the model is missing or can't be read.
         """
-        path = self.folder / f"best-{step:08d}.safetensors"
+        path = self.folder / f"{best_name(step)}.safetensors"
         file_names = {*self.lasting_receipts}
         if path.exists():  # only rank 0 wrote it, so only rank 0 has its receipt
             file_names.add(path.name)
@@ -189,7 +198,7 @@ class Checkpoints:
 
     def unfinished_folder(self, step: int) -> Path:
         """Return the folder of a checkpoint that is being written."""
-        return self.folder / f"step-{step:08d}{UNFINISHED}"
+        return self.folder / f"{checkpoint_name(step)}{UNFINISHED}"
 
     def begin(self, step: int, contents: Contents, write: Callable[[Contents], None]) -> None:
         """Copy tensors to the host, and start a thread that writes the copies.

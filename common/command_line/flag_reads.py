@@ -8,6 +8,9 @@ from weakref import WeakKeyDictionary
 
 from common.errors import UserError
 from common.flags import as_typed, spelled, stated
+from common.system.wording import shortened
+
+MAX_FLAG_CHARACTERS = 99  # characters of a flag with its value that an error repeats
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance  # a recipe's `Config` with its values
@@ -154,18 +157,21 @@ def unread_flags(config: "DataclassInstance", stated_values: Mapping[str, object
     return unread
 
 
-def refuse_flag(config: object, name: str, recipe: str) -> None:
-    """Raise a `UserError` for a flag that was set and has no effect.
+def unused_flag_error(config: object, name: str, recipe: str) -> UserError:
+    """Return the error for a flag that was set and has no effect.
 
     Args:
         recipe: the name of the recipe's file.
     """
+    typed_flag = shortened(as_typed(name, getattr(config, name)), MAX_FLAG_CHARACTERS)
     call = TAKES_EFFECT_IN.get(name)
-    change = f"add {call.text} to" if call else f"use config.{name} before the loop of"
-    raise UserError(
+    remedy = f"use config.{name} before the loop of the recipe"
+    if call is not None:
+        remedy = f"add {call.text} to the recipe"
+    return UserError(
         (
-            f"{as_typed(name, getattr(config, name)):.99} was set, but nothing in {recipe} had "
-            "used it by the end of the first update"
+            f"{typed_flag} was set, but nothing in {recipe} had used it by the end of the first "
+            "update"
         ),
-        advice=f"leave {spelled(name)} out, or {change} the recipe",
+        advice=f"leave {spelled(name)} out, or {remedy}",
     )

@@ -7,7 +7,7 @@ map-style data set as a split, `Data` makes `DatasetSamples` of it.
 import random
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass, fields
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -15,17 +15,15 @@ import torch
 from accelerate.utils import convert_to_fp32, send_to_device
 from torch.utils.data import IterableDataset, default_collate
 
-from common.config import TrainingConfig
 from common.data.fingerprint import (
     fingerprint_of_arrays,
     fingerprint_of_samples,
     fingerprint_of_splits,
 )
-from common.data.mistakes import empty_split
+from common.data.mistakes import empty_split_error
 from common.data.order import Blocks, hash_integers
 from common.data.sources import DataSource
 from common.errors import UserError
-from common.flags import as_typed, spelled, stated
 from common.run_directory.records import DataFacts
 from common.system.devices import to_device
 
@@ -111,7 +109,7 @@ class Samples:
         raise NotImplementedError
 
     def gather(self, samples: torch.Tensor, epoch: int | None) -> Batch:
-        """Make a complete batch from the samples that `place` has copied to the device.
+        """Make a finished batch, as `fetch` and then `finish` would, from the placed samples.
 
         Without `lengths`, the loader may gather several batches at once and split the result. So
         the first dimension of each tensor must be that of the samples.
@@ -384,7 +382,7 @@ class Data:
             split = DatasetSamples(split)
         if split.is_sized and not len(split):
             advice = "add samples to it, or remove it from Data(...)"
-            raise empty_split(self.name, name, advice)
+            raise empty_split_error(self.name, name, advice)
         # The lengths of samples in blocks are known only when a block is read.
         if split.lengths is not None and split.blocks is None:
             self.check_lengths(name, split)
@@ -428,29 +426,3 @@ class Data:
         }
         known_facts = {name: value for name, value in facts.items() if value is not None}
         return DataFacts.model_validate(known_facts)
-
-
-def refuse_unread(config: TrainingConfig, data: Data) -> None:
-    """Raise a `UserError` for a flag of role "data" that was set and has no effect on the data.
-
-    Otherwise, the user would believe in an effect that the flag does not have.
-    """
-    # The recipe reads `--init-from` for its model, so it has an effect with any data.
-    flags_in_effect = {"init_from", *data.reads}
-    # A recipe that splits its own data may take the share of its validation split from the flag.
-    # Without a validation split, a share of 0 is true: nothing is held out.
-    if "validation" in data.splits or config.validation_share == 0:
-        flags_in_effect.add("validation_share")
-    for field in fields(config):
-        # Other flags are not read here, because reading a flag counts as using it.
-        if stated(type(config), field.name)["role"] != "data" or field.name in flags_in_effect:
-            continue
-        value = getattr(config, field.name)
-        if value != field.default:
-            raise UserError(
-                (
-                    f"{as_typed(field.name, value)} has no effect, because the recipe's data set "
-                    f"{data.name} does not use it"
-                ),
-                advice=f"leave {spelled(field.name)} out",
-            )

@@ -20,10 +20,11 @@ from common.data.local_files import (
     find_files,
     following,
 )
-from common.data.mistakes import empty_split, other_columns
+from common.data.mistakes import empty_split_error, other_columns_error
 from common.data.sources import DataSource
 from common.errors import UserError
-from common.failures.sentences import counted, reading
+from common.failures.sentences import reading
+from common.system.wording import counted
 
 if TYPE_CHECKING:
     from datasets import DatasetBuilder, DatasetDict
@@ -179,7 +180,7 @@ def load_splits(source: DataSource) -> tuple["DatasetDict", list[str]]:
             raise  # no single table is damaged
     for name, split in splits.items():
         if not len(split):
-            raise empty_split(source.location, str(name))
+            raise empty_split_error(source.location, str(name))
     return splits, notes
 
 
@@ -311,7 +312,7 @@ def refuse_damaged_table(
         first_file = first_file or str(file)
         expected = expected or features
         if features != expected:
-            raise other_columns(where, features, first_file, expected)
+            raise other_columns_error(where, features, first_file, expected)
 
 
 def features_of(

@@ -107,7 +107,7 @@ def read_paragraphs(library: Path) -> tuple[dict[str, int], list[int]]:
     topics: list[int] = []
     for topic, modules in enumerate(TOPICS.values()):
         for module in modules.split():
-            for file in files_of(library, module):
+            for file in module_files(library, module):
                 for docstring in docstrings_of(file):
                     for paragraph in docstring.split("\n\n"):
                         text = paragraph.strip()
@@ -118,14 +118,18 @@ def read_paragraphs(library: Path) -> tuple[dict[str, int], list[int]]:
     return paragraphs, topics
 
 
-def files_of(library: Path, name: str) -> list[Path]:
-    """Return the Python files of a module or package of the standard library, without its tests.
+def module_files(library: Path, module: str) -> list[Path]:
+    """Return the Python files of a module or package of the standard library.
 
-    The list is empty if this Python does not have the module.
+    Files in folders named "test" are left out. The list is empty if this Python does not have the
+    module.
+
+    Args:
+        library: the folder of the standard library.
     """
-    files = sorted((library / name).rglob("*.py"))
+    files = sorted((library / module).rglob("*.py"))
     if not files:
-        files = [library / f"{name}.py"]
+        files = [library / f"{module}.py"]
     return [
         file for file in files if file.exists() and "test" not in file.relative_to(library).parts
     ]

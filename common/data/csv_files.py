@@ -11,8 +11,8 @@ import re
 from typing import NamedTuple
 
 from common.errors import UserError
-from common.failures.sentences import counted
 from common.system.platforms import quoted, with_posix_command
+from common.system.wording import counted
 
 SEPARATORS = (",", ";", "\t", "|")
 SEPARATOR_NAMES = {"\t": "tabs"}  # for messages; other separators are shown as they are

@@ -7,13 +7,17 @@ samples on which the model was trained.
 import os
 from dataclasses import dataclass
 
-import numpy as np
-
 from common.config import TrainingConfig
 from common.data.pixels import FULL_SCALE
 from common.errors import UserError
 from common.run_directory.initial import initial_facts, weights_file
-from common.run_directory.records import CONFIG, MODEL_FOLDER, MODEL_JSON, excerpt_of
+from common.run_directory.records import (
+    CONFIG,
+    MODEL_FOLDER,
+    MODEL_JSON,
+    InitialFacts,
+    excerpt_of,
+)
 from common.storage.json_files import read_json_if_there
 
 MAX_GENERATIONS = 20  # runs that are followed back, each to the run of its initial weights
@@ -32,7 +36,7 @@ class TrainedOn:
 
 
 @dataclass(frozen=True)
-class Evaluated:
+class EvaluatedModel:
     """The model of a run that only evaluates."""
 
     model: str  # as `--init-from` names it
@@ -42,7 +46,7 @@ class Evaluated:
     trained_on: tuple[TrainedOn, ...]
 
 
-def read_evaluated(model: str) -> Evaluated:
+def read_evaluated_model(model: str) -> EvaluatedModel:
     """Read what is known about the model that `--init-from` names.
 
     Nothing is known of a single file of weights, and little of a model of the Hub.
@@ -54,16 +58,23 @@ def read_evaluated(model: str) -> Evaluated:
     class_names = None
     if isinstance(facts.class_names, list):
         class_names = [str(name) for name in facts.class_names]
+    return EvaluatedModel(
+        model, class_names, image_preprocessing(facts), tuple(training_history(model))
+    )
+
+
+def image_preprocessing(facts: InitialFacts) -> dict[str, int]:
+    """Return the image size, channels and white level of a model of images; empty for others."""
     image_facts = {
         "image_size": facts.image_size,
         "channels": facts.channels,
         "white_level": facts.white_level,
     }
     preprocessing = {name: value for name, value in image_facts.items() if isinstance(value, int)}
-    if preprocessing:  # a model of images
+    if preprocessing:
         # `recipes predict` uses the same default for a model that states no white level.
         preprocessing.setdefault("white_level", FULL_SCALE)
-    return Evaluated(model, class_names, preprocessing, tuple(training_history(model)))
+    return preprocessing
 
 
 def training_history(model: str | None) -> list[TrainedOn]:
@@ -125,88 +136,18 @@ def own_configuration(config: TrainingConfig) -> str | None:
     if not config.evaluate_only:
         return config.dataset_config
     history = training_history(config.init_from)
-    if history and config.dataset != history[0].dataset:
-        is_inherited = config.dataset_config == history[0].configuration
-        return None if is_inherited else config.dataset_config
-    return config.dataset_config
+    if not history or names_data_of(history[0], config.dataset):
+        return config.dataset_config
+    is_inherited = config.dataset_config == history[0].configuration
+    return None if is_inherited else config.dataset_config
 
 
-def model_labels_of(
-    evaluated: Evaluated, dataset_name: str, class_names: list[str], used_labels: set[int]
-) -> tuple[np.ndarray, str | None]:
-    """Return the model's label of each class of the data, and a note for the user.
-
-    The data may name their classes as the model does, in any order, or by the model's numbers, as
-    folders called 0, 1 and 2 do. A class without samples may have any name: the type of a label
-    column may list such classes.
-
-    Args:
-        dataset_name: the name of the data set.
-        class_names: the classes of the data, with at least one that differs from the model's.
-        used_labels: the classes that samples have, as indices into `class_names`.
-
-    Returns:
-        First, int64 [classes of the data], -1 for a class without samples. Second, the note; None
-        if the data have all classes of the model, under the same names.
-
-    Raises:
-        UserError: samples have a class that the model does not have.
-    """
-    model_classes = evaluated.class_names
-    assert model_classes is not None  # the caller compares the classes only if they are known
-    name_of_label = {label: class_names[label] for label in sorted(used_labels)}
-    used_names = set(name_of_label.values())
-    label_by_name = {class_name: label for label, class_name in enumerate(model_classes)}
-    label_by_number = {str(label): label for label in range(len(model_classes))}
-    note: str | None = None
-    if used_names <= label_by_name.keys():
-        model_labels = label_by_name
-        if len(name_of_label) < len(model_classes):
-            note = (
-                f"of the {len(model_classes)} classes of {evaluated.model}, the data have "
-                f"{len(name_of_label)}"
-            )
-    elif used_names <= label_by_number.keys():
-        model_labels = label_by_number
-        meanings = ", ".join(
-            f"{number} is {model_classes[int(number)]}" for number in name_of_label.values()
-        )
-        note = f"classes are named by their numbers: {meanings:.200}"
-    else:
-        raise unknown_class(dataset_name, [*name_of_label.values()], evaluated.model, model_classes)
-    renumbering = np.full(len(class_names), -1, dtype=np.int64)
-    for label, class_name in name_of_label.items():
-        renumbering[label] = model_labels[class_name]
-    return renumbering, note
-
-
-def unknown_class(
-    name: str, class_names: list[str], model: str, model_classes: list[str]
-) -> UserError:
-    """Return the error for data with a class that the model does not have.
-
-    Args:
-        name: the name of the data set.
-        class_names: the classes of the data, of which at least one is not the model's.
-        model: the value of `--init-from`.
-        model_classes: the classes of the model.
-    """
-    unknown = [class_name for class_name in class_names if class_name not in model_classes]
-    # A class called 0 may stand for the model's class 0. So a class that is certainly unknown is a
-    # better example, if there is one.
-    numbers = {str(label) for label in range(len(model_classes))}
-    certain = [class_name for class_name in unknown if class_name not in numbers]
-    example = (certain or unknown)[0]
-    return UserError(
-        (
-            f"data set {name} has the class {example:.60}, but {model} knows only "
-            f"{', '.join(model_classes):.200}"
-        ),
-        advice=(
-            "rename the classes of the data to those of the model, or remove the samples of "
-            "classes that the model lacks"
-        ),
-    )
+def names_data_of(trained: TrainedOn, dataset: str) -> bool:
+    """Whether `--dataset`, a name or a path of any form, names the data that a run trained on."""
+    if dataset == trained.dataset:
+        return True
+    path = os.path.expanduser(dataset)
+    return os.path.isabs(trained.dataset) and is_same_path(path, trained.dataset)
 
 
 def is_same_place(trained: TrainedOn, location: str, configuration: str | None) -> bool:
@@ -216,8 +157,11 @@ def is_same_place(trained: TrainedOn, location: str, configuration: str | None) 
         location: a Hub id, an absolute path, or a built-in name.
         configuration: the configuration of a Hub data set; not compared for paths.
     """
-    if os.path.isabs(location) or os.path.isabs(trained.dataset):
-        is_same_path = os.path.realpath(location) == os.path.realpath(trained.dataset)
-        # `realpath` returns a path even for a Hub id, so check that the run's data set is a path.
-        return os.path.isabs(trained.dataset) and is_same_path
+    if os.path.isabs(location) and os.path.isabs(trained.dataset):
+        return is_same_path(location, trained.dataset)
     return (location, configuration) == (trained.dataset, trained.configuration)
+
+
+def is_same_path(path: str, other: str) -> bool:
+    """Whether two paths lead to the same place; it need not exist."""
+    return os.path.realpath(path) == os.path.realpath(other)

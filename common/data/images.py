@@ -35,7 +35,7 @@ from common.failures.sentences import reading
 from common.run_directory.initial import initial_facts
 from common.run_directory.records import InitialFacts
 from common.system.devices import to_device
-from common.system.machine import local_world_size, usable_cores
+from common.system.machine import cores_per_process
 
 # This is part of a cache's name. With a new value, all caches are made again.
 CACHE_VERSION = "images-11"
@@ -47,7 +47,7 @@ LOW_BITS = 2**30 - 1  # all but the highest of the 31 random bits of an image
 class ImageSamples(TensorSamples):
     """One split: uint8 images [samples, height, width, channels] and int64 labels [samples]."""
 
-    crop_padding = 0  # pixels by which a training image is shifted at most
+    max_shift = 0  # pixels by which a training image is shifted at most
     flip = False  # whether half of the training images are mirrored
     names_file: Path | None = None  # JSON with the images' paths, if they are known
 
@@ -83,22 +83,25 @@ class ImageSamples(TensorSamples):
     def finish(self, batch: Batch, samples: torch.Tensor, epoch: int | None) -> Batch:
         """Augment the images of a training batch, and scale the pixels of any batch.
 
-        After the scaling, the pixels of a channel have about the mean 0 and the deviation 1.
+        After the scaling, the pixels of a channel have a mean of about 0 and a standard deviation
+        of about 1.
 
         Args:
             batch: images: uint8 [batch, height, width, channels]; labels: int64 [batch].
+            samples: their indices, int64 [batch].
+            epoch: the epoch, which augmentation depends on; None in an evaluation.
 
         Returns:
             images: `dtype` [batch, channels, height, width]; labels.
         """
         images = batch["images"]
-        if epoch is not None and (self.crop_padding or self.flip):
+        if epoch is not None and (self.max_shift or self.flip):
             bits = random_bits(self.seed, epoch, samples)
             if self.flip:
-                # Replace the highest bit, which decides whether the image is mirrored.
+                # The highest bit mirrors the image. It alternates between epochs.
                 bits = (bits & LOW_BITS) | (alternating_bits(self.seed, epoch, samples) << 30)
             images = self.augmented(images, to_device(bits, images.device))
-        shift, scale = pixel_scaling(*self.mean, *self.std, device=images.device, dtype=self.dtype)
+        shift, scale = pixel_scaling(tuple(self.mean), tuple(self.std), images.device, self.dtype)
         images = images.to(self.dtype).sub_(shift).mul_(scale).permute(0, 3, 1, 2)
         return {"images": images, "labels": batch["labels"]}
 
@@ -128,11 +131,11 @@ class ImageSamples(TensorSamples):
         Returns:
             uint8, of the same shape.
         """
-        shifts = 2 * self.crop_padding + 1
+        shifts = 2 * self.max_shift + 1
         tops = bits % shifts
         lefts = bits // shifts % shifts
         is_mirrored = (bits >> 30).bool() if self.flip else None
-        return shifted(images, tops, lefts, is_mirrored, self.crop_padding)
+        return shifted(images, tops, lefts, is_mirrored, self.max_shift)
 
 
 class StreamedImages(ImageSamples):
@@ -189,23 +192,25 @@ def decoding_threads(process_id: int) -> ThreadPoolExecutor:
     The process id is part of the cache's key, because a forked worker inherits the cache but not
     the threads of its parent.
     """
-    return ThreadPoolExecutor(max(1, usable_cores() // local_world_size()))
+    return ThreadPoolExecutor(cores_per_process())
 
 
 @functools.cache  # without the cache, each batch would wait for a copy from the host
 def pixel_scaling(
-    *mean_and_std: float, device: torch.device, dtype: torch.dtype
+    mean: tuple[float, ...], std: tuple[float, ...], device: torch.device, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return what scales uint8 pixels: a value to subtract first, and then a factor.
 
     Args:
-        mean_and_std: the means of all channels, then their deviations, of pixels scaled to 0 … 1.
+        mean: the mean of each channel, of pixels scaled to 0 … 1.
+        std: the standard deviation of each channel.
 
     Returns:
         Two tensors [channels], on `device`.
     """
-    mean, std = (torch.tensor(mean_and_std, dtype=torch.float64) * 255).chunk(2)
-    return mean.to(dtype).to(device), std.reciprocal().to(dtype).to(device)
+    shift = torch.tensor(mean, dtype=torch.float64) * 255
+    scale = 1 / (torch.tensor(std, dtype=torch.float64) * 255)
+    return shift.to(dtype).to(device), scale.to(dtype).to(device)
 
 
 class ImagePreprocessing(TypedDict):

@@ -12,8 +12,8 @@ from torch.utils.data import default_collate
 from common.data.batch import Batch, Collate, Samples
 from common.data.order import TrainingOrder
 from common.errors import UserError
-from common.failures.sentences import counted
 from common.system.machine import rank, world_size
+from common.system.wording import counted
 
 # The class with which `datasets` shuffles in a buffer. It is refused, because a resume would lose
 # the samples in the buffer.

@@ -306,14 +306,14 @@ class LabelledData:
             return candidates[:0]
         count = max(1, round(share * total))
         if count >= len(candidates):
-            raise self.cannot_hold_out(count, total, len(candidates), unit)
+            raise self.holdout_error(count, total, len(candidates), unit)
         self.held_out_count = count
         self.notes.append(f"held out {count:,} of {total:,} {unit} of train for validation")
         # The candidates are cut into `count` equal parts, and the middle of each part is chosen.
         positions = (np.arange(count) + 0.5) * len(candidates) / count
         return candidates[positions.astype(int)]
 
-    def cannot_hold_out(self, count: int, total: int, candidates: int, unit: str) -> UserError:
+    def holdout_error(self, count: int, total: int, candidates: int, unit: str) -> UserError:
         """Return the error for a train split from which `count` rows or row groups can't be taken.
 
         Args:

@@ -16,7 +16,7 @@ from common.data.order import EvaluationOrder, TrainingOrder, rehearsal_batches
 from common.data.workers import PATIENCE, MicroBatches, Workers
 from common.errors import UserError
 from common.system.devices import is_accelerator, memory_room
-from common.system.machine import local_world_size, usable_cores
+from common.system.machine import cores_per_process
 
 # Images are gathered this many bytes at a time, and then cut into micro-batches. A few large
 # operations cost less than many small ones. On a CPU, the result should fit into its cache. On an
@@ -37,7 +37,7 @@ def worker_count(samples: Samples, requested: int | None) -> int:
         # A single worker uses threads. Each of several workers would have to read all blocks.
         count = 1
     else:
-        count = min(8, max(1, usable_cores() // local_world_size()))
+        count = min(8, cores_per_process())
     if isinstance(samples, IterableSamples):
         return min(1, count)  # the data set has one position, so only one process can read it
     return count
@@ -267,12 +267,12 @@ class Loader:
         first_start = first_micro_batch - first_micro_batch % per_gather
         for start in range(first_start, len(micro_batches), per_gather):
             group = micro_batches[start : start + per_gather]
-            gathered = self.samples.gather(torch.cat(list(group)), epoch)
+            group_batch = self.samples.gather(torch.cat(list(group)), epoch)
             if len(group) == 1:
-                yield gathered
+                yield group_batch
                 continue
-            # Cut each tensor of the nest into the batches of the group.
-            leaves, structure = tree.tree_flatten(gathered)
+            # Cut each tensor of the nested batch into the batches of the group.
+            leaves, structure = tree.tree_flatten(group_batch)
             sizes = [len(samples) for samples in group]
             split_leaves = [values.split(sizes) for values in leaves]
             for number, parts in enumerate(zip(*split_leaves, strict=True), start):

@@ -10,7 +10,7 @@ from common.data.guess import Feature
 from common.errors import UserError
 
 
-def empty_split(
+def empty_split_error(
     data_set: str,
     split: str,
     advice: str = "add rows to the files of this split, or remove these files",
@@ -23,7 +23,7 @@ def empty_split(
     return UserError(f"split {split} of data set {data_set} is empty", advice=advice)
 
 
-def nothing_left(data_set: str, split: str, required: str) -> UserError:
+def no_values_error(data_set: str, split: str, required: str) -> UserError:
     """Return the error for a split whose rows all lack a label, a text or an image.
 
     Args:
@@ -37,7 +37,7 @@ def nothing_left(data_set: str, split: str, required: str) -> UserError:
     )
 
 
-def single_class(data_set: str, split: str) -> UserError:
+def single_class_error(data_set: str, split: str) -> UserError:
     """Return the error for a training split whose rows all have the same class."""
     return UserError(
         f"all rows of split {split} of data set {data_set} have the same label, but classification "
@@ -46,7 +46,7 @@ def single_class(data_set: str, split: str) -> UserError:
     )
 
 
-def other_columns(
+def other_columns_error(
     file: str, columns: Mapping[str, Feature], first_file: str, expected: Mapping[str, Feature]
 ) -> UserError:
     """Return the error for a file whose columns differ from those of the first file.

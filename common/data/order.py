@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional as F
 
 from common.errors import UserError
-from common.failures.sentences import counted
+from common.system.wording import counted
 
 # Text is sorted by length within windows of this many global batches, and the batches of a window
 # are then shuffled. A longer window means less padding, and a shorter one means more randomness.

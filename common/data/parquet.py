@@ -19,11 +19,17 @@ from common.data.builders import DATA_ADVICE, open_builder
 from common.data.cache import PreparedFacts, RowGroupIndex, write_array
 from common.data.guess import Feature
 from common.data.labels import LabelledData, LabelValue, choose_splits, is_missing_label, is_text
-from common.data.mistakes import empty_split, nothing_left, other_columns, single_class
+from common.data.mistakes import (
+    empty_split_error,
+    no_values_error,
+    other_columns_error,
+    single_class_error,
+)
 from common.data.order import Blocks
 from common.data.sources import DataSource
 from common.errors import UserError
-from common.failures.sentences import counted, reading
+from common.failures.sentences import reading
+from common.system.wording import counted
 
 if TYPE_CHECKING:
     import pyarrow
@@ -105,12 +111,12 @@ class ParquetRows:
         for block, place in zip(blocks.tolist(), places, strict=True):
             *row, label = (column[place].as_py() for column in tables[block].columns)
             if None in row or label not in self.numbers:
-                raise self.unfit_row(self.shards[self.groups[block, SHARD]], row, label)
+                raise self.unfit_row_error(self.shards[self.groups[block, SHARD]], row, label)
             rows.append(row)
             labels.append(self.numbers[label])
         return rows, np.array(labels)
 
-    def unfit_row(self, shard: str, row: RowValues, label: LabelValue) -> UserError:
+    def unfit_row_error(self, shard: str, row: RowValues, label: LabelValue) -> UserError:
         """Return the error for a row that lacks a value, or whose label is not a known class.
 
         Args:
@@ -230,10 +236,10 @@ class ParquetTables(LabelledData):
                     self.add_split(role, name, files[name], footers)
             self.find_classes(self.labels_in_files(pool))
         if self.first_role not in self.splits:
-            raise nothing_left(source.name, first_name, "label")
+            raise no_values_error(source.name, first_name, "label")
         if not source.is_whole:
             if len(self.classes) < 2:
-                raise single_class(source.name, first_name)
+                raise single_class_error(source.name, first_name)
             self.make_validation(source)
 
     def files_of(self, builder: "DatasetBuilder") -> dict[str, list[str]]:
@@ -266,14 +272,16 @@ class ParquetTables(LabelledData):
         for path in paths:
             footer = footers[path]
             if footer.features != self.file_features:
-                raise other_columns(path, footer.features, self.first_file, self.file_features)
+                raise other_columns_error(
+                    path, footer.features, self.first_file, self.file_features
+                )
             shard = len(self.shards)
             for place, rows, num_bytes, checksum in footer.groups:
                 if rows:
                     groups.append([shard, place, rows, num_bytes, checksum])
             self.shards.append(path)
         if not groups:
-            raise empty_split(self.name, name)
+            raise empty_split_error(self.name, name)
         # Some splits have no labels at all, such as GLUE's test splits. The first label that is
         # found shows that a split has some, so in most splits only one file is read here.
         shards = dict.fromkeys(group[SHARD] for group in groups)

@@ -180,7 +180,7 @@ def to_eight_bits(pixels: np.ndarray, white_level: int) -> np.ndarray:
     """Scale integer pixels so that `white_level` becomes 255; larger values become 255, too.
 
     Args:
-        white_level: at least 255, with all of its bits set, as `white_level_of` returns it.
+        white_level: 2**n - 1 with n of at least 8, such as 4095, as `white_level_of` returns it.
 
     Returns:
         uint8, of the same shape.

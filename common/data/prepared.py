@@ -11,7 +11,8 @@ from typing import Generic
 import numpy as np
 
 from common.data.cache import FactsType, Prepared, cached
-from common.data.evaluated import Evaluated, TrainedOn, model_labels_of
+from common.data.evaluated import EvaluatedModel, TrainedOn
+from common.data.model_labels import model_labels_of
 from common.data.parquet import ROWS
 from common.data.sources import DataSource
 from common.errors import UserError
@@ -70,7 +71,7 @@ def prepared(
 
 def prepare_whole(
     source: DataSource,
-    evaluated: Evaluated,
+    evaluated: EvaluatedModel,
     as_trained: Preparation[FactsType],
     for_model: Preparation[FactsType],
 ) -> Prepared[FactsType]:
@@ -119,7 +120,7 @@ def size_of(arrays: list[np.ndarray]) -> int:
 
 def find_moved_data(
     source: DataSource,
-    evaluated: Evaluated,
+    evaluated: EvaluatedModel,
     whole: Prepared[FactsType],
     as_trained: Preparation[FactsType],
 ) -> Prepared[FactsType] | None:
@@ -188,7 +189,7 @@ def check_as_trained(source: DataSource, trained: TrainedOn, data: Prepared[Fact
 
 
 def with_labels_of(
-    evaluated: Evaluated, source: DataSource, data: Prepared[FactsType]
+    evaluated: EvaluatedModel, source: DataSource, data: Prepared[FactsType]
 ) -> Prepared[FactsType]:
     """Number the classes of prepared data as the model does, and return the data.
 

@@ -11,7 +11,7 @@ from common.data.iterable import IterableOrder, IterableSamples
 from common.data.loader import Loader, RunSignals, free_memory
 from common.data.order import EvaluationOrder, TrainingOrder
 from common.errors import UserError
-from common.failures.sentences import counted
+from common.system.wording import counted
 
 
 class RunAccelerator(Protocol):

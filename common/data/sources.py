@@ -1,25 +1,23 @@
 """Finds a data set by its name: on the Hub, in a local folder or file, or built in."""
 
-import contextlib
-import os
 import platform
 import re
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Literal
 
 from accelerate import Accelerator
 
 from common.config import TrainingConfig
 from common.data.evaluated import (
-    Evaluated,
+    EvaluatedModel,
     TrainedOn,
     is_same_place,
     own_configuration,
-    read_evaluated,
+    read_evaluated_model,
 )
 from common.data.fingerprint import fingerprint_of_files
+from common.data.hub import hub_commit
 from common.data.local_files import TABLE_SUFFIXES, find_files
 from common.errors import UserError
 from common.failures.sentences import reading
@@ -53,7 +51,8 @@ class DataSource:
     # Whether a run that only evaluates reads one split as a whole and holds nothing out, because no
     # known run of its model was trained on the data.
     is_whole: bool = False
-    evaluated: Evaluated | None = None  # the model of a run that only evaluates; None: it trains
+    # The model of a run that only evaluates; None: the run trains.
+    evaluated: EvaluatedModel | None = None
 
 
 def choose_source(
@@ -87,11 +86,9 @@ def choose_source(
             return find_named(config.dataset, configuration, config.resume is not None)
         if accelerator.device.type == "cpu" and not public_on_cpu:
             return built_in_source(built_in, f"auto: {public} would take hours without a GPU")
-        location, public_configuration = PUBLIC[public]
-        commit = hub_commit(location)  # of the files in the cache or on the Hub; None without both
-        if commit:
-            reason = "auto: from the Hub"
-            return DataSource(public, location, public_configuration, reason, fingerprint=commit)
+        source = source_on_hub(public, configuration=None, reason="auto: from the Hub")
+        if source is not None:
+            return source
         reason = f"auto: {public} is not cached, and the Hub does not answer"
         return built_in_source(built_in, reason)
 
@@ -122,7 +119,7 @@ def for_evaluation(source: DataSource, model: str) -> DataSource:
         UserError: `--validation-share` differs from the run's, so the model would be evaluated on
             its training samples; or the model can't be read.
     """
-    evaluated = read_evaluated(model)
+    evaluated = read_evaluated_model(model)
     for trained in evaluated.trained_on:
         # `config.json` may have the short name of a public data set. `source` has its Hub id, so
         # replace the name by the id before they are compared.
@@ -180,11 +177,11 @@ def built_in_source(name: str, reason: str) -> DataSource:
 
 
 def find_named(name: str, configuration: str | None, is_resumed: bool = False) -> DataSource:
-    """Find the data set that the user names: built in, here, or else on the Hub or in its cache.
+    """Find the data set that the user names: built in, a local path, or else on the Hub.
 
     Args:
-        name: a built-in or public name, a Hub id, or a path to a folder or file.
-        configuration: the value of `--dataset-config`.
+        name: a built-in name, a short name of `PUBLIC`, a Hub id, or a path to a folder or file.
+        configuration: the value of `--dataset-config`; built-in data have none.
         is_resumed: whether a run is resumed, which must have the same data again. This changes the
             advice if they are not found.
 
@@ -203,19 +200,32 @@ def find_named(name: str, configuration: str | None, is_resumed: bool = False) -
         source = find_local(name, configuration)
     if source is not None:
         return source
-    location, public_configuration = PUBLIC.get(name, (name, None))
-    commit = hub_commit(location)
-    if commit:
-        return DataSource(
-            name, location, configuration or public_configuration, "named, from the Hub", commit
-        )
+    source = source_on_hub(name, configuration, "named, from the Hub")
+    if source is not None:
+        return source
+    hub_id, _ = PUBLIC.get(name, (name, None))
     raise UserError(
         (
             f"--dataset {name} can't be found, because there is no such folder or file, it is not "
-            f"cached, and the Hub has no data set {location} or does not answer"
+            f"cached, and the Hub has no data set {hub_id} or does not answer"
         ),
         advice=advice_for_resume(name) if is_resumed else advice_for_missing(name),
     )
+
+
+def source_on_hub(name: str, configuration: str | None, reason: str) -> DataSource | None:
+    """Return the source of a data set on the Hub; None if neither the Hub nor the cache has it.
+
+    Args:
+        name: a short name of `PUBLIC`, or a Hub id.
+        configuration: the value of `--dataset-config`; None: that of `PUBLIC`, if any.
+        reason: why the run uses this data set, printed for the user.
+    """
+    hub_id, public_configuration = PUBLIC.get(name, (name, None))
+    commit = hub_commit(hub_id)
+    if not commit:
+        return None
+    return DataSource(name, hub_id, configuration or public_configuration, reason, commit)
 
 
 def advice_for_resume(name: str) -> str:
@@ -309,26 +319,3 @@ def fingerprint_of_folder(folder: Path) -> str:
         OSError: a folder or file can't be read.
     """
     return fingerprint_of_files(find_files(folder).files)
-
-
-def hub_commit(
-    hub_id: str, repository_type: Literal["datasets", "models"] = "datasets"
-) -> str | None:
-    """Return the current commit of a Hub repository.
-
-    The Hub has 3 s to answer. If it does not answer or does not have the repository, the commit is
-    that of the local cache.
-
-    Returns:
-        None if neither the Hub nor the cache has a commit.
-    """
-    from huggingface_hub import HfApi, constants
-
-    # Any error of the Hub leads to the cache, which the lines below look up.
-    with contextlib.suppress(Exception):
-        # The Hub's interface takes the singular, "dataset" or "model". The names of the cache's
-        # folders have the plural.
-        return HfApi().repo_info(hub_id, repo_type=repository_type.removesuffix("s"), timeout=3).sha
-    folder = f"{repository_type}--{hub_id.replace('/', '--')}"
-    reference = Path(constants.HF_HUB_CACHE, folder, "refs", "main")
-    return reference.read_text(encoding="utf-8").strip() if os.path.isfile(reference) else None

@@ -12,10 +12,10 @@ import numpy as np
 
 from common.data.builders import load_splits
 from common.data.labels import LabelledData, choose_splits, is_missing_label
-from common.data.mistakes import nothing_left, single_class
+from common.data.mistakes import no_values_error, single_class_error
 from common.data.sources import BUILT_IN, DataSource
 from common.errors import UserError
-from common.failures.sentences import counted
+from common.system.wording import counted
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
@@ -118,7 +118,7 @@ class Tables(LabelledData):
             classes = counted(len(missing), "class", "classes")
             self.notes.append(f"train has no rows of {classes}: {', '.join(missing):.60}")
         if len(numbers_in_train) < 2:
-            raise single_class(self.name, "train")
+            raise single_class_error(self.name, "train")
 
     def note_majority(self) -> None:
         """Note the accuracy of always guessing the most frequent class, which a model should beat.
@@ -134,24 +134,25 @@ class Tables(LabelledData):
                 f"always guessing {self.class_names[majority]}: {accuracy:.1%} of {role}"
             )
 
-    def keep(self, role: str, rows: Sequence[int], required: str) -> None:
+    def keep(self, role: str, rows: Sequence[int], lacking: str) -> None:
         """Keep only some rows of a split, and note how many others were dropped.
 
         If no row is kept, the split is removed.
 
         Args:
+            role: the split's role, such as "train".
             rows: indices of the rows to keep.
-            required: what the other rows lack (label, text or image), for the note.
+            lacking: what the other rows lack (label, text or image), for the note.
 
         Raises:
-            UserError: no row of the first split is kept, without which the run can't go on.
+            UserError: no row of the first split is left. The run can't do without this split.
         """
         total = len(self.splits[role])
         if not rows and role == self.first_role:
-            raise nothing_left(self.name, role, required)
+            raise no_values_error(self.name, role, lacking)
         dropped = total - len(rows)
         if dropped:
-            self.notes.append(f"{role}: {dropped:,} of {total:,} rows have no {required}")
+            self.notes.append(f"{role}: {dropped:,} of {total:,} rows have no {lacking}")
             self.splits[role] = self.splits[role].select(rows)
             self.labels[role] = self.labels[role][rows]
         if not rows:

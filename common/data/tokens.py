@@ -15,8 +15,9 @@ from common.data.parquet import ParquetTables
 from common.data.sources import DataSource
 from common.data.tables import Tables
 from common.errors import UserError
-from common.failures.sentences import counted, reading
+from common.failures.sentences import reading
 from common.storage.json_files import read_json
+from common.system.wording import counted
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -1,10 +1,10 @@
-"""Worker processes that make batches on the host, and the copies of batches to the device."""
+"""Worker processes that make batches on the host."""
 
 import atexit
 import multiprocessing
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,11 +14,11 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from accelerate.utils import recursively_apply, send_to_device
 from torch.utils.data import DataLoader
 
 from common.console import warn
 from common.data.batch import Batch, Samples
+from common.data.device_copies import copied_to_device
 from common.data.iterable import IterableSamples
 from common.data.transport import (
     SHARED_MEMORY,
@@ -215,7 +215,7 @@ class Workers:
         HEAP.trim()  # a fork of this process would take copies of the pages
         earlier_children = multiprocessing.active_children()
         try:
-            with without_child_handler(), stop_signals_held_back():
+            with restoring_child_handler(), stop_signals_held_back():
                 batches = iter(self.torch_loader)
         except (OSError, RuntimeError) as error:
             # The system refuses with an OSError or for lack of memory. Other errors are mistakes.
@@ -355,8 +355,8 @@ def too_many_files_error() -> UserError:
 
 
 @contextmanager
-def without_child_handler() -> Iterator[None]:
-    """Remove the handler of SIGCHLD that torch sets in this context, when it starts workers.
+def restoring_child_handler() -> Iterator[None]:
+    """At the end of the block, undo the handler of SIGCHLD that torch sets when it starts workers.
 
     When a worker ends, that handler raises an error at any line of the main thread. It is not
     needed, because the wait for a batch notices within seconds that a worker is gone.
@@ -368,6 +368,7 @@ def without_child_handler() -> Iterator[None]:
     try:
         yield
     finally:
+        # `getsignal` returns None for a handler that was not set from Python; it can't be restored.
         signal.signal(CHILD_ENDED, handler or signal.SIG_DFL)
 
 
@@ -408,31 +409,3 @@ def kill_workers(workers: Sequence[BaseProcess] | None = None) -> None:
         worker.kill()
     for worker in workers:
         worker.join(KILL_SECONDS)
-
-
-def copied_to_device(batches: Iterable[Batch], device: torch.device) -> Iterator[Batch]:
-    """Yield batches on the device, each copied while training uses the previous one.
-
-    A copy can overlap only on a device that has streams and pinned memory. On other devices, each
-    batch is copied when it is needed.
-    """
-    if not (devices.has_streams(device) and devices.has_pinned_memory(device)):
-        for batch in batches:
-            yield send_to_device(batch, device)
-        return
-    copying = devices.new_stream(device)
-    training = devices.current_stream(device)
-    latest: list[Batch] = []  # the batch that was copied last, if any
-    for batch in batches:
-        # Make training wait for the previous copy. The next copy is queued after that, so training
-        # does not wait for it.
-        training.wait_stream(copying)
-        ready = latest
-        with devices.on_stream(copying):
-            latest = [send_to_device(batch, device, non_blocking=True)]
-        # The copying stream allocated this memory. It must not reuse it before the training stream
-        # is done with it.
-        recursively_apply(torch.Tensor.record_stream, latest, training)
-        yield from ready
-    training.wait_stream(copying)
-    yield from latest

@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 
 from common.errors import UserError
 from common.failures.disk_errors import advice_for, is_of_disk, number_of
-from common.system.printable import shortened
+from common.system.wording import shortened
 
 MAX_CHARACTERS = 300  # characters of a library's message that a sentence repeats
 
@@ -39,18 +39,6 @@ def cause_text(
     if type(error) is OSError or (isinstance(error, OSError) and error.errno is not None):
         return text
     return f"{class_name}: {text}"
-
-
-def counted(count: int, noun: str, plural: str = "") -> str:
-    """Return a number with what it counts, such as "1 run" and "1,200 runs".
-
-    Args:
-        noun: what is counted, in the singular.
-        plural: the noun's plural; empty if that is the noun with an s.
-    """
-    if count == 1:
-        return f"1 {noun}"
-    return f"{count:,} {plural or noun + 's'}"
 
 
 @contextmanager
@@ -112,14 +100,15 @@ def reading(subject: str, advice: str, *, resumable: bool = False) -> Iterator[N
     Args:
         subject: what is read, the first words of the message, such as a path or a flag.
         advice: what the user can do.
-        resumable: whether the same command may succeed later, for example with a file of the Hub.
+        resumable: whether the same command may succeed later, for example because a download from
+            the Hub failed.
     """
     try:
         yield
     except (SystemExit, KeyboardInterrupt, GeneratorExit):
         raise
     except BaseException as error:  # a panic in Rust code is not an Exception
-        cause = error.__cause__ or error
+        cause = error.__cause__ or error  # libraries wrap the error that explains the failure
         if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
             raise cause from None
         problem = f"{subject} can't be read ({cause_text(cause)})"

@@ -71,7 +71,7 @@ def finish(
     if idle_sentence:
         say(idle_sentence)
     final_value = final_figures[f"{PREFIXES[split]}/{context.objective.metric}"]
-    context.objective.require(final_value, context.config.target, was_trained=was_trained)
+    context.objective.require_target(final_value, context.config.target, was_trained=was_trained)
     context.directory.write_status("finished", step)
 
 

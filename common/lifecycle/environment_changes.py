@@ -1,9 +1,8 @@
 """Says at a resume which changes since the last attempt may change the last bits of a run."""
 
 from common.console import say
-from common.failures.sentences import counted
 from common.run_directory.records import Environment
-from common.system.printable import listed
+from common.system.wording import counted, listed
 
 PACKAGES_WITHOUT_EFFECT = ("wandb",)  # it records figures and computes none
 

@@ -7,6 +7,7 @@ from torch import nn
 
 from common.checkpoints import export
 from common.console import DISPLAY
+from common.lifecycle.evaluation_figures import checked_figures, refuse_means
 from common.lifecycle.saving import compare_weights_of_ranks
 from common.lifecycle.stages import Context, KeptParts, LoadedData
 from common.measure.values import Metrics
@@ -109,9 +110,9 @@ class Evaluations:
         """
         context = self.context
         logs = context.logs
-        values = logs.checked(figures)
+        values = checked_figures(figures, context.objective, context.accelerator)
         if self.rehearsal.is_on:
-            logs.refuse_means(figures)
+            refuse_means(figures, context.accelerator)
             self.rehearsal.accept_figures()
             return
         is_best = self.compare_with_best(values, split)
@@ -133,8 +134,9 @@ class Evaluations:
             position: the step, epoch and samples up to which the evaluated model was trained. They
                 are earlier than the present ones if `load_best` loaded an earlier model.
         """
-        logs = self.context.logs
-        values = logs.checked(figures)
+        context = self.context
+        logs = context.logs
+        values = checked_figures(figures, context.objective, context.accelerator)
         is_best = self.compare_with_best(values, split)
         logs.evaluation(values, split, is_best, position)
         return {f"{PREFIXES[split]}/{name}": value for name, value in values.items()}

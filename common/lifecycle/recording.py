@@ -6,7 +6,7 @@ used.
 
 from pathlib import Path
 
-from common.command_line.flag_reads import refuse_flag, unread_flags
+from common.command_line.flag_reads import unread_flags, unused_flag_error
 from common.command_line.flag_uses import find_flag_uses
 from common.console import say
 from common.errors import UserError
@@ -65,7 +65,7 @@ def refuse_unread_flags(context: Context, stated_flags: Flags) -> None:
     for name in unread:
         place = uses.place_of(name)
         if place is None:
-            refuse_flag(context.config, name, f"{context.recipe}.py")
+            raise unused_flag_error(context.config, name, f"{context.recipe}.py")
         say(
             f"{spelled(name)} was set, but the first update did not use it: check that {place} is "
             f"reached later, or leave {spelled(name)} out"

@@ -6,12 +6,12 @@ from common.checkpoints.kinds import State
 from common.checkpoints.state import restore_newest
 from common.config import TrainingConfig
 from common.console import DISPLAY, say
-from common.failures.sentences import counted
 from common.lifecycle.stages import Context, StartedRun
 from common.ranks.agreement import do_on_each_rank
 from common.run_directory.records import CONFIG, RunIdentity
 from common.run_directory.saved_flags import fixed_flags
 from common.storage.json_files import json_safe
+from common.system.wording import counted
 from common.training.best import Best
 from common.training.drift import insist_on_equal_weights, networks_of
 

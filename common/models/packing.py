@@ -168,7 +168,8 @@ def packed_attention(
     queries = query[0].transpose(0, 1)  # [tokens, heads, width], as keys and values
     keys = key[0].transpose(0, 1)
     values = value[0].transpose(0, 1)
-    if sequence_starts is not None and queries.shape[-1] % 8 == 0:  # the kernel needs such a width
+    # FlashAttention needs a head width that is a multiple of 8.
+    if sequence_starts is not None and queries.shape[-1] % 8 == 0:
         # The packed padding is a sequence too, of fewer than `TOKEN_MULTIPLE` tokens. So no
         # sequence is longer than this.
         longest = max(length, TOKEN_MULTIPLE)

@@ -20,12 +20,11 @@ model starts from (`common.training.sharding`) and their bits in a checkpoint
 (`common.checkpoints.kinds`). A profile begins on all ranks together (`common.profile.profiler`).
 """
 
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, TypeVar, cast
 
 from common.errors import UserError
-from common.ranks.rank_exits import GLOO_RELEASE_SECONDS
+from common.ranks.rank_exits import let_gloo_release
 from common.system.machine import is_main_rank
 
 if TYPE_CHECKING:
@@ -169,14 +168,12 @@ def differing_positions(accelerator: "Accelerator", numbers: list[int]) -> list[
 def wait_for_ranks(accelerator: "Accelerator") -> None:
     """Wait for all ranks, and until no collective holds a tensor, so that a process can exit.
 
-    Gloo (torch 2.13) aborts the process if one of its threads drops the last reference to a reduced
-    tensor while the interpreter exits. So this function ends with a barrier, which holds no tensor
-    and ends after all reductions, and then gives gloo's threads time to drop their references.
+    A barrier holds no tensor, and ends after all reductions.
     """
     if accelerator.num_processes > 1:
         accelerator.wait_for_everyone()
         if accelerator.device.type == "cpu":  # then the ranks talk through gloo
-            time.sleep(GLOO_RELEASE_SECONDS)
+            let_gloo_release()
 
 
 def announce(name: str) -> None:

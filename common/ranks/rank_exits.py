@@ -4,15 +4,23 @@ import time
 
 from common.system.machine import is_main_rank
 
-# The seconds that a thread of gloo needs to release the last collective: see
-# `common.ranks.agreement.wait_for_ranks`.
 GLOO_RELEASE_SECONDS = 0.2
+MESSAGE_SECONDS = 5.0
+
+
+def let_gloo_release() -> None:
+    """Wait until gloo's threads have dropped their references to reduced tensors.
+
+    Gloo (torch 2.13) aborts the process if one of its threads drops the last reference to a reduced
+    tensor while the interpreter exits.
+    """
+    time.sleep(GLOO_RELEASE_SECONDS)
 
 
 def let_main_rank_exit_first() -> None:
-    """Wait for 5 s on all ranks but 0, so that rank 0 can print its message.
+    """Wait on all ranks but 0, so that rank 0 can print its message.
 
     A launcher kills all ranks as soon as one has exited.
     """
     if not is_main_rank():
-        time.sleep(5)
+        time.sleep(MESSAGE_SECONDS)

@@ -17,7 +17,7 @@ from common.errors import ReplacedDirectoryError, UserError
 from common.failures.outcomes import Outcome, RunStatus
 from common.failures.sentences import writing
 from common.ranks.agreement import ask_rank_zero, gather_lists
-from common.ranks.rank_exits import GLOO_RELEASE_SECONDS, let_main_rank_exit_first
+from common.ranks.rank_exits import let_gloo_release, let_main_rank_exit_first
 from common.run_directory.identity import saved_run_id, signed_config
 from common.run_directory.records import (
     CHECKPOINTS_FOLDER,
@@ -236,12 +236,9 @@ class RunDirectory:
             shutil.rmtree(self.path, ignore_errors=True)
 
     def leave(self) -> None:
-        """Unlock the directory before this process exits.
-
-        Without the pause, gloo may abort the process when it exits.
-        """
+        """Unlock the directory before this process exits."""
         self.release()
-        time.sleep(GLOO_RELEASE_SECONDS)
+        let_gloo_release()
 
     def release(self) -> None:
         """Unlock the directory, so that another job can use it."""

@@ -8,8 +8,8 @@ from dataclasses import Field, replace
 from typing import ClassVar, Protocol, TypeVar
 
 from common.errors import UserError
-from common.failures.sentences import counted
 from common.system.machine import world_size
+from common.system.wording import counted
 
 
 class ResumableConfig(Protocol):

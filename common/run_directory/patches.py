@@ -4,7 +4,7 @@ import os
 from fnmatch import fnmatch
 from pathlib import Path
 
-from common.system.printable import without_secrets
+from common.system.text_secrets import PRIVATE_KEY, without_secrets
 
 MAX_BYTES_OF_FILE = 2**20
 SECRET_FILES = (
@@ -113,7 +113,7 @@ def without_secret_lines(part: str) -> tuple[str | None, str | None]:
         if hidden == line:
             lines.append(line)
             continue
-        begins_private_key = hidden == "***"  # `without_secrets` then replaces the whole line
+        begins_private_key = PRIVATE_KEY in line
         if not line.startswith("+") or begins_private_key:
             return None, "it has what looks like a secret"
         lines.append(hidden)

@@ -32,7 +32,7 @@ from common.errors import UserError
 from common.failures.outcomes import RunStatus
 from common.metric_names import STEP
 from common.storage.json_files import PUT_BACK, JsonObject, json_safe, read_json_if_there
-from common.system.printable import shortened
+from common.system.wording import shortened
 
 # The files of a run.
 CONFIG = "config.json"
@@ -221,7 +221,7 @@ class Attempt(Record):
     world_size: int | None = None
     threads_per_process: int | None = None
     mixed_precision: str | None = None
-    # The flags whose values differ from those of the last attempt.
+    # The flags whose values differ from those of the previous attempt.
     changed_flags: Flags = Field(default_factory=dict)
 
 

@@ -34,7 +34,7 @@ from common.storage.files import LOCK, locked
 from common.storage.json_files import JsonObject, read_json
 from common.system.machine import world_size
 from common.system.platforms import quoted
-from common.system.printable import listed
+from common.system.wording import listed
 
 
 class SavedRun(NamedTuple):

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from common.flags import role_of, spelled
-from common.system.printable import shortened
+from common.system.wording import shortened
 
 MAX_CHARACTERS = 99  # characters of a value that a sentence repeats
 

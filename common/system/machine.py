@@ -81,7 +81,12 @@ def cpu_threads(requested: int | None = None) -> int:
     exported = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
     if requested is None and exported.isdigit() and int(exported) > 1:
         requested = min(int(exported), usable_cores())
-    return requested or max(1, usable_cores() // local_world_size())
+    return requested or cores_per_process()
+
+
+def cores_per_process() -> int:
+    """Return this process's share of the usable cores, at least 1."""
+    return max(1, usable_cores() // local_world_size())
 
 
 def processor_name() -> str:

@@ -130,18 +130,16 @@ class ProcessGroupArguments(TypedDict, total=False):
     preexec_fn: Callable[[], None]
 
 
-def start_in_own_group(*, ends_with_parent: bool) -> ProcessGroupArguments:
+def start_in_own_group() -> ProcessGroupArguments:
     """Return arguments of `subprocess.Popen` for a process that gets no Ctrl-C of the terminal.
 
-    Args:
-        ends_with_parent: whether the kernel asks the process to stop when its parent ends. Only
-            Linux can do so. Elsewhere, a recipe watches its parent itself if its environment has
-            the variables of `watch_for_parent`.
+    When its parent ends, the kernel asks the process to stop. Only Linux can do so. Elsewhere, a
+    recipe watches its parent itself if its environment has the variables of `watch_for_parent`.
     """
     if IS_WINDOWS:
         return {"creationflags": getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)}
     arguments: ProcessGroupArguments = {"start_new_session": True}
-    if ends_with_parent and IS_LINUX:
+    if IS_LINUX:
         arguments["preexec_fn"] = ask_to_stop_with_parent
     return arguments
 

@@ -10,13 +10,11 @@ from accelerate import Accelerator
 
 from common.config import TrainingConfig
 from common.console import DISPLAY, LINE_LISTENERS, say, warn
-from common.errors import TrainingError, UserError
+from common.errors import TrainingError
 from common.failures.disk_errors import advice_for, is_of_disk
-from common.measure.sums import Evaluation, of_all_ranks
-from common.measure.values import Metrics
+from common.measure.sums import Evaluation
 from common.metric_names import EPOCH, STEP
 from common.objective import PREFIXES, Objective, Split
-from common.ranks.agreement import gather_from_ranks
 from common.run_directory.records import METRICS_FILE, RunConfig
 from common.storage.files import open_to_append, write_text
 from common.storage.json_files import json_safe, read_lines
@@ -165,52 +163,6 @@ class Log:
         if is_present_model or not full_names.keys() & self.pending.keys():
             self.add(full_names)
 
-    def checked(self, figures: Metrics) -> Evaluation:
-        """Return an evaluation's figures over all ranks; called on all ranks.
-
-        Raises:
-            UserError: `figures` is not a dict of figures by name, or lacks the objective.
-        """
-        if not isinstance(figures, Mapping):
-            raise UserError(
-                f"the figures of an evaluation are of type {type(figures).__name__} instead of a "
-                "dictionary",
-                advice="pass a dictionary of metrics, such as sums.result()",
-            )
-        values = of_all_ranks(self.accelerator, figures)
-        if self.objective.metric not in values:
-            names = ", ".join(values)
-            advice = f"return {self.objective.metric!r} from the evaluation"
-            if values:
-                example = "loss:min" if "loss" in values else f"{next(iter(values))}:max"
-                advice += (
-                    ", or set OBJECTIVE to one of these names with :max or :min, as in "
-                    f'OBJECTIVE = "{example}"'
-                )
-            raise UserError(
-                f"the objective is {self.objective}, but the evaluation returned "
-                f"{f'only {names}' if names else 'no metrics'}",
-                advice=advice,
-            )
-        return values
-
-    def refuse_means(self, figures: Metrics) -> None:
-        """Raise a `UserError` if a rehearsed evaluation added up means; called on all ranks.
-
-        `sums.add` takes totals over a batch. With a mean instead, the logged figure would be too
-        small. All ranks raise the error, even if only one of them saw such a mean.
-        """
-        own_means = figures.evident_means() if isinstance(figures, Evaluation) else []
-        means_of_ranks = gather_from_ranks(self.accelerator, own_means)
-        name = next((name for names in means_of_ranks for name in names), None)  # the first name
-        if name is not None:
-            raise UserError(
-                f"sums.add takes totals over a batch but got the mean of {name!r}, so the logged "
-                "value would be too small by a factor of the batch size",
-                advice="write sums.record(loss, metrics, len(y)), which takes means, or "
-                f"sums.add(len(y), {name}={name} * len(y)), where y is the batch's labels",
-            )
-
     def add(self, values: Mapping[str, float]) -> None:
         """Add figures, and the present position, to the row and to the latest values."""
         self.pending |= {**values, **self.position()}
@@ -218,6 +170,8 @@ class Log:
 
     def write_row(self) -> None:
         """Write the row of the present step, which is complete, and start the next row.
+
+        The row goes to the file and to the tracker. The media of the step go with it.
 
         Raises:
             TrainingError: the row can't be written.
@@ -230,7 +184,7 @@ class Log:
             self.file.write(json.dumps(json_safe(row)) + "\n")
             self.file.flush()
         except OSError as problem:
-            with contextlib.suppress(OSError):  # `close` tries to write again
+            with contextlib.suppress(OSError):  # `close` flushes again, and fails again
                 self.file.close()
             self.file = None
             disk_advice = advice_for(str(problem), problem.errno)
@@ -238,7 +192,6 @@ class Log:
             raise TrainingError(
                 f"{self.directory}/{METRICS_FILE} can't be written ({problem})",
                 advice=advice,
-                every_rank=True,
                 resumable=is_of_disk(problem),
             ) from None
         self.write_media()

@@ -12,9 +12,10 @@ from PIL import Image
 
 from common.console import warn
 from common.errors import UserError
-from common.failures.sentences import counted, writing
+from common.failures.sentences import cause_text, writing
 from common.storage.files import write_text
 from common.storage.json_files import json_safe
+from common.system.wording import counted
 
 BINS = 64  # bins of each histogram
 MAX_IMAGES = 64  # images that one call logs
@@ -168,7 +169,7 @@ class RecordedMedia:
             name: the entry's name, for a warning.
             make_entry: makes the entry from copies of the recipe's values. A `UserError` that it
                 raises has advice of its own.
-            advice: what to do about any other error, which values of a wrong type cause.
+            advice: what to do about any other error; usually the values have a wrong type.
         """
         if not self.is_main_rank:
             return
@@ -177,7 +178,7 @@ class RecordedMedia:
         except UserError as mistake:
             warn(f"{name!r} is not logged, because {mistake.message}")
         except (ValueError, TypeError, AttributeError, RuntimeError) as problem:
-            warn(f"{name!r} is not logged ({type(problem).__name__}: {problem}): {advice}")
+            warn(f"{name!r} is not logged ({cause_text(problem)}): {advice}")
 
     def write(self, send: Callable[[Entry], None] | None) -> None:
         """Write all queued entries to files, and pass each entry to `send` unless `send` is None.
@@ -196,16 +197,13 @@ class RecordedMedia:
                 continue
             except (ValueError, TypeError, RuntimeError) as problem:
                 advice = "pass values that can be written to a file"
-                warn(
-                    f"{entry.name!r} is not logged ({type(problem).__name__}: {problem}): {advice}"
-                )
+                warn(f"{entry.name!r} is not logged ({cause_text(problem)}): {advice}")
                 continue
             if send is not None:
                 try:
                     send(entry)
                 except Exception as problem:  # a tracker may raise anything
-                    message = f"{type(problem).__name__}: {problem}"
-                    warn(f"{entry.name!r} is not sent to the tracker ({message})")
+                    warn(f"{entry.name!r} is not sent to the tracker ({cause_text(problem)})")
 
 
 def copy_images(

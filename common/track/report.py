@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from common.console import say
-from common.failures.sentences import counted
 from common.measure.memory import peak_memory
 from common.measure.memory_plan import MemoryRows, comparison_text, plan_text
 from common.metric_names import (
@@ -23,6 +22,7 @@ from common.output.tables import print_facts
 from common.run_directory.records import RunConfig
 from common.system.machine import is_main_rank
 from common.system.platforms import limits
+from common.system.wording import counted
 from common.track.names import METRICS, metric_named, precision_name
 from common.track.trackers.tracker import Command
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
 
+from common.checkpoints.finished import best_name
 from common.errors import UserError
 from common.objective import Objective
 from common.run_directory.records import CHECKPOINTS_FOLDER
@@ -64,7 +65,7 @@ class Best:
         """Raise a `UserError` if a checkpoint's `files` lack the model of the best evaluation."""
         if not self.is_kept or self.step == -1:
             return
-        name = f"best-{self.step:08d}"
+        name = best_name(self.step)
         if not any(file.startswith(name) for file in files):
             raise UserError(
                 f"the checkpoint of {directory} can't be resumed, because its manifest.json names "

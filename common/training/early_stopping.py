@@ -4,8 +4,8 @@ from common.command_line.flag_reads import mark_read
 from common.config import TrainingConfig
 from common.console import say
 from common.errors import UserError
-from common.failures.sentences import counted
 from common.objective import Split
+from common.system.wording import counted
 from common.training.best import Best
 
 

@@ -9,9 +9,10 @@ import torch
 from common.errors import UserError
 from common.failures.error_causes import is_lost_process
 from common.failures.outcomes import outcome_of
-from common.failures.sentences import cause_text, counted
+from common.failures.sentences import cause_text
 from common.system.devices import USE_CPU_VARIABLE
 from common.system.machine import FALSE_WORDS, TRUE_WORDS, local_world_size, rank, world_size
+from common.system.wording import counted
 
 LAUNCH = (
     "start the recipe with accelerate launch --config_file accelerate_configs/multi_cpu.yaml (or "

@@ -161,10 +161,10 @@ class ShardingAccelerator(Accelerator):
         return model
 
     def broadcast_from_rank_zero(self, model: nn.Module) -> None:
-        """Give all ranks rank 0's weights and buffers, as DDP does.
+        """Give all ranks rank 0's weights and buffers, as DDP does, in the default layout.
 
-        NCCL only takes tensors on the device. The model may still be on the host, so one tensor at
-        a time is copied to the device and back.
+        NCCL takes only tensors that are on the device. The model may still be on the host, so one
+        tensor at a time is copied to the device and back.
         """
         for tensor in tensors_of(model):
             if is_sharded(tensor):  # an earlier `prepare` gave its values to all ranks

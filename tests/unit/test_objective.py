@@ -50,9 +50,9 @@ def test_better_value_depends_on_the_direction() -> None:
 def test_missed_target_has_advice_that_can_be_followed(was_trained: bool) -> None:
     """A resume can't train for longer, and an evaluation does not train."""
     objective = Objective.parse("accuracy:max")
-    objective.require(0.9, 0.9, was_trained=was_trained)
-    objective.require(NAN, None, was_trained=was_trained)
+    objective.require_target(0.9, 0.9, was_trained=was_trained)
+    objective.require_target(NAN, None, was_trained=was_trained)
     with pytest.raises(TrainingError, match=r"0\.8000 is worse than --target 0\.9") as missed:
-        objective.require(0.8, 0.9, was_trained=was_trained)
+        objective.require_target(0.8, 0.9, was_trained=was_trained)
     remedy = "start another run that trains for longer" if was_trained else "evaluate another model"
     assert missed.value.advice == f"{remedy}, or pass another --target"

@@ -30,6 +30,7 @@ ALLOWED = {
     "loss, logits = compute_loss(model, batch)",
     "loss, logits = compute_loss(model, batch, config.label_smoothing)",
     "run.finish(evaluate(run, model, test_loader))",
+    "# Views come first, because the run exports the model that is evaluated last.",
     "views = Views(accelerator.unwrap_model(model))  # test-time augmentation",
     'accuracy_tta = evaluate(run, views, test_loader)["accuracy"]',
     'run.finish(evaluate(run, model, test_loader) | {"accuracy_tta": accuracy_tta})',

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from common.command_line import flag_reads
-from common.command_line.flag_reads import mark_read, record_reads, refuse_flag, unread_flags
+from common.command_line.flag_reads import mark_read, record_reads, unread_flags, unused_flag_error
 from common.config import TrainingConfig
-from common.data.batch import Data, TensorSamples, refuse_unread
-from common.errors import UserError
+from common.data.batch import Data, TensorSamples
+from common.data.unused_flags import refuse_unused_data_flags
 from common.flags import as_typed, flag
 
 
@@ -60,15 +60,13 @@ def test_flag_that_nothing_reads_is_refused(name: str) -> None:
     """The message has its name on the command line, and where it would take effect."""
     config = recorded(**{name: OTHER.get(name, 7)})
     assert unread_flags(config, dict(vars(config))) == [name]
-    with pytest.raises(UserError) as error:
-        refuse_flag(config, name, "mine.py")
-    assert f"{as_typed(name, OTHER.get(name, 7))} was set, but nothing in mine.py" in (
-        error.value.message
-    )
+    error = unused_flag_error(config, name, "mine.py")
+    typed_flag = as_typed(name, OTHER.get(name, 7))
+    assert f"{typed_flag} was set, but nothing in mine.py" in error.message
     if name in flag_reads.TAKES_EFFECT_IN:
-        assert f"add {flag_reads.TAKES_EFFECT_IN[name].text} to" in error.value.message
+        assert f"add {flag_reads.TAKES_EFFECT_IN[name].text} to" in error.message
     else:
-        assert f"use config.{name} before the loop" in error.value.message
+        assert f"use config.{name} before the loop" in error.message
 
 
 @pytest.mark.parametrize("name", LEARNING)
@@ -98,7 +96,7 @@ def test_check_of_data_flags_is_no_read() -> None:
     """Every run makes this check before the first update."""
     config = recorded(mixup=0.5, weight_decay=0.3, compile=True)
     images = TensorSamples(images=torch.zeros(4, 2))
-    refuse_unread(config, Data("own", {"train": images, "test": images}))
+    refuse_unused_data_flags(config, Data("own", {"train": images, "test": images}))
     assert unread_flags(config, vars(config)) == ["weight_decay", "compile", "mixup"]
 
 

@@ -126,6 +126,7 @@ def row_as_html(cells: Sequence[str], scope: str) -> str:
     first, *others = map(text_as_html, cells)
     tag = "th" if scope == "col" else "td"
     attribute = ' scope="col"' if scope == "col" else ""
-    # An empty corner is not a heading.
-    corner = f'<th scope="{scope}">{first}</th>' if first else "<td></td>"
-    return f"<tr>{corner}{''.join(f'<{tag}{attribute}>{cell}</{tag}>' for cell in others)}</tr>"
+    # The corner of a table may be empty, and is not a heading then.
+    first_cell = f'<th scope="{scope}">{first}</th>' if first else "<td></td>"
+    other_cells = "".join(f"<{tag}{attribute}>{cell}</{tag}>" for cell in others)
+    return f"<tr>{first_cell}{other_cells}</tr>"

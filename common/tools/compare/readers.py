@@ -17,7 +17,7 @@ from pathlib import Path
 
 from common.errors import UserError
 from common.failures.outcomes import RunStatus
-from common.failures.sentences import as_user_error, counted
+from common.failures.sentences import as_user_error
 from common.metric_names import STEP, TOTAL_SECONDS
 from common.objective import EVALUATED_SPLITS, PREFIXES, Objective, Split
 from common.run_directory.records import (
@@ -36,6 +36,7 @@ from common.run_directory.records import (
 )
 from common.run_directory.standing import present_status
 from common.storage.json_files import read_json_if_there, read_lines
+from common.system.wording import counted
 from common.track.names import unflat
 
 TOO_LARGE = 1e100  # a chart can't show larger values
@@ -181,7 +182,7 @@ def read_directory(path: Path) -> RunRecord:
     saved_status = present_status(path)
     saved_config = read_record_if_there(path / CONFIG, RunConfig)
     if saved_config is None:
-        raise refusal_of_folder(path, saved_status)
+        raise missing_config_error(path, saved_status)
     # Without a `status.json`, nothing says that the run has ended.
     status: PresentStatus = "running"
     if saved_status.status != "unknown":
@@ -211,7 +212,7 @@ def refuse_damaged_status(path: Path) -> None:
     read_json_if_there(path / STATUS)
 
 
-def refusal_of_folder(path: Path, status: Status) -> UserError:
+def missing_config_error(path: Path, status: Status) -> UserError:
     """Return the error for a folder without a `config.json`: it is not a run, or not one yet."""
     if status.status != "unknown":
         reason = f": {status.reason}" if status.reason else ""

@@ -3,8 +3,8 @@
 import math
 from collections.abc import Sequence
 
-from common.failures.sentences import counted
 from common.objective import Objective
+from common.system.wording import counted
 from common.tools.statistics.samples import MAX_RUNS, ConfidenceInterval, Sample
 from common.track.names import is_proportion, metric_named
 

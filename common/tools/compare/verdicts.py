@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from common.failures.sentences import counted
 from common.metric_names import THROUGHPUT
+from common.system.wording import counted
 from common.tools.compare import sentences
 from common.tools.compare.comparison import Comparison
 from common.tools.compare.groups import RunGroup

@@ -10,7 +10,7 @@ from common.tools.launching.stopping import stoppable
 
 
 @contextmanager
-def working_in(directory: Path, flag: str, command_to_continue: str) -> Iterator[None]:
+def locked_folder_of_runs(directory: Path, flag: str, command_to_continue: str) -> Iterator[None]:
     """Create a folder for several runs, and lock it while the `with` block runs.
 
     Ctrl-C or SIGTERM inside the block prints how to continue.

@@ -55,7 +55,7 @@ class LaunchedRun:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 # Ctrl-C reaches only this process, which passes it on.
-                **start_in_own_group(ends_with_parent=True),
+                **start_in_own_group(),
             )
 
     def is_running(self) -> bool:

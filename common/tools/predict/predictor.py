@@ -19,7 +19,7 @@ from common.data.text import TextSamples
 from common.data.tokens import encode, load_tokenizer
 from common.errors import UserError
 from common.failures.error_causes import is_out_of_memory
-from common.failures.sentences import counted, reading
+from common.failures.sentences import reading
 from common.models.packing import leave_out_padding, token_positions
 from common.run_directory.records import (
     MODEL_JSON,
@@ -30,6 +30,7 @@ from common.run_directory.records import (
 )
 from common.storage.files import refuse_pipe
 from common.storage.json_files import PUT_BACK, read_json
+from common.system.wording import counted
 from common.tools.predict.loading import finished_model, load_model
 from common.training.accelerator import build_accelerator
 from common.training.precision import compute_dtype

@@ -45,7 +45,9 @@ def read_command_line(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     usage = "%(prog)s RECIPE [--FLAG VALUE ...] [options]"
     parser = tool_parser("prove", __doc__, usage, outlives_terminal=True)
     parser.add_argument("recipe", metavar="RECIPE", help="the recipe's file, before all flags")
-    parser.add_argument("--checks", metavar="A,B", help="the checks to run (default: all)")
+    parser.add_argument(
+        "--checks", metavar="A,B", help="the checks to run (default: all but sharded)"
+    )
     parser.add_argument(
         "--output", default="proof.json", metavar="FILE", help="the receipt (default: proof.json)"
     )

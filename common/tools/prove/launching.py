@@ -69,7 +69,7 @@ def launch(
             stdout=output,
             stderr=subprocess.STDOUT,
             # Ctrl-C reaches only this process, which then kills the launch.
-            **start_in_own_group(ends_with_parent=True),
+            **start_in_own_group(),
         )
         seconds_to_end = 0.0  # after Ctrl-C or a timeout, all processes are killed at once
         try:

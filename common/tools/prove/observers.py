@@ -23,6 +23,7 @@ from common.data import loader as loader_module
 from common.data.batch import Batch, Work
 from common.data.loader import Loader
 from common.data.workers import MicroBatches
+from common.lifecycle import evaluations
 from common.measure.values import Measured, Metrics
 from common.run import Run
 from common.tools.prove.digests import digest_of_state, generator_digests
@@ -40,7 +41,6 @@ from common.tools.prove.observation import (
 from common.tools.prove.observed import Phase
 from common.tools.prove.reach import Reach
 from common.tools.prove.session import Session
-from common.track.log import Log
 
 Loss = torch.Tensor | float
 NUMERIC = (int, float, torch.Tensor, np.ndarray, np.number, np.bool_)
@@ -83,7 +83,7 @@ class Observers:
         # The rehearsal reads all samples, so that its figures are those before training. The run's
         # check for means needs the two batches of a usual rehearsal, so the check is off.
         wrap(loader_module, "rehearsal_batches", lambda original, batches, *options: [*batches])
-        wrap(Log, "refuse_means", lambda original, log, figures: None)
+        wrap(evaluations, "refuse_means", lambda original, figures, accelerator: None)
 
     # Before the loop
 

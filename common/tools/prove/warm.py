@@ -63,7 +63,7 @@ class WarmProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,  # `select` does not see what a buffer holds
-            **start_in_own_group(ends_with_parent=True),
+            **start_in_own_group(),
         )
 
     @staticmethod

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from common.errors import UserError
 from common.failures.sentences import reading
-from common.run_directory.code_tree import CollectedTree, collect_tree
+from common.run_directory.code_tree import collect_tree
 from common.run_directory.provenance import LIBRARY
 from common.run_directory.records import ATTEMPTS, CONFIG, PROVENANCE, CodeTree
 from common.storage.digests import sha256_of_file, shown_digest
@@ -67,14 +67,14 @@ def restored_code(past: PastRun, uses_present_code: bool) -> Iterator[RestoredCo
             raise missing_recipe_error(past, folders[0] if uses_present_code else None)
         library = folders[-1] if (folders[-1] / "common" / "run.py").is_file() else LIBRARY
         present_trees = [
-            present_state(tree, folder).tree
+            present_state(tree, folder)
             for tree, folder in zip(trees_of(past), folders, strict=True)
         ]
         yield RestoredCode(recipe, library, present_trees, "; ".join(dict.fromkeys(sources)))
 
 
 def missing_recipe_error(past: PastRun, searched: Path | None) -> UserError:
-    """Return the error for code of a run that has no file of the recipe.
+    """Return the error for a run whose code lacks the recipe's file.
 
     Args:
         searched: the folder with the present code; None if the code that the run saved was
@@ -84,16 +84,16 @@ def missing_recipe_error(past: PastRun, searched: Path | None) -> UserError:
     folder = trees_of(past)[0].folder
     if searched is not None:
         code = f"the present code in {searched}"
-        place = str(searched / path)
+        remedy = f"put the file back as {searched / path}"
     else:
         code = "the code that the run saved"
         place = str(Path(folder, path))
         if folder == NO_FOLDER:
             place = f"{path} in the git clone that contains the run"
-        place += " and pass --present-code"
+        remedy = f"put the file back as {place} and pass --present-code"
     return UserError(
         f"{past.directory} can't be reproduced, because its recipe, {path}, is not in {code}",
-        advice=f"put the file back as {place}, or reproduce another run",
+        advice=f"{remedy}, or reproduce another run",
     )
 
 
@@ -214,7 +214,7 @@ def folders_to_search(tree: CodeTree, past: PastRun) -> list[Path]:
 
 def is_as_saved(tree: CodeTree, folder: Path) -> bool:
     """Whether a folder has the commit of a tree and the same changes."""
-    present = present_state(tree, folder).tree
+    present = present_state(tree, folder)
     return (
         present.commit == tree.commit
         and present.patch_sha256 == tree.patch_sha256
@@ -222,12 +222,12 @@ def is_as_saved(tree: CodeTree, folder: Path) -> bool:
     )
 
 
-def present_state(tree: CodeTree, folder: Path) -> CollectedTree:
+def present_state(saved: CodeTree, folder: Path) -> CodeTree:
     """Return the present code of a folder, to compare it with a saved tree.
 
     Files that git did not track in the saved tree are included.
     """
-    return collect_tree(folder, [folder / name for name in tree.untracked])
+    return collect_tree(folder, [folder / name for name in saved.untracked]).tree
 
 
 def has_commit(repository: Path, commit: str) -> bool:

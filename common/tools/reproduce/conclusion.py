@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from common.failures.sentences import counted
-from common.system.printable import listed
+from common.system.wording import counted, listed
 from common.tools.reproduce.receipt import (
     FactDifference,
     FigureDifference,

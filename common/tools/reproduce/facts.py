@@ -1,14 +1,11 @@
-"""The facts on which a run's bits depend, and how two runs differ in them.
+"""The facts on which a run's bits depend.
 
 Bits depend on more than the settings that `recipes compare` shows: for example, on all packages and
 on environment variables, which may be others in each attempt of a run.
 """
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
-from pathlib import Path
+from dataclasses import dataclass
 
 from common.config import TrainingConfig
 from common.flags import role_of, spelled
@@ -17,7 +14,6 @@ from common.storage.digests import shown_digest
 from common.tools.compare.setting_text import value_text
 from common.tools.compare.settings import is_compared
 from common.tools.reproduce.past_run import PastRun
-from common.tools.reproduce.receipt import FactDifference
 
 # Packages that compute, or that produce the numbers that training reads. Packages that the recipe
 # imports may do so, too. A different version of any other package should change no bits.
@@ -88,7 +84,7 @@ def facts_of(run: PastRun) -> RecordedFacts:
         "model": experiment_fact(f"{architecture.name}, {architecture.parameters:,} parameters"),
         "updates planned": experiment_fact(f"{saved_config.plan.total_steps:,}"),
     }
-    return facts | facts_of_machine(run)
+    return facts | facts_of_setup(run)
 
 
 def initial_file(run: PastRun) -> str | None:
@@ -143,8 +139,8 @@ def text_of_patch(tree: CodeTree) -> str:
     return f"{patch}, and others that are not saved" if tree.not_saved else patch
 
 
-def facts_of_machine(run: PastRun) -> RecordedFacts:
-    """Return the processes, the hardware and the versions of a run."""
+def facts_of_setup(run: PastRun) -> RecordedFacts:
+    """Return how and where a run computed: processes, precision, device, kernels and versions."""
     environment = run.saved_config.environment
     attempt = run.attempt
     is_on_cpu = environment.device_type == "cpu"
@@ -202,117 +198,3 @@ def digest_if_known(digest: str | None) -> str | None:
 
 def text_if_known(value: object) -> str | None:
     return None if value is None else value_text(value)
-
-
-def differences_of(past: PastRun, new: PastRun) -> list[FactDifference]:
-    """Return the facts in which two runs differ. A fact that one of them lacks is not compared.
-
-    The new run trains from its first update like the last attempt of the old run. So the facts in
-    which earlier attempts of the old run differ from its last one are differences, too.
-    """
-    return [*differences_of_last_attempts(past, new), *differences_of_attempts(past)]
-
-
-def differences_of_attempts(run: PastRun) -> list[FactDifference]:
-    """Return how the earlier attempts of a run differ from its last one."""
-    differences = []
-    last = replace(run, attempts=run.attempts[-1:])
-    for attempt, following in pairwise(run.attempts):
-        until = f" until update {following.global_step}"
-        earlier = replace(run, attempts=[attempt])
-        for difference in differences_of_last_attempts(earlier, last):
-            label = f"{difference.fact}{until}"
-            differences.append(difference.model_copy(update={"fact": label}))
-        # A resume can change only flags that do not matter for what the model learns, and those
-        # that it adapts to the number of processes. So the flags change bits at most.
-        for name, value in following.changed_flags.items():
-            if name not in (*FLAGS_OF_OTHER_FACTS, *FLAGS_OF_DATA):
-                difference = FactDifference(
-                    fact=f"{spelled(name)}{until}",
-                    before=OTHER_VALUE,
-                    now=text_of_flag(value),
-                    changes_bits=True,
-                )
-                differences.append(difference)
-    return differences
-
-
-def differences_of_last_attempts(past: PastRun, new: PastRun) -> list[FactDifference]:
-    """Return the facts in which the last attempts of two runs differ."""
-    past_facts = facts_of(past)
-    new_facts = facts_of(new)
-    differences = []
-    for label in dict.fromkeys([*past_facts, *new_facts]):
-        past_fact = past_facts.get(label)
-        new_fact = new_facts.get(label)
-        if past.attempts and new.attempts:
-            # Attempts list all of their packages and variables, so a missing one is a difference.
-            past_fact = past_fact or missing_fact(new_fact)
-            new_fact = new_fact or missing_fact(past_fact)
-        if past_fact is None or new_fact is None:
-            continue
-        difference = fact_difference(label, past_fact, new_fact)
-        if difference is not None and not is_cut_path(past, difference):
-            differences.append(difference)
-    differences = excuse_explained_weights(differences)
-    if is_data_equal(past, new):
-        return [
-            difference for difference in differences if difference.fact not in FACTS_OF_LOCATION
-        ]
-    return differences
-
-
-def missing_fact(other: RecordedFact | None) -> RecordedFact:
-    """Return the fact of a package or variable that a run lacks and that the other run has."""
-    return RecordedFact("none", changes_bits=other is None or other.changes_bits)
-
-
-def fact_difference(label: str, past: RecordedFact, new: RecordedFact) -> FactDifference | None:
-    """Return how two runs differ in a fact; None if they agree, or if one did not record it."""
-    if past.value is None or new.value is None or past.value == new.value:
-        return None
-    return FactDifference(
-        fact=label,
-        before=past.value,
-        now=new.value,
-        changes_bits=past.changes_bits or new.changes_bits,
-        defines_experiment=past.defines_experiment or new.defines_experiment,
-    )
-
-
-def is_cut_path(past: PastRun, difference: FactDifference) -> bool:
-    """Whether a flag differs only because publishing a run replaced a path by its last part."""
-    is_flag = difference.fact.startswith("--")
-    return past.is_published and is_flag and difference.before == Path(difference.now).name
-
-
-def excuse_explained_weights(differences: Sequence[FactDifference]) -> list[FactDifference]:
-    """Return the differences; initial weights are excused if another difference explains them.
-
-    A different device or version, for example, may change the last bits of random initial weights.
-    Such weights do not make the new run a different experiment, so `defines_experiment` becomes
-    false.
-    """
-    if not any(may_change_initialization(difference) for difference in differences):
-        return [*differences]
-    return [
-        difference.model_copy(update={"defines_experiment": False})
-        if difference.fact == "initial weights"
-        else difference
-        for difference in differences
-    ]
-
-
-def may_change_initialization(difference: FactDifference) -> bool:
-    """Whether a differing fact may change the last bits of randomly initialized weights.
-
-    Numbers of processes, machines and threads do not.
-    """
-    is_of_machine = difference.changes_bits and not difference.defines_experiment
-    return is_of_machine and difference.fact not in FACTS_OF_PROCESSES
-
-
-def is_data_equal(past: PastRun, new: PastRun) -> bool:
-    """Whether two runs read the same data, wherever stored, by fingerprint."""
-    fingerprint = past.saved_config.data.fingerprint
-    return fingerprint is not None and fingerprint == new.saved_config.data.fingerprint

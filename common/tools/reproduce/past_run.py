@@ -7,7 +7,6 @@ from itertools import pairwise
 from pathlib import Path
 
 from common.errors import UserError
-from common.failures.sentences import counted
 from common.flags import spelled
 from common.metric_names import STEP
 from common.run_directory.directory import INITIAL
@@ -31,7 +30,7 @@ from common.run_directory.records import (
 )
 from common.run_directory.standing import present_status
 from common.storage.json_files import read_json, read_lines
-from common.system.printable import listed
+from common.system.wording import counted, listed
 from common.tools.rows import MetricsRow, read_rows, step_of_row
 
 # The text before the value of a changed field of `Attempt`.

@@ -20,10 +20,15 @@ MARKS = {True: "✓", False: "✗"}
 
 
 def show_before_training(
-    past: PastRun, code: str, flags: Sequence[str], differences: Sequence[FactDifference]
+    past: PastRun, code_source: str, flags: Sequence[str], differences: Sequence[FactDifference]
 ) -> None:
-    """Print the source of the code, what the old run did not record, and what differs from then."""
-    say(f"code: {code}")
+    """Print where the code comes from, what the old run did not record, and what differs from it.
+
+    Args:
+        code_source: where the code comes from, such as a commit with a patch.
+        flags: the flags that replace those of the old run, as words of a command.
+    """
+    say(f"code: {code_source}")
     for sentence in past.gaps():
         say(f"not certain: {sentence}")
     if flags:

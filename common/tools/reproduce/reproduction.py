@@ -28,7 +28,7 @@ from common.tools.reproduce.conclusion import (
     fact_in_words,
     result_of,
 )
-from common.tools.reproduce.facts import differences_of
+from common.tools.reproduce.fact_differences import differences_of
 from common.tools.reproduce.launching import command_of, environment_of, shown_command
 from common.tools.reproduce.past_run import PastRun, read_original, read_past_run
 from common.tools.reproduce.receipt import (

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from statistics import NormalDist
 
+from common.flags import field_name
 from common.objective import Objective
 from common.tools.compare.figures import standard_error
 from common.tools.compare.readers import RunRecord
@@ -87,7 +88,7 @@ def has_default_values(run: RunRecord, recipe: Recipe, space: Space) -> bool:
     for flag in space:
         if flag == SEED:
             continue
-        name = flag.replace("-", "_")
+        name = field_name(flag)
         default = defaults.get(name)
         if isinstance(default, tuple):
             default = [*default]  # JSON has lists in place of tuples

@@ -8,6 +8,7 @@ from statistics import fmean
 
 from optuna.trial import FrozenTrial
 
+from common.flags import field_name
 from common.objective import Objective
 from common.tools.compare.groups import name_of_group
 from common.tools.compare.readers import RunRecord
@@ -63,7 +64,7 @@ def sign_of(objective: Objective) -> int:
 
 def settings_of_run(run: RunRecord, space: Space) -> str:
     """Return a text that is equal for runs with the same searched values except for the seed."""
-    names = sorted(flag.replace("-", "_") for flag in space if flag != SEED)
+    names = sorted(field_name(flag) for flag in space if flag != SEED)
     return json.dumps([run.flags.get(name) for name in names], default=str)
 
 

@@ -15,7 +15,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from common.config import parse_config
 from common.errors import UserError
-from common.flags import role_of, spelled
+from common.flags import field_name, role_of, spelled
 from common.metric_names import EPOCH
 from common.run_directory.records import Flags
 from common.storage.files import SUPERSEDED
@@ -158,7 +158,7 @@ def values_tried(space: Space, run: RunRecord) -> dict[str, object]:
     stated = stated_flags(run)
     values: dict[str, object] = {}
     for flag, distribution in space.items():
-        value = stated.get(flag.replace("-", "_"))
+        value = stated.get(field_name(flag))
         if isinstance(distribution, CategoricalDistribution):
             # A study keeps the text of a choice, and `config.json` keeps its value.
             choices = [choice for choice in distribution.choices if denotes(str(choice), value)]
@@ -225,7 +225,7 @@ def insist_on_shared_flags(
     if run.saved_config.recipe != recipe.path.stem:
         refuse(run, f"the recipe {run.saved_config.recipe} instead of {recipe.path.stem}")
     stated = stated_flags(run)
-    may_differ = {flag.replace("-", "_") for flag in space}
+    may_differ = {field_name(flag) for flag in space}
     if expected.get("effective_batch_size") is not None:
         # Then the run itself chooses the accumulation, by its number of processes.
         may_differ.add("gradient_accumulation_steps")

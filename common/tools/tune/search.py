@@ -15,17 +15,18 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from common.console import say
 from common.errors import UserError
-from common.failures.sentences import counted
 from common.objective import Objective
 from common.run_directory.directory import read_status
 from common.run_directory.records import CONFIG
 from common.system.platforms import command_line, quoted, shown_path
+from common.system.wording import counted
 from common.tools.compare.comparison import compare
 from common.tools.compare.readers import RunRecord, read_directory, read_runs
 from common.tools.compare.table import show
 from common.tools.launching.command import command_of_run
-from common.tools.launching.folder import working_in
+from common.tools.launching.folder import locked_folder_of_runs
 from common.tools.launching.launched_run import LaunchedRun
+from common.tools.launching.validation_share import with_validation_share
 from common.tools.recipe import Recipe, load_recipe
 from common.tools.tune.certainty import certainty_lines
 from common.tools.tune.ranking import count_of_settings, mean_of_settings
@@ -44,7 +45,6 @@ from common.tools.tune.study import (
     open_study,
     rebuild_if_inconsistent,
     using_study,
-    with_defaults,
 )
 from common.track.names import duration, metric_named
 
@@ -72,7 +72,7 @@ def run_search(directory: Path, settings: SearchSettings) -> None:
     recipe = load_recipe(Path(settings.recipe))
     space, shared = parse_space(settings.flags, recipe)
     with (
-        working_in(directory, flag="--study", command_to_continue=command_to_continue(directory)),
+        locked_folder_of_runs(directory, "--study", command_to_continue(directory)),
         using_study(directory / STUDY),
     ):
         study = open_study(directory, recipe.objective, settings.prune, space)
@@ -143,7 +143,7 @@ class Search:
         """Return the command that starts a trial in a directory, or resumes the trial there."""
         config_file = self.settings.config_file
         launcher_options = ["--config_file", config_file] if config_file is not None else []
-        flags = [*trial_flags, *with_defaults(self.shared)]
+        flags = [*trial_flags, *with_validation_share(self.shared)]
         if "--keep-checkpoints" not in flags:  # checkpoints of many trials could fill the disk
             flags += ["--keep-checkpoints", "1"]
         return command_of_run(launcher_options, self.settings.recipe, flags, directory)
@@ -232,7 +232,7 @@ class Search:
         start = ["python"]
         if config_file is not None:
             start = ["accelerate", "launch", "--config_file", config_file]
-        flags = [*command_words(self.space, best.params), *with_defaults(self.shared)]
+        flags = [*command_words(self.space, best.params), *with_validation_share(self.shared)]
         flags += resolved_words(recipe, read_directory(self.directory_of(best)))
         return command_line([*start, self.settings.recipe, *flags])
 

@@ -9,7 +9,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 
 from common.config import parse_config
 from common.errors import UserError
-from common.flags import role_of, spelled
+from common.flags import field_name, role_of, spelled
 from common.system.platforms import split_words
 from common.tools.recipe import Recipe
 
@@ -39,7 +39,7 @@ def parse_space(words: Sequence[str], recipe: Recipe, least: int = 1) -> tuple[S
     space: Space = {}
     shared: list[str] = []
     for word, values in words_by_flag(words).items():
-        name = word.removeprefix("--").replace("-", "_")
+        name = field_name(word)
         if name.removeprefix("no_") in FLAGS_OF_ONE_RUN:
             raise UserError(
                 f"{word} is for a single run, but this command trains several runs",

@@ -13,6 +13,7 @@ from common.console import say
 from common.errors import UserError
 from common.failures.sentences import as_user_error, writing
 from common.objective import Objective
+from common.tools.launching.validation_share import with_validation_share
 from common.tools.recipe import Recipe
 from common.tools.tune.ranking import ranked_by_settings
 from common.tools.tune.records import SEARCH_FILE
@@ -84,7 +85,7 @@ def rebuild_if_inconsistent(
         UserError: a directory is damaged or is not a trial of this search, or a file can't be used.
     """
     objective = recipe.objective
-    on_disk = TrialsOnDisk.read(directory, recipe, space, with_defaults(shared))
+    on_disk = TrialsOnDisk.read(directory, recipe, space, with_validation_share(shared))
     path = directory / STUDY
     with using_study(path, Exception):
         difference = on_disk.disagreement(study, space, objective.best_key)
@@ -126,14 +127,3 @@ def finished_trials(study: Study) -> list[FrozenTrial]:
     trials = study.get_trials(states=(TrialState.COMPLETE,))
     sign = 1 if study.direction == StudyDirection.MAXIMIZE else -1
     return ranked_by_settings(trials, sign)
-
-
-def with_defaults(shared: Sequence[str]) -> list[str]:
-    """Return the flags that all trials share, with a validation share of 10 % if none is stated.
-
-    Test data must not choose between trials. If the data have no validation split, this share of
-    the training data serves as validation data.
-    """
-    if "--validation-share" in shared:
-        return [*shared]
-    return [*shared, "--validation-share", "0.1"]

@@ -178,14 +178,15 @@ def conclusions(
 
 def markdown_report(
     title: str,
-    all_warnings: Sequence[LabelledWarning],
+    warnings: Sequence[LabelledWarning],
     rows: Sequence[Row],
-    lines: Sequence[str],
+    conclusions: Sequence[str],
 ) -> str:
-    """Return the contents of `table.md`."""
-    quoted_warnings = [f"> **{label}** {warning}" for label, warning in all_warnings]
+    """Return `table.md`: the title, quoted warnings, the table, and a paragraph per conclusion."""
+    quoted_warnings = [f"> **{label}** {warning}" for label, warning in warnings]
     table = "\n".join(markdown_table(rows))
-    parts = [title, *quoted_warnings, table, *(line.strip() for line in lines)]
+    paragraphs = [line.strip() for line in conclusions]
+    parts = [title, *quoted_warnings, table, *paragraphs]
     return "\n\n".join(parts) + "\n"
 
 

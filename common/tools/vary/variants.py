@@ -14,18 +14,18 @@ from optuna.distributions import CategoricalDistribution
 
 from common.console import CONSOLE, say
 from common.errors import UserError
-from common.failures.sentences import counted
 from common.flags import check_number
 from common.run_directory.standing import present_status
 from common.storage.digests import sha256_of_bytes
 from common.storage.files import LOCK
 from common.system.platforms import shown_path
+from common.system.wording import counted
 from common.tools.launching.command import command_of_run, options_for
-from common.tools.launching.folder import working_in
+from common.tools.launching.folder import locked_folder_of_runs
 from common.tools.launching.launched_run import LaunchedRun
+from common.tools.launching.validation_share import with_validation_share
 from common.tools.recipe import load_recipe
 from common.tools.tune.space import Space, command_words, parse_space
-from common.tools.tune.study import with_defaults
 from common.tools.vary.records import read_command, write_command
 from common.tools.vary.report import report
 from common.track.names import precision_name
@@ -89,10 +89,10 @@ def run_variants(
     process_counts = read_process_counts(num_processes)
     variants = list_variants(space, process_counts)
     if len(variants) > 1:
-        shared = with_validation_share(shared)
+        shared = flags_of_variants(shared)
     command = [recipe, *flags, "--num-processes", num_processes]
     directory = Path(output_dir or default_directory(command)).resolve()
-    with working_in(directory, "--output-dir", "the same command"):
+    with locked_folder_of_runs(directory, "--output-dir", "the same command"):
         claim(directory, command)
         seeds_text = counted(seeds, "seed")
         say(f"variants: {len(variants)}, with {seeds_text} each, in {shown_path(directory)}")
@@ -122,12 +122,9 @@ def train_all(
     return {title: runs for title, runs in finished.items() if runs}
 
 
-def with_validation_share(shared: list[str]) -> list[str]:
-    """Return the flags that variants share; add a validation share if the flags state none.
-
-    Test data must not choose between variants. See `with_defaults`, which a search uses as well.
-    """
-    flags = with_defaults(shared)
+def flags_of_variants(shared: list[str]) -> list[str]:
+    """Return the flags that variants share; if a validation share is added, the user is told."""
+    flags = with_validation_share(shared)
     if flags != shared:
         say(
             "variants are chosen on validation data: 10 % of train serves as validation data "
@@ -243,7 +240,8 @@ def claim(directory: Path, command: list[str]) -> None:
     Raises:
         UserError: the directory has files of another command, or damaged files.
     """
-    is_new = not set(os.listdir(directory)) - {LOCK}  # `working_in` has made the lock already
+    # `locked_folder_of_runs` has made the lock already.
+    is_new = not set(os.listdir(directory)) - {LOCK}
     if read_command(directory) != command and not is_new:
         raise UserError(
             f"{directory} contains the files of another command",

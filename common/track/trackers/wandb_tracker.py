@@ -16,7 +16,7 @@ from common.measure.values import Metrics
 from common.metric_names import STEP, TRAINING_LOSS
 from common.objective import EVALUATED_SPLITS, PREFIXES, Objective
 from common.system.platforms import quoted, shown_path
-from common.system.printable import with_letters
+from common.system.printable import with_decoded_bytes
 from common.track.names import SPLITS, flat
 from common.track.recorded_media import Entry, HistogramEntry, ImagesEntry, TableEntry
 from common.track.trackers import wandb_panels
@@ -184,7 +184,10 @@ def start_wandb(run: TrackedRun) -> tuple[str, str]:
 
 
 def init_arguments(run: TrackedRun) -> dict[str, object]:
-    """Return the arguments of `wandb.init`; flags take precedence over `WANDB_*` variables."""
+    """Return the arguments of `wandb.init`, from flags and `WANDB_*` variables.
+
+    A flag takes precedence over its variable. Tags are joined, and the job type has no flag.
+    """
     config = run.config
     variable = os.environ.get
     default_job_type = "evaluate" if config.evaluate_only else "train"
@@ -192,7 +195,7 @@ def init_arguments(run: TrackedRun) -> dict[str, object]:
     return {
         "id": run.saved_config.wandb_run_id,
         "resume": "allow",
-        "name": with_letters(config.run_name or variable("WANDB_NAME") or run.directory.name),
+        "name": with_decoded_bytes(config.run_name or variable("WANDB_NAME") or run.directory.name),
         "dir": wandb_folder(run.directory),
         "group": config.group or variable("WANDB_RUN_GROUP"),
         "job_type": variable("WANDB_JOB_TYPE") or default_job_type,
@@ -220,5 +223,5 @@ def private_settings() -> "wandb.Settings":
 
 def short_tags(tags: Sequence[str]) -> list[str]:
     """Return the tags in a form that W&B accepts: shortened, without empty or repeated tags."""
-    shortened = [with_letters(tag).strip()[:MAX_TAG_LENGTH] for tag in tags if tag.strip()]
+    shortened = [with_decoded_bytes(tag).strip()[:MAX_TAG_LENGTH] for tag in tags if tag.strip()]
     return list(dict.fromkeys(shortened))

@@ -17,11 +17,12 @@ from torch.utils import _pytree as tree
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from common.config import TrainingConfig
-from common.data.batch import Data, DatasetSamples, Samples, TensorSamples, Work, refuse_unread
+from common.data.batch import Data, DatasetSamples, Samples, TensorSamples, Work
 from common.data.loader import NO_SIGNALS, Loader
 from common.data.order import EvaluationOrder, TrainingOrder
 from common.data.run_loaders import make_loaders
 from common.data.sources import built_in_source
+from common.data.unused_flags import refuse_unused_data_flags
 from common.errors import LostProcessError, UserError
 from common.flags import flag
 
@@ -445,12 +446,12 @@ def test_data_flag_that_is_not_read_is_refused() -> None:
     """A data flag that the recipe's own data would silently ignore is refused."""
     unread = Data("mine", {"train": [1], "test": [1]})
     reader = Data("read", {"train": [1], "test": [1]}, reads=frozenset({"dataset"}))
-    refuse_unread(Config(batch_size=9, init_from="runs/a"), unread)
-    refuse_unread(Config(dataset="mnist"), reader)
+    refuse_unused_data_flags(Config(batch_size=9, init_from="runs/a"), unread)
+    refuse_unused_data_flags(Config(dataset="mnist"), reader)
     # A search sets this flag. The data already have such a split, so it is not refused.
     split = Data("split", {"train": [1], "validation": [1]})
-    refuse_unread(Config(validation_share=0.1), split)
-    refuse_unread(Config(validation_share=0.0), unread)  # nothing is held out
+    refuse_unused_data_flags(Config(validation_share=0.1), split)
+    refuse_unused_data_flags(Config(validation_share=0.0), unread)  # nothing is held out
     mistakes: list[tuple[Config, Data, str]] = [
         (Config(dataset="mnist"), unread, "--dataset mnist"),
         (Config(dataset="mnist", validation_share=0.1), reader, "--validation-share 0.1"),
@@ -458,6 +459,6 @@ def test_data_flag_that_is_not_read_is_refused() -> None:
     ]
     for config, data, flags in mistakes:
         with pytest.raises(UserError) as error:
-            refuse_unread(config, data)
+            refuse_unused_data_flags(config, data)
         assert flags in error.value.message
         assert data.name in error.value.message

@@ -14,7 +14,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from common.data.cache import Prepared, PreparedFacts
-from common.data.evaluated import Evaluated, TrainedOn
+from common.data.evaluated import EvaluatedModel, TrainedOn
 from common.data.images import ImageData, load_images
 from common.data.prepared import check_as_trained, with_labels_of
 from common.data.sources import DataSource, find_named, for_evaluation
@@ -200,7 +200,7 @@ def test_only_classes_that_occur_must_be_those_of_the_model(
 ) -> None:
     """A column's type may list others. Classes may have the model's names or its numbers."""
     random = np.random.default_rng(seed)
-    model = Evaluated("runs/one", ["cat", "dog", "emu"], {}, ())
+    model = EvaluatedModel("runs/one", ["cat", "dog", "emu"], {}, ())
     listed = [str(name) for name in random.permutation([*names, *others])]
     by_name = {"cat": 0, "dog": 1, "emu": 2, "0": 0, "1": 1, "2": 2}
     allowed = [label for label, name in enumerate(listed) if name in names]
@@ -222,7 +222,7 @@ def test_only_classes_that_occur_must_be_those_of_the_model(
 )
 def test_message_names_the_class_that_does_not_fit(listed: list[str], named: str) -> None:
     """A number that the model has is named only if other classes have the model's names."""
-    model = Evaluated("runs/one", ["cat", "dog", "emu"], {}, ())
+    model = EvaluatedModel("runs/one", ["cat", "dog", "emu"], {}, ())
     data = prepared_with(listed, test=np.arange(len(listed)))
     assert f"has the class {named}, " in refusal(lambda: with_labels_of(model, SOURCE, data))
 

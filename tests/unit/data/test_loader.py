@@ -32,7 +32,7 @@ def samples(count: int = 103, size: int = 8, channels: int = 3) -> ImageSamples:
     labels = np.arange(count) % 5
     split = ImageSamples(images, labels, [0.5] * channels, [0.25] * channels, torch.float32)
     split.flip = True
-    split.crop_padding = 2
+    split.max_shift = 2
     return split
 
 
@@ -132,7 +132,7 @@ def test_augmentation_makes_all_shifts_and_mirrors() -> None:
     split = samples(count=4000, size=6, channels=1)
     split.images[:] = split.images[0]
     split.flip = True
-    split.crop_padding = 1
+    split.max_shift = 1
     split.place(CPU)
     augmented = (
         split.gather(torch.arange(4000), 7)["images"].mul(0.25).add(0.5).mul(255).round().byte()
@@ -160,7 +160,7 @@ def test_mirroring_alternates_between_epochs(seed: int) -> None:
     """Any two epochs in a row show an image from both sides; chance decides which comes first."""
     split = samples(count=1000, size=2, channels=1)
     split.flip = True
-    split.crop_padding = 0
+    split.max_shift = 0
     split.seed = seed
     split.place(CPU)
     everyone = torch.arange(1000)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from common.data import device_copies
 from common.data import workers as module
 from common.data.batch import Batch, Samples
 from common.data.images import ImageSamples
@@ -97,7 +98,7 @@ def mapped(folder: Path) -> ImageSamples:
         arrays.append(np.load(folder / f"{name}.npy", mmap_mode="r"))
     mapped_split = ImageSamples(arrays[0], arrays[1], split.mean, split.std, split.dtype)
     mapped_split.flip = True
-    mapped_split.crop_padding = 2
+    mapped_split.max_shift = 2
     return mapped_split
 
 
@@ -138,10 +139,10 @@ def test_memory_maps_are_pickled_as_paths(tmp_path: Path) -> None:
 
 def test_next_batch_is_copied_while_training_uses_the_last(cuda: Cuda) -> None:
     """Copies have a stream of their own, and each batch is whole when it is handed out."""
-    cuda.send(module)
+    cuda.send(device_copies)
     batches = [{"x": torch.full((3,), float(number))} for number in range(1, 4)]
     received = []
-    for batch in module.copied_to_device(iter(batches), GPU):
+    for batch in device_copies.copied_to_device(iter(batches), GPU):
         received.append(batch["x"].tolist())
         late = [stream.late for stream in cuda.streams[1:]]
         assert [len(works) for works in late] == [1 if len(received) < 3 else 0]

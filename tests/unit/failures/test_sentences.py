@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import UserError
-from common.failures.sentences import as_user_error, cause_text, counted, reading, writing
+from common.failures.sentences import as_user_error, cause_text, reading, writing
+from common.system.wording import counted
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,9 @@ from hypothesis import strategies as st
 
 from common import console
 from common.errors import UserError
-from common.system.printable import (
-    MAX_LINE_LENGTH,
-    has_secret,
-    listed,
-    printable,
-    without_tokens,
-)
+from common.system.printable import MAX_LINE_LENGTH, printable
+from common.system.text_secrets import has_secret, without_tokens
+from common.system.wording import listed
 
 TEXTS = st.text(st.characters(codec=None)) | st.text(
     "\x1b[31m\x9b\r\b\x07\u202e\x7fab\n\t", max_size=50

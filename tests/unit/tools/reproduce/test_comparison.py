@@ -19,7 +19,7 @@ from common.tools.reproduce.conclusion import (
     final_in_words,
     result_of,
 )
-from common.tools.reproduce.facts import differences_of
+from common.tools.reproduce.fact_differences import differences_of
 from common.tools.reproduce.past_run import PastRun, read_past_run
 from common.tools.reproduce.receipt import FactDifference
 from tests.unit.tools.reproduce.made_up_runs import ATTEMPT, LOSSES, write_past_run

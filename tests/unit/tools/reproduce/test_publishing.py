@@ -12,7 +12,7 @@ from common.run_directory.provenance import present_attempt
 from common.run_directory.records import PROVENANCE
 from common.tools.reproduce.code import restored_code
 from common.tools.reproduce.comparison import compare_weights
-from common.tools.reproduce.facts import differences_of
+from common.tools.reproduce.fact_differences import differences_of
 from common.tools.reproduce.past_run import read_original, read_past_run
 from common.tools.reproduce.publishing import name_of_path, publish_run, without_paths
 from common.tools.reproduce.receipt import (

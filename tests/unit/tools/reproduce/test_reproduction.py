@@ -10,7 +10,7 @@ import pytest
 from common.errors import UserError
 from common.storage.json_files import write_json
 from common.tools.reproduce import reproduction
-from common.tools.reproduce.facts import differences_of
+from common.tools.reproduce.fact_differences import differences_of
 from common.tools.reproduce.past_run import NO_FOLDER, PastRun
 from common.tools.reproduce.reproduction import (
     DifferenceReporter,

@@ -18,10 +18,11 @@ from optuna.trial import TrialState
 
 from common.errors import UserError
 from common.tools.compare.readers import read_directory
+from common.tools.launching.validation_share import with_validation_share
 from common.tools.recipe import load_recipe
 from common.tools.tune.recovery import denotes, number_in_range, stated_flags
 from common.tools.tune.space import command_words, parse_space
-from common.tools.tune.study import open_study, rebuild_if_inconsistent, with_defaults
+from common.tools.tune.study import open_study, rebuild_if_inconsistent
 from tests.conftest import first
 from tests.unit.tools.tune.test_search import STUB
 
@@ -247,5 +248,5 @@ def test_choices_are_compared_as_values() -> None:
 
 def test_default_validation_share_is_part_of_the_command() -> None:
     """A validation share on the command line replaces the default."""
-    assert with_defaults(["--seed", "1"]) == ["--seed", "1", "--validation-share", "0.1"]
-    assert with_defaults(["--validation-share", "0.2"]) == ["--validation-share", "0.2"]
+    assert with_validation_share(["--seed", "1"]) == ["--seed", "1", "--validation-share", "0.1"]
+    assert with_validation_share(["--validation-share", "0.2"]) == ["--validation-share", "0.2"]

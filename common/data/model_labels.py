@@ -1,0 +1,86 @@
+"""Matches the classes of data to those of the model that is evaluated."""
+
+import numpy as np
+
+from common.data.evaluated import EvaluatedModel
+from common.errors import UserError
+
+
+def model_labels_of(
+    evaluated: EvaluatedModel, dataset_name: str, class_names: list[str], used_labels: set[int]
+) -> tuple[np.ndarray, str | None]:
+    """Return the model's label of each class of the data, and a note for the user.
+
+    The data may name their classes as the model does, in any order, or by the model's numbers, as
+    folders called 0, 1 and 2 do. A class without samples may have any name: the type of a label
+    column may list such classes.
+
+    Args:
+        dataset_name: the name of the data set.
+        class_names: the classes of the data, with at least one that differs from the model's.
+        used_labels: the classes that samples have, as indices into `class_names`.
+
+    Returns:
+        First, int64 [classes of the data], -1 for a class without samples. Second, the note; None
+        if the data have all classes of the model, under the same names.
+
+    Raises:
+        UserError: samples have a class that the model does not have.
+    """
+    model_classes = evaluated.class_names
+    assert model_classes is not None  # the caller compares the classes only if they are known
+    name_of_label = {label: class_names[label] for label in sorted(used_labels)}
+    used_names = set(name_of_label.values())
+    label_by_name = {class_name: label for label, class_name in enumerate(model_classes)}
+    label_by_number = {str(label): label for label in range(len(model_classes))}
+    note: str | None = None
+    if used_names <= label_by_name.keys():
+        model_labels = label_by_name
+        if len(name_of_label) < len(model_classes):
+            note = (
+                f"of the {len(model_classes)} classes of {evaluated.model}, the data have "
+                f"{len(name_of_label)}"
+            )
+    elif used_names <= label_by_number.keys():
+        model_labels = label_by_number
+        meanings = ", ".join(
+            f"{number} is {model_classes[int(number)]}" for number in name_of_label.values()
+        )
+        note = f"classes are named by their numbers: {meanings:.200}"
+    else:
+        raise unknown_class_error(
+            dataset_name, [*name_of_label.values()], evaluated.model, model_classes
+        )
+    renumbering = np.full(len(class_names), -1, dtype=np.int64)
+    for label, class_name in name_of_label.items():
+        renumbering[label] = model_labels[class_name]
+    return renumbering, note
+
+
+def unknown_class_error(
+    name: str, class_names: list[str], model: str, model_classes: list[str]
+) -> UserError:
+    """Return the error for data with a class that the model does not have.
+
+    Args:
+        name: the name of the data set.
+        class_names: the classes of the data, of which at least one is not the model's.
+        model: the value of `--init-from`.
+        model_classes: the classes of the model.
+    """
+    unknown = [class_name for class_name in class_names if class_name not in model_classes]
+    # A class called 0 may stand for the model's class 0. So a class that is certainly unknown is a
+    # better example, if there is one.
+    numbers = {str(label) for label in range(len(model_classes))}
+    certain = [class_name for class_name in unknown if class_name not in numbers]
+    example = (certain or unknown)[0]
+    return UserError(
+        (
+            f"data set {name} has the class {example:.60}, but {model} knows only "
+            f"{', '.join(model_classes):.200}"
+        ),
+        advice=(
+            "rename the classes of the data to those of the model, or remove the samples of "
+            "classes that the model lacks"
+        ),
+    )

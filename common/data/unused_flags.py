@@ -1,0 +1,34 @@
+"""Refuses flags on data that have no effect on the data of a run."""
+
+from dataclasses import fields
+
+from common.config import TrainingConfig
+from common.data.batch import Data
+from common.errors import UserError
+from common.flags import as_typed, spelled, stated
+
+
+def refuse_unused_data_flags(config: TrainingConfig, data: Data) -> None:
+    """Raise a `UserError` for a flag of role "data" that was set and has no effect on the data.
+
+    Otherwise, the user would believe in an effect that the flag does not have.
+    """
+    # The recipe reads `--init-from` for its model, so it has an effect with any data.
+    flags_in_effect = {"init_from", *data.reads}
+    # A recipe that splits its own data may take the share of its validation split from the flag.
+    # Without a validation split, a share of 0 is true: nothing is held out.
+    if "validation" in data.splits or config.validation_share == 0:
+        flags_in_effect.add("validation_share")
+    for field in fields(config):
+        # Other flags are not read here, because reading a flag counts as using it.
+        if stated(type(config), field.name)["role"] != "data" or field.name in flags_in_effect:
+            continue
+        value = getattr(config, field.name)
+        if value != field.default:
+            raise UserError(
+                (
+                    f"{as_typed(field.name, value)} has no effect, because the recipe's data set "
+                    f"{data.name} does not use it"
+                ),
+                advice=f"leave {spelled(field.name)} out",
+            )

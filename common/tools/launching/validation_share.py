@@ -1,0 +1,14 @@
+"""Adds a validation share to the flags of runs between which the user will choose."""
+
+from collections.abc import Sequence
+
+
+def with_validation_share(shared: Sequence[str]) -> list[str]:
+    """Return the flags that all trials share, with a validation share of 10 % if none is stated.
+
+    Test data must not choose between trials. If the data have no validation split, this share of
+    the training data serves as validation data.
+    """
+    if "--validation-share" in shared:
+        return [*shared]
+    return [*shared, "--validation-share", "0.1"]

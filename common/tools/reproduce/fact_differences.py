@@ -1,0 +1,153 @@
+"""Finds the facts in which a past run and its repetition differ."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+from common.flags import spelled
+from common.run_directory.records import Attempt
+from common.tools.reproduce.facts import (
+    FACTS_OF_LOCATION,
+    FACTS_OF_PROCESSES,
+    FLAGS_OF_DATA,
+    FLAGS_OF_OTHER_FACTS,
+    OTHER_VALUE,
+    RecordedFact,
+    facts_of,
+    text_of_flag,
+)
+from common.tools.reproduce.past_run import PastRun
+from common.tools.reproduce.receipt import FactDifference
+
+
+def differences_of(past: PastRun, new: PastRun) -> list[FactDifference]:
+    """Return the facts in which two runs differ. A fact that one of them lacks is not compared.
+
+    The new run trains from its first update like the last attempt of the old run. So the facts in
+    which earlier attempts of the old run differ from its last one are differences, too.
+    """
+    return [
+        *differences_of_last_attempts(past, new),
+        *facts_of_earlier_attempts(past),
+        *flags_of_earlier_attempts(past),
+    ]
+
+
+def facts_of_earlier_attempts(run: PastRun) -> list[FactDifference]:
+    """Return the facts in which the earlier attempts of a run differ from its last one."""
+    differences = []
+    last = replace(run, attempts=run.attempts[-1:])
+    for attempt, following in pairwise(run.attempts):
+        earlier = replace(run, attempts=[attempt])
+        for difference in differences_of_last_attempts(earlier, last):
+            label = f"{difference.fact}{until_attempt(following)}"
+            differences.append(difference.model_copy(update={"fact": label}))
+    return differences
+
+
+def flags_of_earlier_attempts(run: PastRun) -> list[FactDifference]:
+    """Return the flags that a later attempt of a run changed.
+
+    A resume can change only flags that do not matter for what the model learns, and those that it
+    adapts to the number of processes. So they may change bits, but not the experiment.
+    """
+    differences = []
+    for attempt in run.attempts[1:]:
+        for name, changed_value in attempt.changed_flags.items():
+            if name not in (*FLAGS_OF_OTHER_FACTS, *FLAGS_OF_DATA):
+                # A run records the new value of a flag, but not the one before.
+                last_value = run.saved_config.config.get(name, changed_value)
+                difference = FactDifference(
+                    fact=f"{spelled(name)}{until_attempt(attempt)}",
+                    before=OTHER_VALUE,
+                    now=text_of_flag(last_value),
+                    changes_bits=True,
+                )
+                differences.append(difference)
+    return differences
+
+
+def until_attempt(attempt: Attempt) -> str:
+    return f" until update {attempt.global_step}"
+
+
+def differences_of_last_attempts(past: PastRun, new: PastRun) -> list[FactDifference]:
+    """Return the facts in which the last attempts of two runs differ."""
+    past_facts = facts_of(past)
+    new_facts = facts_of(new)
+    differences = []
+    for label in dict.fromkeys([*past_facts, *new_facts]):
+        past_fact = past_facts.get(label)
+        new_fact = new_facts.get(label)
+        if past.attempts and new.attempts:
+            # Attempts list all of their packages and variables, so a missing one is a difference.
+            past_fact = past_fact or missing_fact(new_fact)
+            new_fact = new_fact or missing_fact(past_fact)
+        if past_fact is None or new_fact is None:
+            continue
+        difference = fact_difference(label, past_fact, new_fact)
+        if difference is not None and not is_cut_path(past, difference):
+            differences.append(difference)
+    differences = excuse_explained_weights(differences)
+    if is_data_equal(past, new):
+        return [
+            difference for difference in differences if difference.fact not in FACTS_OF_LOCATION
+        ]
+    return differences
+
+
+def missing_fact(other: RecordedFact | None) -> RecordedFact:
+    """Return the fact of a package or variable that a run lacks and that the other run has."""
+    return RecordedFact("none", changes_bits=other is None or other.changes_bits)
+
+
+def fact_difference(label: str, past: RecordedFact, new: RecordedFact) -> FactDifference | None:
+    """Return how two runs differ in a fact; None if they agree, or if one did not record it."""
+    if past.value is None or new.value is None or past.value == new.value:
+        return None
+    return FactDifference(
+        fact=label,
+        before=past.value,
+        now=new.value,
+        changes_bits=past.changes_bits or new.changes_bits,
+        defines_experiment=past.defines_experiment or new.defines_experiment,
+    )
+
+
+def is_cut_path(past: PastRun, difference: FactDifference) -> bool:
+    """Whether a flag differs only because publishing a run replaced a path by its last part."""
+    is_flag = difference.fact.startswith("--")
+    return past.is_published and is_flag and difference.before == Path(difference.now).name
+
+
+def excuse_explained_weights(differences: Sequence[FactDifference]) -> list[FactDifference]:
+    """Return the differences; initial weights are excused if another difference explains them.
+
+    A different device or version, for example, may change the last bits of random initial weights.
+    Such weights do not make the new run a different experiment, so `defines_experiment` becomes
+    false.
+    """
+    if not any(may_change_initialization(difference) for difference in differences):
+        return [*differences]
+    return [
+        difference.model_copy(update={"defines_experiment": False})
+        if difference.fact == "initial weights"
+        else difference
+        for difference in differences
+    ]
+
+
+def may_change_initialization(difference: FactDifference) -> bool:
+    """Whether a differing fact may change the last bits of randomly initialized weights.
+
+    Numbers of processes, machines and threads do not.
+    """
+    is_of_machine = difference.changes_bits and not difference.defines_experiment
+    return is_of_machine and difference.fact not in FACTS_OF_PROCESSES
+
+
+def is_data_equal(past: PastRun, new: PastRun) -> bool:
+    """Whether two runs read the same data, wherever stored, by fingerprint."""
+    fingerprint = past.saved_config.data.fingerprint
+    return fingerprint is not None and fingerprint == new.saved_config.data.fingerprint
