@@ -20,7 +20,6 @@ from common.tools.prove.checks.figures import (
     layers_in_training_mode,
     verdict_of,
     wrong_figures,
-    wrong_losses,
     wrong_rows,
     wrong_speeds,
 )
@@ -37,6 +36,7 @@ from common.tools.prove.outcomes import (
     macro_f1,
     split_passes_of,
 )
+from common.tools.prove.training_losses import wrong_losses
 from common.tools.prove.training_metrics import wrong_metrics
 from tests.unit.tools.prove.made_up import evaluated, recorded, run_with, started
 
