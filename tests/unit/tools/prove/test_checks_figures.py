@@ -24,7 +24,7 @@ from common.tools.prove.checks.figures import (
     wrong_speeds,
 )
 from common.tools.prove.counts import FigureCount, FigureCounts
-from common.tools.prove.instruments.outcomes import means_of_outputs
+from common.tools.prove.instruments.losses import means_of_outputs
 from common.tools.prove.notes import EvaluationLoss, LogInterval, TrainingLoss, TrainingMode
 from common.tools.prove.observation import ObservedRun
 from common.tools.prove.observed import Observed
