@@ -13,20 +13,17 @@ from accelerate import Accelerator
 
 from common.config import TrainingConfig
 from common.console import say, warn
-from common.data.batch import Batch, Work
 from common.data.loader import Loader
 from common.measure.memory import memory_now
 from common.measure.stopwatch import FIRST_UPDATES, Stopwatch
 from common.output.standard_streams import without_native_messages
-from common.profile import verdict
 from common.profile.files import write_profile
 from common.profile.phases import Phases
-from common.storage.json_files import write_json
-from common.system.devices import is_accelerator, profiler_activity, synchronize_stream
+from common.profile.report import Reporter, Timing
+from common.profile.waits import Batches, WaitMeter
+from common.system.devices import profiler_activity, synchronize_stream
 from common.track.trackers.tracker import Tracker
 from common.training.plan import Plan
-
-Batches = Iterator[tuple[Batch, Work]]  # as `Loader.epoch` yields them
 
 
 class Window(NamedTuple):
@@ -87,19 +84,14 @@ class Profiler:
 
     # The generator that `measure` returned, which `step` resumes; None until it is started.
     procedure: Generator[None, None, None] | None = None
-    is_over: bool = False
-    is_timing: bool = False
     placement: str = ""  # where batches are made, "device" or "workers"; known with the first batch
     # The time of each phase in the timed updates.
     phase_milliseconds: Mapping[str, float] = field(default_factory=dict)
-    waited: float = 0.0  # seconds for which the timed updates waited for batches
-    # The seconds of waiting in which batches were made, and the number of those micro-batches. One
-    # wait may make the data of several micro-batches.
-    making_seconds: float = 0.0
-    batches_made: int = 0
 
     def __post_init__(self) -> None:
         self.phases = Phases(self.accelerator)
+        self.meter = WaitMeter(self.phases)
+        self.reporter = Reporter(self.config, self.folder, self.accelerator, self.attach)
 
     def watch(self, batches: Batches, loader: Loader, global_step: int) -> Batches:
         """Return the rest of an epoch's batches; while updates are measured, time the waiting.
@@ -111,7 +103,7 @@ class Profiler:
             loader: the loader that the batches come from.
             global_step: the updates that the run has made.
         """
-        if not (self.config.profile or self.config.profile_shapes) or self.is_over:
+        if not (self.config.profile or self.config.profile_shapes) or self.meter.is_over:
             return batches
         plan = self.plan
         self.placement = loader.placement
@@ -122,7 +114,7 @@ class Profiler:
                 lambda step: plan.evaluates(step) or plan.saves(step),
             )
             if window is None:
-                self.is_over = True
+                self.meter.is_over = True
                 least = FIRST_UPDATES + 3
                 warn(f"the run is not profiled, because fewer than {least} updates are left")
                 return batches
@@ -130,39 +122,7 @@ class Profiler:
             next(self.procedure)  # goes up to the first `yield`, which waits for the first update
         updates_left = plan.updates_per_epoch - global_step % plan.updates_per_epoch
         batches_left = updates_left * self.config.gradient_accumulation_steps
-        return self.watched(batches, batches_left, loader.batches_per_gather)
-
-    def watched(self, batches: Batches, batches_left: int, batches_at_once: int) -> Batches:
-        """Yield batches, and note how long the loop waited for each.
-
-        Args:
-            batches: an iterator over the rest of the epoch.
-            batches_left: how many batches the iterator has.
-            batches_at_once: how many micro-batches the loader makes in one wait.
-        """
-        for position in range(batches_left):
-            if self.is_over:
-                break
-            start = time.perf_counter()
-            if self.phases.is_on:
-                self.phases.enter(verdict.DATA)
-            batch = next(batches, None)
-            if self.phases.is_on:
-                self.phases.enter("forward")
-            if batch is None:
-                return
-            waited = time.perf_counter() - start
-            if self.is_timing:
-                self.waited += waited
-            # If the loader makes many batches at once, only some updates wait. So all waiting since
-            # the first update is divided by all batches that were made: the timed updates alone
-            # might contain no wait, or a wait for batches that are used after them.
-            if self.is_timing or batches_at_once > 1:
-                self.making_seconds += waited
-                if position % batches_at_once == 0:
-                    self.batches_made += min(batches_at_once, batches_left - position)
-            yield batch
-        yield from batches  # the profile is over, so nothing is timed any more
+        return self.meter.metered(batches, batches_left, loader.batches_per_gather)
 
     def step(self) -> None:
         """Resume the generator of `measure` until its next `yield`; called after each update."""
@@ -177,48 +137,70 @@ class Profiler:
             first: the update at which this process starts or resumes the run.
         """
         yield from wait_for_updates(FIRST_UPDATES)
-        with self.stopwatch.stopped():  # only stopping adds the time until now to the total
-            seconds_before = self.stopwatch.total.seconds
         timed_updates = window.warm_up - FIRST_UPDATES
-        self.is_timing = True
+        timed_seconds = yield from self.time_updates(timed_updates)
+        busy_seconds_per_update = (timed_seconds - self.meter.waited) / timed_updates
+        with self.stopwatch.stopped():
+            with self.phases.watching():
+                yield from self.profile_on_main_rank(window, first, busy_seconds_per_update)
+            self.meter.is_over = True
+            # The other ranks wait for rank 0 here, and not in an update that is timed.
+            self.accelerator.wait_for_everyone()
+
+    def time_updates(self, count: int) -> Generator[None, None, float]:
+        """Time updates without the profiler. Each `yield` waits for the end of an update.
+
+        Args:
+            count: how many updates to time.
+
+        Returns:
+            The seconds of all these updates, including those of waiting for batches.
+        """
+        with self.stopwatch.stopped():  # `total` counts only up to the last stop
+            seconds_before = self.stopwatch.total.seconds
+        self.meter.is_timing = True
         with self.phases.watching():
-            yield from wait_for_updates(timed_updates)
-            self.is_timing = False
-            self.phases.enter(None)
-            self.stopwatch.stop()
+            yield from wait_for_updates(count)
+            self.meter.is_timing = False
+        with self.stopwatch.stopped():  # the device has finished its work, so phases have times
             self.phase_milliseconds = self.phases.milliseconds()
-            timed_seconds = self.stopwatch.total.seconds - seconds_before
-            busy_seconds = (timed_seconds - self.waited) / timed_updates
-            # `profile` takes one item of this iterator for each update that it waits for.
-            updates = wait_for_updates(window.end - window.warm_up)
-            if self.accelerator.is_main_process:
-                try:
-                    yield from self.profile(window, updates, busy_seconds)
-                    numbers = f"{first + window.warm_up + 1} to {first + window.end}"
-                    say(f"        updates {numbers} are left out of perf/; {self.folder}")
-                except Exception as problem:  # a failed profile must not stop the training
-                    warn(
-                        f"--profile failed ({type(problem).__name__}: {problem}); training goes on"
-                    )
-            # Wait for the remaining updates: on rank 0 those after an error, on other ranks all.
-            yield from updates
-        self.is_over = True
-        # The other ranks wait for rank 0 here, and not in an update that is timed.
-        self.accelerator.wait_for_everyone()
-        self.stopwatch.start()
+            return self.stopwatch.total.seconds - seconds_before
+
+    def profile_on_main_rank(
+        self, window: Window, first: int, busy_seconds_per_update: float
+    ) -> Iterator[None]:
+        """Wait for the updates of the window; on rank 0, profile them. An error only warns.
+
+        Args:
+            window: the updates to profile.
+            first: the update at which this process starts or resumes the run.
+            busy_seconds_per_update: the time of an update without the profiler and without waiting
+                for data.
+        """
+        # `profile` takes one item of this iterator for each update that it waits for.
+        updates = wait_for_updates(window.end - window.warm_up)
+        if self.accelerator.is_main_process:
+            try:
+                yield from self.profile(window, updates, busy_seconds_per_update)
+                numbers = f"{first + window.warm_up + 1} to {first + window.end}"
+                say(f"        updates {numbers} are left out of perf/; {self.folder}")
+            except Exception as problem:  # a failed profile must not stop the training
+                warn(f"--profile failed ({type(problem).__name__}: {problem}); training goes on")
+        # Wait for the remaining updates: on rank 0 those after an error, on other ranks all.
+        yield from updates
 
     def profile(
-        self, window: Window, updates: Iterator[None], busy_seconds: float
+        self, window: Window, updates: Iterator[None], busy_seconds_per_update: float
     ) -> Iterator[None]:
         """Profile updates on rank 0, write the files and print the verdict.
 
         Args:
             window: the updates to profile.
             updates: yields once for each of these updates.
-            busy_seconds: the time of an update without the profiler and without waiting for data.
+            busy_seconds_per_update: the time of an update without the profiler and without waiting
+                for data.
         """
         device = self.accelerator.device
-        has_memory_history = device.type == "cuda"
         warm_up_updates = window.record - window.warm_up
         recorded_updates = window.end - window.record
         with ExitStack() as contexts:
@@ -230,7 +212,7 @@ class Profiler:
                 profile.step()
             bytes_before = memory_now(device)
             start = time.perf_counter()
-            if has_memory_history:
+            if has_memory_history(device):
                 record_history = torch.cuda.memory._record_memory_history
                 contexts.callback(record_history, enabled=None)
                 record_history(max_entries=200_000, stacks="python")
@@ -243,11 +225,37 @@ class Profiler:
             # the report gets the shorter of the two times.
             profiled_seconds = (time.perf_counter() - start) / recorded_updates
             profile.step()
-            by_shape = self.config.profile_shapes
-            slowest = write_profile(self.folder, profile, device, bytes_before, by_shape)
-            if has_memory_history:
-                torch.cuda.memory._dump_snapshot(str(self.folder / "memory_snapshot.pickle"))
-            self.report(profile, recorded_updates, min(busy_seconds, profiled_seconds), slowest)
+            busy = min(busy_seconds_per_update, profiled_seconds)
+            self.write_and_report(profile, bytes_before, recorded_updates, busy)
+
+    def write_and_report(
+        self,
+        profile: torch.profiler.profile,
+        bytes_before: int,
+        recorded_updates: int,
+        busy_seconds_per_update: float,
+    ) -> None:
+        """Write the files of a finished profile, and print the verdict.
+
+        Args:
+            profile: the finished profile.
+            bytes_before: the bytes that tensors on the device took before the recorded updates.
+            recorded_updates: how many updates the profile has.
+            busy_seconds_per_update: the time of an update without the profiler and without waiting
+                for data.
+        """
+        device = self.accelerator.device
+        by_shape = self.config.profile_shapes
+        slowest = write_profile(self.folder, profile, device, bytes_before, by_shape)
+        if has_memory_history(device):
+            torch.cuda.memory._dump_snapshot(str(self.folder / "memory_snapshot.pickle"))
+        timing = Timing(
+            busy_seconds_per_update=busy_seconds_per_update,
+            seconds_per_batch=self.meter.seconds_per_batch,
+            phase_milliseconds=self.phase_milliseconds,
+            placement=self.placement,
+        )
+        self.reporter.report(profile.events() or [], recorded_updates, timing, slowest)
 
     def torch_profile(self, warm_up_updates: int, recorded_updates: int) -> torch.profiler.profile:
         """Return torch's profiler, set up to record some updates after a warm-up."""
@@ -266,70 +274,6 @@ class Profiler:
             acc_events=True,
         )
 
-    def report(
-        self,
-        profile: torch.profiler.profile,
-        recorded_updates: int,
-        busy_seconds: float,
-        slowest: list[str],
-    ) -> None:
-        """Print the verdict, or only the phases if torch can't time the device's kernels."""
-        device = self.accelerator.device
-        has_kernel_times = profiler_activity(device) is not None
-        if is_accelerator(device) and not has_kernel_times:
-            self.say_phases(slowest)
-            return
-        events = profile.events() or []
-        if has_kernel_times:
-            totals = verdict.gpu_kernel_milliseconds(events)
-        else:
-            totals = verdict.cpu_kernel_milliseconds(events)
-        kernels = {category: total / recorded_updates for category, total in totals.items()}
-        self.judge(kernels, busy_seconds, has_kernel_times, slowest)
-
-    def say_phases(self, slowest: list[str]) -> None:
-        """Print the time of each phase, for a device whose kernels torch's profiler can't time."""
-        device_type = self.accelerator.device.type
-        say(f"profile no verdict: torch's profiler can't time the kernels of {device_type}")
-        say(f"        {shares_text(self.phase_shares())}")
-        say(f"        operations that took the host longest: {', '.join(slowest)}")
-
-    def phase_shares(self) -> dict[str, float]:
-        """Return each phase's share of the time of the timed updates."""
-        total = max(sum(self.phase_milliseconds.values()), 1e-9)
-        return {phase: value / total for phase, value in self.phase_milliseconds.items()}
-
-    def judge(
-        self, kernels: dict[str, float], busy_seconds: float, is_gpu: bool, slowest: list[str]
-    ) -> None:
-        """Print the verdict on the speed, write `verdict.json`, and send both to the tracker.
-
-        Args:
-            kernels: the milliseconds of an update's "memory" and "compute" kernels.
-            busy_seconds: the time of an update without the profiler and without waiting for data.
-            is_gpu: whether kernels run while the loop goes on.
-            slowest: the three slowest operations.
-        """
-        seconds_per_batch = self.making_seconds / max(self.batches_made, 1)
-        waiting = self.config.gradient_accumulation_steps * seconds_per_batch
-        cost = verdict.cost_of_update(
-            kernels, 1000 * busy_seconds, 1000 * waiting, is_asynchronous=is_gpu
-        )
-        judgement = verdict.judge(
-            cost,
-            self.config,
-            self.accelerator.mixed_precision,
-            self.placement,
-            self.accelerator.num_processes,
-        )
-        phases = self.phase_shares()
-        contents = {**judgement, "phases": phases, "slowest_operations": slowest}
-        write_json(self.folder / "verdict.json", contents)
-        say(f"profile {judgement['verdict']}: {judgement['evidence']}. {judgement['advice']}")
-        say(f"        {shares_text(phases)}")
-        say(f"        slowest operations: {', '.join(slowest)}")
-        self.attach(lambda tracker: tracker.log_profile(self.folder, judgement["verdict"]))
-
     def stop(self) -> None:
         """End the profile, because the run ends; called in any case.
 
@@ -337,17 +281,18 @@ class Profiler:
         turn torch's profiler off and restore what they changed. An error in doing so must not hide
         how the run ended.
         """
-        self.is_over = True
+        self.meter.is_over = True
         if self.procedure is not None:
             with suppress(Exception):
                 self.procedure.close()
+
+
+def has_memory_history(device: torch.device) -> bool:
+    """Whether torch can record the history of a device's allocations."""
+    return device.type == "cuda"
 
 
 def wait_for_updates(count: int) -> Iterator[None]:
     """Yield once for each of `count` updates."""
     for _ in range(count):
         yield
-
-
-def shares_text(shares: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {share:.0%}" for name, share in shares.items())

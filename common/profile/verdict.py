@@ -9,7 +9,7 @@ from common.config import Precision, TrainingConfig
 if TYPE_CHECKING:
     from torch.autograd.profiler_util import FunctionEvent
 
-# The name of the range in which the loop waits for a batch; see `common.profile.profiler`.
+# The name of the range in which the loop waits for a batch; see `common.profile.waits`.
 DATA = "data"
 
 # Matrix products, convolutions and attention, by the names of PyTorch's operations and of the

@@ -31,7 +31,7 @@ from common.tools.prove.plan import PlannedInterruption
 
 INSTRUMENTS = tuple(
     f"common.tools.prove.instruments.{name}"
-    for name in ("without_dropout", "updates", "mixing", "outcomes", "rows_used")
+    for name in ("without_dropout", "updates", "mixing", "losses", "rows_used")
 )
 IN_FLOAT64 = "common.tools.prove.instruments.in_float64"
 UPDATES = 6  # the number of compared updates

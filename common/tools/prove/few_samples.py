@@ -75,18 +75,24 @@ def limit_samples(training: int, evaluation: int) -> None:
         training: the most samples of the training split.
         evaluation: the most samples of each other split.
     """
-    limit_order("training_order", FewTrainingSamples, training)
-    limit_order("evaluation_order", FewEvaluationSamples, evaluation)
+    patch_order("training_order", FewTrainingSamples, training)
+    patch_order("evaluation_order", FewEvaluationSamples, evaluation)
 
 
-def limit_order(function: str, limited_class: type[Order], limit: int) -> None:
-    """Have a function of `common.data.run_loaders` return orders of at most `limit` samples."""
-    make_order: Callable[..., Order] = getattr(run_loaders, function)
+def patch_order(function_name: str, limited_class: type[Order], limit: int) -> None:
+    """Replace a function of `run_loaders` by one that returns orders of at most `limit` samples.
+
+    Args:
+        function_name: the name of a function that returns an order.
+        limited_class: the class of a limited order, `FewTrainingSamples` or `FewEvaluationSamples`.
+        limit: the most samples of an order.
+    """
+    make_order: Callable[..., Order] = getattr(run_loaders, function_name)
 
     def make_limited_order(*arguments: object) -> Order:
         return limited_order(make_order(*arguments), limited_class, limit)
 
-    setattr(run_loaders, function, make_limited_order)
+    setattr(run_loaders, function_name, make_limited_order)
 
 
 def limited_order(order: Order, limited_class: type[Order], limit: int) -> Order:

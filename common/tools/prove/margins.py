@@ -10,12 +10,12 @@ their value before training.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
 from common.objective import Objective
-from common.tools.prove.outcomes import SampleOutcome, SplitPass, check_figure
+from common.tools.prove.outcomes import MEAN_METRICS, SplitPass, check_figure, known_name
 
 STANDARD_ERRORS = 2.0  # in the first run
 # In the longer run, a model that guesses gets a second chance. With two standard errors in both
@@ -23,18 +23,7 @@ STANDARD_ERRORS = 2.0  # in the first run
 LONGER_STANDARD_ERRORS = 2.5
 RELATIVE_MARGIN = 0.1  # share of the figure before training, if no standard error is known
 # Metrics that are shares of samples, from 0 to 1.
-SHARES = ("accuracy", "error", "error_rate", "f1", "macro_f1")
-# Values of a sample. A metric is their mean, or rises with their mean.
-SAMPLE_VALUES: dict[str, Callable[[SampleOutcome], float | None]] = {
-    "accuracy": lambda outcome: outcome.hit,
-    "error": lambda outcome: None if outcome.hit is None else 1 - outcome.hit,
-    "error_rate": lambda outcome: None if outcome.hit is None else 1 - outcome.hit,
-    "loss": lambda outcome: outcome.loss,
-    "perplexity": lambda outcome: outcome.loss,
-    "mse": lambda outcome: outcome.squared_error,
-    "rmse": lambda outcome: outcome.squared_error,
-    "mae": lambda outcome: outcome.absolute_error,
-}
+SHARES = ("accuracy", "error", "f1", "macro_f1")
 
 
 @dataclass(frozen=True)
@@ -50,8 +39,9 @@ class ObjectiveValue:
 class Improvement:
     """How much an objective has improved, and how much it has to improve."""
 
-    # With paired samples, the gain and the margin have the unit of `SAMPLE_VALUES`: of the loss for
-    # a perplexity, and of the squared error for an RMSE. Otherwise, they have the metric's unit.
+    # With paired samples, the gain and the margin have the unit of a sample's value in
+    # `MEAN_METRICS`: of the loss for a perplexity, and of the squared error for an RMSE. Otherwise,
+    # they have the metric's unit.
     gain: float  # negative if the objective has become worse
     margin: float
     basis: str  # how the margin is computed, in words
@@ -73,7 +63,7 @@ def improvement(
         standard_errors: the margin, as a number of standard errors.
     """
     sign = 1.0 if objective.mode == "max" else -1.0
-    metric = objective.metric
+    metric = known_name(objective.metric)
     pairs = paired_values(metric, before, after)
     if len(pairs) > 1:
         return improvement_of_pairs(pairs, sign, standard_errors, is_share=metric in SHARES)
@@ -143,12 +133,12 @@ def paired_values(
 
 def values_by_sample(metric: str, split_pass: SplitPass) -> Mapping[int, float]:
     """Return the values of the samples that a metric averages; empty if one is unknown."""
-    value_of = SAMPLE_VALUES.get(metric)
-    if value_of is None:
+    mean_metric = MEAN_METRICS.get(metric)
+    if mean_metric is None:
         return {}
     values: dict[int, float] = {}
     for outcome in split_pass.unique_outcomes:
-        value = value_of(outcome)
+        value = mean_metric.sample_value(outcome)
         if value is None:
             return {}
         values[outcome.sample] = value

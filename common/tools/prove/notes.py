@@ -52,12 +52,12 @@ class TrainingLoss(Note):
     means: dict[str, float] = {}
 
 
-class SampleOutcomes(Observed):
+class OutcomeColumns(Observed):
     """Values for each sample of a batch that follow from the model's outputs; None if unknown."""
 
     hits: list[float] | None = None  # shares of a sample's elements that are classified correctly
-    squares: list[float] | None = None  # mean squared errors
-    distances: list[float] | None = None  # mean absolute errors
+    squared_errors: list[float] | None = None  # means over a sample's elements
+    absolute_errors: list[float] | None = None  # means over a sample's elements
     # Known only if each sample has one class:
     predicted: list[int] | None = None
     labels: list[int] | None = None
@@ -75,7 +75,7 @@ class EvaluationLoss(Note):
     function: str
     value: float  # the mean over the elements
     losses: list[float] | None = None  # one for each sample; None if they are unknown
-    of_samples: SampleOutcomes = SampleOutcomes()
+    of_samples: OutcomeColumns = OutcomeColumns()
 
 
 class TrainingMode(Note):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import NamedTuple, TypeVar
 
-from common.tools.prove.notes import EvaluationLoss
+from common.tools.prove.notes import EvaluationLoss, OutcomeColumns
 
 CORRECT_TOLERANCE = 1e-4  # relative; the recipe computes in fp32
 # Relative. A mistake explains a logged figure only if it gives that figure within this tolerance.
@@ -82,35 +82,49 @@ def mean_of(values: Sequence[float | None]) -> float | None:
     return fmean(known) if known and len(known) == len(values) else None
 
 
-def loss(outcomes: Sequence[SampleOutcome]) -> float | None:
-    return mean_of([outcome.loss for outcome in outcomes])
+class MeanMetric(NamedTuple):
+    """A metric that follows from the mean of one value of each sample."""
+
+    value: Callable[[SampleOutcome], float | None]  # of a sample; None if it is unknown
+    # `float` returns a mean or a value as it is.
+    of_mean: Callable[[float], float] = float  # makes the metric from the mean of the values
+    of_value: Callable[[float], float] = float  # makes a value that rises with the metric
+
+    def figure(self, outcomes: Sequence[SampleOutcome]) -> float | None:
+        """Return the metric of some samples; None if a value is unknown or there are none."""
+        mean = mean_of([self.value(outcome) for outcome in outcomes])
+        return None if mean is None else self.of_mean(mean)
+
+    def sample_value(self, outcome: SampleOutcome) -> float | None:
+        """Return a value of a sample, whose mean rises with the metric; None if unknown."""
+        value = self.value(outcome)
+        return None if value is None else self.of_value(value)
 
 
-def accuracy(outcomes: Sequence[SampleOutcome]) -> float | None:
-    return mean_of([outcome.hit for outcome in outcomes])
+def complement(share: float) -> float:
+    return 1 - share
 
 
-def error(outcomes: Sequence[SampleOutcome]) -> float | None:
-    share = accuracy(outcomes)
-    return None if share is None else 1 - share
+def perplexity(mean_loss: float) -> float:
+    """Return the perplexity of a mean loss, limited so that it stays finite."""
+    return math.exp(min(700.0, mean_loss))
 
 
-def mean_squared_error(outcomes: Sequence[SampleOutcome]) -> float | None:
-    return mean_of([outcome.squared_error for outcome in outcomes])
+MEAN_METRICS = {
+    "loss": MeanMetric(lambda outcome: outcome.loss),
+    "accuracy": MeanMetric(lambda outcome: outcome.hit),
+    "error": MeanMetric(lambda outcome: outcome.hit, complement, complement),
+    "mse": MeanMetric(lambda outcome: outcome.squared_error),
+    "rmse": MeanMetric(lambda outcome: outcome.squared_error, math.sqrt),
+    "mae": MeanMetric(lambda outcome: outcome.absolute_error),
+    "perplexity": MeanMetric(lambda outcome: outcome.loss, perplexity),
+}
+SYNONYMS = {"error_rate": "error"}
 
 
-def root_mean_squared_error(outcomes: Sequence[SampleOutcome]) -> float | None:
-    mean = mean_squared_error(outcomes)
-    return None if mean is None else math.sqrt(mean)
-
-
-def mean_absolute_error(outcomes: Sequence[SampleOutcome]) -> float | None:
-    return mean_of([outcome.absolute_error for outcome in outcomes])
-
-
-def perplexity(outcomes: Sequence[SampleOutcome]) -> float | None:
-    mean_loss = loss(outcomes)
-    return None if mean_loss is None else math.exp(min(700.0, mean_loss))
+def known_name(metric: str) -> str:
+    """Return the name under which the tables of this module list a metric."""
+    return SYNONYMS.get(metric, metric)
 
 
 def f1_of_classes(outcomes: Sequence[SampleOutcome]) -> list[float] | None:
@@ -141,14 +155,7 @@ def macro_f1(outcomes: Sequence[SampleOutcome]) -> float | None:
 
 
 FIGURE_FUNCTIONS: dict[str, FigureFunction] = {
-    "loss": loss,
-    "accuracy": accuracy,
-    "error": error,
-    "error_rate": error,
-    "mse": mean_squared_error,
-    "rmse": root_mean_squared_error,
-    "mae": mean_absolute_error,
-    "perplexity": perplexity,
+    **{name: metric.figure for name, metric in MEAN_METRICS.items()},
     "f1": f1,
     "macro_f1": macro_f1,
 }
@@ -169,7 +176,7 @@ def likely_mistakes(function: FigureFunction, split_pass: SplitPass) -> Iterator
     if len(split_pass.batches) > 1:
         correct = function(split_pass.unique_outcomes)
         yield from mistaken_means_of_processes(function, split_pass.batches)
-        yield from mistaken_factors_of_processes(correct, len(split_pass.batches))
+        yield from mistakes_by_number_of_processes(correct, len(split_pass.batches))
     last_batch = split_pass.batches[0][-1]
     yield Mistake("it counts only the last batch", function(last_batch))
     known_figures = [figure for figure in batch_figures if figure is not None]
@@ -200,8 +207,13 @@ def mistaken_means_of_processes(
     yield Mistake("it counts only the samples of the first process", function(outcomes_by_rank[0]))
 
 
-def mistaken_factors_of_processes(correct: float | None, processes: int) -> Iterator[Mistake]:
-    """Yield the correct figure, wrongly multiplied or divided by the number of processes."""
+def mistakes_by_number_of_processes(correct: float | None, processes: int) -> Iterator[Mistake]:
+    """Yield the correct figure, wrongly multiplied or divided by the number of processes.
+
+    Args:
+        correct: the correct figure; None if it is unknown, which yields nothing.
+        processes: at least 2, or the mistakes would give the correct figure.
+    """
     if correct is not None:
         yield Mistake("it is added up over processes, not averaged", correct * processes)
         yield Mistake(
@@ -258,29 +270,41 @@ def with_pass_and_call(
 
 def outcomes_of_batch(loss: EvaluationLoss) -> BatchOutcomes:
     """Return the outcomes of a batch; empty if they are not known for each sample."""
-    of_samples = loss.of_samples
-    columns = (
-        loss.losses,
-        of_samples.hits,
-        of_samples.squares,
-        of_samples.distances,
-        of_samples.predicted,
-        of_samples.labels,
+    return outcomes_of_columns(loss.samples, loss.losses, loss.of_samples)
+
+
+def outcomes_of_columns(
+    samples: Sequence[int], losses: Sequence[float] | None, columns: OutcomeColumns
+) -> BatchOutcomes:
+    """Return the outcome of each sample; empty if no column is known.
+
+    Args:
+        samples: the number of each sample.
+        losses: the loss of each sample; None if they are unknown.
+        columns: the other values of each sample.
+    """
+    all_columns = (
+        losses,
+        columns.hits,
+        columns.squared_errors,
+        columns.absolute_errors,
+        columns.predicted,
+        columns.labels,
     )
-    if all(column is None for column in columns):
+    if all(column is None for column in all_columns):
         return []
     return [
         SampleOutcome(
             sample=sample,
-            loss=value_at(number, loss.losses),
-            hit=value_at(number, of_samples.hits),
-            squared_error=value_at(number, of_samples.squares),
-            absolute_error=value_at(number, of_samples.distances),
-            predicted=value_at(number, of_samples.predicted),
-            label=value_at(number, of_samples.labels),
-            classes=of_samples.classes,
+            loss=value_at(number, losses),
+            hit=value_at(number, columns.hits),
+            squared_error=value_at(number, columns.squared_errors),
+            absolute_error=value_at(number, columns.absolute_errors),
+            predicted=value_at(number, columns.predicted),
+            label=value_at(number, columns.labels),
+            classes=columns.classes,
         )
-        for number, sample in enumerate(loss.samples)
+        for number, sample in enumerate(samples)
     ]
 
 
@@ -305,7 +329,7 @@ def check_figure(name: str, logged: float, split_passes: Sequence[SplitPass]) ->
         logged: its value.
         split_passes: the passes of the evaluation. The figure is correct if it follows from one.
     """
-    function = FIGURE_FUNCTIONS.get(name)
+    function = FIGURE_FUNCTIONS.get(known_name(name))
     if function is None:
         return FigureCheck(None)
     expected_figures: list[tuple[SplitPass, float]] = []

@@ -12,6 +12,7 @@ from common.tools.prove.bench import Cause
 from common.tools.prove.counts import FigureCount
 from common.tools.prove.notes import TrainingLoss
 from common.tools.prove.observation import ObservedLaunch, ObservedRun, Recorded
+from common.tools.prove.outcomes import known_name
 
 SHARE_TOLERANCE = 1e-4  # relative, for shares of samples
 # Relative. The loop may compute distances in the precision of the model, such as bf16.
@@ -22,7 +23,6 @@ TOLERANCES = {
     "mse": DISTANCE_TOLERANCE,
     "mae": DISTANCE_TOLERANCE,
 }
-SYNONYMS = {"error_rate": "error"}
 ABSOLUTE_TOLERANCE = 1e-6  # this difference is always allowed
 ADVICE = (
     "pass run.record the metric's values for the samples of the micro-batch, computed from the "
@@ -70,8 +70,8 @@ def losses_by_micro_batch(launch: ObservedLaunch) -> dict[tuple[int, int], list[
 
 def expected_values(name: str, losses: Sequence[TrainingLoss]) -> list[float]:
     """Return the value of a metric from each computed loss that gives one."""
-    known_name = SYNONYMS.get(name, name)
-    return [loss.means[known_name] for loss in losses if known_name in loss.means]
+    metric = known_name(name)
+    return [loss.means[metric] for loss in losses if metric in loss.means]
 
 
 def follows_from_outputs(name: str, value: float, expected: Sequence[float]) -> bool | None:
@@ -81,7 +81,7 @@ def follows_from_outputs(name: str, value: float, expected: Sequence[float]) -> 
         expected: a value for each loss of the micro-batch that gives the metric. If there are
             several and none of them agrees, the metric may belong to other outputs.
     """
-    tolerance = TOLERANCES.get(SYNONYMS.get(name, name))
+    tolerance = TOLERANCES.get(known_name(name))
     if tolerance is None or not expected or not math.isfinite(value):
         return None
     if any(

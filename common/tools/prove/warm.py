@@ -82,7 +82,12 @@ class WarmProcess:
         return self.read_number(None)
 
     def wait(self, timeout: float) -> int:
-        """Return the exit status of the last launch, which is negative after a signal.
+        """Wait for the last launch, and return its exit status, which is negative after a signal.
+
+        Call this once per launch; a second call would read another number.
+
+        Args:
+            timeout: the most seconds to wait.
 
         Raises:
             TimeoutError: the launch has not ended in time.

@@ -18,6 +18,7 @@ from common.config import TrainingConfig
 from common.data.batch import Work
 from common.measure.stopwatch import FIRST_UPDATES, Stopwatch
 from common.profile import profiler as module
+from common.profile import report, waits
 from common.profile.profiler import Profiler, Window, choose_window
 from common.profile.verdict import DATA
 from common.system.devices import trials
@@ -124,7 +125,9 @@ def training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def make(**settings: Any) -> Training:
         run = Training(tmp_path, **settings)
-        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: run.now))
+        for timed_module in (module, waits):
+            clock = SimpleNamespace(perf_counter=lambda: run.now)
+            monkeypatch.setattr(timed_module, "time", clock)
         return run
 
     return make
@@ -322,7 +325,7 @@ def test_device_without_kernel_times_gets_no_verdict(
     training: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     """The profiler sees only the host's work, which must not count as kernels."""
-    monkeypatch.setattr(module, "is_accelerator", lambda device: True)
+    monkeypatch.setattr(report, "is_accelerator", lambda device: True)
     training().run()
     printed = capsys.readouterr().out
     assert "no verdict: torch's profiler can't time the kernels of cpu" in printed

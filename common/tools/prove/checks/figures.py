@@ -8,33 +8,29 @@ from statistics import fmean, median
 
 from pydantic import JsonValue
 
+from common.measure.stopwatch import FIRST_UPDATES
 from common.metric_names import SAMPLES, THROUGHPUT, TRAINING_LOSS
 from common.objective import PREFIXES
 from common.tools.prove.bench import Bench, Cause, Check, Verdict, failed_verdict
 from common.tools.prove.comparison import run_with_layout, update_layouts
 from common.tools.prove.counts import FigureCounts
-from common.tools.prove.notes import EvaluationLoss, LogInterval, TrainingLoss, TrainingMode
+from common.tools.prove.notes import EvaluationLoss, LogInterval, TrainingMode
 from common.tools.prove.observation import ObservedEvaluation, ObservedRun, Recorded
 from common.tools.prove.outcomes import SplitPass, check_figure, split_passes_of
 from common.tools.prove.results import Results
 from common.tools.prove.steady import steady_run
+from common.tools.prove.training_losses import ADVICE_OF_LOSS, wrong_losses
 from common.tools.prove.training_metrics import wrong_metrics
 from common.tools.rows import MetricsRow, number_or_none, step_of_row
 
 ROW_TOLERANCE = 1e-5  # relative; the run adds up in a different order
-SMALLEST_VALUE = 1e-6  # smaller differences and losses do not count
-FACTOR_TOLERANCE = 1e-3  # relative, of a factor between two losses
+SMALLEST_DIFFERENCE = 1e-6  # smaller ones do not count
 SPEED_TOLERANCE = 0.1  # relative
-FIRST_UPDATES = 3  # the updates that the check of speed leaves out
 ADVICE_OF_EVALUATION = (
     "add up over samples, as sums.record(loss, metrics, count) of Sums does, and return "
     "sums.result()"
 )
 ADVICE_OF_MODE = "evaluate the model that `with run.evaluating(model) as bare_model:` yields"
-ADVICE_OF_LOSS = (
-    "pass run.record the mean loss of the process's own micro-batch; the run averages it over "
-    "micro-batches and processes"
-)
 
 
 def check_figures(bench: Bench) -> Verdict:
@@ -100,7 +96,7 @@ def is_as_expected(logged: float, expected: float) -> bool:
     """
     if math.isnan(logged):
         return not math.isfinite(expected)
-    return math.isclose(logged, expected, rel_tol=ROW_TOLERANCE, abs_tol=SMALLEST_VALUE)
+    return math.isclose(logged, expected, rel_tol=ROW_TOLERANCE, abs_tol=SMALLEST_DIFFERENCE)
 
 
 def means_between(run: ObservedRun, previous_step: int, step: int) -> dict[str, float]:
@@ -118,120 +114,6 @@ def means_between(run: ObservedRun, previous_step: int, step: int) -> dict[str, 
     if losses:
         means[TRAINING_LOSS] = fmean(losses)
     return means
-
-
-# The losses that the loop records
-
-
-def wrong_losses(whole: ObservedRun, run: ObservedRun, counts: FigureCounts) -> Iterator[Cause]:
-    """Yield a cause if recorded losses depend on how an update is divided.
-
-    A recipe may record any multiple of the loss that a function of torch computes, such as half of
-    a squared error. It may also add terms. But the multiple must not depend on whether an update is
-    one batch of one process or is divided.
-
-    Args:
-        whole: a run with one micro-batch in each update, on one process.
-        run: a run with several micro-batches or processes.
-        counts: counts the losses that could be compared, and those that could not.
-    """
-    losses = len(recorded_losses(run))
-    multiples = zip(multiples_of_losses(whole), multiples_of_losses(run), strict=False)
-    known = [(first, second) for first, second in multiples if first and second]
-    if any(is_multiple(second / first, 1.0) for first, second in known):
-        counts.losses.compared += losses
-        return
-    for first, second in known:
-        for factor, phrase in factors(run):
-            if is_multiple(second / first, factor):
-                counts.losses.compared += losses
-                yield Cause(
-                    f"the recorded losses are {factor:.3g} times those that were computed, which "
-                    f"is {phrase}",
-                    ADVICE_OF_LOSS,
-                )
-                return
-    counts.losses.unknown += losses
-
-
-def multiples_of_losses(run: ObservedRun) -> list[float | None]:
-    """Return the ratio of the recorded losses to the computed losses.
-
-    The ratio is None if it varies, or if it is unknown for a recorded micro-batch. If micro-batches
-    compute several losses, each of these has an entry. The last entry is for their sum.
-    """
-    recorded = recorded_losses(run)
-    multiples: list[float | None] = []
-    for losses in computed_losses(run):
-        ratios = []
-        for position, value in losses.items():
-            if position in recorded and abs(value) > SMALLEST_VALUE:
-                ratios.append(recorded[position] / value)
-        is_constant = bool(ratios) and all(is_multiple(ratio, ratios[0]) for ratio in ratios)
-        multiples.append(ratios[0] if is_constant and len(ratios) == len(recorded) else None)
-    return multiples
-
-
-def factors(run: ObservedRun) -> Iterator[tuple[float, str]]:
-    """Yield the factors by which a recipe may multiply a loss by mistake, with their names."""
-    numbers = {
-        "the number of processes": run.world_size,
-        "the number of micro-batches of an update": run.started.accumulation,
-    }
-    for name, number in numbers.items():
-        if number > 1:
-            yield float(number), name
-            yield 1 / number, f"1 / {name}"
-
-
-def is_multiple(ratio: float, factor: float) -> bool:
-    """Whether a ratio equals a factor, within the tolerance."""
-    return math.isclose(ratio, factor, rel_tol=FACTOR_TOLERANCE)
-
-
-Position = tuple[int, int]  # of a micro-batch: the updates before it, its number in the update
-
-
-def recorded_losses(run: ObservedRun) -> dict[Position, float]:
-    """Return the losses that the loop recorded, as means over ranks, by micro-batch."""
-    losses: defaultdict[Position, list[float]] = defaultdict(list)
-    for _, record in run.all(Recorded):
-        losses[record.step, record.micro_batch].append(record.loss)
-    return {position: fmean(values) for position, values in losses.items()}
-
-
-def computed_losses(run: ObservedRun) -> list[dict[Position, float]]:
-    """Return the losses that functions of torch computed, as means over ranks, by micro-batch.
-
-    A micro-batch may compute several losses. Each has an entry in the order of the calls, and the
-    last entry has their sum.
-    """
-    values = losses_of_ranks(run)
-    most_calls = max((len(by_call) for by_call in values.values()), default=0)
-    losses = []
-    for call in range(most_calls):
-        means = {}
-        for position, by_call in values.items():
-            if len(by_call.get(call, ())) == run.world_size:
-                means[position] = fmean(by_call[call])
-        losses.append(means)
-    sums = {}
-    for position, by_call in values.items():
-        sums[position] = math.fsum(fmean(losses_of_call) for losses_of_call in by_call.values())
-    return [*losses, sums]
-
-
-def losses_of_ranks(run: ObservedRun) -> dict[Position, dict[int, list[float]]]:
-    """Return the losses of all ranks, by micro-batch and by the number of the call within it."""
-    values: defaultdict[Position, defaultdict[int, list[float]]]
-    values = defaultdict(lambda: defaultdict(list))
-    for launch in run.launches:
-        calls: defaultdict[Position, int] = defaultdict(int)
-        for loss in launch.of(TrainingLoss):
-            position = loss.step, loss.micro_batch
-            values[position][calls[position]].append(loss.value)
-            calls[position] += 1
-    return {position: dict(by_call) for position, by_call in values.items()}
 
 
 # The figures of evaluations
@@ -340,7 +222,7 @@ def wrong_speeds(run: ObservedRun, counts: FigureCounts) -> Iterator[Cause]:
         # The record was written at the log line, after the update was counted.
         row = rows.get(interval.step, {})
         speed = number_or_none(row.get(THROUGHPUT))
-        if speed and interval.after >= FIRST_UPDATES:
+        if speed and interval.after >= FIRST_UPDATES:  # throughput leaves the first ones out
             samples = (interval.step - interval.after) * per_update
             ratios.append(speed * interval.seconds / samples)
     counts.speeds.compared += len(ratios)

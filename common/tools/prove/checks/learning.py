@@ -15,7 +15,7 @@ from common.tools.prove.observation import ObservedEvaluation, ObservedRun
 
 LONGER_FACTOR = 4  # the longer run has this many times the updates of the first run
 EVALUATION_SAMPLES = 513  # the most of each split; more than in other runs, for a smaller margin
-INSTRUMENTS = ("common.tools.prove.instruments.outcomes",)
+INSTRUMENTS = ("common.tools.prove.instruments.losses",)
 ADVICE = (
     "pass more --updates or a larger --learning-rate first; if that does not help, look for a loss "
     "that the weights do not reach, an optimizer without the model's parameters, or the wrong "

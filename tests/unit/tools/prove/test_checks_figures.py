@@ -20,12 +20,11 @@ from common.tools.prove.checks.figures import (
     layers_in_training_mode,
     verdict_of,
     wrong_figures,
-    wrong_losses,
     wrong_rows,
     wrong_speeds,
 )
 from common.tools.prove.counts import FigureCount, FigureCounts
-from common.tools.prove.instruments.outcomes import means_of_outputs
+from common.tools.prove.instruments.losses import means_of_outputs
 from common.tools.prove.notes import EvaluationLoss, LogInterval, TrainingLoss, TrainingMode
 from common.tools.prove.observation import ObservedRun
 from common.tools.prove.observed import Observed
@@ -37,6 +36,7 @@ from common.tools.prove.outcomes import (
     macro_f1,
     split_passes_of,
 )
+from common.tools.prove.training_losses import wrong_losses
 from common.tools.prove.training_metrics import wrong_metrics
 from tests.unit.tools.prove.made_up import evaluated, recorded, run_with, started
 

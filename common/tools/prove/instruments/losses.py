@@ -3,7 +3,7 @@
 The loss functions of torch get the model's outputs and the targets. From the outcomes of the
 samples, a check computes the figures of an evaluation again.
 
-It writes an `EvaluationLoss` for each call of a loss function in an evaluation, and a
+The observer writes an `EvaluationLoss` for each call of a loss function in an evaluation, and a
 `TrainingLoss` for each call in training. It writes a `TrainingMode` for a layer that is in training
 mode in an evaluation.
 """
@@ -12,7 +12,6 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 
 import torch
 from torch import nn
@@ -24,12 +23,14 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from common.data.batch import Batch, Work
 from common.data.loader import Loader
 from common.data.workers import MicroBatches
-from common.tools.prove.notes import EvaluationLoss, SampleOutcomes, TrainingLoss, TrainingMode
+from common.tools.prove.notes import EvaluationLoss, OutcomeColumns, TrainingLoss, TrainingMode
+from common.tools.prove.outcomes import FIGURE_FUNCTIONS, outcomes_of_columns
 from common.tools.prove.session import Session
 
 CLASS_LOSSES = ("cross_entropy", "nll_loss")
 BINARY_LOSSES = ("binary_cross_entropy_with_logits", "binary_cross_entropy")
 DISTANCES = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
+METRICS = ("accuracy", "error", "mse", "mae")  # those that are computed again in training
 IGNORED = -100  # the default label of elements that a classification loss leaves out
 
 
@@ -119,7 +120,7 @@ class LossObserver:
                 self.write_training_loss(function, value, input, target)
             return result
         losses = None
-        of_samples = SampleOutcomes()
+        of_samples = OutcomeColumns()
         if target.ndim and len(target) == len(self.batch.samples):
             losses = self.losses_of_samples(original, input, target, arguments, named)
             of_samples = outcomes_of_samples(function, input.detach(), target.detach())
@@ -189,7 +190,7 @@ def behaves_differently_in_training(module: nn.Module) -> bool:
     return isinstance(module, _BatchNorm)
 
 
-def outcomes_of_samples(function: str, input: torch.Tensor, target: torch.Tensor) -> SampleOutcomes:
+def outcomes_of_samples(function: str, input: torch.Tensor, target: torch.Tensor) -> OutcomeColumns:
     """Return the outcome of each sample; empty if the outputs and targets do not tell it.
 
     Args:
@@ -200,44 +201,51 @@ def outcomes_of_samples(function: str, input: torch.Tensor, target: torch.Tensor
     rows = len(target)
     if function in CLASS_LOSSES and not target.is_floating_point() and input.ndim > 1:
         if bool((target == IGNORED).any()):
-            return SampleOutcomes()
+            return OutcomeColumns()
         predicted = input.argmax(1)
         hits = means_of_samples((predicted == target).double(), rows)
         if target.ndim != 1:
-            return SampleOutcomes(hits=hits)
-        return SampleOutcomes(
+            return OutcomeColumns(hits=hits)
+        return OutcomeColumns(
             hits=hits,
             predicted=predicted.tolist(),
             labels=target.tolist(),
             classes=input.shape[1],
         )
     if input.shape != target.shape:
-        return SampleOutcomes()
+        return OutcomeColumns()
     if function in BINARY_LOSSES:
         threshold = 0.0 if function == "binary_cross_entropy_with_logits" else 0.5
         is_hit = (input > threshold) == (target > 0.5)
-        return SampleOutcomes(hits=means_of_samples(is_hit.double(), rows))
+        return OutcomeColumns(hits=means_of_samples(is_hit.double(), rows))
     if function in DISTANCES:
         errors = input.double() - target.double()
-        return SampleOutcomes(
-            squares=means_of_samples(errors.square(), rows),
-            distances=means_of_samples(errors.abs(), rows),
+        return OutcomeColumns(
+            squared_errors=means_of_samples(errors.square(), rows),
+            absolute_errors=means_of_samples(errors.abs(), rows),
         )
-    return SampleOutcomes()
+    return OutcomeColumns()
 
 
 def means_of_outputs(function: str, input: torch.Tensor, target: torch.Tensor) -> dict[str, float]:
-    """Return the metrics that follow from the outputs of a micro-batch; see `TrainingLoss`."""
+    """Return the metrics of a micro-batch: accuracy and error, or mse and mae.
+
+    The result is empty if the target is a scalar or empty, or if the loss function gives none.
+
+    Args:
+        function: the name of the loss function.
+        input: the model's outputs, [samples, classes, ...] or of the target's shape.
+        target: [samples, ...].
+    """
     if not target.ndim or not len(target):
         return {}
-    of_samples = outcomes_of_samples(function, input, target)
+    columns = outcomes_of_samples(function, input, target)
+    outcomes = outcomes_of_columns(range(len(target)), None, columns)
     means = {}
-    if of_samples.hits is not None:
-        means["accuracy"] = fmean(of_samples.hits)
-        means["error"] = 1 - means["accuracy"]
-    if of_samples.squares is not None and of_samples.distances is not None:
-        means["mse"] = fmean(of_samples.squares)
-        means["mae"] = fmean(of_samples.distances)
+    for name in METRICS:
+        mean = FIGURE_FUNCTIONS[name](outcomes)
+        if mean is not None:
+            means[name] = mean
     return means
 
 
