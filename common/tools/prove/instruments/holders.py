@@ -24,7 +24,7 @@ def holder_of(examples: Sequence[object], frame: FrameType, folder: Path) -> str
         frame: the frame of the caller. The recipe's functions are among the frames above it.
         folder: the recipe's folder.
     """
-    names = dict(variables_above(frame, folder))
+    names = dict(recipe_containers(frame, folder))
     ignored = {id(examples), *container_ids(frame, folder)}
     votes: Counter[str] = Counter()
     count = min(MAX_EXAMPLES, len(examples))
@@ -83,8 +83,19 @@ def container_ids(frame: FrameType, folder: Path) -> Iterator[int]:
         caller = caller.f_back
 
 
-def variables_above(frame: FrameType, folder: Path) -> Iterator[tuple[int, str]]:
-    """Yield the ids and names of the containers of the recipe's functions and modules."""
+def recipe_containers(frame: FrameType, folder: Path) -> Iterator[tuple[int, str]]:
+    """Yield the containers that a variable of the recipe holds, itself or as an attribute.
+
+    Containers within other containers are left out. The variables are the locals of the recipe's
+    functions that are running, and the globals of its modules.
+
+    Args:
+        frame: the innermost running function.
+        folder: the recipe's folder.
+
+    Yields:
+        The `id()` of a container, and its name in words.
+    """
     caller: FrameType | None = frame
     while caller is not None:
         if is_within(caller, folder):

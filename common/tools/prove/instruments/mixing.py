@@ -44,7 +44,10 @@ class MixingObserver:
     def around_start(
         self, original: Callable[..., None], run: Run, *positional: object, **named: object
     ) -> None:
-        """Add a hook to each module."""
+        """Start the run, then add a hook to each module that can be watched.
+
+        Modules that are compiled, recomputed in the backward pass or sharded are left out.
+        """
         original(run, *positional, **named)
         if run.config.compile or run.config.gradient_checkpointing:
             return
