@@ -172,7 +172,7 @@ def set_up_fork(request: LaunchRequest) -> None:
     # A fork inherits the states of the generators. Seed them, because separate processes start with
     # different states.
     random.seed()
-    # They are among `LIBRARIES`. An import statement would slow the bench, which imports this file.
+    # `LIBRARIES` have imported both. An import here would slow the bench, which imports this file.
     sys.modules["numpy"].random.seed()
     sys.modules["torch"].default_generator.seed()
 
