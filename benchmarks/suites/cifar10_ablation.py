@@ -81,7 +81,7 @@ EDITS: dict[str, Edits] = {
     "no identity at the start": {DIRAC: ""},
     "random flips": {LAST_IMPORT: LAST_IMPORT + RANDOM_FLIPS},
     "no flips": {".flip = data.channels == 3 if flip is None else flip": ".flip = False"},
-    "no shifts": {".max_shift = data.image_size // 16": ".crop_padding = 0"},
+    "no shifts": {".max_shift = data.image_size // 16": ".max_shift = 0"},
     "ReLU instead of GELU": {"F.gelu(": "F.relu("},
     "batch norm's momentum 0.1": {"momentum=0.4)": "momentum=0.1)"},
     **{f"SGD instead of Muon, rate {rate}": {MATRICES: MATRICES_BY_SGD} for rate in SGD_RATES},

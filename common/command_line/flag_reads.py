@@ -10,10 +10,10 @@ from common.errors import UserError
 from common.flags import as_typed, spelled, stated
 from common.system.wording import shortened
 
-MAX_FLAG_CHARACTERS = 99  # characters of a flag with its value that an error repeats
-
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance  # a recipe's `Config` with its values
+
+MAX_FLAG_CHARACTERS = 99  # characters of a flag with its value that an error repeats
 
 
 class RecipeCall(NamedTuple):

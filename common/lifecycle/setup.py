@@ -60,7 +60,7 @@ def set_up(
         random=RandomState(accelerator.device),
         guard=GradientGuard(accelerator, config.max_grad_norm, config.log_gradients),
         meters=Meters(accelerator, config.gradient_accumulation_steps),
-        logs=Log(accelerator, directory.path, parsed_objective),
+        logs=Log(accelerator, directory.path),
         progress=progress,
         best=Best(parsed_objective, config.keep == "best"),
     )

@@ -33,7 +33,7 @@ PEAK_TFLOPS = {
 VARIANT = re.compile(r"\b(Ti|D|SUPER|Laptop|Max-Q|MIG)\b")
 
 # The sizes of the square matrices that measure a rate, in rows.
-SMALLEST_PRODUCT = 512
+MIN_PRODUCT_SIZE = 512
 MAX_PRODUCT_SIZE = 8192
 LONG_PRODUCT_SECONDS = 0.03  # a product that takes this long keeps the device busy
 
@@ -69,7 +69,7 @@ def measured_tflops(device: torch.device, dtype: torch.dtype) -> float:
     The matrices have 512 rows on a CPU. On an accelerator they grow, up to 8192 rows, until a
     product takes long enough to keep the device busy.
     """
-    size = SMALLEST_PRODUCT
+    size = MIN_PRODUCT_SIZE
     seconds = product_seconds(size, device, dtype)
     while is_accelerator(device) and size < MAX_PRODUCT_SIZE and seconds < LONG_PRODUCT_SECONDS:
         size *= 2

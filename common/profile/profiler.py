@@ -14,6 +14,7 @@ from accelerate import Accelerator
 from common.config import TrainingConfig
 from common.console import say, warn
 from common.data.loader import Loader
+from common.failures.sentences import cause_text
 from common.measure.memory import memory_now
 from common.measure.stopwatch import FIRST_UPDATES, Stopwatch
 from common.output.standard_streams import without_native_messages
@@ -185,7 +186,7 @@ class Profiler:
                 numbers = f"{first + window.warm_up + 1} to {first + window.end}"
                 say(f"        updates {numbers} are left out of perf/; {self.folder}")
             except Exception as problem:  # a failed profile must not stop the training
-                warn(f"--profile failed ({type(problem).__name__}: {problem}); training goes on")
+                warn(f"--profile failed ({cause_text(problem)}); training goes on")
         # Wait for the remaining updates: on rank 0 those after an error, on other ranks all.
         yield from updates
 

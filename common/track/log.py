@@ -12,9 +12,10 @@ from common.config import TrainingConfig
 from common.console import DISPLAY, LINE_LISTENERS, say, warn
 from common.errors import TrainingError
 from common.failures.disk_errors import advice_for, is_of_disk
+from common.failures.sentences import cause_text
 from common.measure.sums import Evaluation
 from common.metric_names import EPOCH, STEP
-from common.objective import PREFIXES, Objective, Split
+from common.objective import PREFIXES, Split
 from common.run_directory.records import METRICS_FILE, RunConfig
 from common.storage.files import open_to_append, write_text
 from common.storage.json_files import json_safe, read_lines
@@ -60,10 +61,9 @@ class Log:
     All ranks make the calls, and rank 0 alone writes. A failing tracker never stops a run.
     """
 
-    def __init__(self, accelerator: Accelerator, directory: Path, objective: Objective) -> None:
+    def __init__(self, accelerator: Accelerator, directory: Path) -> None:
         self.accelerator = accelerator
         self.directory = directory
-        self.objective = objective
         self.tracker: Tracker | None = None  # None: there is no tracker, or it has failed
         self.media = RecordedMedia(directory, accelerator.is_main_process)
         self.file: TextIO | None = None
@@ -120,8 +120,8 @@ class Log:
         except Exception as problem:
             self.tracker = None
             warn(
-                f"the tracker failed ({type(problem).__name__}: {problem}), so from now on metrics "
-                "are written to metrics.jsonl only"
+                f"the tracker failed ({cause_text(problem)}), so from now on metrics are written "
+                "to metrics.jsonl only"
             )
 
     def interval(self, values: Mapping[str, float]) -> None:
@@ -144,7 +144,7 @@ class Log:
         """Add an evaluation to the row, and show it.
 
         Args:
-            values: the figures of the evaluation, as `checked` returns them.
+            values: the figures of the evaluation, as `checked_figures` returns them.
             is_best: whether the evaluation is the best on validation data so far.
             position: the position of the evaluated model; None if it is from the present step. The
                 figures of a model from an earlier step are not added to a row that already has
@@ -209,8 +209,8 @@ class Log:
                 send(self.tracker)
             except Exception as problem:
                 warn(
-                    f"the tracker did not accept a file of this run, which stays in its directory "
-                    f"({type(problem).__name__}: {problem})"
+                    "the tracker did not accept a file of this run, which stays in its directory "
+                    f"({cause_text(problem)})"
                 )
 
     def keep_line(self, line: str) -> None:

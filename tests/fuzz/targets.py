@@ -32,7 +32,6 @@ from common.data.sources import find_named
 from common.data.text import TextData, load_text
 from common.errors import UserError
 from common.metric_names import STEP
-from common.objective import Objective
 from common.run_directory.directory import PATIENCE, RunDirectory
 from common.run_directory.identity import signed_config
 from common.run_directory.records import RunConfig, RunIdentity
@@ -298,7 +297,7 @@ def go_on(training: Training) -> None:
         resumed_name = Path(config.resume).name
         checkpoint_name = resumed_name if resumed_name.startswith("step-") else None
         restore_newest(checkpoints, checkpoint_name, training.parts, tiny_run_at(0))
-        log = Log(single, directory.path, Objective("accuracy", "max"))
+        log = Log(single, directory.path)
         log.start(
             config, RunConfig(**SHOWN), lambda: {STEP: training.progress.values["global_step"]}
         )

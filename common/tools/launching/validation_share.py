@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 
 def with_validation_share(shared: Sequence[str]) -> list[str]:
-    """Return the flags that all trials share, with a validation share of 10 % if none is stated.
+    """Return the flags that all runs share, with a validation share of 10 % if none is stated.
 
-    Test data must not choose between trials. If the data have no validation split, this share of
+    Test data must not choose between runs. If the data have no validation split, this share of
     the training data serves as validation data.
     """
     if "--validation-share" in shared:

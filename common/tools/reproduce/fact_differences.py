@@ -47,24 +47,34 @@ def facts_of_earlier_attempts(run: PastRun) -> list[FactDifference]:
 
 
 def flags_of_earlier_attempts(run: PastRun) -> list[FactDifference]:
-    """Return the flags that a later attempt of a run changed.
+    """Return the flags whose value in an earlier attempt of a run differs from the last value.
 
     A resume can change only flags that do not matter for what the model learns, and those that it
     adapts to the number of processes. So they may change bits, but not the experiment.
     """
     differences = []
+    recorded: dict[str, str] = {}  # by flag, the value to which an earlier attempt changed it
     for attempt in run.attempts[1:]:
         for name, changed_value in attempt.changed_flags.items():
-            if name not in (*FLAGS_OF_OTHER_FACTS, *FLAGS_OF_DATA):
-                # A run records the new value of a flag, but not the one before.
-                last_value = run.saved_config.config.get(name, changed_value)
-                difference = FactDifference(
+            if name in (*FLAGS_OF_OTHER_FACTS, *FLAGS_OF_DATA):
+                continue
+            new_value = text_of_flag(changed_value)
+            last_value = text_of_flag(run.saved_config.config.get(name, changed_value))
+            # A run does not record the value before the first change. It differs from the new
+            # value. If that is not the last one, the value before may equal the last one.
+            is_recorded = name in recorded
+            value_before = recorded.get(name, OTHER_VALUE)
+            recorded[name] = new_value
+            if value_before == last_value or (not is_recorded and new_value != last_value):
+                continue
+            differences.append(
+                FactDifference(
                     fact=f"{spelled(name)}{until_attempt(attempt)}",
-                    before=OTHER_VALUE,
-                    now=text_of_flag(last_value),
+                    before=value_before,
+                    now=last_value,
                     changes_bits=True,
                 )
-                differences.append(difference)
+            )
     return differences
 
 

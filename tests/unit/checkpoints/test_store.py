@@ -148,6 +148,9 @@ def test_failure_to_write_the_best_model_is_reported(
     checkpoints.wait()
     assert "No space left on device" in str(checkpoints.failure)
     assert not [*tmp_path.glob("best-*")]
+    checkpoints.lasting_receipts["best-00000001.safetensors"] = Receipt(size=1, sha256="0")
+    checkpoints.save_best(4, {"weight": torch.zeros(3)})
+    assert checkpoints.lasting_receipts, "after a failure, nothing is saved and nothing forgotten"
 
 
 def test_checkpoint_holds_the_state_at_the_call(tmp_path: Path) -> None:

@@ -13,8 +13,9 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
+from common.config import TrainingConfig
 from common.data.cache import Prepared, PreparedFacts
-from common.data.evaluated import EvaluatedModel, TrainedOn
+from common.data.evaluated import EvaluatedModel, TrainedOn, is_same_place, own_configuration
 from common.data.images import ImageData, load_images
 from common.data.prepared import check_as_trained, with_labels_of
 from common.data.sources import DataSource, find_named, for_evaluation
@@ -141,6 +142,30 @@ def test_data_that_have_grown_since_the_run_are_refused(
     message = refusal(lambda: evaluated(folder, run))
     assert "has changed since" in message
     assert "restore the data as they were, or put the new samples into a data set" in message
+
+
+def test_path_of_another_form_keeps_the_configuration(
+    trained: tuple[Path, ImageData, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that only evaluates takes `--dataset-config` from the run for the same data alone."""
+    folder, data, _ = trained
+    run = write_run(tmp_path / "configured", folder, data, dataset_config="plain")
+    monkeypatch.chdir(folder.parent)
+    expected = {str(folder): "plain", f"./{folder.name}": "plain", "digits": None, ".": None}
+    for dataset, configuration in expected.items():
+        config = TrainingConfig(
+            dataset=dataset, dataset_config="plain", init_from=run, evaluate_only=True
+        )
+        assert own_configuration(config) == configuration, dataset
+
+
+def test_built_in_data_are_not_a_folder_of_that_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    trained = TrainedOn("run", str(tmp_path / "digits"), None, None, None, {})
+    assert not is_same_place(trained, "digits", None)
+    assert is_same_place(trained, str(tmp_path / "digits"), "ignored for paths")
 
 
 def test_notes_do_not_decide_what_was_held_out() -> None:

@@ -102,6 +102,8 @@ def test_streamed_text_equals_prepared_text(tmp_path: Path) -> None:
     assert streamed.vocabulary_size == prepared.vocabulary_size
     rows = torch.arange(7, 31)
     split = streamed.splits["train"]
+    assert split.has_tokens
+    assert split.lengths is None
     expected = prepared.splits["train"].read(rows, 0)
     first = split.finish(split.read(rows, 0), rows, 0)
     assert first.keys() == expected.keys()

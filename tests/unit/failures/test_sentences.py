@@ -6,12 +6,9 @@ import errno
 import os
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from common.errors import UserError
 from common.failures.sentences import as_user_error, cause_text, reading, writing
-from common.system.wording import counted
 
 
 @pytest.mark.parametrize(
@@ -29,14 +26,6 @@ def test_cause_is_one_line(error: Exception, text: str) -> None:
     """The cause has the error's class, unless an error of the operating system says more."""
     most_characters = 10 if isinstance(error, RuntimeError) else 300
     assert cause_text(error, most_characters) == text
-
-
-@given(st.integers(0, 10**6))
-def test_noun_is_in_the_singular_for_one_only(count: int) -> None:
-    number, noun = counted(count, "process", "processes").split()
-    assert int(number.replace(",", "")) == count
-    assert noun == ("process" if count == 1 else "processes")
-    assert counted(count, "run") == f"{number} {'run' if count == 1 else 'runs'}"
 
 
 def test_other_lines_are_left_out_on_request() -> None:

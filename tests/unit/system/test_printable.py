@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from common import console
 from common.errors import UserError
 from common.system.printable import MAX_LINE_LENGTH, printable
-from common.system.text_secrets import has_secret, without_tokens
+from common.system.text_secrets import has_secret, without_secrets, without_tokens
 from common.system.wording import listed
 
 TEXTS = st.text(st.characters(codec=None)) | st.text(
@@ -87,3 +87,8 @@ def test_long_list_says_how_many_items_are_left_out() -> None:
     """Up to five items are listed."""
     assert listed([*"abcde"]) == "a, b, c, d, e"
     assert listed([*"abcdefg"]) == "a, b, c, d, e, and 2 more"
+
+
+@pytest.mark.parametrize("secrets", [("hunter2", "hunter2-long"), ("hunter2-long", "hunter2")])
+def test_secret_that_begins_like_another_hides_neither_in_part(secrets: tuple[str, str]) -> None:
+    assert without_secrets("a = 'hunter2-long', b = 'hunter2'", secrets) == "a = '***', b = '***'"

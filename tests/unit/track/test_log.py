@@ -14,7 +14,6 @@ from common.config import TrainingConfig
 from common.data.images import StreamedImages
 from common.data.text import StreamedText
 from common.measure.sums import Evaluation
-from common.objective import Objective
 from common.track.log import Log
 from common.track.trackers import TRACKERS
 from common.track.trackers.tracker import Command, Tracker, TrackerSettingsError
@@ -52,7 +51,7 @@ class Refusing(Tracker):
 def log_with(tracker: Tracker, folder: Path) -> Log:
     """Return an open log at its first step."""
     accelerator: Any = SimpleNamespace(is_main_process=True, num_processes=1)
-    log = Log(accelerator, folder, Objective.parse("accuracy:max"))
+    log = Log(accelerator, folder)
     log.tracker = tracker
     log.file = (folder / "metrics.jsonl").open("a")
     log.position = lambda: {"progress/global_step": 1.0}

@@ -19,7 +19,7 @@ from common.tools.reproduce.conclusion import (
     final_in_words,
     result_of,
 )
-from common.tools.reproduce.fact_differences import differences_of
+from common.tools.reproduce.fact_differences import differences_of, flags_of_earlier_attempts
 from common.tools.reproduce.past_run import PastRun, read_past_run
 from common.tools.reproduce.receipt import FactDifference
 from tests.unit.tools.reproduce.made_up_runs import ATTEMPT, LOSSES, write_past_run
@@ -248,6 +248,32 @@ def test_change_between_attempts_explains_other_bits(tmp_path: Path) -> None:
     (difference,) = differences_of(read_past_run(first.directory), second)
     assert (difference.fact, difference.now) == ("--num-workers until update 4", "3")
     assert not difference.defines_experiment
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([3], [(4, "another value", "3")]),
+        ([3, 1], [(8, "3", "1")]),  # the first value may have been 1, too
+        ([3, 1, 3], [(4, "another value", "3"), (12, "1", "3")]),
+        ([1, 2, 3], [(8, "1", "3"), (12, "2", "3")]),
+    ],
+)
+def test_flag_that_changed_several_times_is_compared_with_its_last_value(
+    values: list[int], expected: list[tuple[int, str, str]], tmp_path: Path
+) -> None:
+    """A run records the values to which a flag was changed, but not the first one."""
+    run = write_past_run(tmp_path / "run", config={"num_workers": values[-1]})
+    attempts = [{**ATTEMPT, "global_step": 0}]
+    for number, value in enumerate(values, start=1):
+        changed = {**ATTEMPT, "global_step": 4 * number, "changed_flags": {"num_workers": value}}
+        attempts.append(changed)
+    write_json(run.directory / ATTEMPTS, {"attempts": attempts})
+    differences = flags_of_earlier_attempts(read_past_run(run.directory))
+    found = [(difference.fact, difference.before, difference.now) for difference in differences]
+    assert found == [
+        (f"--num-workers until update {step}", before, now) for step, before, now in expected
+    ]
 
 
 def test_attempt_that_was_not_recorded_is_said(first: PastRun) -> None:

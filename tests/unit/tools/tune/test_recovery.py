@@ -18,7 +18,6 @@ from optuna.trial import TrialState
 
 from common.errors import UserError
 from common.tools.compare.readers import read_directory
-from common.tools.launching.validation_share import with_validation_share
 from common.tools.recipe import load_recipe
 from common.tools.tune.recovery import denotes, number_in_range, stated_flags
 from common.tools.tune.space import command_words, parse_space
@@ -244,9 +243,3 @@ def test_choices_are_compared_as_values() -> None:
         assert denotes(choice, value)
     for choice, value in (("64", 65), ("8 16", [8]), ("true", False), ("no", "yes"), ("x", 1)):
         assert not denotes(choice, value)
-
-
-def test_default_validation_share_is_part_of_the_command() -> None:
-    """A validation share on the command line replaces the default."""
-    assert with_validation_share(["--seed", "1"]) == ["--seed", "1", "--validation-share", "0.1"]
-    assert with_validation_share(["--validation-share", "0.2"]) == ["--validation-share", "0.2"]

@@ -19,7 +19,6 @@ from PIL import Image
 
 from common.config import TrainingConfig
 from common.metric_names import STEP
-from common.objective import Objective
 from common.run_directory.records import RunConfig
 from common.track.log import Log
 from common.track.recorded_media import HistogramEntry, ImagesEntry, TableEntry
@@ -193,7 +192,7 @@ def test_media_are_rows_of_their_step(trackio: Any, tmp_path: Path) -> None:
 def warning_of_start(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
     """Return what a log prints whose tracker does not start."""
     accelerator: Any = SimpleNamespace(is_main_process=True, num_processes=1)
-    log = Log(accelerator, folder, Objective.parse("accuracy:max"))
+    log = Log(accelerator, folder)
     with log.tracking():
         start(folder / "run", [], 0)
     assert log.tracker is None
