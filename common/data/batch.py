@@ -6,7 +6,7 @@ map-style data set as a split, `Data` makes `DatasetSamples` of it.
 
 import random
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -59,6 +59,10 @@ class Work(NamedTuple):
     samples: int
     tokens: int = 0  # without padding
     squared_tokens: int = 0  # sum over samples of the square of their number of tokens
+
+
+# Batches with their sizes, as `Loader.epoch` yields them.
+BatchesWithWork = Iterator[tuple[Batch, Work]]
 
 
 class Samples:

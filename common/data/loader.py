@@ -10,7 +10,7 @@ import torch
 from accelerate.utils import send_to_device
 from torch.utils import _pytree as tree
 
-from common.data.batch import Batch, Samples, Work
+from common.data.batch import Batch, BatchesWithWork, Samples
 from common.data.iterable import IterableSamples
 from common.data.order import EvaluationOrder, TrainingOrder, rehearsal_batches
 from common.data.workers import PATIENCE, MicroBatches, Workers
@@ -214,7 +214,7 @@ class Loader:
             if not had_workers:
                 self.workers.close()
 
-    def epoch(self, epoch: int, first_update: int = 0) -> Iterator[tuple[Batch, Work]]:
+    def epoch(self, epoch: int, first_update: int = 0) -> BatchesWithWork:
         """Yield each batch and how much work it holds, from an update to the end of the epoch."""
         assert isinstance(self.order, TrainingOrder)
         if self.placement == "workers":
@@ -232,7 +232,7 @@ class Loader:
 
     def make_batches(
         self, micro_batches: MicroBatches, epoch: int | None, first_micro_batch: int = 0
-    ) -> Iterator[tuple[Batch, Work]]:
+    ) -> BatchesWithWork:
         """For each micro-batch, yield its batch and how much work it holds.
 
         Args:

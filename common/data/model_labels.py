@@ -30,31 +30,39 @@ def model_labels_of(
     model_classes = evaluated.class_names
     assert model_classes is not None  # the caller compares the classes only if they are known
     name_of_label = {label: class_names[label] for label in sorted(used_labels)}
-    used_names = set(name_of_label.values())
-    label_by_name = {class_name: label for label, class_name in enumerate(model_classes)}
-    label_by_number = {str(label): label for label in range(len(model_classes))}
-    note: str | None = None
-    if used_names <= label_by_name.keys():
-        model_labels = label_by_name
-        if len(name_of_label) < len(model_classes):
-            note = (
-                f"of the {len(model_classes)} classes of {evaluated.model}, the data have "
-                f"{len(name_of_label)}"
-            )
-    elif used_names <= label_by_number.keys():
-        model_labels = label_by_number
-        meanings = ", ".join(
-            f"{number} is {model_classes[int(number)]}" for number in name_of_label.values()
-        )
-        note = f"classes are named by their numbers: {meanings:.200}"
-    else:
-        raise unknown_class_error(
-            dataset_name, [*name_of_label.values()], evaluated.model, model_classes
-        )
+    used_names = [*name_of_label.values()]
+    model_labels, note = match_classes(used_names, model_classes, evaluated.model, dataset_name)
     renumbering = np.full(len(class_names), -1, dtype=np.int64)
     for label, class_name in name_of_label.items():
         renumbering[label] = model_labels[class_name]
     return renumbering, note
+
+
+def match_classes(
+    used_names: list[str], model_classes: list[str], model: str, dataset_name: str
+) -> tuple[dict[str, int], str | None]:
+    """Return the model's labels by the names that the data use, and a note for the user.
+
+    Args:
+        used_names: the names of the classes that samples have.
+        model_classes: the classes of the model, in the order of its outputs.
+        model: the value of `--init-from`.
+        dataset_name: the name of the data set.
+
+    Raises:
+        UserError: a name is neither a class of the model nor the number of one.
+    """
+    label_by_name = {class_name: label for label, class_name in enumerate(model_classes)}
+    label_by_number = {str(label): label for label in range(len(model_classes))}
+    if label_by_name.keys() >= set(used_names):
+        if len(used_names) >= len(model_classes):
+            return label_by_name, None
+        note = f"of the {len(model_classes)} classes of {model}, the data have {len(used_names)}"
+        return label_by_name, note
+    if label_by_number.keys() >= set(used_names):
+        meanings = [f"{number} is {model_classes[int(number)]}" for number in used_names]
+        return label_by_number, f"classes are named by their numbers: {', '.join(meanings):.200}"
+    raise unknown_class_error(dataset_name, used_names, model, model_classes)
 
 
 def unknown_class_error(

@@ -123,7 +123,7 @@ def for_evaluation(source: DataSource, model: str) -> DataSource:
     for trained in evaluated.trained_on:
         # `config.json` may have the short name of a public data set. `source` has its Hub id, so
         # replace the name by the id before they are compared.
-        location, public_configuration = PUBLIC.get(trained.dataset, (trained.dataset, None))
+        location, public_configuration = place_on_hub(trained.dataset)
         resolved = replace(
             trained,
             dataset=location,
@@ -203,7 +203,7 @@ def find_named(name: str, configuration: str | None, is_resumed: bool = False) -
     source = source_on_hub(name, configuration, "named, from the Hub")
     if source is not None:
         return source
-    hub_id, _ = PUBLIC.get(name, (name, None))
+    hub_id, _ = place_on_hub(name)
     raise UserError(
         (
             f"--dataset {name} can't be found, because there is no such folder or file, it is not "
@@ -211,6 +211,11 @@ def find_named(name: str, configuration: str | None, is_resumed: bool = False) -
         ),
         advice=advice_for_resume(name) if is_resumed else advice_for_missing(name),
     )
+
+
+def place_on_hub(name: str) -> tuple[str, str | None]:
+    """Return the Hub id and the configuration of a short name; any other name has none."""
+    return PUBLIC.get(name, (name, None))
 
 
 def source_on_hub(name: str, configuration: str | None, reason: str) -> DataSource | None:
@@ -221,7 +226,7 @@ def source_on_hub(name: str, configuration: str | None, reason: str) -> DataSour
         configuration: the value of `--dataset-config`; None: that of `PUBLIC`, if any.
         reason: why the run uses this data set, printed for the user.
     """
-    hub_id, public_configuration = PUBLIC.get(name, (name, None))
+    hub_id, public_configuration = place_on_hub(name)
     commit = hub_commit(hub_id)
     if not commit:
         return None

@@ -36,15 +36,15 @@ def missing_objective_error(objective: Objective, names: list[str]) -> UserError
         names: the names of the metrics that the evaluation returned.
     """
     returned = f"only {', '.join(names)}" if names else "no metrics"
-    advice = f"return {objective.metric!r} from the evaluation"
+    remedy = f"return {objective.metric!r} from the evaluation"
     if names:
         example = "loss:min" if "loss" in names else f"{names[0]}:max"
-        advice += (
+        remedy += (
             ", or set OBJECTIVE to one of these names with :max or :min, as in "
             f'OBJECTIVE = "{example}"'
         )
     return UserError(
-        f"the objective is {objective}, but the evaluation returned {returned}", advice=advice
+        f"the objective is {objective}, but the evaluation returned {returned}", advice=remedy
     )
 
 

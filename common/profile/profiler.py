@@ -13,6 +13,7 @@ from accelerate import Accelerator
 
 from common.config import TrainingConfig
 from common.console import say, warn
+from common.data.batch import BatchesWithWork
 from common.data.loader import Loader
 from common.failures.sentences import cause_text
 from common.measure.memory import memory_now
@@ -21,7 +22,7 @@ from common.output.standard_streams import without_native_messages
 from common.profile.files import write_profile
 from common.profile.phases import Phases
 from common.profile.report import Reporter, Timing
-from common.profile.waits import Batches, WaitMeter
+from common.profile.waits import WaitMeter
 from common.system.devices import profiler_activity, synchronize_stream
 from common.track.trackers.tracker import Tracker
 from common.training.plan import Plan
@@ -94,7 +95,7 @@ class Profiler:
         self.meter = WaitMeter(self.phases)
         self.reporter = Reporter(self.config, self.folder, self.accelerator, self.attach)
 
-    def watch(self, batches: Batches, loader: Loader, global_step: int) -> Batches:
+    def watch(self, batches: BatchesWithWork, loader: Loader, global_step: int) -> BatchesWithWork:
         """Return the rest of an epoch's batches; while updates are measured, time the waiting.
 
         The first call chooses the updates, and starts `measure`.

@@ -1,14 +1,11 @@
 """Measures how long the loop waits for batches in the timed updates of a profile."""
 
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-from common.data.batch import Batch, Work
+from common.data.batch import BatchesWithWork
 from common.profile.phases import Phases
 from common.profile.verdict import DATA
-
-Batches = Iterator[tuple[Batch, Work]]  # as `Loader.epoch` yields them
 
 
 @dataclass
@@ -29,7 +26,9 @@ class WaitMeter:
         """The seconds of waiting for one micro-batch; 0 if none was made."""
         return self.making_seconds / max(self.batches_made, 1)
 
-    def metered(self, batches: Batches, batches_left: int, batches_at_once: int) -> Batches:
+    def metered(
+        self, batches: BatchesWithWork, batches_left: int, batches_at_once: int
+    ) -> BatchesWithWork:
         """Yield batches, and note how long the loop waited for each.
 
         Args:

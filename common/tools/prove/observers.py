@@ -20,7 +20,7 @@ from torch.utils import _pytree as tree
 
 from common.checkpoints.state import Stateful
 from common.data import loader as loader_module
-from common.data.batch import Batch, Work
+from common.data.batch import Batch, BatchesWithWork
 from common.data.loader import Loader
 from common.data.workers import MicroBatches
 from common.lifecycle import evaluations
@@ -298,12 +298,12 @@ class Observers:
 
     def around_make_batches(
         self,
-        original: Callable[..., Iterator[tuple[Batch, Work]]],
+        original: Callable[..., BatchesWithWork],
         loader: Loader,
         micro_batches: MicroBatches,
         epoch: int | None,
         first_micro_batch: int = 0,
-    ) -> Iterator[tuple[Batch, Work]]:
+    ) -> BatchesWithWork:
         """Yield the batches of a loader, and observe each batch before the recipe gets it.
 
         Of a training batch, only the samples are noted. A batch of an evaluation is recorded, or

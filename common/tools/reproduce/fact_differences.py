@@ -1,9 +1,12 @@
 """Finds the facts in which a past run and its repetition differ."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
+
+from pydantic import JsonValue
 
 from common.flags import spelled
 from common.run_directory.records import Attempt
@@ -53,29 +56,43 @@ def flags_of_earlier_attempts(run: PastRun) -> list[FactDifference]:
     adapts to the number of processes. So they may change bits, but not the experiment.
     """
     differences = []
-    recorded: dict[str, str] = {}  # by flag, the value to which an earlier attempt changed it
-    for attempt in run.attempts[1:]:
-        for name, changed_value in attempt.changed_flags.items():
-            if name in (*FLAGS_OF_OTHER_FACTS, *FLAGS_OF_DATA):
-                continue
-            new_value = text_of_flag(changed_value)
-            last_value = text_of_flag(run.saved_config.config.get(name, changed_value))
-            # A run does not record the value before the first change. It differs from the new
-            # value. If that is not the last one, the value before may equal the last one.
-            is_recorded = name in recorded
-            value_before = recorded.get(name, OTHER_VALUE)
-            recorded[name] = new_value
-            if value_before == last_value or (not is_recorded and new_value != last_value):
-                continue
+    for change in flag_changes(run):
+        last_value = text_of_flag(run.saved_config.config.get(change.name, change.after))
+        if change.before is None:
+            # The unknown value differs from the one after it. If that is not the last value, the
+            # unknown value may equal the last one.
+            differs = text_of_flag(change.after) == last_value
+        else:
+            differs = change.before != last_value
+        if differs:
             differences.append(
                 FactDifference(
-                    fact=f"{spelled(name)}{until_attempt(attempt)}",
-                    before=value_before,
+                    fact=f"{spelled(change.name)}{until_attempt(change.attempt)}",
+                    before=change.before or OTHER_VALUE,
                     now=last_value,
                     changes_bits=True,
                 )
             )
     return differences
+
+
+class FlagChange(NamedTuple):
+    """A change of a flag between two attempts of a run."""
+
+    name: str
+    attempt: Attempt  # the first attempt with the new value
+    before: str | None  # in words; None before the first change, because a run does not record it
+    after: JsonValue
+
+
+def flag_changes(run: PastRun) -> Iterator[FlagChange]:
+    """Yield the changes of flags in their order, except of flags that other facts stand for."""
+    recorded: dict[str, str] = {}  # the present value of each flag that was changed
+    for attempt in run.attempts[1:]:
+        for name, value in attempt.changed_flags.items():
+            if name not in (*FLAGS_OF_OTHER_FACTS, *FLAGS_OF_DATA):
+                yield FlagChange(name, attempt, recorded.get(name), value)
+                recorded[name] = text_of_flag(value)
 
 
 def until_attempt(attempt: Attempt) -> str:

@@ -70,7 +70,8 @@ def run_search(directory: Path, settings: SearchSettings) -> None:
         SystemExit: with status 130, after Ctrl-C or SIGTERM.
     """
     recipe = load_recipe(Path(settings.recipe))
-    space, shared = parse_space(settings.flags, recipe)
+    space, stated = parse_space(settings.flags, recipe)
+    shared = with_validation_share(stated)
     with (
         locked_folder_of_runs(directory, "--study", command_to_continue(directory)),
         using_study(directory / STUDY),
@@ -143,7 +144,7 @@ class Search:
         """Return the command that starts a trial in a directory, or resumes the trial there."""
         config_file = self.settings.config_file
         launcher_options = ["--config_file", config_file] if config_file is not None else []
-        flags = [*trial_flags, *with_validation_share(self.shared)]
+        flags = [*trial_flags, *self.shared]
         if "--keep-checkpoints" not in flags:  # checkpoints of many trials could fill the disk
             flags += ["--keep-checkpoints", "1"]
         return command_of_run(launcher_options, self.settings.recipe, flags, directory)
@@ -232,7 +233,7 @@ class Search:
         start = ["python"]
         if config_file is not None:
             start = ["accelerate", "launch", "--config_file", config_file]
-        flags = [*command_words(self.space, best.params), *with_validation_share(self.shared)]
+        flags = [*command_words(self.space, best.params), *self.shared]
         flags += resolved_words(recipe, read_directory(self.directory_of(best)))
         return command_line([*start, self.settings.recipe, *flags])
 

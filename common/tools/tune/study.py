@@ -13,7 +13,6 @@ from common.console import say
 from common.errors import UserError
 from common.failures.sentences import as_user_error, writing
 from common.objective import Objective
-from common.tools.launching.validation_share import with_validation_share
 from common.tools.recipe import Recipe
 from common.tools.tune.ranking import ranked_by_settings
 from common.tools.tune.records import SEARCH_FILE
@@ -85,7 +84,7 @@ def rebuild_if_inconsistent(
         UserError: a directory is damaged or is not a trial of this search, or a file can't be used.
     """
     objective = recipe.objective
-    on_disk = TrialsOnDisk.read(directory, recipe, space, with_validation_share(shared))
+    on_disk = TrialsOnDisk.read(directory, recipe, space, shared)
     path = directory / STUDY
     with using_study(path, Exception):
         difference = on_disk.disagreement(study, space, objective.best_key)

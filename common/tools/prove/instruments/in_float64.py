@@ -7,13 +7,13 @@ their losses differed by up to 8 %. In float64, rounding is smaller by a factor 
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from torch import nn
 from torch.utils import _pytree as tree
 
-from common.data.batch import Batch, Work
+from common.data.batch import BatchesWithWork
 from common.data.loader import Loader
 from common.run import Run
 from common.tools.prove.session import Session
@@ -52,11 +52,11 @@ def keep_in_float64(original: Callable[..., None], run: Run, **parts: object) ->
 
 
 def batches_in_float64(
-    original: Callable[..., Iterator[tuple[Batch, Work]]],
+    original: Callable[..., BatchesWithWork],
     loader: Loader,
     *positional: object,
     **named: object,
-) -> Iterator[tuple[Batch, Work]]:
+) -> BatchesWithWork:
     """Yield the batches of a loader with their targets and other numbers in float64."""
     for batch, work in original(loader, *positional, **named):
         yield tree.tree_map(to_float64, batch), work

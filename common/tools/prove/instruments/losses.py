@@ -10,7 +10,7 @@ mode in an evaluation.
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from common.data.batch import Batch, Work
+from common.data.batch import BatchesWithWork
 from common.data.loader import Loader
 from common.data.workers import MicroBatches
 from common.tools.prove.notes import EvaluationLoss, OutcomeColumns, TrainingLoss, TrainingMode
@@ -62,12 +62,12 @@ class LossObserver:
 
     def around_make_batches(
         self,
-        original: Callable[..., Iterator[tuple[Batch, Work]]],
+        original: Callable[..., BatchesWithWork],
         loader: Loader,
         micro_batches: MicroBatches,
         epoch: int | None,
         first_micro_batch: int = 0,
-    ) -> Iterator[tuple[Batch, Work]]:
+    ) -> BatchesWithWork:
         """Yield the batches of a loader, and remember the current batch of an evaluation."""
         batches = original(loader, micro_batches, epoch, first_micro_batch)
         is_evaluation = epoch is None

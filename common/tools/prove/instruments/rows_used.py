@@ -8,13 +8,13 @@ It writes `UnusedRows` for each recorded micro-batch, and `MissingRows` if the m
 samples than the batch has.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from torch import nn
 from torch.utils import _pytree as tree
 
-from common.data.batch import Batch, Work
+from common.data.batch import BatchesWithWork
 from common.data.loader import Loader
 from common.run import Run
 from common.tools.prove.notes import MissingRows, UnusedRows
@@ -54,11 +54,11 @@ class RowObserver:
 
     def around_epoch(
         self,
-        original: Callable[[Loader, int, int], Iterator[tuple[Batch, Work]]],
+        original: Callable[[Loader, int, int], BatchesWithWork],
         loader: Loader,
         epoch: int,
         first_update: int = 0,
-    ) -> Iterator[tuple[Batch, Work]]:
+    ) -> BatchesWithWork:
         """Yield the batches of an epoch, and remember the tensors of the current batch."""
         for batch, work in original(loader, epoch, first_update):
             self.leaves = [

@@ -270,8 +270,8 @@ def test_flag_that_changed_several_times_is_compared_with_its_last_value(
         attempts.append(changed)
     write_json(run.directory / ATTEMPTS, {"attempts": attempts})
     differences = flags_of_earlier_attempts(read_past_run(run.directory))
-    found = [(difference.fact, difference.before, difference.now) for difference in differences]
-    assert found == [
+    shown = [(difference.fact, difference.before, difference.now) for difference in differences]
+    assert shown == [
         (f"--num-workers until update {step}", before, now) for step, before, now in expected
     ]
 

@@ -18,6 +18,7 @@ from optuna.trial import TrialState
 
 from common.errors import UserError
 from common.tools.compare.readers import read_directory
+from common.tools.launching.validation_share import with_validation_share
 from common.tools.recipe import load_recipe
 from common.tools.tune.recovery import denotes, number_in_range, stated_flags
 from common.tools.tune.space import command_words, parse_space
@@ -27,7 +28,8 @@ from tests.unit.tools.tune.test_search import STUB
 
 FLAGS = ["--learning-rate", "0.001:0.1:log", "--batch-size", "64,128", "--epochs", "2"]
 RECIPE = load_recipe(STUB)
-SPACE, SHARED = parse_space(FLAGS, RECIPE)
+SPACE, STATED = parse_space(FLAGS, RECIPE)
+SHARED = with_validation_share(STATED)  # as the search passes them to its trials
 
 pytestmark = pytest.mark.usefixtures("restored_sigterm")  # which the stub replaces
 
