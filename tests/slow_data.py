@@ -11,13 +11,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from common.data.images import ImageSamples
+from common.data.images import CachedImages
 
 
 def slowed(method: Callable[..., Any], seconds: float) -> Callable[..., Any]:
     """Return the method, but slower by `seconds` for each sample of its first argument."""
 
-    def slow(self: ImageSamples, samples: Any, *others: Any) -> Any:
+    def slow(self: CachedImages, samples: Any, *others: Any) -> Any:
         time.sleep(seconds * len(samples))
         return method(self, samples, *others)
 
@@ -26,7 +26,7 @@ def slowed(method: Callable[..., Any], seconds: float) -> Callable[..., Any]:
 
 if __name__ == "__main__":
     seconds = float(sys.argv[1]) / 1000
-    ImageSamples.gather = slowed(ImageSamples.gather, seconds)  # type: ignore[method-assign]
-    ImageSamples.fetch = slowed(ImageSamples.fetch, seconds)  # type: ignore[method-assign]
+    CachedImages.gather = slowed(CachedImages.gather, seconds)  # type: ignore[method-assign]
+    CachedImages.fetch = slowed(CachedImages.fetch, seconds)  # type: ignore[method-assign]
     sys.argv = sys.argv[2:]
     runpy.run_path(sys.argv[0], run_name="__main__")

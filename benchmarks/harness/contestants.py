@@ -14,7 +14,7 @@ from benchmarks.harness.judging import Judge, throughput
 from benchmarks.harness.options import Options
 from benchmarks.harness.recipe_side import load_recipe, train_recipe
 from benchmarks.harness.rounds import Contestant, Measurement, Round, Training
-from common.data.images import ImageData, ImageSamples, load_images
+from common.data.images import CachedImages, ImageData, load_images
 from common.data.sources import find_named
 from common.system.machine import cpu_threads
 
@@ -94,13 +94,20 @@ def read_images(dataset: str, image_size: int | None = None) -> ImageData:
     )
 
 
+def cached_split(data: ImageData, name: str) -> CachedImages:
+    """Return a split of images that are not streamed."""
+    split = data.splits[name]
+    assert isinstance(split, CachedImages)
+    return split
+
+
 def decoded_folder(data: ImageData) -> Path:
     """Return the folder of a data set's decoded arrays."""
-    images = data.splits["train"].arrays["images"]
+    images = cached_split(data, "train").arrays["images"]
     assert isinstance(images, np.memmap)
     return Path(str(images.filename)).parent
 
 
-def held_out(data: ImageData) -> ImageSamples:
+def held_out(data: ImageData) -> CachedImages:
     """Return the split on which models are judged."""
-    return data.splits["test" if "test" in data.splits else "validation"]
+    return cached_split(data, "test" if "test" in data.splits else "validation")

@@ -115,6 +115,7 @@ def bert_suite(
         title = f"BERT: recipe / {variant.title}"
         comparisons.append(Comparison(title, "recipe", variant.title, at_least=variant.goal))
     lengths = data.splits["train"].lengths
+    assert lengths is not None  # the texts are not streamed
     return Suite(
         name,
         "samples/s",

@@ -12,7 +12,12 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from benchmarks.harness.contestants import BATCH_SIZE, decoded_folder, read_images
+from benchmarks.harness.contestants import (
+    BATCH_SIZE,
+    cached_split,
+    decoded_folder,
+    read_images,
+)
 from benchmarks.harness.fresh_process import (
     FreshProcess,
     peak_mebibytes,
@@ -184,7 +189,7 @@ def add_image_memory(pairs: Pairs, options: Options, recipe: str) -> dict[str, o
     """Add an image recipe's memory and that of textbook loops; return the recipe's workload."""
     dataset = image_dataset(options.data, DATASET_OF[recipe])
     data = read_images(dataset)
-    images = data.splits["train"].images
+    images = cached_split(data, "train").tensors["images"]
     epoch = len(images) // BATCH_SIZE
     steps = options.scaled(epoch if recipe == "mnist_mlp" else min(epoch, 4))
     ours = f"{recipe} recipe"

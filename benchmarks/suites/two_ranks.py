@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.harness.clock import LoopClock
-from benchmarks.harness.contestants import contestant, read_images
+from benchmarks.harness.contestants import cached_split, contestant, read_images
 from benchmarks.harness.recipe_side import load_recipe, train_recipe
 from benchmarks.harness.rounds import Contestant, Measurement, Round, Suite, Training
 from benchmarks.peer_loops.textbook import (
@@ -141,10 +141,10 @@ def started_together(compete: Contestant) -> Contestant:
 def hand_written_loop(request: Request) -> HandWrittenLoop:
     """Return the loop by hand on the recipe's data and model."""
     data = read_images(request.dataset)
-    split = data.splits["train"]
+    tensors = cached_split(data, "train").tensors
     arrays = ImageArrays(
-        torch.from_numpy(split.images.copy()).permute(0, 3, 1, 2),
-        torch.from_numpy(split.labels.copy()),
+        tensors["images"].clone().permute(0, 3, 1, 2),
+        tensors["labels"].clone(),
         data.mean,
         data.std,
     )

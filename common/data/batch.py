@@ -259,9 +259,8 @@ class TensorSamples(Samples):
         UserError: the tensors have different numbers of samples.
     """
 
-    # The arrays on the host; empty in a subclass that streams its samples and does not call `keep`.
-    arrays: dict[str, torch.Tensor | np.ndarray] = {}
-    placed: dict[str, torch.Tensor] = {}  # on the device, from `place` on
+    arrays: dict[str, torch.Tensor | np.ndarray]  # on the host
+    placed: dict[str, torch.Tensor]  # on the device; empty before `place`
 
     def __init__(self, **tensors: torch.Tensor | np.ndarray) -> None:
         sizes = {name: len(values) for name, values in tensors.items()}
@@ -270,9 +269,9 @@ class TensorSamples(Samples):
                 f"the tensors of one split have different numbers of samples ({sizes})",
                 advice="pass tensors with one row per sample, all of the same length",
             )
-        self.keep(**tensors)
+        self.store(**tensors)
 
-    def keep(self, **arrays: torch.Tensor | np.ndarray) -> None:
+    def store(self, **arrays: torch.Tensor | np.ndarray) -> None:
         """Store arrays as tensors, and memory maps as they are, and set `num_bytes`.
 
         A memory map stays one, so that a worker gets its path instead of a copy of its contents.
@@ -281,6 +280,7 @@ class TensorSamples(Samples):
             name: values if isinstance(values, np.memmap) else as_tensor(values)
             for name, values in arrays.items()
         }
+        self.placed = {}
         self.num_bytes = sum(values.nbytes for values in self.arrays.values())
 
     @property
@@ -301,7 +301,7 @@ class TensorSamples(Samples):
         return self.finish(self.take(self.placed, samples), samples, epoch)
 
     def fingerprint(self) -> str | None:
-        return fingerprint_of_arrays(self.arrays) if self.arrays else None
+        return fingerprint_of_arrays(self.arrays)
 
     def take(self, tensors: dict[str, torch.Tensor], samples: torch.Tensor) -> Batch:
         """Make a batch of rows of `tensors`, which must all be on one device.

@@ -14,7 +14,7 @@ from typing import TypedDict
 import numpy as np
 import torch
 
-from common.data.batch import Batch, Data, TensorSamples
+from common.data.batch import Batch, Data, Samples, TensorSamples
 from common.data.cache import RowGroupIndex
 from common.data.decoding import (
     MAX_DEFAULT_SIZE,
@@ -44,31 +44,21 @@ Arrays = dict[str, list[np.ndarray]]
 LOW_BITS = 2**30 - 1  # all but the highest of the 31 random bits of an image
 
 
-class ImageSamples(TensorSamples):
-    """One split: uint8 images [samples, height, width, channels] and int64 labels [samples]."""
+class ImageSamples(Samples):
+    """One split of images with labels, cached or streamed, which are augmented and scaled."""
 
     max_shift = 0  # pixels by which a training image is shifted at most
     flip = False  # whether half of the training images are mirrored
     names_file: Path | None = None  # JSON with the images' paths, if they are known
 
-    def __init__(
-        self,
-        images: np.ndarray,
-        labels: np.ndarray,
-        mean: list[float],
-        std: list[float],
-        dtype: torch.dtype,
-    ) -> None:
-        """Store the images and labels of a split.
+    def __init__(self, mean: list[float], std: list[float], dtype: torch.dtype) -> None:
+        """Store how pixels are scaled.
 
         Args:
             mean: the mean of each channel, of pixels scaled to 0 … 1; batches are scaled by it.
             std: the standard deviation of each channel, of the same pixels.
             dtype: the dtype of the images in a batch.
         """
-        super().__init__(images=images, labels=labels)
-        self.images = images
-        self.labels = labels
         self.mean = mean
         self.std = std
         self.dtype = dtype
@@ -138,10 +128,30 @@ class ImageSamples(TensorSamples):
         return shifted(images, tops, lefts, is_mirrored, self.max_shift)
 
 
+class CachedImages(ImageSamples, TensorSamples):
+    """One split of decoded images."""
+
+    def __init__(
+        self,
+        images: np.ndarray,
+        labels: np.ndarray,
+        mean: list[float],
+        std: list[float],
+        dtype: torch.dtype,
+    ) -> None:
+        """Store the images and labels of a split.
+
+        Args:
+            images: uint8 [samples, height, width, channels].
+            labels: int64 [samples].
+            mean, std, dtype: see `ImageSamples`.
+        """
+        ImageSamples.__init__(self, mean, std, dtype)
+        TensorSamples.__init__(self, images=images, labels=labels)
+
+
 class StreamedImages(ImageSamples):
     """One split of images, read from parquet files and decoded while training."""
-
-    num_bytes = None  # there are no decoded images that could be placed on the device
 
     def __init__(
         self,
@@ -151,12 +161,10 @@ class StreamedImages(ImageSamples):
         std: list[float],
         dtype: torch.dtype,
     ) -> None:
+        super().__init__(mean, std, dtype)
         self.rows = rows
         self.blocks = rows.blocks
         self.decode = decode
-        self.mean = mean
-        self.std = std
-        self.dtype = dtype
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -384,7 +392,7 @@ def scale_as_initially(
 def cached_splits(arrays: Arrays, facts: ImageFacts, dtype: torch.dtype) -> dict[str, ImageSamples]:
     """Make each split from its arrays of decoded images and labels."""
     return {
-        name: ImageSamples(images, labels, facts["mean"], facts["std"], dtype)
+        name: CachedImages(images, labels, facts["mean"], facts["std"], dtype)
         for name, (images, labels) in arrays.items()
     }
 

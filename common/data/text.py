@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypedDict
 import numpy as np
 import torch
 
-from common.data.batch import Batch, Data, TensorSamples, Work
+from common.data.batch import Batch, Data, Samples, TensorSamples, Work
 from common.data.cache import Prepared
 from common.data.fingerprint import fingerprint_of_tokenizer
 from common.data.labels import LABELLED_DATA_FLAGS
@@ -44,21 +44,14 @@ PAD_MULTIPLE = 8
 TokenPositions = Callable[[torch.Tensor, int], torch.Tensor]
 
 
-class TextSamples(TensorSamples):
-    """One split of tokenised text.
+class TextSamples(Samples):
+    """One split of text with labels, cached or streamed."""
 
-    Its arrays are `ARRAYS`: tokens (int32, for all samples, one after the other), offsets
-    (int64 [samples + 1], where each sample begins in `tokens`), seconds (int64 [samples], where the
-    second text begins, counted from the sample's start) and labels (int64 [samples]).
-    """
+    has_tokens = True
 
-    def __init__(self, *arrays: np.ndarray, token_positions: TokenPositions | None) -> None:
-        self.keep(**dict(zip(ARRAYS, arrays, strict=True)))
-        self.lengths: np.ndarray = np.diff(self.arrays["offsets"])
+    def __init__(self, token_positions: TokenPositions | None) -> None:
+        """Store the function that chooses the tokens to compute; None: all, padding included."""
         self.token_positions = token_positions
-
-    def __len__(self) -> int:
-        return len(self.arrays["labels"])
 
     def example(self, size: int, length: int) -> Batch:
         tokens = torch.zeros(size, length, device="meta", dtype=torch.long)
@@ -69,6 +62,23 @@ class TextSamples(TensorSamples):
             "attention_mask": None,
             "labels": tokens[:, 0],
         }
+
+
+class CachedText(TextSamples, TensorSamples):
+    """One split of tokenised text.
+
+    Its arrays are `ARRAYS`: tokens (int32, for all samples, one after the other), offsets
+    (int64 [samples + 1], where each sample begins in `tokens`), seconds (int64 [samples], where the
+    second text begins, counted from the sample's start) and labels (int64 [samples]).
+    """
+
+    def __init__(self, *arrays: np.ndarray, token_positions: TokenPositions | None) -> None:
+        super().__init__(token_positions)
+        self.store(**dict(zip(ARRAYS, arrays, strict=True)))
+        self.lengths: np.ndarray = np.diff(self.arrays["offsets"])
+
+    def __len__(self) -> int:
+        return len(self.arrays["labels"])
 
     def take(self, arrays: dict[str, torch.Tensor], samples: torch.Tensor) -> Batch:
         """Make a batch: cut the samples out of `tokens`, and pad them with 0, BERT's padding token.
@@ -120,8 +130,6 @@ class StreamedText(TextSamples):
     each batch brings along how much work it is.
     """
 
-    has_tokens = True  # although `lengths` is None
-
     def __init__(
         self,
         rows: ParquetRows,
@@ -129,11 +137,11 @@ class StreamedText(TextSamples):
         max_length: int,
         token_positions: TokenPositions | None,
     ) -> None:
+        super().__init__(token_positions)
         self.rows = rows
         self.blocks = rows.blocks
         self.tokenizer_folder = tokenizer_folder
         self.max_length = max_length
-        self.token_positions = token_positions
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -148,7 +156,7 @@ class StreamedText(TextSamples):
         columns = list(zip(*rows, strict=True))
         encoded = encode(self.tokenizer, columns, self.max_length)
         # Treat these rows as a whole split, all of whose samples make up the batch.
-        batch_samples = TextSamples(*encoded, labels, token_positions=self.token_positions)
+        batch_samples = CachedText(*encoded, labels, token_positions=self.token_positions)
         indices = torch.arange(len(batch_samples))
         batch = batch_samples.fetch(indices, epoch)
         return batch | {"work": batch_samples.count(indices)}
@@ -303,7 +311,7 @@ def text_splits(
     splits: dict[str, TextSamples] = {}
     for name, arrays in data.arrays.items():
         if index is None:
-            splits[name] = TextSamples(*arrays, token_positions=token_positions)
+            splits[name] = CachedText(*arrays, token_positions=token_positions)
         else:
             (groups,) = arrays
             rows = ParquetRows(groups, **index)

@@ -11,11 +11,11 @@ from PIL import Image
 from torch import nn
 
 from common.config import RequestedPrecision, TrainingConfig
-from common.data.images import ImageSamples
+from common.data.images import CachedImages
 from common.data.loader import Loader
 from common.data.order import EvaluationOrder
 from common.data.pixels import FULL_SCALE, image_to_pixels
-from common.data.text import TextSamples
+from common.data.text import CachedText
 from common.data.tokens import encode, load_tokenizer
 from common.errors import UserError
 from common.failures.error_causes import is_out_of_memory
@@ -158,7 +158,7 @@ class Predictor:
         batch = counted(size, "input")
         return UserError(f"a batch of {batch} does not fit into memory", advice=advice)
 
-    def images(self, inputs: Sequence[Input]) -> ImageSamples:
+    def images(self, inputs: Sequence[Input]) -> CachedImages:
         """Decode images and normalise them as in training.
 
         Samples need labels, so these have the label 0, which nothing reads.
@@ -175,9 +175,9 @@ class Predictor:
             pixels = np.stack([*pool.map(decode, inputs)])
         labels = np.zeros(len(pixels), dtype=np.int64)
         dtype = compute_dtype(self.accelerator)
-        return ImageSamples(pixels, labels, expected.mean, expected.std, dtype)
+        return CachedImages(pixels, labels, expected.mean, expected.std, dtype)
 
-    def texts(self, inputs: Sequence[Input]) -> TextSamples:
+    def texts(self, inputs: Sequence[Input]) -> CachedText:
         """Encode texts as in training.
 
         Samples need labels, so these have the label 0, which nothing reads.
@@ -204,7 +204,7 @@ class Predictor:
             arrays = encode(self.tokenizer, columns, self.input.max_length)
         labels = np.zeros(len(rows), dtype=np.int64)
         positions = token_positions if self.leaves_out_padding else None
-        return TextSamples(*arrays, labels, token_positions=positions)
+        return CachedText(*arrays, labels, token_positions=positions)
 
 
 def read_input_description(

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
-from common.data.batch import Data, Samples, TensorSamples
-from common.data.images import ImageSamples
+from common.data.batch import Data, Samples
+from common.data.images import CachedImages, ImageSamples
 from common.data.loader import Loader
 from common.data.order import EvaluationOrder
-from common.data.text import TextData, TextSamples
+from common.data.text import CachedText, TextData
 from common.measure.classification import Classified
 from common.measure.memory_plan import MemoryRows
 from common.measure.values import Metrics
@@ -222,12 +222,10 @@ def content_reader(samples: Samples, data: Data) -> "Callable[[int], wandb.Image
     Images are read as they are stored. Text is decoded from its tokens. Streamed images and texts
     are not stored, so the result is None for them, too.
     """
-    if not isinstance(samples, TensorSamples) or not samples.arrays:
-        return None
-    if isinstance(samples, ImageSamples):
-        images = samples.images
-        return lambda number: image_panel(images[number])
-    if not isinstance(samples, TextSamples) or not isinstance(data, TextData):
+    if isinstance(samples, CachedImages):
+        images = samples.tensors["images"]
+        return lambda number: image_panel(images[number].numpy())
+    if not isinstance(samples, CachedText) or not isinstance(data, TextData):
         return None
     from tokenizers import Tokenizer
 

@@ -12,7 +12,7 @@ import torch
 from common.config import TrainingConfig
 from common.data import loader as loader_module
 from common.data.batch import Batch
-from common.data.images import ImageSamples
+from common.data.images import CachedImages
 from common.data.loader import NO_SIGNALS, Loader
 from common.data.order import EvaluationOrder, TrainingOrder
 from common.data.run_loaders import make_loaders
@@ -25,12 +25,12 @@ CPU = torch.device("cpu")
 GPU = torch.device("cuda", 0)
 
 
-def samples(count: int = 103, size: int = 8, channels: int = 3) -> ImageSamples:
+def samples(count: int = 103, size: int = 8, channels: int = 3) -> CachedImages:
     """Return random images, which training shifts and mirrors."""
     random = np.random.default_rng(0)
     images = random.integers(0, 256, (count, size, size, channels), dtype=np.uint8)
     labels = np.arange(count) % 5
-    split = ImageSamples(images, labels, [0.5] * channels, [0.25] * channels, torch.float32)
+    split = CachedImages(images, labels, [0.5] * channels, [0.25] * channels, torch.float32)
     split.flip = True
     split.max_shift = 2
     return split

@@ -17,7 +17,7 @@ import torch
 from common.data import device_copies
 from common.data import workers as module
 from common.data.batch import Batch, Samples
-from common.data.images import ImageSamples
+from common.data.images import CachedImages
 from common.data.loader import Loader
 from common.data.order import EvaluationOrder, TrainingOrder
 from common.data.transport import by_path
@@ -89,14 +89,14 @@ def test_workers_stay_for_all_epochs_and_evaluations() -> None:
     assert not all_workers & {child.pid for child in multiprocessing.active_children()}
 
 
-def mapped(folder: Path) -> ImageSamples:
+def mapped(folder: Path) -> CachedImages:
     """Return images whose arrays are memory maps of files."""
     split = samples()
     arrays = []
     for name in ("images", "labels"):
         np.save(folder / f"{name}.npy", getattr(split, name))
         arrays.append(np.load(folder / f"{name}.npy", mmap_mode="r"))
-    mapped_split = ImageSamples(arrays[0], arrays[1], split.mean, split.std, split.dtype)
+    mapped_split = CachedImages(arrays[0], arrays[1], split.mean, split.std, split.dtype)
     mapped_split.flip = True
     mapped_split.max_shift = 2
     return mapped_split

@@ -9,8 +9,8 @@ from torch import nn
 from transformers import BertConfig, BertForSequenceClassification
 
 from common.data.batch import DatasetSamples, TensorSamples, Work
-from common.data.images import ImageSamples
-from common.data.text import TextSamples
+from common.data.images import CachedImages
+from common.data.text import CachedText
 from common.measure.flops import TrainingFlops, training_flops, training_flops_of_real_samples
 from common.measure.stopwatch import FIRST_UPDATES, Interval, Stopwatch, throughput
 from recipes.bert import compute_loss as bert_loss
@@ -128,7 +128,7 @@ def test_operations_of_an_mlp_match_a_count_by_hand() -> None:
     """A weight costs 2 operations forward and 4 backward, but 2 backward in the first layer."""
     model = MLP(28 * 28, [512, 512], 10, dropout=0.0)
     images = np.zeros((4, 28, 28, 1), dtype=np.uint8)
-    samples = ImageSamples(images, np.zeros(4, dtype=np.int64), [0.1], [0.3], torch.float32)
+    samples = CachedImages(images, np.zeros(4, dtype=np.int64), [0.1], [0.3], torch.float32)
     weights = [28 * 28 * 512, 512 * 512, 512 * 10]
     expected = 6 * sum(weights) - 2 * weights[0]
     before = {name: weight.clone() for name, weight in model.named_parameters()}
@@ -153,7 +153,7 @@ def test_operations_of_bert_depend_on_the_length() -> None:
     )
     model = BertForSequenceClassification(config)
     nothing = np.zeros(2, dtype=np.int64)
-    samples = TextSamples(
+    samples = CachedText(
         np.zeros(9, dtype=np.int32), np.array([0, 4, 9]), nothing, nothing, token_positions=None
     )
     counted = training_flops(model, bert_loss, samples)
