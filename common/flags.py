@@ -203,13 +203,16 @@ def is_name(value: str) -> bool:
         return False
 
 
-def from_json(config_class: type, values: Mapping[str, object], source: str) -> dict[str, Any]:
+def from_json(
+    config_class: type, values: Mapping[str, object], source: str, advice: str | None = None
+) -> dict[str, Any]:
     """Return flags that JSON holds, with tuples in place of its lists.
 
     The values have the types of their flags, so that they can be passed to `config_class`.
 
     Args:
         source: the file that a message names.
+        advice: what to do about a wrong value; None: replace it in the file.
 
     Raises:
         UserError: a value does not have its flag's type, or is outside of the flag's limits.
@@ -226,7 +229,7 @@ def from_json(config_class: type, values: Mapping[str, object], source: str) -> 
             shown = reprlib.repr(value)
             raise UserError(
                 f"{source} contains {shown} as the value of {spelled(name)}",
-                advice=f"replace it with {expected}",
+                advice=advice or f"replace it with {expected}",
             )
         flags[name] = value
     return flags

@@ -109,9 +109,9 @@ def peer_arrays(workload: Workload, dataset: str) -> Path:
     mean, std = workload.scaling or (images.mean, images.std)
     with making(folder) as unfinished:
         for name, split in (("train", "train"), ("evaluated", workload.evaluated)):
-            tensors = cached_split(images, split).tensors
-            np.save(unfinished / f"{name}_images.npy", tensors["images"].numpy())
-            np.save(unfinished / f"{name}_labels.npy", tensors["labels"].numpy())
+            samples = cached_split(images, split)
+            np.save(unfinished / f"{name}_images.npy", samples.images)
+            np.save(unfinished / f"{name}_labels.npy", samples.labels)
         facts = json.dumps({"mean": mean, "std": std})
         (unfinished / "facts.json").write_text(facts, encoding="utf-8")
     return folder

@@ -189,7 +189,7 @@ def add_image_memory(pairs: Pairs, options: Options, recipe: str) -> dict[str, o
     """Add an image recipe's memory and that of textbook loops; return the recipe's workload."""
     dataset = image_dataset(options.data, DATASET_OF[recipe])
     data = read_images(dataset)
-    images = cached_split(data, "train").tensors["images"]
+    images = cached_split(data, "train").images
     epoch = len(images) // BATCH_SIZE
     steps = options.scaled(epoch if recipe == "mnist_mlp" else min(epoch, 4))
     ours = f"{recipe} recipe"

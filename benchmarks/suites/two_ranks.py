@@ -141,10 +141,10 @@ def started_together(compete: Contestant) -> Contestant:
 def hand_written_loop(request: Request) -> HandWrittenLoop:
     """Return the loop by hand on the recipe's data and model."""
     data = read_images(request.dataset)
-    tensors = cached_split(data, "train").tensors
+    split = cached_split(data, "train")
     arrays = ImageArrays(
-        tensors["images"].clone().permute(0, 3, 1, 2),
-        tensors["labels"].clone(),
+        torch.from_numpy(split.images.copy()).permute(0, 3, 1, 2),
+        torch.from_numpy(split.labels.copy()),
         data.mean,
         data.std,
     )

@@ -98,13 +98,13 @@ def insist_on_flags(
 ) -> None:
     """Raise a `UserError` if flags that a resume can't change differ from the saved ones.
 
-    This happens if a user edits `config.json`, for example. The path of a local data set may
-    differ, because its fingerprint identifies it.
+    This happens if the recipe has new code that sets a flag to another value, for example. The path
+    of a local data set may differ, because its fingerprint identifies it.
     """
     changes = differing_flags(saved_flags, present_flags, is_moved_data_fine=True)
     if changes:
         phrases = flags_in_words(changes, "{flag} was {saved} and is {present} now")
         raise UserError(
-            f"{path} can't be resumed with different flags from before ({', '.join(phrases)})",
-            advice="change these values back in the run's config.json, or start another run",
+            f"{path} was trained with other flags than this run has now ({', '.join(phrases)})",
+            advice="restore the config.json and the recipe of that time, or start another run",
         )

@@ -86,13 +86,17 @@ class Parts:
                 not a letter, a digit, "-" or "_".
             TypeError: the state has a value that a checkpoint can't hold.
         """
-        is_taken = name in self.shared or name in self.of_rank
-        if is_taken or not re.fullmatch(r"(?!rank-|frozen-|best-\d{8})[\w-]+", name):
+        if name in self.shared or name in self.of_rank:
             raise UserError(
-                f"run.keep(...) got a part named {name!r}, which the run can't use as a name",
+                f"run.keep(...) got a part named {name!r}, a name that the run itself uses",
+                advice="choose another name",
+            )
+        if not re.fullmatch(r"(?!rank-|frozen-|best-\d{8})[\w-]+", name):
+            raise UserError(
+                f"run.keep(...) got a part named {name!r}, which can't be a name in a checkpoint",
                 advice=(
-                    "choose another name, of letters, digits, - and _, that does not begin like a "
-                    "file of a checkpoint (rank-, frozen-, best-00000001)"
+                    "use only letters, digits, - and _, and do not begin with rank-, frozen-, or "
+                    "best- and a number"
                 ),
             )
         if isinstance(part, nn.Module):

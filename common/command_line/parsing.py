@@ -299,13 +299,11 @@ def refuse_credentials(words: list[str]) -> None:
         # word, as in --dataset=VALUE, or it is the word before.
         flag_and_value = word if word.startswith("--") else word_before
         flag = flag_and_value.split("=")[0]
+        advice = "leave it out of the command"
         if flag.replace("_", "-") in FLAGS_WITH_ADDRESSES:
-            raise UserError(
-                f"the address in {flag} contains a user name or a token",
-                advice=(
-                    "pass a Hub id or a local folder, and set the environment variable HF_TOKEN "
-                    "to the token"
-                ),
+            advice = (
+                "pass a Hub id or a local folder; if the Hub asks for a token, set the environment "
+                "variable HF_TOKEN"
             )
         # The word before may be another value, as in --tags first SECRET.
         is_flag = flag.startswith("--") and not has_secret(flag)
@@ -313,7 +311,7 @@ def refuse_credentials(words: list[str]) -> None:
         raise UserError(
             f"{place} contains a token, or looks like an address with a user name or a token (text "
             "between : and @)",
-            advice="leave that out",
+            advice=advice,
         )
 
 

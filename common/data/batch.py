@@ -250,29 +250,15 @@ class DatasetSamples(Samples):
         return Samples.fingerprint(uncollated)
 
 
-class TensorSamples(Samples):
-    """Tensors or arrays by name, each of shape [samples, ...].
+class StoredSamples(Samples):
+    """Samples whose values are all stored in arrays.
 
-    They are placed on the device if they fit. A batch is then made there, by indexing.
-
-    Raises:
-        UserError: the tensors have different numbers of samples.
+    The arrays are placed on the device if they fit, and batches are then made there. A subclass
+    must define `__len__` and `take`.
     """
 
-    arrays: dict[str, torch.Tensor | np.ndarray]  # on the host
-    placed: dict[str, torch.Tensor]  # on the device; empty before `place`
-
-    def __init__(self, **tensors: torch.Tensor | np.ndarray) -> None:
-        sizes = {name: len(values) for name, values in tensors.items()}
-        if len(set(sizes.values())) != 1:
-            raise UserError(
-                f"the tensors of one split have different numbers of samples ({sizes})",
-                advice="pass tensors with one row per sample, all of the same length",
-            )
-        self.store(**tensors)
-
-    def store(self, **arrays: torch.Tensor | np.ndarray) -> None:
-        """Store arrays as tensors, and memory maps as they are, and set `num_bytes`.
+    def __init__(self, **arrays: torch.Tensor | np.ndarray) -> None:
+        """Store arrays as tensors, and memory maps as they are.
 
         A memory map stays one, so that a worker gets its path instead of a copy of its contents.
         """
@@ -280,16 +266,20 @@ class TensorSamples(Samples):
             name: values if isinstance(values, np.memmap) else as_tensor(values)
             for name, values in arrays.items()
         }
-        self.placed = {}
         self.num_bytes = sum(values.nbytes for values in self.arrays.values())
+        self.placed: dict[str, torch.Tensor] = {}  # on the device; empty before `place`
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
         """The arrays by name, as tensors on the host, without a copy."""
         return {name: as_tensor(values) for name, values in self.arrays.items()}
 
-    def __len__(self) -> int:
-        return len(next(iter(self.arrays.values())))
+    def take(self, tensors: dict[str, torch.Tensor], samples: torch.Tensor) -> Batch:
+        """Make a batch of the samples from `tensors`, which must all be on one device.
+
+        Both `fetch` (on the host) and `gather` (on the device) make their batches with it.
+        """
+        raise NotImplementedError
 
     def fetch(self, samples: torch.Tensor, epoch: int | None) -> Batch:
         return self.take(self.tensors, samples)
@@ -303,11 +293,27 @@ class TensorSamples(Samples):
     def fingerprint(self) -> str | None:
         return fingerprint_of_arrays(self.arrays)
 
-    def take(self, tensors: dict[str, torch.Tensor], samples: torch.Tensor) -> Batch:
-        """Make a batch of rows of `tensors`, which must all be on one device.
 
-        Both `fetch` (on the host) and `gather` (on the device) make their batches with it.
-        """
+class TensorSamples(StoredSamples):
+    """Tensors or arrays by name, each of shape [samples, ...]; a batch has rows of them.
+
+    Raises:
+        UserError: the tensors have different numbers of samples.
+    """
+
+    def __init__(self, **tensors: torch.Tensor | np.ndarray) -> None:
+        sizes = {name: len(values) for name, values in tensors.items()}
+        if len(set(sizes.values())) != 1:
+            raise UserError(
+                f"the tensors of one split have different numbers of samples ({sizes})",
+                advice="pass tensors with one row per sample, all of the same length",
+            )
+        super().__init__(**tensors)
+
+    def __len__(self) -> int:
+        return len(next(iter(self.arrays.values())))
+
+    def take(self, tensors: dict[str, torch.Tensor], samples: torch.Tensor) -> Batch:
         (device,) = {values.device for values in tensors.values()}
         samples = to_device(samples, device)
         return {name: values.index_select(0, samples) for name, values in tensors.items()}

@@ -148,6 +148,8 @@ class CachedImages(ImageSamples, TensorSamples):
         """
         ImageSamples.__init__(self, mean, std, dtype)
         TensorSamples.__init__(self, images=images, labels=labels)
+        self.images = images
+        self.labels = labels
 
 
 class StreamedImages(ImageSamples):

@@ -114,10 +114,10 @@ class IterableSamples(Samples):
             # An epoch without samples is not a mistake if it was resumed at its end.
             if not count and self.position["dataset"] is None:
                 raise UserError(
-                    "this process got no sample of an epoch from an IterableDataset",
+                    "this process got no sample from an IterableDataset in a whole epoch",
                     advice=(
-                        "return a new iterator from its __iter__ each time, and give it at least "
-                        "one sample for each process"
+                        "let its __iter__ return a new iterator each time, and let it yield at "
+                        "least one sample for each process"
                     ),
                     every_rank=True,
                 )

@@ -131,7 +131,10 @@ class ParquetRows:
             return UserError(
                 f"{shard} contains a row with the label {label!r:.60} in column {label_column}, "
                 f"which is none of the {counted(len(self.numbers), 'class', 'classes')}",
-                advice="start another run after correcting this label in the data",
+                advice=(
+                    "correct this label in the data (in a local copy, if they are from the Hub), "
+                    "and start another run"
+                ),
             )
         column = self.columns[row.index(None)] if None in row else label_column
         value = "value" if None in row else "label (a -1 or NaN counts as none)"

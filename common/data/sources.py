@@ -95,8 +95,8 @@ def choose_source(
     source = ask_rank_zero(choose)
     if config.streaming and source.location in BUILT_IN:
         raise UserError(
-            f"--streaming reads files, but data set {source.name} is built in",
-            advice="pass --no-streaming",
+            f"--streaming reads files, but data set {source.name} is built in ({source.reason})",
+            advice="pass --dataset with a folder of parquet files, or --no-streaming",
         )
     source = replace(source, validation_share=config.validation_share, streaming=config.streaming)
     if not config.evaluate_only:

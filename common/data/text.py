@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypedDict
 import numpy as np
 import torch
 
-from common.data.batch import Batch, Data, Samples, TensorSamples, Work
+from common.data.batch import Batch, Data, Samples, StoredSamples, Work
 from common.data.cache import Prepared
 from common.data.fingerprint import fingerprint_of_tokenizer
 from common.data.labels import LABELLED_DATA_FLAGS
@@ -64,7 +64,7 @@ class TextSamples(Samples):
         }
 
 
-class CachedText(TextSamples, TensorSamples):
+class CachedText(TextSamples, StoredSamples):
     """One split of tokenised text.
 
     Its arrays are `ARRAYS`: tokens (int32, for all samples, one after the other), offsets
@@ -73,8 +73,8 @@ class CachedText(TextSamples, TensorSamples):
     """
 
     def __init__(self, *arrays: np.ndarray, token_positions: TokenPositions | None) -> None:
-        super().__init__(token_positions)
-        self.store(**dict(zip(ARRAYS, arrays, strict=True)))
+        TextSamples.__init__(self, token_positions)
+        StoredSamples.__init__(self, **dict(zip(ARRAYS, arrays, strict=True)))
         self.lengths: np.ndarray = np.diff(self.arrays["offsets"])
 
     def __len__(self) -> int:

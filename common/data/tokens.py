@@ -231,13 +231,10 @@ def load_tokenizer(checkpoint: str) -> "PreTrainedTokenizerBase":
     has_vocabulary = tokenizer_file.is_file() or (folder / "vocab.txt").is_file()
     if folder.is_dir() and not has_vocabulary:
         raise UserError(
-            (
-                f"the tokenizer of checkpoint {checkpoint} can't be loaded, because there is "
-                "neither tokenizer.json nor vocab.txt in this folder"
-            ),
+            f"model folder {checkpoint} has no tokenizer (neither tokenizer.json nor vocab.txt)",
             advice=(
-                "save the tokenizer there, as in AutoTokenizer.from_pretrained(ORIGINAL_MODEL)"
-                ".save_pretrained(FOLDER), or pass another model"
+                "save the model's tokenizer in this folder, as with AutoTokenizer.from_pretrained("
+                f"ORIGINAL_MODEL).save_pretrained({checkpoint!r}), or pass another model"
             ),
         )
     advice = "check its files, or for a model of the Hub, the connection; or pass another model"

@@ -218,8 +218,11 @@ def run_of(path: Path, output_dir: str | None) -> Path:
                 "started it"
             ),
         )
+    problem = "is neither the directory of a run nor a checkpoint"
+    if not os.path.exists(path):
+        problem = "does not exist"
     raise UserError(
-        f"--resume {path} is neither the directory of a run nor a checkpoint",
+        f"--resume {path} {problem}",
         advice="pass the directory of a run, such as runs/NAME",
     )
 
@@ -275,12 +278,12 @@ def refuse_to_begin_again(
         if may_be_meant(directory):
             raise UserError(
                 (
-                    f"--resume auto found the unfinished run {directory}, but it has other flags "
-                    f"({listed(phrases)})"
+                    f"--resume auto found the unfinished run {directory}, but it was started with "
+                    f"other flags ({listed(phrases)})"
                 ),
                 advice=(
-                    "leave these flags out and continue that run with --resume "
-                    f"{quoted(directory)}, or start another run with --output-dir NEW"
+                    f"continue that run with its own flags by --resume {quoted(directory)}, or "
+                    "start another run with --output-dir NEW"
                 ),
             )
 
@@ -354,7 +357,9 @@ def known_flags(config_class: type, flags: Flags, path: Path) -> dict[str, objec
     """
     names = {field.name for field in fields(config_class)}
     known = {name: value for name, value in flags.items() if name in names}
-    return from_json(config_class, known, str(path))
+    # A run with an edited `config.json` is not resumed, so the user can't just correct the value.
+    advice = "restore this file from a backup, or start another run"
+    return from_json(config_class, known, str(path), advice)
 
 
 def is_finished(directory: Path, run: SavedRun) -> bool:

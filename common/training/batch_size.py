@@ -248,8 +248,8 @@ def refuse_unfit_loss(
                 f"processes ({finder.name}), while each process tries sizes on its own"
             ),
             advice=(
-                "pass --no-auto-batch-size, and --batch-size N; on a resume, which keeps the flag, "
-                "use one process"
+                "pass --no-auto-batch-size, and --batch-size N; a run that was started with "
+                "--auto-batch-size keeps this flag, so resume it in one process"
             ),
         )
 

@@ -99,11 +99,18 @@ def refuse_launchers_compiler() -> None:
 
 
 def refuse_wrong_rank() -> None:
-    """Raise a `UserError` if RANK is not between 0 and WORLD_SIZE - 1."""
+    """Raise a `UserError` if RANK is not between 0 and WORLD_SIZE - 1, or WORLD_SIZE is below 1."""
     if not 0 <= rank() < world_size():
+        problem = (
+            f"RANK is {rank()} and WORLD_SIZE is {world_size()}, but RANK must be from 0 to "
+            f"{world_size() - 1}"
+        )
+        if world_size() < 1:
+            problem = f"WORLD_SIZE is {world_size()}, but must be 1 or more"
+        elif "WORLD_SIZE" not in os.environ:
+            problem = f"RANK is {rank()}, but WORLD_SIZE is not set"
         raise UserError(
-            f"the environment variable RANK is {rank()}, but with WORLD_SIZE {world_size()} it "
-            f"must be from 0 to {world_size() - 1}",
+            f"the environment variable {problem}",
             advice=f"unset both variables to train in one process, or {LAUNCH}, which sets them",
             every_rank=True,
         )

@@ -42,6 +42,9 @@ def test_token_in_an_address_is_refused_and_not_repeated(runner: Runner) -> None
     """A token in `--dataset` is refused, and neither the message nor any file contains it."""
     run = runner.run("mnist_mlp", "--dataset", URL, environment=ENVIRONMENT, succeeds=False)
     assert run.returncode == 1
-    assert "the address in --dataset contains a user name or a token" in run.errors
+    assert (
+        "--dataset contains a token, or looks like an address with a user name or a token"
+        in run.errors
+    )
     assert "Traceback" not in run.errors
     assert_nowhere(run, KEY, URL_TOKEN)

@@ -248,7 +248,6 @@ def test_common_knows_no_recipe(nodes: Nodes) -> None:
 # A class that is made of another object has a method in place of a constructor.
 CONSTRUCTORS = {
     "FreezableDDP": ("remember_parameters",),
-    "TensorSamples": ("__init__", "keep"),
 }
 # Attributes that a base class has.
 INHERITED = {

@@ -72,8 +72,8 @@ class RunRecord:
             objective = Objective.parse(self.saved_config.objective)
         except UserError as problem:
             raise UserError(
-                f"{self.source}/config.json is damaged or was edited ({problem.problem})",
-                advice="restore it from a backup, or leave this run out",
+                f"the configuration of {self.source} is damaged or was edited ({problem.problem})",
+                advice="leave this run out, or restore its config.json from a backup",
             ) from None
         object.__setattr__(self, "objective", objective)  # a frozen dataclass refuses assignment
 
@@ -214,12 +214,18 @@ def refuse_damaged_status(path: Path) -> None:
 
 def missing_config_error(path: Path, status: Status) -> UserError:
     """Return the error for a folder without a `config.json`: it is not a run, or not one yet."""
+    if (path / METRICS_FILE).exists() or status.status == "finished":
+        return UserError(
+            f"{path} has nothing to compare, because its config.json is missing",
+            advice="restore this file from a backup, or leave this run out",
+        )
     if status.status != "unknown":
         reason = f": {status.reason}" if status.reason else ""
+        advice = "wait, or leave this run out" if status.status == "running" else "leave it out"
         return UserError(
             f"{path} has nothing to compare, because its training has not begun "
             f"({status.status}{reason})",
-            advice="leave this run out; if it did train, restore its config.json from a backup",
+            advice=advice,
         )
     run_count = len([*path.glob(f"*/{CONFIG}")])
     if run_count:
@@ -254,7 +260,7 @@ def inspect_offline(file: Path, *flags: str) -> str:
         lines = completed.stderr.strip().splitlines() or ["it is empty"]
         raise UserError(
             f"{file} can't be read as a W&B run ({lines[-1]})",
-            advice="copy the file again from its source, or leave this run out",
+            advice="copy the file again from its source, update wandb, or leave this run out",
         )
     return completed.stdout
 

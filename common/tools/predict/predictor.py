@@ -156,7 +156,9 @@ class Predictor:
         elif self.accelerator.device.type != "cpu":
             advice += ", or pass --device cpu"
         batch = counted(size, "input")
-        return UserError(f"a batch of {batch} does not fit into memory", advice=advice)
+        return UserError(
+            f"the prediction of {batch} at once does not fit into memory", advice=advice
+        )
 
     def images(self, inputs: Sequence[Input]) -> CachedImages:
         """Decode images and normalise them as in training.
@@ -229,8 +231,8 @@ def read_input_description(
     file = str(recipe or f"{facts.recipe}.py")
     code = f"from common.tools.predict import load_model; model = load_model({run!r}, {file!r})"
     raise UserError(
-        f"the model of {run} is not a classifier of images or texts",
-        advice=f"load it in a program: `{code}`",
+        f"recipes predict takes classifiers of images or texts, and the model of {run} is neither",
+        advice=f"load it in a program, with the path of its recipe: `{code}`",
     )
 
 

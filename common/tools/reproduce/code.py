@@ -121,11 +121,15 @@ def recipe_of(past: PastRun) -> str:
 
 def unknown_code_error(past: PastRun) -> UserError:
     """Return the error for a run that saved no code, or whose record of it is lost."""
-    reason = past.attempt.problem or f"its {ATTEMPTS} is missing, damaged or names no code"
+    reason = f"its {ATTEMPTS} is missing, damaged or names no code"
+    first_step = ""
+    if past.attempt.problem is not None:  # the recipe was typed into an interpreter
+        reason = past.attempt.problem
+        first_step = "save the recipe as a file, "
     return UserError(
         f"{past.directory} does not say which code it used, because {reason}",
         advice=(
-            "train a new run with the same recipe and --config "
+            f"{first_step}train a new run with this recipe and --config "
             f"{quoted(past.directory / CONFIG)}, and reproduce the new run"
         ),
     )
@@ -189,10 +193,28 @@ def restore_tree(tree: CodeTree, past: PastRun, stack: ExitStack) -> tuple[Path,
             apply_patch(tree, past, folder)
             patch = " with the saved patch" if tree.patch is not None else ""
             return folder, f"commit {shown_digest(tree.commit)}{patch}, in a temporary worktree"
-    folders_text = " or ".join(map(str, folders)) or "any git repository around the run's folder"
-    raise UserError(
-        f"commit {tree.commit} of {past.directory} is not in {folders_text}",
-        advice=f"run git fetch in the clone around the run's folder, {PRESENT_CODE}",
+    raise missing_commit_error(tree, past, folders)
+
+
+def missing_commit_error(tree: CodeTree, past: PastRun, folders: list[Path]) -> UserError:
+    """Return the error for a commit that none of the searched folders has."""
+    commit = f"commit {tree.commit} of {past.directory}"
+    if shutil.which("git") is None:
+        return UserError(
+            f"{commit} can't be checked out, because there is no git on the PATH",
+            advice="install git",
+        )
+    if not folders:
+        return UserError(
+            f"{commit} can't be found, because the run's folder is in no git repository",
+            advice=(
+                "move the run's folder into a git clone of its code, and run git fetch there, "
+                f"{PRESENT_CODE}"
+            ),
+        )
+    return UserError(
+        f"{commit} is not in {' or '.join(map(str, folders))}",
+        advice=f"run git fetch in {quoted(folders[0])}, {PRESENT_CODE}",
     )
 
 
@@ -297,7 +319,10 @@ def run_git(folder: Path, *arguments: str) -> None:
     try:
         completed = subprocess.run(command, env=environment, capture_output=True, encoding="utf-8")
     except OSError as error:
-        raise UserError(f"git can't be run ({error.strerror})", advice="install git") from None
+        raise UserError(
+            f"git can't be run ({error.strerror})",
+            advice="install git, or make it executable for your user",
+        ) from None
     if completed.returncode:
         message = " ".join(completed.stderr.split())[-LAST_CHARACTERS:]
         raise UserError(

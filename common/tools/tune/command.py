@@ -50,10 +50,10 @@ def read_command_line(words: list[str]) -> tuple[Path, SearchSettings]:
     check_number("trials", arguments.trials, least=1)
     settings = saved_settings(arguments, recipe, flags) or new_settings(arguments, recipe, flags)
     if settings.config_file is not None and not os.path.isfile(settings.config_file):
-        raise UserError(
-            f"--config-file {settings.config_file} does not exist",
-            advice="pass a file of accelerate_configs/, or one that `accelerate config` wrote",
-        )
+        advice = "pass a file of accelerate_configs/, or one that `accelerate config` wrote"
+        if arguments.config_file is None:  # a continued search has it from its first command
+            advice = "put this file back, or start another search with another --study"
+        raise UserError(f"--config-file {settings.config_file} does not exist", advice=advice)
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     directory = arguments.study or Path(f"runs/tune-{Path(settings.recipe).stem}-{stamp}")
     # A search that continues may get a different number of trials, and may stop pruning.
@@ -87,12 +87,15 @@ def saved_settings(
         or arguments.config_file not in (None, settings.config_file)
     )
     if is_changed:
-        searched = f"{settings.recipe} {' '.join(settings.flags)}"
-        advice = (
-            "leave the recipe and its flags out to continue that search, or pass another --study"
-        )
+        saved_words = [settings.recipe, *settings.flags]
+        if settings.config_file is not None:
+            saved_words += ["--config-file", settings.config_file]
         raise UserError(
-            f"--study {arguments.study} contains a different search, of {searched}", advice=advice
+            f"--study {arguments.study} already contains another search: {' '.join(saved_words)}",
+            advice=(
+                "leave the recipe, its flags and --config-file out to continue that search, or "
+                "pass another --study to start a new one"
+            ),
         )
     return settings
 

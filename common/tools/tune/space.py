@@ -181,7 +181,10 @@ def parse_range(
             raise ValueError(f"the scale {':'.join(scale)!r} is unknown")
         return distribution(number(low), number(high), log=bool(scale))  # type: ignore[arg-type]
     except ValueError as problem:
-        advice = "write low:high with low below high, or low:high:log with low above 0"
+        numbers = "whole numbers" if number is int else "numbers"
+        advice = (
+            f"write low:high, two {numbers} with low below high, or low:high:log with low above 0"
+        )
         raise UserError(f"{flag} {value} is not a range ({problem})", advice=advice) from None
 
 

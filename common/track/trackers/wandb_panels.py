@@ -223,8 +223,8 @@ def content_reader(samples: Samples, data: Data) -> "Callable[[int], wandb.Image
     are not stored, so the result is None for them, too.
     """
     if isinstance(samples, CachedImages):
-        images = samples.tensors["images"]
-        return lambda number: image_panel(images[number].numpy())
+        images = samples.images
+        return lambda number: image_panel(images[number])
     if not isinstance(samples, CachedText) or not isinstance(data, TextData):
         return None
     from tokenizers import Tokenizer

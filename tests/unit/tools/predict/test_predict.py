@@ -218,8 +218,16 @@ def test_outputs_that_are_not_finite_are_refused(
 @pytest.mark.parametrize(
     ("count", "device", "message"),
     [
-        (3, "cpu", "a batch of 2 inputs does not fit into memory: pass a --batch-size below 2"),
-        (1, "cpu", "a batch of 1 input does not fit into memory: end other programs that use this"),
+        (
+            3,
+            "cpu",
+            "2 inputs at once does not fit into memory: pass a --batch-size below 2",
+        ),
+        (
+            1,
+            "cpu",
+            "the prediction of 1 input at once does not fit into memory: end other programs",
+        ),
         (1, "cuda", "end other programs that use this memory, or pass --device cpu"),
     ],
 )
@@ -354,7 +362,8 @@ def test_damaged_facts_are_named(run: Path, recipe: Path, text: bytes) -> None:
     """The message has the path of `model.json`."""
     (run / "model" / "model.json").write_bytes(text)
     with pytest.raises(
-        UserError, match=r"model\.json (can.t be read|is damaged or was)|is not a classifier"
+        UserError,
+        match=r"model\.json (can.t be read|is damaged or was)|takes classifiers",
     ):
         Predictor(run, recipe=recipe)
 
