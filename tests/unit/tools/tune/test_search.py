@@ -93,7 +93,7 @@ def test_names_are_not_searched() -> None:
     ("arguments", "sentence"),
     [
         (["--learning-rate", "0.1"], "no flag has several values to try: pass a range"),
-        (["--learning-rate", "1:0.1"], "): write low:high with low below high, or low:high:log"),
+        (["--learning-rate", "1:0.1"], "): write low:high, two numbers with low below high, or low:high:log"),
         (["--learning-rate", "0:1:log"], "or low:high:log with low above 0"),
         (["--learning-rate", "a:b"], "could not convert string to float: 'a'"),
         (["--learning-rate", "0.1:1:linear"], "low:high:log"),
@@ -439,7 +439,7 @@ def test_search_is_not_mixed_with_another(tmp_path: Path) -> None:
         ["recipes/resnet.py"],
         ["--config-file", str(CONFIGS / "cpu.yaml")],
     ):
-        with pytest.raises(UserError, match="leave the recipe and its flags out"):
+        with pytest.raises(UserError, match="leave the recipe, its flags and --config-file out"):
             read_command_line([*words, "--study", str(study)])
     directory, settings = read_command_line(
         [str(STUB), *RATES, "--epochs", "1", "--study", str(study)]
