@@ -104,7 +104,6 @@ class Run:
         self.are_flags_checked = False  # becomes true after the first update
         self.stages = Stages()  # filled in by the calls below
         self.is_finish_called = False
-        self.early_stopping: EarlyStopping | None = None
         # The work of the present batch, and the seconds for which the loop waited for it.
         self.present_work: tuple[Work, float] | None = None
         DISPLAY.doing = "reading the data"
@@ -156,14 +155,14 @@ class Run:
         names = [name for name in EVALUATED_SPLITS if name in data.splits]
         validation_split = names[0]
         test_split = names[-1]
-        self.early_stopping = EarlyStopping(self.config, self.context.best, validation_split)
+        early_stopping = EarlyStopping(self.config, self.context.best, validation_split)
         signals = RunSignals(
             is_asked_to_stop=self.is_asked_to_stop,
             is_stop_announced=self.context.agreement.is_announced,
             is_rehearsing=lambda: self.evaluations.rehearsal.is_reading,
         )
         loaders = make_loaders(self.config, self.accelerator, data.splits, signals)
-        self.stages.loaded = LoadedData(data, loaders, validation_split, test_split)
+        self.stages.loaded = LoadedData(data, loaders, validation_split, test_split, early_stopping)
         return loaders["train"], loaders[validation_split], loaders[test_split]
 
     def is_asked_to_stop(self) -> bool:
@@ -336,7 +335,7 @@ class Run:
         agreement = self.context.agreement
         # Write the row of the previous update. An evaluation after it has added its figures by now.
         self.context.logs.write_row()
-        self.progress.global_step = step = self.progress.global_step + 1
+        step = self.progress.advance()
         if not self.are_flags_checked:
             self.are_flags_checked = True
             refuse_unread_flags(self.context, started.saved_config.given)
@@ -426,8 +425,7 @@ class Run:
     @property
     def should_stop(self) -> bool:
         """Whether `--early-stopping` ends the run here; the first time, this is also printed."""
-        early_stopping = reached(self.early_stopping, "run.loaders(data)")
-        return early_stopping.decide(self.progress.global_step)
+        return self.loaded.early_stopping.decide(self.progress.global_step)
 
     @property
     def should_save(self) -> bool:

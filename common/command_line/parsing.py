@@ -168,8 +168,8 @@ def note_refusal(early: argparse.Namespace, end: SystemExit) -> None:
     Args:
         end: the exit that refused the command line.
     """
-    from common.run_directory.directory import refuse_to_resume
     from common.run_directory.records import CHECKPOINTS_FOLDER
+    from common.run_directory.status import refuse_to_resume
 
     directory = early.output_dir
     if early.resume not in (None, "auto"):

@@ -10,7 +10,8 @@ from common.failures.error_causes import is_lost_process, is_out_of_memory
 from common.failures.outcomes import Outcome, outcome_of
 from common.lifecycle.stages import Context
 from common.measure.memory import lift_limit
-from common.run_directory.directory import LOST_AGAIN, LOST_AGAIN_ADVICE, read_status
+from common.run_directory.directory import LOST_AGAIN, LOST_AGAIN_ADVICE
+from common.run_directory.status import read_status
 from common.training.out_of_memory import out_of_memory_error
 
 

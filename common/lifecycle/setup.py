@@ -13,16 +13,17 @@ from common.lifecycle.resolution import ConfigResolution
 from common.lifecycle.stages import Context
 from common.measure.meters import Meters
 from common.objective import Objective
-from common.run_directory.directory import RunDirectory, refuse_to_resume
+from common.run_directory.directory import RunDirectory
 from common.run_directory.provenance import ProvenanceWriter
 from common.run_directory.recipe_source import RecipeSource
 from common.run_directory.records import CHECKPOINTS_FOLDER
 from common.run_directory.resume import was_finished_meanwhile
+from common.run_directory.status import refuse_to_resume
 from common.track.log import Log
 from common.training.accelerator import build_accelerator
 from common.training.best import Best
 from common.training.guard import GradientGuard
-from common.training.plan import Progress
+from common.training.progress import Progress
 from common.training.sharding import ShardingAccelerator
 from common.training.stop import StopAgreement, StopRequest
 

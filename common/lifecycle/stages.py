@@ -33,8 +33,10 @@ from common.run_directory.recipe_source import RecipeSource
 from common.run_directory.records import RunConfig
 from common.track.log import Log
 from common.training.best import Best
+from common.training.early_stopping import EarlyStopping
 from common.training.guard import GradientGuard
-from common.training.plan import Plan, Progress
+from common.training.plan import Plan
+from common.training.progress import Progress
 from common.training.sharding import ShardingAccelerator
 from common.training.stop import StopAgreement
 
@@ -79,6 +81,7 @@ class LoadedData:
     loaders: Mapping[str, Loader]  # by split
     validation_split: Split  # "test" if there is no validation split
     test_split: Split  # "validation" if there is no test split
+    early_stopping: EarlyStopping  # decides by evaluations of the validation split
 
 
 @dataclass(frozen=True)

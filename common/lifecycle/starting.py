@@ -19,7 +19,6 @@ from common.lifecycle.saving import restore
 from common.lifecycle.stages import Context, KeptParts, LoadedData, StartedRun
 from common.measure.memory_plan import MemoryPlan
 from common.profile.profiler import Profiler
-from common.run_directory.directory import read_status
 from common.run_directory.records import (
     CONFIG,
     Architecture,
@@ -29,6 +28,7 @@ from common.run_directory.records import (
     Source,
     read_record,
 )
+from common.run_directory.status import read_status
 from common.storage.json_files import json_safe
 from common.system.allocator import HEAP
 from common.system.machine import local_world_size

@@ -23,9 +23,8 @@ from common.run_directory.records import (
     CHECKPOINTS_FOLDER,
     CONFIG,
     STATUS,
-    Status,
-    read_record,
 )
+from common.run_directory.status import read_status, write_outcome
 from common.storage.files import LOCK, locked
 from common.storage.json_files import write_json
 from common.system.machine import is_main_rank, rank, several_machines
@@ -318,61 +317,3 @@ def refuse_to_write_over(path: Path) -> None:
             "add --resume auto"
         )
         raise UserError(mistake, advice=advice)
-
-
-def read_status(path: Path) -> Status:
-    """Return the contents of a run's `status.json`; an unknown status if it can't be read."""
-    with contextlib.suppress(UserError):
-        return read_record(path / STATUS, Status)
-    return Status()
-
-
-def write_outcome(
-    path: Path,
-    outcome: Outcome,
-    global_step: int | None = None,
-    *,
-    run_id: str | None = None,
-    steps_of_losses: list[int] | None = None,
-) -> None:
-    """Write `status.json`.
-
-    A value that is None is taken from the earlier `status.json`. The updates at which earlier
-    attempts lost a process are kept until the run is finished.
-    """
-    earlier = read_status(path)
-    if global_step is None:
-        global_step = earlier.global_step
-    if steps_of_losses is None:
-        steps_of_losses = earlier.lost_at_steps
-    facts = {**outcome._asdict(), "global_step": global_step}
-    if run_id or earlier.run_id:
-        facts["run_id"] = run_id or earlier.run_id
-    if steps_of_losses and outcome.status != "finished":
-        facts["lost_at_steps"] = steps_of_losses
-    write_json(path / STATUS, Status(**facts).to_json())
-
-
-def refuse_to_resume(output_dir: str | Path | None, outcome: Outcome, resume: bool) -> None:
-    """Write to `status.json` of an unfinished run why a command could not continue it.
-
-    A supervisor may repeat the command until the run is finished. Without the reason in the status,
-    it would never stop. Nothing is written if the directory contains no run or a finished one, or
-    if another job uses it.
-
-    Args:
-        output_dir: the run's directory, as the command named it. With None, nothing is written.
-        outcome: the failure of the command.
-        resume: whether the command was meant to resume. Otherwise a run in the directory belongs to
-            another command, and its status stays.
-    """
-    path = Path(output_dir or "")
-    is_of_another_command = not resume and os.path.exists(path / CONFIG)
-    if not is_main_rank() or output_dir is None or is_of_another_command:
-        return
-    if read_status(path).status in ("unknown", "finished"):  # "unknown": there is no run
-        return
-    # The lock is taken if another job is running. The error is then left out of the file, but the
-    # command prints it in any case.
-    with contextlib.suppress(UserError), locked(path / LOCK, patience=0):
-        write_outcome(path, outcome)

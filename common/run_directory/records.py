@@ -55,7 +55,7 @@ Flags = dict[str, JsonValue]  # by the field name in the recipe's `Config`
 # it refuses JSON that is nested more than 255 levels deep. This limit must not cost a checkpoint.
 PartStates = JsonObject
 # A job that was killed leaves the status "running", and readers call the run "stopped".
-PresentStatus = Literal[RunStatus, "stopped"]
+CurrentStatus = Literal[RunStatus, "stopped"]
 
 
 class Record(BaseModel):
@@ -254,7 +254,7 @@ class Status(Record):
     The status of a run without a readable file is "unknown".
     """
 
-    status: Literal[PresentStatus, "unknown"] = "unknown"
+    status: Literal[CurrentStatus, "unknown"] = "unknown"
     resumable: bool | None = None  # whether the same command, given again, may succeed
     reason: str | None = None
     global_step: int = 0

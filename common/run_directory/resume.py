@@ -10,7 +10,7 @@ from typing import NamedTuple
 from common.console import say
 from common.errors import UserError
 from common.flags import from_json
-from common.run_directory.directory import INITIAL, read_status
+from common.run_directory.directory import INITIAL
 from common.run_directory.effective_batch import Config, ResumableConfig, keep_effective_batch
 from common.run_directory.identity import EditedConfigError, insist_on_written_config, may_be_of_run
 from common.run_directory.records import (
@@ -30,6 +30,7 @@ from common.run_directory.saved_flags import (
     has_moved,
     values_in,
 )
+from common.run_directory.status import read_status
 from common.storage.files import LOCK, locked
 from common.storage.json_files import JsonObject, read_json
 from common.system.machine import world_size

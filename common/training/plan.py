@@ -1,10 +1,8 @@
 """How many updates a run makes, after which of them it evaluates and saves, and where it stands."""
 
 import math
-import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Protocol, TypedDict
+from typing import Protocol
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
@@ -186,33 +184,3 @@ def epochs_by_default(dataset: str, default_epochs: Mapping[str, int]) -> int:
             f"DEFAULT_EPOCHS has no entry for data set {dataset}{others}", advice=advice
         )
     return epochs
-
-
-class ProgressState(TypedDict):
-    """The progress in a checkpoint."""
-
-    global_step: int
-    seconds: float  # time of all attempts so far
-
-
-@dataclass
-class Progress:
-    """How far a run has come: the part of a checkpoint that a person looks for first."""
-
-    global_step: int = 0  # number of updates made
-    # The time of `perf_counter` when the run began, moved back by the seconds of earlier attempts.
-    began: float = field(default_factory=time.perf_counter)
-
-    @property
-    def seconds(self) -> float:
-        """The seconds that all attempts of the run have taken so far."""
-        return time.perf_counter() - self.began
-
-    def state_dict(self) -> ProgressState:
-        return {"global_step": self.global_step, "seconds": self.seconds}
-
-    def load_state_dict(self, state: ProgressState) -> None:
-        if type(state["global_step"]) is not int or state["global_step"] < 0:
-            raise ValueError(f"no number of updates: {state['global_step']}")
-        self.global_step = state["global_step"]
-        self.began = time.perf_counter() - state["seconds"]

@@ -35,7 +35,6 @@ INTERNAL = {
     "started",
     "checkpoints",
     "evaluations",
-    "early_stopping",
     "gather_rows",
     # Steps of other calls, such as of `record` and `batches`.
     "end_update",
@@ -81,7 +80,7 @@ def test_all_that_a_recipe_may_call_is_named() -> None:
     ("attribute", "module", "class_name"),
     [
         ("plan", "common.training.plan", "Plan"),
-        ("progress", "common.training.plan", "Progress"),
+        ("progress", "common.training.progress", "Progress"),
         ("directory", "common.run_directory.directory", "RunDirectory"),
     ],
 )

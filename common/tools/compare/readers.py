@@ -25,8 +25,8 @@ from common.run_directory.records import (
     METRICS_FILE,
     STATUS,
     SUMMARY,
+    CurrentStatus,
     Flags,
-    PresentStatus,
     RunConfig,
     Status,
     Summary,
@@ -34,7 +34,7 @@ from common.run_directory.records import (
     parse_record,
     read_record_if_there,
 )
-from common.run_directory.standing import present_status
+from common.run_directory.status import current_status
 from common.storage.json_files import read_json_if_there, read_lines
 from common.system.wording import counted
 from common.track.names import unflat
@@ -62,7 +62,7 @@ class RunRecord:
     saved_config: RunConfig  # the contents of `config.json`
     rows: list[dict[str, float]]  # the rows of `metrics.jsonl`: one for each step, in order
     summary: Mapping[str, float]  # the figures in `summary.json`; empty before the run's end
-    status: PresentStatus
+    status: CurrentStatus
     reason: str | None = None  # why the run was preempted or failed
     objective: Objective = field(init=False)
 
@@ -179,12 +179,12 @@ def read_directory(path: Path) -> RunRecord:
         UserError: the directory does not hold a run that began to train, or a file is damaged.
     """
     refuse_damaged_status(path)
-    saved_status = present_status(path)
+    saved_status = current_status(path)
     saved_config = read_record_if_there(path / CONFIG, RunConfig)
     if saved_config is None:
         raise missing_config_error(path, saved_status)
     # Without a `status.json`, nothing says that the run has ended.
-    status: PresentStatus = "running"
+    status: CurrentStatus = "running"
     if saved_status.status != "unknown":
         status = saved_status.status
     summary: dict[str, float] = {}
@@ -207,7 +207,7 @@ def read_directory(path: Path) -> RunRecord:
 def refuse_damaged_status(path: Path) -> None:
     """Raise a `UserError` if a run's `status.json` is damaged.
 
-    `present_status` would treat a damaged file as a missing one, so this check comes first.
+    `current_status` would treat a damaged file as a missing one, so this check comes first.
     """
     read_json_if_there(path / STATUS)
 

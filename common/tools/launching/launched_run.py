@@ -8,8 +8,8 @@ from pathlib import Path
 
 import psutil
 
-from common.run_directory.directory import read_status
 from common.run_directory.records import CONFIG
+from common.run_directory.status import read_status
 from common.storage.files import open_to_append
 from common.system.platforms import polite_stop_signal, start_in_own_group, watch_for_parent
 from common.tools.compare.readers import RunRecord, read_directory

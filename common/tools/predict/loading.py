@@ -11,7 +11,7 @@ from common.errors import UserError
 from common.failures.sentences import reading
 from common.run_directory.finished_model import WEIGHTS, model_folder
 from common.run_directory.records import MODEL_FOLDER, MODEL_JSON, ModelFacts, read_record
-from common.run_directory.standing import advice_to_go_on, present_status
+from common.run_directory.status import advice_to_go_on, current_status
 from common.tools.recipe import load_recipe
 
 RECIPES = Path(__file__).resolve().parents[3] / "recipes"
@@ -55,7 +55,7 @@ def finished_model(run: Path) -> Path:
             f"there is no folder {run}",
             advice="pass the directory of a finished run, such as runs/NAME",
         )
-    status = present_status(run).status
+    status = current_status(run).status
     # This refuses only an unfinished run without a model. A model folder has the status "unknown",
     # and an unfinished run may have a model from an earlier end: see `model_folder`.
     if status not in ("finished", "unknown") and not (run / MODEL_FOLDER).is_dir():

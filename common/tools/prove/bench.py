@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from common.run_directory.directory import read_status
+from common.run_directory.status import read_status
 from common.system.platforms import command_line
 from common.tools.prove.flags import ProofFlags, flag_words, merged, parse_flags
 from common.tools.prove.launching import LaunchResult, launch, launch_warm, observed_command

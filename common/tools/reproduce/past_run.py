@@ -28,7 +28,7 @@ from common.run_directory.records import (
     parse_record,
     read_record_if_there,
 )
-from common.run_directory.standing import present_status
+from common.run_directory.status import current_status
 from common.storage.json_files import read_json, read_lines
 from common.system.wording import counted, listed
 from common.tools.rows import MetricsRow, read_rows, step_of_row
@@ -185,7 +185,7 @@ def read_past_run(directory: Path) -> PastRun:
         is_edited = False
     saved_config = parse_record(contents, RunConfig, str(directory / CONFIG))
     attempts = saved_attempts(directory)
-    return PastRun(directory, saved_config, is_edited, attempts, present_status(directory))
+    return PastRun(directory, saved_config, is_edited, attempts, current_status(directory))
 
 
 def read_original(directory: Path) -> PastRun:

@@ -16,8 +16,8 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from common.console import say
 from common.errors import UserError
 from common.objective import Objective
-from common.run_directory.directory import read_status
 from common.run_directory.records import CONFIG
+from common.run_directory.status import read_status
 from common.system.platforms import command_line, quoted, shown_path
 from common.system.wording import counted
 from common.tools.compare.comparison import compare

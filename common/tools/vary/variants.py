@@ -15,7 +15,7 @@ from optuna.distributions import CategoricalDistribution
 from common.console import CONSOLE, say
 from common.errors import UserError
 from common.flags import check_number
-from common.run_directory.standing import present_status
+from common.run_directory.status import current_status
 from common.storage.digests import sha256_of_bytes
 from common.storage.files import LOCK
 from common.system.platforms import shown_path
@@ -259,7 +259,7 @@ def train_to_end(command: list[str], directory: Path) -> bool:
         for record in run.follow():
             steps = f"{record.last_step} of {record.saved_config.plan.total_steps} updates"
             progress.update(f"{directory.name}  {steps}")
-    status = present_status(directory).status
+    status = current_status(directory).status
     if status == "finished":
         say(f"{directory.name}  finished")
         return True

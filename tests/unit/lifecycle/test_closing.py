@@ -32,7 +32,10 @@ def test_a_run_is_released_if_its_error_is_replaced(
     monkeypatch.setattr(module, "forget_accelerator", note("Accelerator"))
     run: Any = Run.__new__(Run)
     loader: Any = SimpleNamespace(close=note("loader"))
-    run.stages = Stages(loaded=LoadedData(None, {"train": loader}, "test", "test"))
+    never: Any = None  # nothing decides on early stopping here
+    run.stages = Stages(
+        loaded=LoadedData(None, {"train": loader}, "test", "test", early_stopping=never)
+    )
     run.evaluations = SimpleNamespace(rehearsal=SimpleNamespace(explain=lambda error: None))
     run.context = SimpleNamespace(
         agreement=SimpleNamespace(request=SimpleNamespace(release=note("signal handlers"))),

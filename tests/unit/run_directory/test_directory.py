@@ -14,13 +14,9 @@ from accelerate import PartialState
 from common.errors import UserError
 from common.failures.outcomes import Outcome
 from common.run_directory import directory as module
-from common.run_directory.directory import (
-    RunDirectory,
-    make_directory,
-    read_status,
-    refuse_to_resume,
-)
+from common.run_directory.directory import RunDirectory, make_directory
 from common.run_directory.records import Status
+from common.run_directory.status import read_status, refuse_to_resume
 from common.storage.files import LOCK, locked
 from tests.unit.recipes import status_of
 

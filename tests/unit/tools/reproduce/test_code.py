@@ -152,7 +152,10 @@ def test_run_that_saved_no_code_is_refused(
     changed = [past.attempt.model_copy(update=changes) for changes in attempts]
     without_code = replace(past, attempts=changed)
     with (
-        pytest.raises(UserError, match=f"which code it used, because {reason}.*: (save the recipe as a file, )?train a new run"),
+        pytest.raises(
+            UserError,
+            match=rf"because {reason}.*: (save the recipe as a file, )?train a new run",
+        ),
         restored_code(without_code, uses_present_code),
     ):
         pass

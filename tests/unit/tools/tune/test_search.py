@@ -93,7 +93,10 @@ def test_names_are_not_searched() -> None:
     ("arguments", "sentence"),
     [
         (["--learning-rate", "0.1"], "no flag has several values to try: pass a range"),
-        (["--learning-rate", "1:0.1"], "): write low:high, two numbers with low below high, or low:high:log"),
+        (
+            ["--learning-rate", "1:0.1"],
+            "): write low:high, two numbers with low below high, or",
+        ),
         (["--learning-rate", "0:1:log"], "or low:high:log with low above 0"),
         (["--learning-rate", "a:b"], "could not convert string to float: 'a'"),
         (["--learning-rate", "0.1:1:linear"], "low:high:log"),

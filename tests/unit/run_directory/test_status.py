@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from common.run_directory.standing import advice_to_go_on, present_status
+from common.run_directory.status import advice_to_go_on, current_status
 from common.storage.files import LOCK
 
 
@@ -25,16 +25,16 @@ def run_with(path: Path, **status: object) -> Path:
 def test_free_lock_means_that_the_run_was_killed(tmp_path: Path) -> None:
     """The lock of a run is free after its process was killed by kill -9."""
     run = run_with(tmp_path / "run", status="running", global_step=0)
-    assert present_status(run).status == "running"  # without a lock file, nobody knows
+    assert current_status(run).status == "running"  # without a lock file, nobody knows
     code = "import sys, filelock; lock = filelock.FileLock(sys.argv[1]); lock.acquire()"
     code += "; print(1, flush=True); sys.stdin.read()"
     words = [sys.executable, "-c", code, str(run / LOCK)]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as job:
         assert job.stdout is not None
         job.stdout.readline()
-        assert present_status(run).status == "running"
+        assert current_status(run).status == "running"
         job.kill()
-    assert present_status(run).to_json() == {
+    assert current_status(run).to_json() == {
         "status": "stopped",
         "reason": "its process ended before it could record a reason",
         "global_step": 0,
@@ -46,9 +46,9 @@ def test_reading_the_status_leaves_the_lock_free(tmp_path: Path) -> None:
     """A job can take it at once, even if the lock file is read-only."""
     run = run_with(tmp_path / "run", status="running")
     (run / LOCK).touch(mode=0o444)
-    assert present_status(run).status == "stopped"
+    assert current_status(run).status == "stopped"
     with FileLock(run / LOCK, timeout=0):
-        assert present_status(run).status == "running"
+        assert current_status(run).status == "running"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,43 @@
+"""How far a run has come, and how long it took."""
+
+import time
+from dataclasses import dataclass, field
+from typing import TypedDict
+
+
+class ProgressState(TypedDict):
+    """The progress in a checkpoint."""
+
+    global_step: int
+    seconds: float  # time of all attempts so far
+
+
+@dataclass
+class Progress:
+    """How far a run has come: the part of a checkpoint that a person looks for first."""
+
+    global_step: int = 0  # number of updates made
+    # The time of `perf_counter` when the run began, moved back by the seconds of earlier attempts.
+    began: float = field(default_factory=time.perf_counter)
+
+    @property
+    def seconds(self) -> float:
+        """The seconds that all attempts of the run have taken so far.
+
+        The time between attempts does not count; in `RunClock`, which goodput uses, it does.
+        """
+        return time.perf_counter() - self.began
+
+    def advance(self) -> int:
+        """Count an update, and return the number of updates made."""
+        self.global_step += 1
+        return self.global_step
+
+    def state_dict(self) -> ProgressState:
+        return {"global_step": self.global_step, "seconds": self.seconds}
+
+    def load_state_dict(self, state: ProgressState) -> None:
+        if type(state["global_step"]) is not int or state["global_step"] < 0:
+            raise ValueError(f"no number of updates: {state['global_step']}")
+        self.global_step = state["global_step"]
+        self.began = time.perf_counter() - state["seconds"]
