@@ -170,7 +170,7 @@ def compose_run_config(
     given = facts.flags_given_at_first_start(context.resolution.given, earlier_config)
     run_config = RunConfig(
         recipe=context.recipe,
-        config=json_safe(vars(config)),
+        flags=json_safe(vars(config)),
         given=json_safe(given),
         command=f"{context.recipe}.py {flags_given(config, given, all_of_them=True)}",
         wandb_run_id=facts.wandb_run_id_of(earlier_config),
@@ -239,7 +239,7 @@ def changed_flags(config: TrainingConfig, earlier_config: RunConfig | None) -> F
     """
     if earlier_config is None:
         return {}
-    flags_before = earlier_config.config
+    flags_before = earlier_config.flags
     return {
         name: value
         for name, value in json_safe(vars(config)).items()

@@ -159,9 +159,12 @@ class Source(Record):
 class RunConfig(Record):
     """`config.json`: a run's flags, data, model and environment, on which its figures depend."""
 
+    model_config = ConfigDict(validate_by_name=True, validate_by_alias=True)
+
     recipe: str
     objective: str  # such as "accuracy:max"
-    config: Flags  # the resolved flags: `auto` is replaced by its value
+    # The resolved flags: `auto` is replaced by its value.
+    flags: Flags = Field(validation_alias="config", serialization_alias="config")
     given: Flags = Field(default_factory=dict)  # the flags as the command line gave them
     environment: Environment
     data: DataFacts

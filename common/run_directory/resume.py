@@ -326,13 +326,13 @@ def read_run(directory: Path, config_class: type, recipe: str) -> SavedRun:
             advice="resume the run with its own recipe, or start another run",
         )
     record = parse_record(contents, RunConfig, str(path))
-    if not record.config or not record.given:
+    if not record.flags or not record.given:
         raise UserError(
             f"{path} contains no flags",
             advice="restore the file from a backup, or start another run",
         )
     # A resumed run keeps the precision that `auto` chose, and its own copy of the initial weights.
-    flags = record.config | {"mixed_precision": record.environment.mixed_precision}
+    flags = record.flags | {"mixed_precision": record.environment.mixed_precision}
     if os.path.isdir(directory / INITIAL):
         flags["init_from"] = str(directory / INITIAL)
     resolved = known_flags(config_class, flags, path)

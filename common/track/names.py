@@ -204,7 +204,7 @@ def flat(run: RunConfig) -> dict[str, JsonValue]:
     A flag's column has the flag's name. Every other fact's column is ``group/name``.
     """
     facts = run.to_json()
-    columns = dict(run.config)
+    columns = dict(run.flags)
     for name in GROUPS:
         if name in facts:
             columns |= columns_of(name, facts[name])

@@ -59,7 +59,7 @@ def show_plan(run: RunConfig, logs: str) -> None:
     system_limits = limits()
     if system_limits is not None:
         say(f"system  {system_limits}")
-    if not run.config["evaluate_only"]:
+    if not run.flags["evaluate_only"]:
         for line in training_lines(run):
             say(line)
     say(f"logs    {logs}")
@@ -67,7 +67,7 @@ def show_plan(run: RunConfig, logs: str) -> None:
 
 def training_lines(run: RunConfig) -> list[str]:
     """Return the printed lines on a run's batch, learning rate, length and memory plan."""
-    flags = run.config
+    flags = run.flags
     plan = run.plan
     max_steps = flags["max_steps"]
     limit = f", cut at {max_steps:,}" if max_steps else ""
@@ -95,7 +95,7 @@ def rate_lines(run: RunConfig) -> list[str]:
     """
     plan = run.plan
     world_size = run.environment.world_size
-    scaling = run.config["scale_learning_rate"]
+    scaling = run.flags["scale_learning_rate"]
     if scaling != "no":
         peak = plan.peak_learning_rate
         if peak is None:
@@ -103,7 +103,7 @@ def rate_lines(run: RunConfig) -> list[str]:
         rate = f"{peak / plan.rate_scale:g} × {plan.rate_scale:.4g} = {peak:g}"
         warmup = f"after {plan.warmup_steps:,} updates of warm-up"
         return [f"rate    {rate} ({scaling} in the update's samples), {warmup}"]
-    if world_size == 1 or run.config["effective_batch_size"] is not None:
+    if world_size == 1 or run.flags["effective_batch_size"] is not None:
         return []
     batch_size_of_rank = run.environment.effective_batch_size // world_size
     return [

@@ -80,7 +80,7 @@ class RunRecord:
     @property
     def flags(self) -> Flags:
         """The flags by name, with the value that the run chose in place of ``auto``."""
-        return self.saved_config.config
+        return self.saved_config.flags
 
     @property
     def splits(self) -> tuple[Split, Split]:
@@ -194,7 +194,7 @@ def read_directory(path: Path) -> RunRecord:
         record = read_record_if_there(path / SUMMARY, Summary) or Summary()
         summary = chartable_numbers(record.figures)
     return RunRecord(
-        name=str(saved_config.config.get("run_name") or path.resolve().name),
+        name=str(saved_config.flags.get("run_name") or path.resolve().name),
         source=str(path),
         saved_config=saved_config,
         rows=merge_rows(read_lines(path / METRICS_FILE, STEP)),

@@ -93,7 +93,7 @@ def compared_flags(run: RunConfig, runs: Sequence[RunConfig]) -> Settings:
     """Return the flags of a run that the recipes of all `runs` want compared."""
     return {
         spelled(name): value
-        for name, value in run.config.items()
+        for name, value in run.flags.items()
         # The setting "precision" replaces the flag --mixed-precision.
         if name != "mixed_precision" and all(is_compared(name, any_run) for any_run in runs)
     }

@@ -57,7 +57,7 @@ def flags_of_earlier_attempts(run: PastRun) -> list[FactDifference]:
     """
     differences = []
     for change in flag_changes(run):
-        last_value = text_of_flag(run.saved_config.config.get(change.name, change.after))
+        last_value = text_of_flag(run.saved_config.flags.get(change.name, change.after))
         if change.before is None:
             # The unknown value differs from the one after it. If that is not the last value, the
             # unknown value may equal the last one.

@@ -100,7 +100,7 @@ def initial_file(run: PastRun) -> str | None:
 def facts_of_flags(run: PastRun) -> RecordedFacts:
     """Return the flags on which results depend."""
     facts = {}
-    for name, value in run.saved_config.config.items():
+    for name, value in run.saved_config.flags.items():
         if is_compared(name, run.saved_config) and name not in FLAGS_OF_OTHER_FACTS:
             text = text_of_flag(value)
             facts[spelled(name)] = RecordedFact(

@@ -196,7 +196,7 @@ def read_original(directory: Path) -> PastRun:
             can't read it.
     """
     past = read_past_run(directory)
-    if past.saved_config.config.get("evaluate_only"):
+    if past.saved_config.flags.get("evaluate_only"):
         raise UserError(
             f"{directory} only evaluated a model, and trained nothing",
             advice="reproduce the run that trained the model",

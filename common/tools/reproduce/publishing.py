@@ -137,7 +137,7 @@ def names_of_paths(run: PastRun) -> dict[str, str]:
     names = {str(Path.home()): "~"}
     for attempt in run.attempts:
         names |= {tree.folder: NO_FOLDER for tree in attempt.trees}
-    dataset = run.saved_config.config.get("dataset")
+    dataset = run.saved_config.flags.get("dataset")
     if isinstance(dataset, str) and Path(dataset).is_absolute():
         names[dataset] = run.saved_config.data.name
     return names

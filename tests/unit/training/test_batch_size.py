@@ -291,7 +291,9 @@ def test_loss_that_communicates_is_refused(tmp_path: Path) -> None:
     )
     try:
         model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
-        with pytest.raises(UserError, match=r"communicates.*: pass .* keeps this flag, .* one process"):
+        with pytest.raises(
+            UserError, match=r"communicates.*: pass .* keeps this flag, .* one process"
+        ):
             batch_size.refuse_unfit_loss(model, small_loader(), loss_with_a_collective, 2, False)
         batch_size.refuse_unfit_loss(model, small_loader(), loss_of, 2, False)
         assert all(parameter.grad is None for parameter in model.parameters())

@@ -247,7 +247,7 @@ def attacked() -> Comparison:
     for number, attack in enumerate(ATTACKS):
         logged = [row | {attack: 1.0, f"val/{attack}": 0.5} for row in rows([0.5, 0.6])]
         run = record(attack, logged, **(facts if number else {}))
-        flags = {**run.saved_config.config, "own_flag": attack, attack: attack, "seed": number}
+        flags = {**run.saved_config.flags, "own_flag": attack, attack: attack, "seed": number}
         config = run.saved_config.model_copy(update={"config": flags})
         runs.append(replace(run, saved_config=config, status="failed", reason=attack))
     twin = replace(runs[-1], name=f"{ATTACKS[0]} twin", source="twin")

@@ -70,8 +70,8 @@ def test_published_run_has_no_paths_and_is_signed(tmp_path: Path) -> None:
     published = read_original(tmp_path / "published")
     assert not published.is_edited
     assert published.is_published
-    assert published.saved_config.config["dataset"] == "digits"
-    assert published.saved_config.config["model"] == "minilm"
+    assert published.saved_config.flags["dataset"] == "digits"
+    assert published.saved_config.flags["model"] == "minilm"
     assert published.gaps() == run.gaps()
     flags = {"dataset": "/home/ada/digits", "model": "/home/ada/minilm"}
     again = write_past_run(tmp_path / "again", config=flags)
