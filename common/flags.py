@@ -206,7 +206,7 @@ def is_name(value: str) -> bool:
 def from_json(
     config_class: type, values: Mapping[str, object], source: str, advice: str | None = None
 ) -> dict[str, Any]:
-    """Return flags that JSON holds, with tuples in place of its lists.
+    """Return flags that JSON holds, with tuples instead of its lists.
 
     The values have the types of their flags, so that they can be passed to `config_class`.
 

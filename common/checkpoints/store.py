@@ -229,7 +229,7 @@ class Checkpoints:
         if self.lost is not None:
             raise self.lost
 
-    def hurry(self) -> None:
+    def shorten_wait(self) -> None:
         """Wait only `LAST_PATIENCE` seconds for other ranks from now on, as one may have ended."""
         self.patience = min(self.patience, LAST_PATIENCE)
 

@@ -150,7 +150,7 @@ class Samples:
         return self.shapes_of(torch.zeros(size, dtype=torch.long))
 
     def shapes_of(self, samples: torch.Tensor) -> Batch:
-        """Return the batch of `samples` on the meta device, with fp32 in place of fp16 and bf16.
+        """Return the batch of `samples` on the meta device, with fp32 instead of fp16 and bf16.
 
         Its tensors have shapes but no values.
         """
@@ -158,7 +158,7 @@ class Samples:
         return convert_to_fp32(send_to_device(batch, "meta"))
 
     def values_of(self, samples: torch.Tensor, device: torch.device) -> Batch:
-        """Return the batch of `samples` on `device`, with fp32 in place of fp16 and bf16.
+        """Return the batch of `samples` on `device`, with fp32 instead of fp16 and bf16.
 
         It serves to count the operations of models that need values, not shapes alone.
         """

@@ -147,7 +147,7 @@ class IterableSamples(Samples):
         return batch["batch"]
 
     def go_on_after(self, batch: Batch | None) -> None:
-        """Have this process go on reading in place of a worker that has ended.
+        """Have this process go on reading instead of a worker that has ended.
 
         This process reads from the end of the last batch that the worker sent, so no sample is
         lost. If the worker sent none, this process reads from the position of training.

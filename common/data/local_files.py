@@ -173,7 +173,7 @@ def following(linked_folders: set[str]) -> Iterator[None]:
 def dangling_note(local_files: LocalFiles, suffixes: set[str], *, are_tables: bool) -> list[str]:
     """Return a note on the links of a data set that lead nowhere; an empty list without such links.
 
-    Tools such as git-annex and DVC leave such links in place of files that were not fetched. The
+    Tools such as git-annex and DVC leave such links instead of files that were not fetched. The
     run goes on if some of many images are missing, but not without a whole class, table or split.
 
     Args:

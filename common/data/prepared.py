@@ -154,7 +154,7 @@ def find_moved_data(
 
 
 def check_as_trained(source: DataSource, trained: TrainedOn, data: Prepared[FactsType]) -> None:
-    """Check that the samples which a run held out are held out again, and note it for the user.
+    """Check that the evaluated samples are those that the model's run held out; add a note on it.
 
     This is certain only if the data have not changed. If their content has changed but the sizes of
     the splits have not, a note warns that training samples may be among the evaluated ones.
@@ -163,7 +163,9 @@ def check_as_trained(source: DataSource, trained: TrainedOn, data: Prepared[Fact
         UserError: the number of samples has changed, so that other samples would be held out.
     """
     notes = data.facts["notes"]
-    notes.append(f"{trained.run} was trained on them: what it held out is evaluated")
+    notes.append(
+        f"{trained.run} was trained on these data, so only its held-out samples are evaluated"
+    )
     # If nothing was held out, the data set has its own split to evaluate on, and changes of its
     # training samples do not matter.
     is_held_out = data.facts["held_out"] > 0

@@ -30,7 +30,7 @@ DESCRIPTORS_OF_A_WORKER = 8
 SPARE_DESCRIPTORS = 16  # file descriptors that must stay free besides those for workers
 LOCKS_OF_A_QUEUE = 4  # at most; each worker has a queue, and all workers share one for results
 NO_SHARED_MEMORY = "unable to allocate shared memory"  # a part of torch's error
-# What pickle sends in place of an object: a function that makes the object again, and its
+# What pickle sends instead of an object: a function that makes the object again, and its
 # arguments.
 Reduced = tuple[Callable[..., object], tuple[object, ...]]
 # Torch's functions that make a batch of samples, by the samples' type.

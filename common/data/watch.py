@@ -42,7 +42,7 @@ class Watch(threading.Thread):
         self.patience = patience
         self.is_stopping = is_stopping
         self.waiting_since: float | None = None  # time.monotonic(); None while nobody waits
-        # `waiting_since` of the last wait of which the user was told, so that it is told only once.
+        # The start of the last wait that was reported; each wait is reported only once.
         self.announced: float | None = None
         self.kill_reason: KillReason | None = None  # None until the workers are killed
         # Whether a signal had stopped workers when this thread killed all because no batch came.

@@ -80,7 +80,7 @@ class Reader:
             return self.samples.read(torch.from_numpy(sample_indices), epoch)
         except UserError as error:
             # A `UserError` exits the process that raises it. The worker must live on, and so it
-            # sends the error in place of the batch.
+            # sends the error instead of the batch.
             return UserError(error.problem, advice=error.advice, resumable=error.resumable)
 
 
@@ -249,7 +249,7 @@ class Workers:
         """Wait for the next batch.
 
         Raises:
-            UserError: the worker raised it, and sent it in place of the batch. Each rank that gets
+            UserError: the worker raised it, and sent it instead of the batch. Each rank that gets
                 one prints it, because the mistake may be in the samples of one rank only.
         """
         if self.watch is None:

@@ -21,9 +21,9 @@ def close_after(error: BaseException, context: Context, loaders: Iterable[Loader
     If this function returns, the caller lets `error` end the process.
 
     Raises:
-        TrainingError: in place of `error`, if memory ran out, or if a process was lost at the same
+        TrainingError: instead of `error`, if memory ran out, or if a process was lost at the same
             update before. The message says what to do.
-        SystemExit: in place of `error`, if another rank failed first, and `error` may only be a
+        SystemExit: instead of `error`, if another rank failed first, and `error` may only be a
             consequence of that failure.
     """
     lift_limit()
@@ -37,7 +37,8 @@ def close_after(error: BaseException, context: Context, loaders: Iterable[Loader
         close_after_request(error, context, outcome, step)
         return
     if not isinstance(error, UserError):
-        context.checkpoints.hurry()  # other ranks may be gone, and their files may never come
+        # Other ranks may be gone, and their files may never come.
+        context.checkpoints.shorten_wait()
     is_first = directory.write_failure(outcome, step, is_lost_process=is_lost_process(error))
     status = read_status(directory.path)
     # At the second loss of a process at the same update, `write_failure` marks the run as not

@@ -49,10 +49,11 @@ def missing_objective_error(objective: Objective, names: list[str]) -> UserError
 
 
 def refuse_means(figures: Metrics, accelerator: Accelerator) -> None:
-    """Raise a `UserError` if a rehearsed evaluation added up means; called on all ranks.
+    """Raise a `UserError` if an evaluation passed a mean to `sums.add`; called on all ranks.
 
     `sums.add` takes totals over a batch. With a mean instead, the logged figure would be too
-    small. All ranks raise the error, even if only one of them saw such a mean.
+    small. The figures are those of the rehearsal. All ranks raise the error, even if only one of
+    them saw such a mean.
     """
     own_means = figures.evident_means() if isinstance(figures, Evaluation) else []
     means_of_ranks = gather_from_ranks(accelerator, own_means)

@@ -46,7 +46,7 @@ def set_up(
     )
     checkpoints = make_checkpoints(config, accelerator, directory)
     # `--evaluate-only` saves nothing, so a signal may end it at once.
-    request = StopRequest(heeded=not config.evaluate_only)
+    request = StopRequest(acts_on_signals=not config.evaluate_only)
     return Context(
         resolution=resolution,
         recipe_file=recipe_file,

@@ -172,7 +172,7 @@ def count_operations(
     """Return the operations of one forward and backward pass.
 
     Args:
-        tensors: the tensors to use in place of the model's own, by name.
+        tensors: the tensors to use instead of the model's own, by name.
     """
     from torch.utils.flop_counter import FlopCounterMode
 

@@ -192,7 +192,7 @@ def load_bert(name: str, data: TextData, dropout: float) -> "BertForSequenceClas
         ignore_mismatched_sizes=True,  # the checkpoint's head may be for other classes
         **settings(data, dropout),
     )
-    # Transformers puts random values in place of weights that are missing or don't fit. Only the
+    # Transformers puts random values instead of weights that are missing or don't fit. Only the
     # head and the pooler may have such values.
     for keys in loading_info.values():
         for key in map(str, keys):
@@ -216,7 +216,7 @@ def load_bert(name: str, data: TextData, dropout: float) -> "BertForSequenceClas
 def small_bert(name: str, data: TextData, dropout: float) -> "BertForSequenceClassification":
     """Return a small BERT with random weights.
 
-    `name` is not used. It is here so that a recipe can call this function in place of `load_bert`.
+    `name` is not used. It is here so that a recipe can call this function instead of `load_bert`.
     """
     quiet_transformers()
     from transformers import BertConfig, BertForSequenceClassification

@@ -116,7 +116,7 @@ def advice_on_sizes(config: ResumableConfig, effective_batch: int) -> str:
 def nearest_divisor(number: int, size: int) -> int:
     """Return the divisor of `number` whose ratio to `size` is closest to 1.
 
-    `advice_on_sizes` advises it as a batch size in place of `size`. It is at most twice `size`,
+    `advice_on_sizes` advises it as a batch size instead of `size`. It is at most twice `size`,
     because a larger batch may not fit into memory.
     """
     divisors = (n for n in range(1, min(2 * size, number) + 1) if number % n == 0)

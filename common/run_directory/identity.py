@@ -19,7 +19,7 @@ class EditedConfigError(UserError):
     """A run's `config.json` was edited after the run wrote it, or belongs to another run."""
 
 
-class Witness(NamedTuple):
+class RunIdFile(NamedTuple):
     """A JSON file in a run's directory that contains the id of its run."""
 
     path: Path
@@ -64,10 +64,10 @@ def insist_on_written_config(directory: Path, saved: Mapping[str, object]) -> No
     path = directory / CONFIG
     # The newest checkpoint comes first, because it has flags and a digest, unlike `status.json`.
     files = [*manifest_files(directory), directory / STATUS]
-    witnesses = [witness for witness in find_witnesses(files) if witness.is_undamaged()]
+    id_files = [id_file for id_file in find_run_id_files(files) if id_file.is_undamaged()]
     if not is_as_signed(saved):
         raise EditedConfigError(
-            f"{path} was edited after the run wrote it ({describe_edit(saved, witnesses)})",
+            f"{path} was edited after the run wrote it ({describe_edit(saved, id_files)})",
             advice=(
                 "restore the file from a backup, or start a new run with its flags: --config "
                 f"{quoted(path)}"
@@ -75,18 +75,18 @@ def insist_on_written_config(directory: Path, saved: Mapping[str, object]) -> No
         )
     run_id = excerpt_of(saved).run_id
     # One file of the same run is enough: another run's checkpoint may lie among this run's.
-    if witnesses and all(witness.run_id != run_id for witness in witnesses):
-        witness = witnesses[0]
+    if id_files and all(id_file.run_id != run_id for id_file in id_files):
+        id_file = id_files[0]
         raise EditedConfigError(
-            f"{path} belongs to run {run_id!s:.50}, but {witness.path} belongs to run "
-            f"{witness.run_id:.50}",
-            advice=f"restore the config.json of the run that wrote {witness.path}",
+            f"{path} belongs to run {run_id!s:.50}, but {id_file.path} belongs to run "
+            f"{id_file.run_id:.50}",
+            advice=f"restore the config.json of the run that wrote {id_file.path}",
         )
 
 
 def saved_run_id(directory: Path) -> str | None:
     """Return the id in a run's `config.json`; None if the file can't be read or has no id."""
-    return next((witness.run_id for witness in find_witnesses([directory / CONFIG])), None)
+    return next((id_file.run_id for id_file in find_run_id_files([directory / CONFIG])), None)
 
 
 def manifest_files(directory: Path) -> list[Path]:
@@ -94,33 +94,33 @@ def manifest_files(directory: Path) -> list[Path]:
     return sorted((directory / CHECKPOINTS_FOLDER).glob(f"step-*/{MANIFEST}"), reverse=True)
 
 
-def find_witnesses(files: Iterable[Path]) -> Iterator[Witness]:
-    """Yield a witness for each JSON file that can be read and names a run, in the files' order."""
+def find_run_id_files(files: Iterable[Path]) -> Iterator[RunIdFile]:
+    """Yield an entry for each JSON file that can be read and names a run, in the files' order."""
     for path in files:
         contents: JsonObject = {}
         with suppress(UserError):
             contents = read_json_if_there(path) or {}
         run_id = excerpt_of(contents).run_id
         if isinstance(run_id, str) and run_id:
-            yield Witness(path, run_id, contents)
+            yield RunIdFile(path, run_id, contents)
 
 
-def describe_edit(saved: Mapping[str, object], witnesses: Iterable[Witness]) -> str:
+def describe_edit(saved: Mapping[str, object], id_files: Iterable[RunIdFile]) -> str:
     """Return a phrase for how an edited `config.json` differs from the files beside it.
 
-    If no witness shows a difference, the phrase only says that the digest is wrong or missing.
+    If no id_file shows a difference, the phrase only says that the digest is wrong or missing.
 
     Args:
         saved: the contents of the edited file.
-        witnesses: the files beside it, whose flags the run wrote.
+        id_files: the files beside it, whose flags the run wrote.
     """
     excerpt = excerpt_of(saved)
     run_id = excerpt.run_id
     config = excerpt.config or {}
-    for witness in witnesses:
-        if witness.run_id != run_id:
-            return f"its run_id is {run_id!s:.50}, but that of {witness.path} is {witness.run_id}"
-        changes = differing_flags(witness.flags(), config)
+    for id_file in id_files:
+        if id_file.run_id != run_id:
+            return f"its run_id is {run_id!s:.50}, but that of {id_file.path} is {id_file.run_id}"
+        changes = differing_flags(id_file.flags(), config)
         if changes:
             phrases = flags_in_words(changes, "{flag} was {saved} and is {present} now")
             return listed(phrases)

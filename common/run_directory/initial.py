@@ -65,7 +65,7 @@ def weights_file(path: str | Path) -> Path:
     names = os.listdir(local_path) if os.path.isdir(local_path) else []
     if PUBLISHED in names and WEIGHTS in names:
         return local_path / WEIGHTS
-    # With `path` in place of `local_path`, an error shows what the user typed.
+    # With `path` instead of `local_path`, an error shows what the user typed.
     return model_folder(path) / WEIGHTS
 
 

@@ -32,7 +32,7 @@ class RecipeSource:
             content = recipe_file.read_bytes()
         except OSError:
             return  # the recipe was typed into an interpreter
-        # The digest is that of the file itself. The text that is kept has *** in place of tokens.
+        # The digest is that of the file itself. The text that is kept has *** instead of tokens.
         self.sha256 = sha256_of_bytes(content)
         self.text = without_tokens(content.decode("utf-8", "replace"))
 

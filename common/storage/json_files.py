@@ -70,7 +70,7 @@ def read_json_if_there(path: Path) -> JsonObject | None:
 
 
 def reading_saved(path: Path) -> AbstractContextManager[None]:
-    """Return a context that raises a `UserError` in place of an error in reading a run's file."""
+    """Return a context that raises a `UserError` instead of an error in reading a run's file."""
     return as_user_error(
         # JSON that is nested too deeply leads to a RecursionError.
         (OSError, ValueError, RecursionError),

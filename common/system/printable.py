@@ -9,7 +9,7 @@ MAX_LINE_LENGTH = 4000  # characters
 UNSAFE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
-# What an output prints in place of a symbol that its encoding lacks. The encoding of a Windows pipe
+# What an output prints instead of a symbol that its encoding lacks. The encoding of a Windows pipe
 # has about 250 characters, and that of an ASCII terminal has fewer.
 LOOKALIKES = {
     "×": "x",

@@ -27,12 +27,12 @@ def has_secret(text: str) -> bool:
 
 
 def without_tokens(text: str) -> str:
-    """Return a text with `MASK` in place of each token, for a file that others may read."""
+    """Return a text with `MASK` instead of each token, for a file that others may read."""
     return TOKEN.sub(MASK, text)
 
 
 def without_secrets(text: str, known_secrets: Collection[str]) -> str:
-    """Return lines of source code or of a patch with `MASK` in place of what looks like a secret.
+    """Return lines of source code or of a patch with `MASK` instead of what looks like a secret.
 
     The secrets are tokens, values that are assigned to names such as `api_key`, and users and
     passwords in addresses. The whole text is masked if it has a private key.

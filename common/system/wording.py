@@ -7,7 +7,7 @@ MAX_ITEMS = 5  # items of a list that a sentence repeats
 
 
 def shortened(text: str, most_characters: int) -> str:
-    """Return a text, with an ellipsis in place of what follows its first `most_characters`."""
+    """Return a text, with an ellipsis instead of what follows its first `most_characters`."""
     return text if len(text) <= most_characters else f"{text[:most_characters]}…"
 
 

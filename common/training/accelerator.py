@@ -173,7 +173,7 @@ def quicken_updates() -> None:
 def name_device_for_accelerate() -> bool:
     """Have Accelerate use this process's accelerator; return whether Accelerate knows its type.
 
-    Accelerate would use the CPU in place of a type that it does not know, unless a variable of the
+    Accelerate would use the CPU instead of a type that it does not know, unless a variable of the
     environment names the type. This function sets the variable.
     """
     device = default_device()

@@ -182,7 +182,7 @@ def say_fastest(size: int, per_update: int) -> None:
     samples = size * accumulation
     change = ""
     if samples != per_update:
-        change = f": other updates, of {samples} samples in place of {per_update}"
+        change = f" (updates would then have {samples} samples instead of {per_update})"
     say(f"fastest --batch-size {size} --gradient-accumulation-steps {accumulation}{change}")
 
 
@@ -266,9 +266,9 @@ def batch_norm_sentence(model: nn.Module, before: int, now: int) -> str | None:
     if before == now or not any(layer.training for layer in layers):
         return None
     return (
-        f"batch norm: its statistics are now those of {now} samples in place of {before}, so that "
-        f"updates are not quite the same; a new run with --batch-size {before} and without "
-        "--auto-batch-size keeps them"
+        f"batch norm: its statistics are now those of {now} samples instead of {before}, so "
+        f"updates change slightly; to keep them, start a new run with --batch-size {before} and without "
+        "--auto-batch-size"
     )
 
 

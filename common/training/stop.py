@@ -55,11 +55,12 @@ ANNOUNCEMENT = "stop-requested"
 class StopRequest:
     """Remembers that a signal asked this process to stop; a second signal ends it at once."""
 
-    def __init__(self, heeded: bool) -> None:
+    def __init__(self, acts_on_signals: bool) -> None:
         """Start to receive signals.
 
         Args:
-            heeded: whether the run will act on a request. If not, signals end the process as usual.
+            acts_on_signals: whether the run will act on a request. If not, signals end the process
+                as usual.
         """
         self.reason: str | None = None  # what asked this process to stop, such as "SIGTERM"
         self.is_by_ctrl_c = False
@@ -75,8 +76,8 @@ class StopRequest:
             is_under_nohup = number == HANGUP and handler == signal.SIG_IGN
             if not is_under_nohup:
                 self.handlers_before[number] = handler
-                signal.signal(number, self.receive if heeded else signal.SIG_DFL)
-        if heeded and SET_BY_LAUNCHERS & {*os.environ}:
+                signal.signal(number, self.receive if acts_on_signals else signal.SIG_DFL)
+        if acts_on_signals and SET_BY_LAUNCHERS & {*os.environ}:
             signal.signal(PARENT_ENDED, self.receive)
             signal_when_parent_ends()
             if is_orphan():  # the launcher ended before this process asked for the signal

@@ -79,7 +79,7 @@ class RunRecord:
 
     @property
     def flags(self) -> Flags:
-        """The flags by name, with the value that the run chose in place of ``auto``."""
+        """The flags by name, with the value that the run chose instead of ``auto``."""
         return self.saved_config.flags
 
     @property

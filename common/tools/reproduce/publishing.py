@@ -144,7 +144,7 @@ def names_of_paths(run: PastRun) -> dict[str, str]:
 
 
 def without_paths(value: JsonValue, names: Mapping[str, str]) -> JsonValue:
-    """Return a copy of a JSON value, with names in place of absolute paths.
+    """Return a copy of a JSON value, with names instead of absolute paths.
 
     Args:
         names: the replacements, by path. Any other path is replaced by its last part.

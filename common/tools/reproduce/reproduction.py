@@ -46,7 +46,7 @@ from common.tools.reproduce.report import (
 )
 
 FIX_ADVICE = "fix the reported error"
-# A published run has names in place of paths, so this machine may not find its data.
+# A published run has names instead of paths, so this machine may not find its data.
 PATHS_ADVICE = (
     "if data or a checkpoint are missing on this machine, add --dataset PATH, --model PATH or "
     "--init-from PATH behind the run; otherwise fix the reported error"

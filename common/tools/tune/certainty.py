@@ -91,7 +91,7 @@ def has_default_values(run: RunRecord, recipe: Recipe, space: Space) -> bool:
         name = field_name(flag)
         default = defaults.get(name)
         if isinstance(default, tuple):
-            default = [*default]  # JSON has lists in place of tuples
+            default = [*default]  # JSON has lists instead of tuples
         if default is None or run.flags.get(name) != default:
             return False
     return True

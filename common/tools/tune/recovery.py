@@ -233,7 +233,7 @@ def insist_on_shared_flags(
         expected_value = expected[name]
         run_value = stated[name]
         # If the search states `auto`, the run may have any value: a resumed run states the value
-        # that it chose. JSON has a list in place of a tuple.
+        # that it chose. JSON has a list instead of a tuple.
         accepted = ("auto", tuple(run_value) if isinstance(run_value, list) else run_value)
         if expected_value not in accepted and role_of(recipe.config_class, name).compared:
             refuse(run, f"{spelled(name)} {run_value} instead of {expected_value}")

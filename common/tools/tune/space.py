@@ -1,4 +1,4 @@
-"""The values that a search tries: ranges and choices, typed in place of the flags' values."""
+"""The values that a search tries: ranges and choices, typed instead of the flags' values."""
 
 import sys
 import typing

@@ -30,7 +30,7 @@ from common.tools.vary.records import read_command, write_command
 from common.tools.vary.report import report
 from common.track.names import precision_name
 
-# What a variant's name has in place of a value that says nothing without its flag.
+# What a variant's name has instead of a value that says nothing without its flag.
 NAMES_OF_VALUES = {
     "true": "{flag}",
     "false": "no-{flag}",

@@ -408,14 +408,14 @@ def test_silent_rank_is_named_after_the_timeout(tmp_path: Path, rank: int, other
     assert not step_folders(tmp_path)
 
 
-def test_hurry_shortens_a_wait_that_has_begun(
+def test_shorten_wait_shortens_a_wait_that_has_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a failure elsewhere, a save does not wait for other ranks until its timeout."""
     monkeypatch.setattr(store, "LAST_PATIENCE", 0.1)
     checkpoints = checkpoints_in(tmp_path, world_size=2, keep=1, patience=600)
     checkpoints.save(1, contents_of(1), identity_at(1))
-    checkpoints.hurry()
+    checkpoints.shorten_wait()
     with pytest.raises(LostProcessError):
         checkpoints.wait()
 

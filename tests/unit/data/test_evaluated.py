@@ -119,7 +119,7 @@ def test_data_of_the_run_keep_their_splits(trained: tuple[Path, ImageData, str])
     assert data.facts().sizes == before.facts().sizes
     for name in ("train", "validation"):
         assert np.array_equal(data.splits[name].images, before.splits[name].images)
-    assert any("what it held out is evaluated" in note for note in data.notes)
+    assert any("only its held-out samples are evaluated" in note for note in data.notes)
 
 
 def test_copy_of_the_data_is_recognised(

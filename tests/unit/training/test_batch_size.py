@@ -127,7 +127,7 @@ def test_fastest_size_for_the_same_updates_is_taken(
     assert fit(rates) == (best_size, tried)
     output = capsys.readouterr().out
     assert f"fastest --batch-size {flags[0]} --gradient-accumulation-steps {flags[1]}" in output
-    assert ("other updates, of 256 samples in place of 64" in output) == (flags[0] == 256)
+    assert ("would then have 256 samples instead of 64" in output) == (flags[0] == 256)
     for size in tried:
         shown_rate = f"{rates[size]:,.0f}" if size in rates else "does not fit"
         (row,) = [line.split("│") for line in output.splitlines() if f"│ {size:,} " in line[:12]]
@@ -313,7 +313,7 @@ def test_batch_norm_is_mentioned_if_its_samples_change() -> None:
     model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
     sentence = batch_size.batch_norm_sentence(model, 64, 128)
     assert sentence is not None
-    assert "128 samples in place of 64" in sentence
+    assert "128 samples instead of 64" in sentence
     assert batch_size.batch_norm_sentence(model, 64, 64) is None
     assert batch_size.batch_norm_sentence(model.eval(), 64, 128) is None
     assert batch_size.batch_norm_sentence(nn.Linear(3, 2), 64, 128) is None

@@ -24,18 +24,18 @@ def _as_before() -> Iterator[None]:
 def test_unheeded_signals_end_the_process() -> None:
     """Evaluation alone has nothing to save, so that SIGTERM and Ctrl-C act as usual."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    StopRequest(heeded=False)
+    StopRequest(acts_on_signals=False)
     assert all(signal.getsignal(number) == signal.SIG_DFL for number in STOP_SIGNALS)
 
 
 def test_sighup_is_a_request_to_stop_unless_ignored() -> None:
     """`nohup` ignores it."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    request = StopRequest(heeded=True)
+    request = StopRequest(acts_on_signals=True)
     os.kill(os.getpid(), signal.SIGHUP)
     assert request.reason == "SIGHUP"
-    for heeded in (True, False):
+    for acts_on_signals in (True, False):
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        request = StopRequest(heeded)
+        request = StopRequest(acts_on_signals)
         os.kill(os.getpid(), signal.SIGHUP)
         assert request.reason is None

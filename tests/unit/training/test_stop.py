@@ -22,7 +22,7 @@ from common.training.stop import StopAgreement, StopRequest
 
 def no_request() -> StopRequest:
     """Return the requests of a process that no signal has asked to stop; it handles no signals."""
-    request = StopRequest(heeded=True)
+    request = StopRequest(acts_on_signals=True)
     request.release()
     return request
 
@@ -146,7 +146,7 @@ def test_replaced_directory_cannot_be_resumed() -> None:
 def test_only_sigint_counts_as_ctrl_c(number: int) -> None:
     """The run's folder may be called SIGINT, and another signal stop the run."""
     alone: Any = SimpleNamespace(num_processes=1)
-    request = StopRequest(heeded=True)
+    request = StopRequest(acts_on_signals=True)
     request.release()
     request.receive(number, None)
     agreement = StopAgreement(alone, Path("SIGINT"), lambda: None, request)
@@ -158,12 +158,12 @@ def test_only_sigint_counts_as_ctrl_c(number: int) -> None:
 def test_signal_handlers_are_restored_and_threads_set_none() -> None:
     """A notebook has handlers of its own, and a thread may not set any."""
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
-    request = StopRequest(heeded=True)
+    request = StopRequest(acts_on_signals=True)
     assert signal.getsignal(signal.SIGTERM) == request.receive
     request.release()
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
     requests: list[StopRequest] = []
-    thread = threading.Thread(target=lambda: requests.append(StopRequest(heeded=True)))
+    thread = threading.Thread(target=lambda: requests.append(StopRequest(acts_on_signals=True)))
     thread.start()
     thread.join()
     assert requests[0].reason is None
