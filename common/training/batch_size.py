@@ -267,8 +267,8 @@ def batch_norm_sentence(model: nn.Module, before: int, now: int) -> str | None:
         return None
     return (
         f"batch norm: its statistics are now those of {now} samples instead of {before}, so "
-        f"updates change slightly; to keep them, start a new run with --batch-size {before} and without "
-        "--auto-batch-size"
+        f"updates change slightly; to keep them, start a new run with --batch-size {before} and "
+        "without --auto-batch-size"
     )
 
 
