@@ -58,7 +58,7 @@ def test_page_has_the_measured_table(
     proofs = json.loads(RESULTS.read_text())["proofs"]
     assert [proof["mistake"] for proof in proofs] == [broken.name for broken in BROKEN]
     assert f"proves {len(BROKEN)} recipes with one mistake" in (
-        (REPOSITORY / "docs" / "prove.md").read_text()
+        (REPOSITORY / "benchmarks" / "proofs.md").read_text()
     )
     named = [proof for proof in proofs if proof["names_the_cause"]]
-    assert len(named) == len(proofs), "docs/prove.md says that all were named"
+    assert len(named) == len(proofs), "benchmarks/proofs.md says that all were named"

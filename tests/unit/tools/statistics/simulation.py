@@ -2,7 +2,7 @@
 
     python -m tests.unit.tools.statistics.simulation
 
-prints the rates that docs/compare.md states. The tests repeat a part of it.
+prints the rates that benchmarks/statistics.md states. The tests repeat a part of it.
 """
 
 from __future__ import annotations
