@@ -23,7 +23,7 @@ export PER_NODE="${PER_NODE:-${SLURM_GPUS_ON_NODE:-1}}"
 # 32768, because Linux gives the ports above to outgoing connections.
 export MAIN_ADDRESS="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"
 export MAIN_PORT="$((10000 + SLURM_JOB_ID % 20000))"
-# Torch's launcher kills its processes 30 s after it received SIGTERM. Use the whole notice of 120 s.
+# Torch's launcher kills its processes 30 s after SIGTERM. Use the whole notice of 120 s.
 export TORCH_ELASTIC_SHUTDOWN_TIMEOUT="${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-110}"
 
 # What each node runs. SIGUSR1 would kill `accelerate launch` and orphan its processes. Instead,
