@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
 from typing import ClassVar
@@ -118,13 +117,21 @@ class Workers:
         self.requests = BatchRequests()
         self.patience = patience
         self.is_stopping = is_stopping
+        # The loader of torch, whose iterator starts the workers; None before the first batch and
+        # after `close`.
+        self.torch_loader: DataLoader[Batch] | None = None
         self.watch: Watch | None = None  # None until worker processes have started
         self.free_shared_bytes: int | None = None  # of shared memory, before the workers started
         self.largest_batch = 0  # bytes
 
-    @cached_property
-    def torch_loader(self) -> DataLoader[Batch]:
-        """The loader of torch, made at first use; its iterator starts the workers."""
+    def iterate(self) -> Iterator[Batch]:
+        """Return an iterator of torch's loader, which is made first if there is none."""
+        if self.torch_loader is None:
+            self.torch_loader = self.make_torch_loader()
+        return iter(self.torch_loader)
+
+    def make_torch_loader(self) -> DataLoader[Batch]:
+        """Return a new loader of torch, with the present number of workers."""
         # At exit, Python sends SIGTERM to the workers and waits for them. They ignore SIGTERM, so
         # they must be killed before.
         atexit.register(kill_workers)
@@ -147,8 +154,7 @@ class Workers:
     @property
     def have_begun(self) -> bool:
         """Whether there is a loader of torch, and so perhaps workers."""
-        # `cached_property` stores its value under its name, once it was read.
-        return "torch_loader" in vars(self)
+        return self.torch_loader is not None
 
     def close(self) -> None:
         """End the workers and the watch over them; the next batches start new ones."""
@@ -156,7 +162,7 @@ class Workers:
             self.watch.ended.set()
             self.watch = None
         # Without a reference to it, torch's loader is deleted and ends its workers.
-        vars(self).pop("torch_loader", None)
+        self.torch_loader = None
 
     def batches(self, micro_batches: MicroBatches, epoch: int | None) -> Iterator[Batch]:
         """Yield the batches in order, on the device.
@@ -197,16 +203,16 @@ class Workers:
     def begin(self) -> Iterator[Batch]:
         """Return an iterator over the requested batches; start the workers if none run yet."""
         if self.watch is not None:
-            # Workers are running. `iter` waits until each of them is ready for the new requests.
+            # Workers are running. `iterate` waits until each of them is ready for the new requests.
             with self.watch.waiting():
-                return iter(self.torch_loader)
+                return self.iterate()
         if self.count > 0:
             obstacle = obstacle_to_workers(self.count)
             if obstacle is not None:
                 self.do_without(obstacle)
         # `do_without` has set the count to 0 if there was an obstacle.
         if self.count == 0:
-            return iter(self.torch_loader)
+            return self.iterate()
         return self.start_workers()
 
     def start_workers(self) -> Iterator[Batch]:
@@ -216,7 +222,7 @@ class Workers:
         earlier_children = multiprocessing.active_children()
         try:
             with restoring_child_handler(), stop_signals_held_back():
-                batches = iter(self.torch_loader)
+                batches = self.iterate()
         except (OSError, RuntimeError) as error:
             # The system refuses with an OSError or for lack of memory. Other errors are mistakes.
             if not isinstance(error, OSError) and not is_out_of_memory(error):
@@ -224,7 +230,7 @@ class Workers:
             for worker in new_children(earlier_children):
                 worker.kill()
             self.do_without(str(error))
-            return iter(self.torch_loader)
+            return self.iterate()
         workers = new_children(earlier_children)
         # The lambda looks `is_stopping` up at each call, because tests replace it.
         self.watch = Watch(workers, self.patience, lambda: self.is_stopping())

@@ -135,10 +135,10 @@ def export_model(
     if not is_sharded and not accelerator.is_main_process:
         return
     model = evaluations.model_to_export(started.kept)
-    bare_model = accelerator.bare(model)
+    structure = accelerator.structure_of(model)
     facts = ModelFacts(
         recipe=context.recipe,
-        class_name=type(bare_model).__name__,
+        class_name=type(structure).__name__,
         update=kept_step,
         run_id=context.directory.run_id,
     )
@@ -147,7 +147,7 @@ def export_model(
     card = model_card(
         context.config, started.saved_config, description, loaded.data, loaded.test_split, summary
     )
-    skeleton = bare_model if is_sharded else None  # gives names and shapes; see `save_model`
+    skeleton = structure if is_sharded else None  # gives names and shapes; see `save_model`
     export.save_model(context.directory.path / MODEL_FOLDER, model, description, card, skeleton)
     if is_sharded:
         wait_for_ranks(accelerator)

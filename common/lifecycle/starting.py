@@ -259,7 +259,7 @@ def initial_weights(started: StartedRun, earlier_config: RunConfig | None) -> st
         return earlier_config.initial_weights
     if context.config.evaluate_only or not context.accelerator.is_main_process:
         return None
-    return digest_of_model(context.accelerator.bare(started.kept.bare_model))
+    return digest_of_model(context.accelerator.structure_of(started.kept.bare_model))
 
 
 def tell_unknown_contents(saved_config: RunConfig) -> None:

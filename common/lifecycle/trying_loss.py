@@ -32,10 +32,10 @@ def try_loss(
     """
     if context.config.auto_batch_size:
         choose_batch_size(context, loaded, kept, compute_loss, couples_samples)
-    bare_model = context.accelerator.bare(kept.bare_model)
+    structure = context.accelerator.structure_of(kept.bare_model)
     samples = loaded.loaders["train"].samples
     dtype = compute_dtype(context.accelerator)
-    context.meters.find_flops(bare_model, compute_loss, samples, dtype)
+    context.meters.find_flops(structure, compute_loss, samples, dtype)
 
 
 def choose_batch_size(

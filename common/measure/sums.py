@@ -46,9 +46,21 @@ class BatchTotals:
 class Evaluation(dict[str, float]):
     """The figures of an evaluation by name, computed over all ranks and equal on all ranks."""
 
-    # What `evident_means` needs: this rank's first batches, at most two, and the sums' `finish`.
-    first_batches: Sequence[BatchTotals] = ()
-    finish: Finish | None = None
+    def __init__(
+        self,
+        figures: Mapping[str, float],
+        first_batches: Sequence[BatchTotals] = (),
+        finish: Finish | None = None,
+    ) -> None:
+        """Keep the figures, and what `evident_means` needs.
+
+        Args:
+            first_batches: this rank's first batches, at most two; empty if no mean is to be found.
+            finish: the argument of the same name of `Sums`.
+        """
+        super().__init__(figures)
+        self.first_batches = first_batches
+        self.finish = finish
 
     def evident_means(self) -> list[str]:
         """Return the names of figures for which the recipe gave means to `Sums.add`, not totals.
@@ -259,11 +271,9 @@ class Sums:
                     values[name] = total / totals["count"]
         figures = {name: figure(name, value) for name, value in values.items()}
         figures["count"] = int(totals["count"])
-        evaluation = Evaluation(figures)
-        if not self.recorded:  # recorded values are means by definition
-            evaluation.first_batches = self.first_batches
-            evaluation.finish = self.finish
-        return evaluation
+        if self.recorded:  # recorded values are means by definition, so no mistake is to be found
+            return Evaluation(figures)
+        return Evaluation(figures, self.first_batches, self.finish)
 
 
 def sum_of_totals(name: str, before: Total | float | None, value: Value) -> Total | float:
@@ -305,12 +315,11 @@ def of_all_ranks(accelerator: Accelerator, figures: Mapping[str, Measured]) -> E
     if all(names == names_of_rank for names_of_rank in names_of_ranks):
         local_values = torch.tensor([values[name] for name in names], dtype=torch.float64)
         means = reduce_numbers(accelerator, local_values, "mean").tolist()
-        return Evaluation(zip(names, means, strict=True))
+        return Evaluation(dict(zip(names, means, strict=True)))
     # A rank may lack some figures, or have them in another order: count the ranks that have each.
     local_pairs = [(values.get(name, 0.0), float(name in values)) for name in names]
     pair_values = torch.tensor(local_pairs, dtype=torch.float64)
     pairs = reduce_numbers(accelerator, pair_values, "sum").tolist()
-    evaluation = Evaluation()
-    for name, (total, count) in zip(names, pairs, strict=True):
-        evaluation[name] = total / count
-    return evaluation
+    return Evaluation(
+        {name: total / count for name, (total, count) in zip(names, pairs, strict=True)}
+    )

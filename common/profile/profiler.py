@@ -116,7 +116,7 @@ class Profiler:
                 lambda step: plan.evaluates(step) or plan.saves(step),
             )
             if window is None:
-                self.meter.is_over = True
+                self.meter.finish()
                 least = FIRST_UPDATES + 3
                 warn(f"the run is not profiled, because fewer than {least} updates are left")
                 return batches
@@ -145,7 +145,7 @@ class Profiler:
         with self.stopwatch.stopped():
             with self.phases.watching():
                 yield from self.profile_on_main_rank(window, first, busy_seconds_per_update)
-            self.meter.is_over = True
+            self.meter.finish()
             # The other ranks wait for rank 0 here, and not in an update that is timed.
             self.accelerator.wait_for_everyone()
 
@@ -160,10 +160,8 @@ class Profiler:
         """
         with self.stopwatch.stopped():  # `total` counts only up to the last stop
             seconds_before = self.stopwatch.total.seconds
-        self.meter.is_timing = True
-        with self.phases.watching():
+        with self.phases.watching(), self.meter.timing():
             yield from wait_for_updates(count)
-            self.meter.is_timing = False
         with self.stopwatch.stopped():  # the device has finished its work, so phases have times
             self.phase_milliseconds = self.phases.milliseconds()
             return self.stopwatch.total.seconds - seconds_before
@@ -283,7 +281,7 @@ class Profiler:
         turn torch's profiler off and restore what they changed. An error in doing so must not hide
         how the run ended.
         """
-        self.meter.is_over = True
+        self.meter.finish()
         if self.procedure is not None:
             with suppress(Exception):
                 self.procedure.close()

@@ -1,6 +1,8 @@
 """Measures how long the loop waits for batches in the timed updates of a profile."""
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from common.data.batch import BatchesWithWork
@@ -25,6 +27,19 @@ class WaitMeter:
     def seconds_per_batch(self) -> float:
         """The seconds of waiting for one micro-batch; 0 if none was made."""
         return self.making_seconds / max(self.batches_made, 1)
+
+    @contextmanager
+    def timing(self) -> Iterator[None]:
+        """In this context, updates are timed, so waits add to `waited`."""
+        self.is_timing = True
+        try:
+            yield
+        finally:
+            self.is_timing = False
+
+    def finish(self) -> None:
+        """Measure nothing from now on, because the profile is over."""
+        self.is_over = True
 
     def metered(
         self, batches: BatchesWithWork, batches_left: int, batches_at_once: int

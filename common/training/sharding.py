@@ -273,7 +273,7 @@ class ShardingAccelerator(Accelerator):
         if self.mesh is not None:
             cast("FSDPModule", model).set_requires_gradient_sync(True)
 
-    def bare(self, model: nn.Module) -> nn.Module:
+    def structure_of(self, model: nn.Module) -> nn.Module:
         """Return a network whose shapes and counts may be read, but not its values.
 
         For a sharded network, this is the copy on the meta device, and otherwise `model` itself.

@@ -91,7 +91,7 @@ class Observers:
         self, original: Callable[..., None], run: Run, *arguments: object, **options: object
     ) -> None:
         original(run, *arguments, **options)
-        self.session.run = run
+        self.session.begin_run(run)
 
     def around_keep(
         self, original: Callable[..., None], run: Run, **parts: Stateful | None
@@ -140,8 +140,7 @@ class Observers:
     def around_batches(
         self, original: Callable[[Run, Loader], Iterator[Batch]], run: Run, loader: Loader
     ) -> Iterator[Batch]:
-        session = self.session
-        session.micro_batch = 0
+        self.session.begin_batches()
         for batch in original(run, loader):
             if self.is_observed:
                 # A generator's caller is the code that asks it for the next value. So the frame is
@@ -210,7 +209,7 @@ class Observers:
         original(run, loss, metrics)  # first, because it refuses values that can't be written below
         if self.is_observed:
             self.write_recorded(run, step_before, is_update, loss, metrics or {})
-        session.micro_batch = 0 if is_update else session.micro_batch + 1
+        session.end_micro_batch(is_update=is_update)
         if is_update:
             self.interrupter.after_update(session.step, run.accelerator.num_processes)
 
@@ -265,10 +264,10 @@ class Observers:
         run: Run,
         model: nn.Module,
     ) -> Iterator[nn.Module]:
-        self.session.phase = self.phase_of(run)
+        self.session.begin_evaluation(self.phase_of(run))
         with original(run, model) as bare_model:
             yield bare_model
-        self.session.phase = None
+        self.session.end_evaluation()
 
     def phase_of(self, run: Run) -> Phase:
         """Return the phase of the evaluation that is starting."""
@@ -315,7 +314,7 @@ class Observers:
         for number, (batch, work) in enumerate(batches):
             samples = micro_batches[first_micro_batch + number].tolist()
             if epoch is not None:  # it is None in an evaluation
-                session.samples = samples
+                session.note_samples(samples)
             elif session.has_started:
                 self.before_evaluation_batch(loader, samples, batch, number, count)
             yield batch, work

@@ -30,6 +30,34 @@ class Session:
     samples: list[int] = field(default_factory=list)  # the sample indices of that micro-batch
     file: BinaryIO | None = None  # the file of records, once it is open
 
+    def begin_run(self, run: Run) -> None:
+        """Note the run that the recipe has created."""
+        self.run = run
+
+    def begin_batches(self) -> None:
+        """Note that the loop is about to take the first micro-batch of an update."""
+        self.micro_batch = 0
+
+    def end_micro_batch(self, *, is_update: bool) -> None:
+        """Note that the loop has recorded the current micro-batch.
+
+        Args:
+            is_update: whether an update was made, so that the next micro-batch begins another one.
+        """
+        self.micro_batch = 0 if is_update else self.micro_batch + 1
+
+    def note_samples(self, samples: list[int]) -> None:
+        """Note the sample indices of the micro-batch that the loop is about to get."""
+        self.samples = samples
+
+    def begin_evaluation(self, phase: Phase) -> None:
+        """Note that an evaluation is starting."""
+        self.phase = phase
+
+    def end_evaluation(self) -> None:
+        """Note that the evaluation has ended."""
+        self.phase = None
+
     @property
     def step(self) -> int:
         """The number of updates so far; 0 before the recipe has created its run."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from statistics import fmean
 
 from common.tools.prove.bench import Cause
-from common.tools.prove.counts import FigureCounts
+from common.tools.prove.checked_figures import CheckedFigures
 from common.tools.prove.notes import TrainingLoss
 from common.tools.prove.observation import ObservedRun, Recorded
 
@@ -24,8 +24,8 @@ ADVICE_OF_LOSS = (
 Position = tuple[int, int]  # of a micro-batch: the updates before it, its number in the update
 
 
-def wrong_losses(whole: ObservedRun, run: ObservedRun, counts: FigureCounts) -> Iterator[Cause]:
-    """Yield a cause if recorded losses depend on how an update is divided.
+def checked_losses(whole: ObservedRun, run: ObservedRun) -> CheckedFigures:
+    """Check whether recorded losses depend on how an update is divided.
 
     A recipe may record any multiple of the loss that a function of torch computes, such as half of
     a squared error. It may also add terms. But the multiple must not depend on whether an update is
@@ -34,7 +34,6 @@ def wrong_losses(whole: ObservedRun, run: ObservedRun, counts: FigureCounts) -> 
     Args:
         whole: a run with one micro-batch in each update, on one process.
         run: a run with several micro-batches or processes.
-        counts: counts the losses that could be compared, and those that could not.
     """
     losses = len(recorded_losses(run))
     ratios = ratios_of_multiples(whole, run)
@@ -43,16 +42,17 @@ def wrong_losses(whole: ObservedRun, run: ObservedRun, counts: FigureCounts) -> 
     is_equal = any(is_multiple(ratio, 1.0) for ratio in ratios)
     mistake = None if is_equal else mistaken_factor(ratios, run)
     if not is_equal and mistake is None:
-        counts.losses.unknown += losses
-        return
-    counts.losses.compared += losses
+        return CheckedFigures("recorded losses", unknown=losses)
+    causes: tuple[Cause, ...] = ()
     if mistake is not None:
         factor, phrase = mistake
-        yield Cause(
+        cause = Cause(
             f"the recorded losses are {factor:.3g} times those that were computed, which is "
             f"{phrase}",
             ADVICE_OF_LOSS,
         )
+        causes = (cause,)
+    return CheckedFigures("recorded losses", causes, compared=losses)
 
 
 def ratios_of_multiples(whole: ObservedRun, run: ObservedRun) -> list[float]:

@@ -6,10 +6,10 @@ them.
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from common.tools.prove.bench import Cause
-from common.tools.prove.counts import FigureCount
+from common.tools.prove.checked_figures import CheckedFigures
 from common.tools.prove.notes import TrainingLoss
 from common.tools.prove.observation import ObservedLaunch, ObservedRun, Recorded
 from common.tools.prove.outcomes import known_name
@@ -30,15 +30,14 @@ ADVICE = (
 )
 
 
-def wrong_metrics(run: ObservedRun, count: FigureCount) -> Iterator[Cause]:
-    """Yield a cause for each metric that does not follow from the outputs of its micro-batch.
+def checked_metrics(run: ObservedRun) -> CheckedFigures:
+    """Check whether each recorded metric follows from the outputs of its micro-batch.
 
     Each name of a metric has one cause at most: the first wrong value.
-
-    Args:
-        count: counts the metrics that could be computed again, and those that could not.
     """
-    reported_names: set[str] = set()
+    causes: dict[str, Cause] = {}  # by the name of the metric
+    compared = 0
+    unknown = 0
     for launch in run.launches:
         losses = losses_by_micro_batch(launch)
         for record in launch.of(Recorded):
@@ -48,16 +47,16 @@ def wrong_metrics(run: ObservedRun, count: FigureCount) -> Iterator[Cause]:
                 expected = expected_values(name, computed)
                 is_correct = follows_from_outputs(name, value, expected)
                 if is_correct is None:
-                    count.unknown += 1
+                    unknown += 1
                     continue
-                count.compared += 1
-                if not is_correct and name not in reported_names:
-                    reported_names.add(name)
-                    yield Cause(
+                compared += 1
+                if not is_correct and name not in causes:
+                    causes[name] = Cause(
                         f"the loop recorded {name} {value:.6g} in update {record.step + 1}, and "
                         f"the outputs of this micro-batch give {expected[0]:.6g}",
                         ADVICE,
                     )
+    return CheckedFigures("recorded metrics", (*causes.values(),), compared, unknown)
 
 
 def losses_by_micro_batch(launch: ObservedLaunch) -> dict[tuple[int, int], list[TrainingLoss]]:

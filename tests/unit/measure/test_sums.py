@@ -121,7 +121,7 @@ def test_plain_figures_are_averaged_over_ranks() -> None:
         device=torch.device("cpu"), num_processes=2, reduce=lambda mine, how: mine + 1
     )
     assert of_all_ranks(two, {"a": torch.tensor(2.0), "b": 5}) == {"a": 3.0, "b": 6.0}
-    assert of_all_ranks(two, Evaluation(a=2.0)) == {"a": 2.0}
+    assert of_all_ranks(two, Evaluation({"a": 2.0})) == {"a": 2.0}
     assert of_all_ranks(alone(), {"a": 2}) == {"a": 2.0}
 
 

@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 from statistics import fmean, median
 
@@ -12,15 +12,15 @@ from common.measure.stopwatch import FIRST_UPDATES
 from common.metric_names import SAMPLES, THROUGHPUT, TRAINING_LOSS
 from common.objective import PREFIXES
 from common.tools.prove.bench import Bench, Cause, Check, Verdict, failed_verdict
+from common.tools.prove.checked_figures import CheckedFigures, has_outcomes, numbers_in_words
 from common.tools.prove.comparison import run_with_layout, update_layouts
-from common.tools.prove.counts import FigureCounts
 from common.tools.prove.notes import EvaluationLoss, LogInterval, TrainingMode
 from common.tools.prove.observation import ObservedEvaluation, ObservedRun, Recorded
 from common.tools.prove.outcomes import SplitPass, check_figure, split_passes_of
 from common.tools.prove.results import Results
 from common.tools.prove.steady import steady_run
-from common.tools.prove.training_losses import ADVICE_OF_LOSS, wrong_losses
-from common.tools.prove.training_metrics import wrong_metrics
+from common.tools.prove.training_losses import ADVICE_OF_LOSS, checked_losses
+from common.tools.prove.training_metrics import checked_metrics
 from common.tools.rows import MetricsRow, number_or_none, step_of_row
 
 ROW_TOLERANCE = 1e-5  # relative; the run adds up in a different order
@@ -36,34 +36,35 @@ ADVICE_OF_MODE = "evaluate the model that `with run.evaluating(model) as bare_mo
 def check_figures(bench: Bench) -> Verdict:
     """Compute the figures of several runs again, and compare them with the logged figures."""
     layouts = update_layouts(bench)
-    counts = FigureCounts()
     whole = run_with_layout(bench, "whole", layouts.whole)
     divided = run_with_layout(bench, "divided", layouts.divided)
     distributed = run_with_layout(bench, "two-processes", layouts.distributed)
-    causes = [*wrong_rows(bench.reference, counts)]
+    checked = [checked_rows(bench.reference)]
     for run in (divided, distributed):
-        causes += layers_in_training_mode(run)
-        causes += wrong_losses(whole, run, counts)
-        causes += wrong_metrics(run, counts.metrics)
-    causes += wrong_figures(divided, counts)
-    causes += wrong_figures(distributed, counts, correct_figures(divided))
-    causes += wrong_speeds(steady_run(bench), counts)
-    return verdict_of(causes, counts)
+        checked.append(checked_mode(run))
+        checked.append(checked_losses(whole, run))
+        checked.append(checked_metrics(run))
+    checked.append(checked_evaluations(divided))
+    checked.append(checked_evaluations(distributed, correct_figures(divided)))
+    checked.append(checked_speeds(steady_run(bench)))
+    return verdict_of(checked)
 
 
-def verdict_of(causes: Sequence[Cause], counts: FigureCounts) -> Verdict:
+def verdict_of(checked: Sequence[CheckedFigures]) -> Verdict:
     """Return the verdict. The check does not apply if no loss or metric could be computed again."""
-    compared = counts.in_words()
+    compared = numbers_in_words(checked)
+    causes = [cause for figures in checked for cause in figures.causes]
     if causes:
         return failed_verdict(compared, causes)
-    return Verdict(True if counts.has_outcomes else None, compared)
+    return Verdict(True if has_outcomes(checked) else None, compared)
 
 
 # The rows of training
 
 
-def wrong_rows(run: ObservedRun, counts: FigureCounts) -> Iterator[Cause]:
-    """Yield a cause for the first row that is not the mean of what the loop recorded."""
+def checked_rows(run: ObservedRun) -> CheckedFigures:
+    """Check whether each row is the mean of what the loop recorded, up to the first wrong row."""
+    compared = 0
     rows = [row for row in Results(run.directory).rows if TRAINING_LOSS in row]
     steps = [0, *map(step_of_row, rows)]
     for (previous_step, step), row in zip(pairwise(steps), rows, strict=True):
@@ -72,15 +73,16 @@ def wrong_rows(run: ObservedRun, counts: FigureCounts) -> Iterator[Cause]:
         for name, value in expected.items():
             if name not in row:
                 continue
-            counts.rows.compared += 1
+            compared += 1
             logged = number_or_nan(row[name])
             if not is_as_expected(logged, value):
-                yield Cause(
+                cause = Cause(
                     f"{name} of update {step} was logged as {logged:.6g}, but the mean of what "
                     f"the loop recorded is {value:.6g}",
                     ADVICE_OF_LOSS,
                 )
-                return
+                return CheckedFigures("means in rows", (cause,), compared)
+    return CheckedFigures("means in rows", compared=compared)
 
 
 def number_or_nan(value: JsonValue) -> float:
@@ -119,46 +121,49 @@ def means_between(run: ObservedRun, previous_step: int, step: int) -> dict[str, 
 # The figures of evaluations
 
 
-def layers_in_training_mode(run: ObservedRun) -> Iterator[Cause]:
-    """Yield a cause if layers are in training mode in an evaluation."""
+def checked_mode(run: ObservedRun) -> CheckedFigures:
+    """Check whether layers are in training mode in an evaluation; this counts no figures."""
     layers = {record.layer for _, record in run.all(TrainingMode)}
-    if layers:
-        yield Cause(
-            "the model is in training mode in the evaluation, so these layers act as in training: "
-            f"{', '.join(sorted(layers))}",
-            ADVICE_OF_MODE,
-        )
+    if not layers:
+        return CheckedFigures("figures of evaluations")
+    cause = Cause(
+        "the model is in training mode in the evaluation, so these layers act as in training: "
+        f"{', '.join(sorted(layers))}",
+        ADVICE_OF_MODE,
+    )
+    return CheckedFigures("figures of evaluations", (cause,))
 
 
-def wrong_figures(
-    run: ObservedRun, counts: FigureCounts, trusted: Collection[str] | None = None
-) -> Iterator[Cause]:
-    """Yield at most one cause: for the first evaluation figure that its samples contradict.
+def checked_evaluations(run: ObservedRun, trusted: Collection[str] | None = None) -> CheckedFigures:
+    """Check the figures of evaluations, up to the first one that its samples contradict.
 
-    The figure is computed again from the outcomes of the evaluation's samples.
+    Each figure is computed again from the outcomes of the evaluation's samples.
 
     Args:
         trusted: names of figures that agree with the outcomes on one process. Figures with other
             names may have a meaning of their own. None: trust all names.
     """
+    compared = 0
+    unknown = 0
     for record in run.launches[0].of(ObservedEvaluation):
         split_passes = split_passes_of_evaluation(run, record)
         for name, value in logged_figures(run, record).items():
             figure_check = check_figure(name, value, split_passes)
             if figure_check.is_correct is None or (trusted is not None and name not in trusted):
                 if name != "count":  # the number of samples is not a figure
-                    counts.evaluations.unknown += 1
+                    unknown += 1
                 continue
-            counts.evaluations.compared += 1
+            compared += 1
             if not figure_check.is_correct:
                 ranks = f" on {run.world_size} processes" if run.world_size > 1 else ""
-                yield Cause(
+                cause = Cause(
                     f"{name} of the {record.phase} evaluation after update {record.step}{ranks} is "
                     f"{value:.6g}, but its samples give {figure_check.expected:.6g}: "
                     f"{figure_check.explanation}",
                     ADVICE_OF_EVALUATION,
                 )
-                return
+                return CheckedFigures("figures of evaluations", (cause,), compared, unknown)
+    return CheckedFigures("figures of evaluations", (), compared, unknown)
 
 
 def correct_figures(run: ObservedRun) -> set[str]:
@@ -213,8 +218,8 @@ def split_passes_of_evaluation(run: ObservedRun, evaluated: ObservedEvaluation) 
 # Speed
 
 
-def wrong_speeds(run: ObservedRun, counts: FigureCounts) -> Iterator[Cause]:
-    """Yield a cause if the logged speed differs from the speed by the proof's own clock."""
+def checked_speeds(run: ObservedRun) -> CheckedFigures:
+    """Check whether the logged speed is the speed by the proof's own clock."""
     rows = {step_of_row(row): row for row in Results(run.directory).rows}
     per_update = run.started.samples_per_update
     ratios = []
@@ -225,13 +230,15 @@ def wrong_speeds(run: ObservedRun, counts: FigureCounts) -> Iterator[Cause]:
         if speed and interval.after >= FIRST_UPDATES:  # throughput leaves the first ones out
             samples = (interval.step - interval.after) * per_update
             ratios.append(speed * interval.seconds / samples)
-    counts.speeds.compared += len(ratios)
+    causes: tuple[Cause, ...] = ()
     if ratios and abs(median(ratios) - 1) > SPEED_TOLERANCE:
-        yield Cause(
+        cause = Cause(
             f"{THROUGHPUT} times the seconds of the clock is {median(ratios):.2f} times "
             "the number of samples",
             "let the loop take each batch from run.batches(train_loader), which counts its samples",
         )
+        causes = (cause,)
+    return CheckedFigures("speeds", causes, compared=len(ratios))
 
 
 CHECK = Check(

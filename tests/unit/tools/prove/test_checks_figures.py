@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 from sklearn.metrics import f1_score
 
 from common.metric_names import THROUGHPUT
+from common.tools.prove.checked_figures import CheckedFigures
 from common.tools.prove.checks.figures import (
-    layers_in_training_mode,
+    checked_evaluations,
+    checked_mode,
+    checked_rows,
+    checked_speeds,
     verdict_of,
-    wrong_figures,
-    wrong_rows,
-    wrong_speeds,
 )
-from common.tools.prove.counts import FigureCount, FigureCounts
 from common.tools.prove.instruments.losses import means_of_outputs
 from common.tools.prove.notes import EvaluationLoss, LogInterval, TrainingLoss, TrainingMode
 from common.tools.prove.observation import ObservedRun
@@ -36,8 +36,8 @@ from common.tools.prove.outcomes import (
     macro_f1,
     split_passes_of,
 )
-from common.tools.prove.training_losses import wrong_losses
-from common.tools.prove.training_metrics import wrong_metrics
+from common.tools.prove.training_losses import checked_losses
+from common.tools.prove.training_metrics import checked_metrics
 from tests.unit.tools.prove.made_up import evaluated, recorded, run_with, started
 
 
@@ -170,15 +170,15 @@ def test_logged_figures_are_checked(tmp_path: Path) -> None:
     second = [evaluation_loss([1], [6]), evaluated({"loss": 6.0})]
     row = {"progress/global_step": 2, "val/loss": 3.75}
     run = run_with(first, second, directory=tmp_path, rows=[row])
-    (cause,) = wrong_figures(run, FigureCounts())
+    (cause,) = checked_evaluations(run).causes
     assert (
         "loss of the validation evaluation after update 2 on 2 processes is 3.75" in cause.sentence
     )
     assert "its samples give 3" in cause.sentence
     # If the loss is not a mean of these outcomes on one process, the check ignores it.
-    assert [*wrong_figures(run, FigureCounts(), trusted=())] == []
+    assert checked_evaluations(run, trusted=()).causes == ()
     right = run_with(first, second, directory=tmp_path, rows=[row | {"val/loss": 3.0}])
-    assert [*wrong_figures(right, FigureCounts())] == []
+    assert checked_evaluations(right).causes == ()
 
 
 def run_that_records(*factors: float, world_size: int = 1, accumulation: int = 1) -> ObservedRun:
@@ -219,16 +219,16 @@ def test_multiples_of_losses_are_explained(
     """A loss may be a multiple of a computed one, if the multiple does not depend on processes."""
     first = run_that_records(*whole)
     second = run_that_records(*distributed, world_size=2)
-    counts = FigureCounts()
-    causes = [cause.sentence for cause in wrong_losses(first, second, counts)]
-    assert counts.losses.compared + counts.losses.unknown == 3
+    checked = checked_losses(first, second)
+    causes = [cause.sentence for cause in checked.causes]
+    assert checked.compared + checked.unknown == 3
     assert len(causes) == (words is not None)
     assert words is None or words in causes[0]
 
 
 def test_loss_that_is_divided_by_the_accumulation_is_explained() -> None:
     second = run_that_records(0.5, accumulation=2)
-    (cause,) = wrong_losses(run_that_records(1.0), second, FigureCounts())
+    (cause,) = checked_losses(run_that_records(1.0), second).causes
     assert "which is 1 / the number of micro-batches of an update" in cause.sentence
 
 
@@ -241,12 +241,11 @@ def test_rows_are_means_of_what_was_recorded(tmp_path: Path) -> None:
         {"progress/global_step": 2, "train/loss": 2.0, "train/hits": 1 / 3, "progress/samples": 8},
         {"progress/global_step": 4, "train/loss": 6.0, "train/hits": 5 / 7, "progress/samples": 16},
     ]
-    counts = FigureCounts()
-    assert [*wrong_rows(run_with(records, directory=tmp_path, rows=rows), counts)] == []
-    assert counts.rows.compared == 6
+    checked = checked_rows(run_with(records, directory=tmp_path, rows=rows))
+    assert (checked.causes, checked.compared) == ((), 6)
     for name, value in (("train/loss", 6.1), ("train/hits", 0.7), ("progress/samples", 12)):
         wrong = [rows[0], rows[1] | {name: value}]
-        (cause,) = wrong_rows(run_with(records, directory=tmp_path, rows=wrong), FigureCounts())
+        (cause,) = checked_rows(run_with(records, directory=tmp_path, rows=wrong)).causes
         assert cause.sentence.startswith(f"{name} of update 4 was logged as")
 
 
@@ -289,29 +288,29 @@ def test_rows_and_summaries_may_have_null_and_a_torn_end(
     torn = data.draw(st.integers(0, len(json.dumps(rows[-1]))))
     path.write_bytes(whole[: len(whole) - torn])
     is_last_row_whole = torn <= 1  # the line feed alone may be missing
-    causes = [*wrong_rows(run, FigureCounts())]
+    causes = checked_rows(run).causes
     assert bool(causes) == any(has_wrong_null if is_last_row_whole else has_wrong_null[:1])
     assert all("was logged as nan" in cause.sentence for cause in causes)
-    [*wrong_figures(run, FigureCounts())]
-    [*wrong_speeds(run, FigureCounts())]
+    checked_evaluations(run)
+    checked_speeds(run)
 
 
 def test_losses_that_no_function_of_torch_computes_are_not_counted_as_compared() -> None:
     """The check can compute nothing again, so it does not claim to have passed."""
     losses = [recorded(step, loss=3.0 - step) for step in range(3)]
     runs = [run_with([started(), *losses]), run_with([started(world_size=2), *losses])]
-    counts = FigureCounts()
-    assert [*wrong_losses(*runs, counts)] == []
-    assert (counts.losses.compared, counts.losses.unknown) == (0, 3)
-    counts.rows.compared = 4
-    verdict = verdict_of([], counts)
+    losses_found = checked_losses(*runs)
+    assert losses_found.causes == ()
+    assert (losses_found.compared, losses_found.unknown) == (0, 3)
+    checked = [losses_found, CheckedFigures("means in rows", compared=4)]
+    verdict = verdict_of(checked)
     assert verdict.passed is None
     assert verdict.compared == (
         "computed again: 4 means in rows; not computed again, because their kind is unknown here: "
         "3 recorded losses"
     )
-    counts.metrics.compared = 1
-    assert verdict_of([], counts).passed is True
+    checked.append(CheckedFigures("recorded metrics", compared=1))
+    assert verdict_of(checked).passed is True
 
 
 def trained(*computed: dict[str, float], metrics: dict[str, float]) -> ObservedRun:
@@ -341,11 +340,11 @@ def trained(*computed: dict[str, float], metrics: dict[str, float]) -> ObservedR
 def test_metrics_of_training_are_computed_again(
     computed: list[dict[str, float]], name: str, value: float, compared: int, is_wrong: bool
 ) -> None:
-    count = FigureCount()
-    causes = [*wrong_metrics(trained(*computed, metrics={name: value}), count)]
-    assert (count.compared, count.unknown) == (compared, 1 - compared)
-    assert bool(causes) == is_wrong
-    assert all(f"recorded {name} {value:.6g} in update 1" in cause.sentence for cause in causes)
+    checked = checked_metrics(trained(*computed, metrics={name: value}))
+    assert (checked.compared, checked.unknown) == (compared, 1 - compared)
+    assert bool(checked.causes) == is_wrong
+    expected = f"recorded {name} {value:.6g} in update 1"
+    assert all(expected in cause.sentence for cause in checked.causes)
 
 
 def test_outputs_of_a_micro_batch_give_means() -> None:
@@ -364,7 +363,7 @@ def test_training_mode_is_named() -> None:
         TrainingMode(step=2, phase="validation", split="validation", layer=layer)
         for layer in ("Dropout", "BatchNorm1d")
     ]
-    (cause,) = layers_in_training_mode(run_with(notes))
+    (cause,) = checked_mode(run_with(notes)).causes
     assert "act as in training: BatchNorm1d, Dropout" in cause.sentence
 
 
@@ -377,4 +376,4 @@ def test_speed_is_compared_with_the_clock(factor: float, is_wrong: bool, tmp_pat
         for step in (4, 6, 8, 10)
     ]
     run = run_with([started(), *notes], directory=tmp_path, rows=rows)
-    assert bool([*wrong_speeds(run, FigureCounts())]) == is_wrong
+    assert bool(checked_speeds(run).causes) == is_wrong

@@ -1,0 +1,56 @@
+"""The figures of a proof: mistakes in them, and how many of them were computed again."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from common.tools.prove.bench import Cause
+
+Kind = Literal[
+    "recorded losses",  # losses that the loop recorded
+    "recorded metrics",  # metrics that the loop recorded
+    "figures of evaluations",
+    "means in rows",  # means in the rows of metrics.jsonl
+    "speeds",  # logged speeds
+]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+# The kinds that are computed again from a model's outputs.
+KINDS_OF_OUTCOMES: tuple[Kind, ...] = (
+    "recorded losses",
+    "recorded metrics",
+    "figures of evaluations",
+)
+
+
+@dataclass(frozen=True)
+class CheckedFigures:
+    """What was found in figures of one kind, in one run."""
+
+    kind: Kind
+    causes: tuple[Cause, ...] = ()  # the mistakes
+    compared: int = 0  # figures that were computed again
+    unknown: int = 0  # figures that could not be computed again
+
+
+def has_outcomes(checked: Sequence[CheckedFigures]) -> bool:
+    """Whether a loss, metric or evaluation was computed again from a model's outputs."""
+    return any(figures.compared for figures in checked if figures.kind in KINDS_OF_OUTCOMES)
+
+
+def numbers_in_words(checked: Sequence[CheckedFigures]) -> str:
+    """Return in words how many figures were computed again, and how many were not."""
+    compared: Counter[Kind] = Counter()
+    unknown: Counter[Kind] = Counter()
+    for figures in checked:
+        compared[figures.kind] += figures.compared
+        unknown[figures.kind] += figures.unknown
+    text = f"computed again: {listing(compared) or 'nothing'}"
+    if unknown_kinds := listing(unknown):
+        text += f"; not computed again, because their kind is unknown here: {unknown_kinds}"
+    return text
+
+
+def listing(numbers: Mapping[Kind, int]) -> str:
+    """Return the numbers above 0 with their kinds, such as "12 recorded losses, 3 speeds"."""
+    return ", ".join(f"{numbers[kind]} {kind}" for kind in KINDS if numbers[kind])
