@@ -95,7 +95,7 @@ class Display:
     def __init__(self) -> None:
         self.live: Live | None = None
         self.bar = make_bar()
-        self.doing = ""  # the present activity, if it is not training
+        self.doing = ""  # the current activity, if it is not training
         self.text = ""  # the figures of the last interval
         self.position: Callable[[], tuple[int, float]] | None = None  # update and epoch
         self.total_steps = 0  # updates of the whole run, once known
@@ -105,7 +105,7 @@ class Display:
         """Show the bar on a terminal, if it is not shown yet, until `close` or the process's end.
 
         Args:
-            doing: the present activity; empty shows which library is being loaded.
+            doing: the current activity; empty shows which library is being loaded.
         """
         self.doing = doing
         if self.live is None and is_main_rank() and CONSOLE.is_terminal:
@@ -129,7 +129,7 @@ class Display:
             self.doing = before
 
     def draw(self) -> progress.Progress:
-        """Return the bar with the run's present position; the thread of `Live` calls this."""
+        """Return the bar with the run's current position; the thread of `Live` calls this."""
         task = self.bar.tasks[0]
         position = self.position
         if position is None:  # training has not started
@@ -171,7 +171,7 @@ class Display:
         print_line(f"{self.place()}  {text}")
 
     def place(self) -> str:
-        """Return the epoch and the update, or before training the present activity."""
+        """Return the epoch and the update, or before training the current activity."""
         if self.position is None:
             # The library that was imported last, or is being imported.
             loaded = [name for name in list(sys.modules) if name in LIBRARIES]

@@ -29,8 +29,8 @@ from common.lifecycle.closing import close_after
 from common.lifecycle.error_report import announce_error, report_once
 from common.lifecycle.evaluations import Evaluations
 from common.lifecycle.misuse import (
-    insist_on_name,
     no_update_error,
+    require_name,
     training_order_of,
     unfinished_error,
 )
@@ -104,8 +104,8 @@ class Run:
         self.are_flags_checked = False  # becomes true after the first update
         self.stages = Stages()  # filled in by the calls below
         self.is_finish_called = False
-        # The work of the present batch, and the seconds for which the loop waited for it.
-        self.present_work: tuple[Work, float] | None = None
+        # The work of the current batch, and the seconds for which the loop waited for it.
+        self.current_work: tuple[Work, float] | None = None
         DISPLAY.doing = "reading the data"
 
     # What later stages add. Each property raises a `UserError` before its stage is reached.
@@ -229,7 +229,7 @@ class Run:
             UserError: the description has no name, `--auto-batch-size` does not suit the loss, or
                 the initial weights or the checkpoint do not fit this run.
         """
-        insist_on_name(description)
+        require_name(description)
         context = self.context
         loaded = self.loaded
         kept = self.kept
@@ -241,14 +241,14 @@ class Run:
         )
 
     def position(self) -> dict[str, float]:
-        """Return the figures of the present position: update, epoch, samples, training time."""
+        """Return the figures of the current position: update, epoch, samples, training time."""
         seconds = self.context.meters.stopwatch.total.seconds
         return self.plan.position(self.progress.global_step) | {TRAINING_SECONDS: seconds}
 
     # In the loop
 
     def batches(self, loader: Loader) -> Iterator[Batch]:
-        """Yield training batches from the present update to the end of the run.
+        """Yield training batches from the current update to the end of the run.
 
         With `--evaluate-only`, there are no batches. If a rank was asked to stop, this method saves
         a checkpoint after an update and ends the process.
@@ -279,7 +279,7 @@ class Run:
                     break
                 batch, batch_work = item
                 wait_seconds = time.perf_counter() - wait_began
-                self.present_work = batch_work, wait_seconds
+                self.current_work = batch_work, wait_seconds
                 if rehearsal.is_wanted:
                     rehearsal.make_due(is_replaced=self.should_evaluate)
                 with started.memory_plan.watching(batch_work):
@@ -324,7 +324,7 @@ class Run:
         """
         self.evaluations.rehearsal.end()
         is_update = self.accelerator.sync_gradients
-        batch_work, wait_seconds = reached(self.present_work, "run.batches(train_loader)")
+        batch_work, wait_seconds = reached(self.current_work, "run.batches(train_loader)")
         self.context.meters.count(loss, metrics, batch_work, wait_seconds, is_update)
         if is_update:
             self.end_update()
@@ -419,7 +419,7 @@ class Run:
 
     @property
     def should_evaluate(self) -> bool:
-        """Whether an evaluation is due at the present step and has not been made yet."""
+        """Whether an evaluation is due at the current step and has not been made yet."""
         return self.evaluations.is_due(self.plan, self.loaded)
 
     @property

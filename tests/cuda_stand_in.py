@@ -200,7 +200,7 @@ class Nvml:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.millijoules = 1000
-        self.latest = 90  # percent: the present utilisation
+        self.latest = 90  # percent: the current utilisation
         self.samples: list[tuple[int, int]] = []  # microseconds, percent
         self.is_broken = False
         answers: dict[str, Callable[..., Any]] = {

@@ -21,7 +21,7 @@ from torch import nn
 from common.config import TrainingConfig
 from common.errors import TrainingError
 from common.training.accelerator import build_accelerator
-from common.training.drift import insist_on_equal_weights
+from common.training.drift import require_equal_weights
 
 WIDTHS = (3, 5, 4, 2)
 UPDATES = 5
@@ -83,7 +83,7 @@ def check(number: int, accelerator: Any) -> None:
     assert id(wrapper) == kept
     for mine, expected in zip(bare.parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(mine, expected, rtol=1e-5, atol=1e-6)
-    insist_on_equal_weights(accelerator, {"model": bare})
+    require_equal_weights(accelerator, {"model": bare})
     accelerator._models.clear()
     accelerator._optimizers.clear()
 
@@ -102,7 +102,7 @@ def check_drift(accelerator: Any) -> None:
             torch.nn.init.ones_(parameter)
     torch.nn.init.ones_(model[1].bias)
     with pytest.raises(TrainingError) as error:
-        insist_on_equal_weights(accelerator, {"other": other, "model": model})
+        require_equal_weights(accelerator, {"other": other, "model": model})
     assert "first in model.1.weight (1 of 8 parameters)" in error.value.message
 
 

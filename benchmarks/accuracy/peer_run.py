@@ -58,7 +58,7 @@ class Recorder:
         self.counts_in_trial = (0, 0, 0)  # in the trial's timed updates
         self.seconds_in_trial = 0.0  # in the same updates
         self.start_seconds = 0.0
-        self.batch_requested = 0.0  # when the present update began
+        self.batch_requested = 0.0  # when the current update began
         self.evaluation_began = 0.0
         self.evaluation_seconds = 0.0
 

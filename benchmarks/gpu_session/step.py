@@ -117,7 +117,7 @@ class Step:
         words = [script, *flags, "--output-dir", directory, "--tracker", "none"]
         seconds = self.run(name, words)
         config = read_record(directory / "config.json", RunConfig)
-        insist_on_device(name, config.environment.device_type)
+        require_device(name, config.environment.device_type)
         return directory, seconds
 
     def data_settings(self, recipe: str) -> dict[str, object]:
@@ -231,7 +231,7 @@ class Step:
             )
         if training.model is not None:
             parameter = next(training.model.parameters())
-            insist_on_device(cell.name, parameter.device.type)
+            require_device(cell.name, parameter.device.type)
         return training
 
     def attempt(self, cell: Cell, train: Callable[[], Training]) -> Training | None:
@@ -246,7 +246,7 @@ class Step:
         return None
 
 
-def insist_on_device(name: str, device_type: str) -> None:
+def require_device(name: str, device_type: str) -> None:
     """Raise a RuntimeError unless a run used the device that is measured."""
     expected = default_device().type
     if device_type != expected:

@@ -40,7 +40,7 @@ class Recorder:
         """Record an update that has just been made.
 
         Args:
-            optimizer: its state has the number of updates that the present weights have had.
+            optimizer: its state has the number of updates that the current weights have had.
             samples: indices of this process's samples, int64 [batch].
             epoch: the epoch that the framework says it is in, from 0.
         """

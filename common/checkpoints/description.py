@@ -139,17 +139,17 @@ def plain_value(value: object) -> JsonValue:
     raise TypeError(f"{value!r:.100} can't be expressed in JSON")
 
 
-def insist_on_same(
+def require_same(
     path: Path, saved: Mapping[str, Mapping[str, object]], now: Mapping[str, PartDescription]
 ) -> None:
     """Raise a `UserError` if the description of a part has changed; it names the first difference.
 
-    A part that only one side has is left to `Parts.insist_on_same_names`, whose message names it.
+    A part that only one side has is left to `Parts.require_same_names`, whose message names it.
 
     Args:
         path: the checkpoint, for the message.
         saved: the descriptions in the checkpoint's manifest.
-        now: the descriptions of the present parts.
+        now: the descriptions of the current parts.
     """
     names_in_both = [name for name in now if name in saved]
     # Compare the classes first, because a changed class explains most other differences, such as
@@ -177,7 +177,7 @@ def differences(name: str, before: Mapping[str, object], now: PartDescription) -
     Args:
         before: the saved description. It is JSON that a user may have edited, so entries of an
             unexpected type are not compared.
-        now: the present description.
+        now: the current description.
     """
     for key, words in (("rates", "base learning rates"), ("schedules", "inner schedules")):
         if key in before and before[key] != now.get(key):

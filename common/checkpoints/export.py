@@ -154,7 +154,7 @@ def load_initial(
                 f"--init-from {initial_model} has different classes from these data, or none, so "
                 f"{name} starts with random values"
             )
-            # `put_weights` needs a value for each weight. The head gets its present random values.
+            # `put_weights` needs a value for each weight. The head gets its current random values.
             for key, value in head.state_dict().items():
                 weights[f"{name}.{key}"] = value
     put_weights(model, weights, initial_model)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple, cast
 
-from common.checkpoints.description import PartDescription, insist_on_same
+from common.checkpoints.description import PartDescription, require_same
 from common.errors import UserError
 from common.run_directory.records import RunIdentity
 from common.run_directory.saved_flags import differing_flags, flags_in_words
@@ -41,7 +41,7 @@ MUST_MATCH_ON_RESUME = (
 )
 
 
-def insist_on_same_run(path: Path, manifest: RunIdentity, identity: RunIdentity) -> None:
+def require_same_run(path: Path, manifest: RunIdentity, identity: RunIdentity) -> None:
     """Raise a `UserError` if a resume would change a fact, a flag or a part of the run.
 
     Args:
@@ -49,14 +49,14 @@ def insist_on_same_run(path: Path, manifest: RunIdentity, identity: RunIdentity)
         manifest: the checkpoint's manifest.
         identity: the identity of the run as it would go on.
     """
-    insist_on_facts(path, manifest, identity)
-    insist_on_flags(path, manifest.flags, identity.flags)
+    require_facts(path, manifest, identity)
+    require_flags(path, manifest.flags, identity.flags)
     # `describe_parts` made it, so it has this structure. The saved one may have been edited.
-    present_parts = cast(Mapping[str, PartDescription], identity.parts_described)
-    insist_on_same(path, manifest.parts_described, present_parts)
+    current_parts = cast(Mapping[str, PartDescription], identity.parts_described)
+    require_same(path, manifest.parts_described, current_parts)
 
 
-def insist_on_facts(path: Path, manifest: RunIdentity, identity: RunIdentity) -> None:
+def require_facts(path: Path, manifest: RunIdentity, identity: RunIdentity) -> None:
     """Raise a `UserError` for the first fact in `MUST_MATCH_ON_RESUME` that has changed.
 
     Both sides have the facts of the data set in their field ``data``.
@@ -68,9 +68,9 @@ def insist_on_facts(path: Path, manifest: RunIdentity, identity: RunIdentity) ->
         if fact.name not in facts_before:
             continue
         saved_value = facts_before[fact.name]
-        present_value = facts_now.get(fact.name)
-        if saved_value != present_value:
-            before, now = excerpts(saved_value, present_value)
+        current_value = facts_now.get(fact.name)
+        if saved_value != current_value:
+            before, now = excerpts(saved_value, current_value)
             raise UserError(
                 f"{path} can't be resumed, because {fact.subject} changed from {before} to {now}",
                 advice=fact.advice,
@@ -93,17 +93,17 @@ def excerpts(before: object, now: object) -> tuple[str, str]:
     return shown_before, shown_now
 
 
-def insist_on_flags(
-    path: Path, saved_flags: Mapping[str, object], present_flags: Mapping[str, object]
+def require_flags(
+    path: Path, saved_flags: Mapping[str, object], current_flags: Mapping[str, object]
 ) -> None:
     """Raise a `UserError` if flags that a resume can't change differ from the saved ones.
 
     This happens if the recipe has new code that sets a flag to another value, for example. The path
     of a local data set may differ, because its fingerprint identifies it.
     """
-    changes = differing_flags(saved_flags, present_flags, is_moved_data_fine=True)
+    changes = differing_flags(saved_flags, current_flags, is_moved_data_fine=True)
     if changes:
-        phrases = flags_in_words(changes, "{flag} was {saved} and is {present} now")
+        phrases = flags_in_words(changes, "{flag} was {saved} and is {current} now")
         raise UserError(
             f"{path} was trained with other flags than this run has now ({', '.join(phrases)})",
             advice="restore the config.json and the recipe of that time, or start another run",

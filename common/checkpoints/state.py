@@ -14,7 +14,7 @@ from common.checkpoints.description import PartDescription, describe_parts
 from common.checkpoints.finished import choose, damaged_best, read_manifest
 from common.checkpoints.kinds import MODEL_ADVICE, Network, OptimizerState, RandomState, State
 from common.checkpoints.pack import pack, unpack
-from common.checkpoints.same_run import insist_on_same_run
+from common.checkpoints.same_run import require_same_run
 from common.checkpoints.shards import is_sharded, parts_of, read_parts
 from common.checkpoints.store import Checkpoints, Contents
 from common.console import say, warn
@@ -118,7 +118,7 @@ class Parts:
         self.parts_described = describe_parts({**self.shared, **self.of_rank})
 
     def collect(self) -> Contents:
-        """Return this rank's present state for a checkpoint; its tensors are not copied."""
+        """Return this rank's current state for a checkpoint; its tensors are not copied."""
         contents = Contents()
         if self.rank == 0 or self.mesh:  # without sharding, the other ranks have equal shared parts
             self.collect_shared(contents)
@@ -152,7 +152,7 @@ class Parts:
         Raises:
             UserError: the checkpoint has other parts, or the state of one does not fit.
         """
-        self.insist_on_same_names(path, manifest)
+        self.require_same_names(path, manifest)
         has_same_ranks = len(manifest.ranks) == world_size
         # If the number of ranks has changed, a part of a rank may need the states of all ranks that
         # the checkpoint has.
@@ -192,7 +192,7 @@ class Parts:
                 states[0][name] = unpack(tensors, manifest.parts[name], self.mesh)
         return states
 
-    def insist_on_same_names(self, path: Path, manifest: Manifest) -> None:
+    def require_same_names(self, path: Path, manifest: Manifest) -> None:
         """Raise a `UserError` if the checkpoint or this run has a part that the other lacks."""
         different_names = self.shared.keys() ^ manifest.parts.keys()
         for state in manifest.ranks:
@@ -272,8 +272,8 @@ def check_types(saved: object, now: object) -> None:
         for key in now.keys() & saved.keys():
             check_types(saved[key], now[key])
     elif isinstance(now, (list, tuple)) and isinstance(saved, (list, tuple)):
-        for saved_item, present_item in zip(saved, now, strict=False):
-            check_types(saved_item, present_item)
+        for saved_item, current_item in zip(saved, now, strict=False):
+            check_types(saved_item, current_item)
     elif now is not None and not isinstance(now, bool):
         expected: type | tuple[type, ...] = type(now)
         if isinstance(now, (int, float)):
@@ -334,7 +334,7 @@ def restore_newest(
             "its place"
         )
     manifest = read_manifest(path)
-    insist_on_same_run(path, manifest, identity)
+    require_same_run(path, manifest, identity)
     parts.restore(path, manifest, checkpoints.world_size)
     checkpoints.go_on_from(path, manifest, without_best=has_lost_best)
     return Restored(manifest, has_lost_best)

@@ -120,7 +120,7 @@ class Checkpoints:
     device: torch.device  # the device that holds the state to save
     run_id: str  # the run that these checkpoints belong to
     # Raises a `UserError` if the run's directory no longer belongs to this run.
-    insist_on_ownership: Callable[[], None]
+    require_ownership: Callable[[], None]
 
     def __post_init__(self) -> None:
         self.host_copies = HostCopies(self.device)
@@ -246,7 +246,7 @@ class Checkpoints:
         """
         try:
             wait_for_copies()
-            self.insist_on_ownership()
+            self.require_ownership()
             write(contents)
         except LostProcessError as lost:
             self.lost = lost

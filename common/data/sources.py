@@ -131,7 +131,7 @@ def for_evaluation(source: DataSource, model: str) -> DataSource:
         )
         if not is_same_place(resolved, source.location, source.configuration):
             continue
-        insist_on_trained_share(source.validation_share, trained)
+        require_trained_share(source.validation_share, trained)
         return replace(
             source,
             validation_share=trained.validation_share,
@@ -140,7 +140,7 @@ def for_evaluation(source: DataSource, model: str) -> DataSource:
     return replace(source, is_whole=True, validation_share=None, evaluated=evaluated)
 
 
-def insist_on_trained_share(share: float | None, trained: TrainedOn) -> None:
+def require_trained_share(share: float | None, trained: TrainedOn) -> None:
     """Raise a `UserError` if the share to hold out differs from that of the model's run.
 
     With another share, samples on which the model was trained would be evaluated.

@@ -131,7 +131,7 @@ class Workers:
         return iter(self.torch_loader)
 
     def make_torch_loader(self) -> DataLoader[Batch]:
-        """Return a new loader of torch, with the present number of workers."""
+        """Return a new loader of torch, with the current number of workers."""
         # At exit, Python sends SIGTERM to the workers and waits for them. They ignore SIGTERM, so
         # they must be killed before.
         atexit.register(kill_workers)

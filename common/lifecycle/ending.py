@@ -84,7 +84,7 @@ def end_training(context: Context, log_training: Callable[[], None]) -> None:
     """
     stopwatch = context.meters.stopwatch
     stopwatch.stop()
-    context.directory.insist_on_ownership()
+    context.directory.require_ownership()
     context.checkpoints.wait()
     context.agreement.check(context.progress.global_step)
     # Early stopping, for example, may end the loop between two log lines.

@@ -132,7 +132,7 @@ class Evaluations:
 
         Args:
             position: the step, epoch and samples up to which the evaluated model was trained. They
-                are earlier than the present ones if `load_best` loaded an earlier model.
+                are earlier than the current ones if `load_best` loaded an earlier model.
         """
         context = self.context
         logs = context.logs

@@ -26,7 +26,7 @@ def training_order_of(loader: Loader, call: str) -> TrainingOrder:
     return loader.order
 
 
-def insist_on_name(description: Mapping[str, object]) -> None:
+def require_name(description: Mapping[str, object]) -> None:
     """Raise a `UserError` if a model's description has no name."""
     if "name" not in description:
         raise UserError(

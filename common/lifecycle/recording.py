@@ -19,14 +19,14 @@ from common.training.rates import learning_rates
 
 
 def log_interval(context: Context, kept: KeptParts) -> None:
-    """Add the figures of the interval that ends here to the row of the present step.
+    """Add the figures of the interval that ends here to the row of the current step.
 
     Raises:
         TrainingError: an update had non-finite gradients, or the loss is NaN.
         UserError: the recipe recorded a metric under a name that the run uses itself, or the run's
             directory no longer belongs to this run.
     """
-    context.directory.insist_on_ownership(max_age=1.0)
+    context.directory.require_ownership(max_age=1.0)
     values = context.meters.interval()
     context.guard.check(context.progress.global_step, values.get(TRAINING_LOSS, 0.0))
     own_values = {**context.guard.figures(), **learning_rates(kept.optimizers)}

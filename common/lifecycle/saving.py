@@ -13,7 +13,7 @@ from common.run_directory.saved_flags import fixed_flags
 from common.storage.json_files import json_safe
 from common.system.wording import counted
 from common.training.best import Best
-from common.training.drift import insist_on_equal_weights, networks_of
+from common.training.drift import networks_of, require_equal_weights
 
 # A resume resolves these flags again, so a checkpoint does not fix them.
 RESOLVED_AGAIN = ("init_from", "mixed_precision")
@@ -41,11 +41,11 @@ def save(started: StartedRun) -> None:
 
 def compare_weights_of_ranks(context: Context) -> None:
     """Raise a `TrainingError` if the weights differ between ranks; called on all ranks."""
-    insist_on_equal_weights(context.accelerator, networks_of(context.parts.shared))
+    require_equal_weights(context.accelerator, networks_of(context.parts.shared))
 
 
 def run_identity(started: StartedRun) -> RunIdentity:
-    """Return the identity of this run at the present update, for a checkpoint's manifest."""
+    """Return the identity of this run at the current update, for a checkpoint's manifest."""
     context = started.context
     plan = started.plan
     step = context.progress.global_step
@@ -104,7 +104,7 @@ def restore(started: StartedRun, resume_path: Path) -> State | None:
     context.agreement.note_checkpoint()
     if restored.has_lost_best:
         forget_lost_best(context)
-    context.best.insist_on(context.checkpoints.lasting_receipts, context.directory.path)
+    context.best.require(context.checkpoints.lasting_receipts, context.directory.path)
     world_size_before = len(restored.manifest.ranks)
     if world_size_before != context.accelerator.num_processes:
         say_other_world_size(context, world_size_before)

@@ -105,5 +105,5 @@ def make_checkpoints(
         patience=config.collective_timeout,
         device=accelerator.device,
         run_id=directory.run_id,
-        insist_on_ownership=directory.insist_on_ownership,
+        require_ownership=directory.require_ownership,
     )

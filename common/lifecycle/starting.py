@@ -51,7 +51,7 @@ def start(
 
     Args:
         description: the model's ``name``, and whatever else is needed to build it again.
-        position: returns where training is at present, as figures by name: the step, the epoch and
+        position: returns where training is now, as figures by name: the step, the epoch and
             so on.
 
     Raises:
@@ -214,7 +214,7 @@ def keep_freed_memory(device: torch.device, share: float) -> None:
 def write_run_config(started: StartedRun, earlier_config: RunConfig | None) -> RunConfig:
     """Add the source and the digest of initial weights, write `config.json`, return its contents.
 
-    `status.json` says from now on that the run is at the present step, unless a rank has failed.
+    `status.json` says from now on that the run is at the current step, unless a rank has failed.
     The provenance of this attempt is saved in the background.
     """
     context = started.context

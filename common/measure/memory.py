@@ -120,7 +120,7 @@ def limit_memory() -> None:
     """
     if IS_LINUX and resource is not None:
         _, hard_limit = resource.getrlimit(resource.RLIMIT_DATA)
-        # The size of the process's present data is added, because most of these data are stacks of
+        # The size of the process's current data is added, because most of these data are stacks of
         # threads, which are never touched and take no memory.
         limit = own_data_bytes() + device_memory(torch.device("cpu"))
         if hard_limit != resource.RLIM_INFINITY:
@@ -206,7 +206,7 @@ def resident_bytes() -> int:
         return process.memory_info().rss
     if resource is None:
         return 0
-    # Without /proc only the peak is known, which takes the place of the present value.
+    # Without /proc only the peak is known, which takes the place of the current value.
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # the peak, in KiB
 
 

@@ -84,11 +84,11 @@ class MemoryPlan:
     def plan_parts_before_training(self) -> None:
         """Plan the gradients, other memory, the optimizer's full state, and the checkpoint.
 
-        The full state replaces the optimizer's present state. If its size can't be found out, the
+        The full state replaces the optimizer's current state. If its size can't be found out, the
         plan leaves it out.
         """
         model = self.model
-        # The memory in use, besides the model and the optimizer's present state.
+        # The memory in use, besides the model and the optimizer's current state.
         other = memory_now(self.device) / MEBIBYTE - sum(self.planned.values())
         gradients = mebibytes(p for p in model.parameters() if p.requires_grad)
         # DDP has already allocated the buckets for its gradients. On a GPU, `other` includes them,

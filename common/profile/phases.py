@@ -54,7 +54,7 @@ class Phases:
             self.enter(None)
 
     def enter(self, phase: str | None) -> None:
-        """End the present phase and begin another one; None begins no phase."""
+        """End the current phase and begin another one; None begins no phase."""
         if self.range is not None:
             self.range.__exit__(None, None, None)
             self.range = None

@@ -15,7 +15,7 @@ class WaitMeter:
     """Measures the waiting for batches, and marks each wait as a phase."""
 
     phases: Phases
-    is_timing: bool = False  # whether the present updates are timed
+    is_timing: bool = False  # whether the current updates are timed
     is_over: bool = False  # whether the profile is over, so that nothing is measured any more
     waited: float = 0.0  # seconds for which the timed updates waited for batches
     # The seconds of waiting in which batches were made, and the number of those micro-batches. One
@@ -69,7 +69,7 @@ class WaitMeter:
         yield from batches  # the profile is over, so nothing is timed any more
 
     def enter(self, phase: str) -> None:
-        """Mark the beginning of a phase, if phases are marked at present."""
+        """Mark the beginning of a phase, if phases are marked now."""
         if self.phases.is_on:
             self.phases.enter(phase)
 

@@ -46,7 +46,7 @@ class TakenDirectory(NamedTuple):
 
     path: Path
     run_id: str  # random, and unique to this run
-    # A file that rank 0 made, and that all machines must see: see `insist_on_shared_folder`.
+    # A file that rank 0 made, and that all machines must see: see `require_shared_folder`.
     mark: Path
     is_finished: bool  # whether the run is finished, so that there is nothing to resume
 
@@ -100,7 +100,7 @@ class RunDirectory:
                 lambda: self.take(output_dir, recipe, resume, patience, is_finished)
             )
             if several_machines() and not taken_directory.is_finished:
-                insist_on_shared_folder(taken_directory.mark, patience)
+                require_shared_folder(taken_directory.mark, patience)
         except UserError:
             self.remove_if_unused()
             self.leave()
@@ -138,7 +138,7 @@ class RunDirectory:
         # Replace the status of an earlier attempt at once, because it says nothing about this
         # attempt. None keeps the update of the earlier attempt.
         self.write_status("running", None if resume else 0)
-        # All machines must see this file: see `insist_on_shared_folder`. A machine that does not
+        # All machines must see this file: see `require_shared_folder`. A machine that does not
         # share this file system may have a folder at the same path, with the mark of an earlier
         # run. The name is random, so that the machine does not take that mark for this one.
         mark = self.path / f".seen-{secrets.token_hex(4)}"
@@ -154,12 +154,12 @@ class RunDirectory:
         Raises:
             UserError: on any rank, if the directory no longer belongs to this run.
         """
-        self.insist_on_ownership()
+        self.require_ownership()
         if is_main_rank():
             write_json(self.path / name, signed_config(value) if name == CONFIG else value)
         self.has_config = self.has_config or name == CONFIG
 
-    def insist_on_ownership(self, max_age: float = 0.0) -> None:
+    def require_ownership(self, max_age: float = 0.0) -> None:
         """Raise a `UserError` if the directory was removed, or now contains another run.
 
         Without this check, this job would write files into a directory that is no longer a run, or
@@ -244,7 +244,7 @@ class RunDirectory:
         self.lock.close()
 
 
-def insist_on_shared_folder(mark: Path, patience: float) -> None:
+def require_shared_folder(mark: Path, patience: float) -> None:
     """Raise a `UserError` on all ranks if one of them does not see a file that rank 0 has made.
 
     All ranks call this before training, to find machines that do not share the run's file system.

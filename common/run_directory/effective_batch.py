@@ -29,7 +29,7 @@ Config = TypeVar("Config", bound=ResumableConfig)
 def keep_effective_batch(config: Config, defaults: Config, effective_batch: int) -> Config:
     """Return the configuration whose updates have as many samples as those of the saved run.
 
-    If the command line does not choose sizes itself, the accumulation is adapted to the present
+    If the command line does not choose sizes itself, the accumulation is adapted to the current
     number of processes.
 
     Args:
@@ -38,7 +38,7 @@ def keep_effective_batch(config: Config, defaults: Config, effective_batch: int)
         effective_batch: the samples in an update of the saved run.
 
     Raises:
-        UserError: the flags of the command line make updates of another size, or the present
+        UserError: the flags of the command line make updates of another size, or the current
             number of processes allows no updates of this size with `batch_size`.
     """
     if config.effective_batch_size not in (None, effective_batch):
@@ -95,7 +95,7 @@ def with_effective_batch(config: Config, effective_batch: int) -> Config:
 def advice_on_sizes(config: ResumableConfig, effective_batch: int) -> str:
     """Return the advice to pass sizes that make updates of `effective_batch` samples.
 
-    If no sizes do so with the present number of processes, the advice names another number of
+    If no sizes do so with the current number of processes, the advice names another number of
     processes.
     """
     processes = world_size()

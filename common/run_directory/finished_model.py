@@ -23,7 +23,7 @@ def model_folder(path: str | Path, flag: str = "--init-from ") -> Path:
     """
     for folder in (Path(path, MODEL_FOLDER), Path(path)):
         if os.path.isfile(folder / WEIGHTS) and os.path.isfile(folder / MODEL_JSON):
-            insist_on_written_weights(folder)
+            require_written_weights(folder)
             return folder
     advice = "pass the directory of a finished run, such as runs/NAME, or its model folder"
     raise UserError(
@@ -31,7 +31,7 @@ def model_folder(path: str | Path, flag: str = "--init-from ") -> Path:
     )
 
 
-def insist_on_written_weights(folder: Path) -> None:
+def require_written_weights(folder: Path) -> None:
     """Raise a `UserError` if a model's weights do not have the digest in its `model.json`.
 
     A `model.json` without a digest is accepted, because a user may have written the file, or may

@@ -51,7 +51,7 @@ def may_be_of_run(found_id: str | None, run_id: str | None) -> bool:
     return run_id is None or found_id in (None, run_id)
 
 
-def insist_on_written_config(directory: Path, saved: Mapping[str, object]) -> None:
+def require_written_config(directory: Path, saved: Mapping[str, object]) -> None:
     """Raise an `EditedConfigError` if a run's `config.json` was edited, or is another run's.
 
     A run writes a digest into the file, so an edited file has a wrong digest or none. Another run's
@@ -122,6 +122,6 @@ def describe_edit(saved: Mapping[str, object], id_files: Iterable[RunIdFile]) ->
             return f"its run_id is {run_id!s:.50}, but that of {id_file.path} is {id_file.run_id}"
         changes = differing_flags(id_file.flags(), config)
         if changes:
-            phrases = flags_in_words(changes, "{flag} was {saved} and is {present} now")
+            phrases = flags_in_words(changes, "{flag} was {saved} and is {current} now")
             return listed(phrases)
     return f"its SHA-256 {'has changed' if SIGNATURE in saved else 'is missing'}"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from common.failures.sentences import reading
 from common.ranks.agreement import ask_rank_zero
-from common.run_directory.finished_model import WEIGHTS, insist_on_written_weights, model_folder
+from common.run_directory.finished_model import WEIGHTS, model_folder, require_written_weights
 from common.run_directory.records import MODEL_JSON, InitialFacts, read_record_if_there
 from common.storage.json_files import read_json_if_there
 
@@ -60,7 +60,7 @@ def weights_file(path: str | Path) -> Path:
     if os.path.isfile(local_path):
         # The file of weights in a finished model's folder.
         if local_path.name == WEIGHTS and os.path.isfile(local_path.with_name(MODEL_JSON)):
-            insist_on_written_weights(local_path.parent)
+            require_written_weights(local_path.parent)
         return local_path
     names = os.listdir(local_path) if os.path.isdir(local_path) else []
     if PUBLISHED in names and WEIGHTS in names:

@@ -95,7 +95,7 @@ class ProvenanceWriter:
         An error is ignored: the disk may be full, or this user may not write to the directory.
         """
         with suppress(OSError, UserError):
-            attempt, trees = present_attempt(self.recipe_file, step)
+            attempt, trees = current_attempt(self.recipe_file, step)
             attempt = attempt.model_copy(update=training_facts(environment, changed_flags))
             (self.directory / PROVENANCE).mkdir(exist_ok=True)
             for collected in trees:
@@ -114,10 +114,10 @@ def saved_attempts(directory: Path) -> list[Attempt]:
 
 
 def with_attempt(saved: list[Attempt], attempt: Attempt) -> list[Attempt]:
-    """Return the attempts that led to the present state of the run, and the present one.
+    """Return the attempts that led to the current state of the run, and the current one.
 
     Saved attempts that began at the first update of this attempt or later are left out, because
-    this attempt trains these updates again. The present attempt is left out if it has the same
+    this attempt trains these updates again. The current attempt is left out if it has the same
     facts as the last one: see `is_like`.
     """
     earlier = [before for before in saved if before.global_step < attempt.global_step]
@@ -144,8 +144,8 @@ def training_facts(environment: Environment, changed_flags: Flags) -> dict[str, 
     }
 
 
-def present_attempt(recipe_file: Path, step: int) -> tuple[Attempt, list[CollectedTree]]:
-    """Return the present attempt, and its code with the contents of the patches.
+def current_attempt(recipe_file: Path, step: int) -> tuple[Attempt, list[CollectedTree]]:
+    """Return the current attempt, and its code with the contents of the patches.
 
     If the recipe is in no file, because it was typed into an interpreter, no code is collected.
     """
@@ -218,7 +218,7 @@ def modules_imported_in(path: Path) -> set[str]:
 def machine_facts() -> Attempt:
     """Return an attempt with the packages and the machine of this process, but without code.
 
-    Its `global_step` is 0, which `present_attempt` replaces.
+    Its `global_step` is 0, which `current_attempt` replaces.
     """
     return Attempt(
         global_step=0,

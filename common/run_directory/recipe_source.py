@@ -76,7 +76,7 @@ class RecipeSource:
             say(line)
 
     def is_same_code(self, path: Path) -> bool:
-        """Whether the text at `path` has the same code as the present recipe.
+        """Whether the text at `path` has the same code as the current recipe.
 
         Comments, docstrings and line ends may differ. The answer is False if either text can't be
         read or parsed.

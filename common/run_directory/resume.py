@@ -12,7 +12,7 @@ from common.errors import UserError
 from common.flags import from_json
 from common.run_directory.directory import INITIAL
 from common.run_directory.effective_batch import Config, ResumableConfig, keep_effective_batch
-from common.run_directory.identity import EditedConfigError, insist_on_written_config, may_be_of_run
+from common.run_directory.identity import EditedConfigError, may_be_of_run, require_written_config
 from common.run_directory.records import (
     CHECKPOINTS_FOLDER,
     CONFIG,
@@ -48,7 +48,7 @@ class SavedRun(NamedTuple):
     resolved: dict[str, object]  # the flags, with the values that `auto` chose
     given: dict[str, object]  # the flags as the command line gave them
     record: RunConfig
-    contents: JsonObject  # all contents of the file, by which `insist_on_written_config` checks it
+    contents: JsonObject  # all contents of the file, by which `require_written_config` checks it
 
 
 def resumed_config(
@@ -84,7 +84,7 @@ def resumed_config(
     if is_finished(directory, run):
         say_finished(directory)
         raise SystemExit(0)
-    insist_on_written_config(directory, run.contents)
+    require_written_config(directory, run.contents)
     defaults = config_class(**run.resolved)
     config = parse(defaults)
     # The flags that a resume can't change get their saved values back below.
@@ -127,10 +127,10 @@ def refuse_contradictions(
     - `auto`, which leaves the choice to the run
     """
     contradictions = differing_flags(
-        saved_flags, values_in(config, saved_flags), given=run.given, is_present_auto_fine=True
+        saved_flags, values_in(config, saved_flags), given=run.given, is_current_auto_fine=True
     )
     if contradictions:
-        phrases = flags_in_words(contradictions, "{flag} {present} (the run has {saved})")
+        phrases = flags_in_words(contradictions, "{flag} {current} (the run has {saved})")
         raise UserError(
             f"can't resume {directory} with {', '.join(phrases)}",
             advice="leave these flags out, or start another run without --resume",
@@ -158,7 +158,7 @@ def was_finished_meanwhile(config: ResumableConfig, recipe: str) -> bool:
     if is_finished(directory, run):
         say_finished(directory)
         return True
-    insist_on_written_config(directory, run.contents)
+    require_written_config(directory, run.contents)
     # Compare as `resumed_config` did, with the flags that are saved now.
     saved_flags = fixed_flags(type(config), run.resolved)
     differences = differing_flags(
@@ -167,7 +167,7 @@ def was_finished_meanwhile(config: ResumableConfig, recipe: str) -> bool:
         is_saved_auto_fine=True,
         is_moved_data_fine=True,
     )
-    changed = flags_in_words(differences, "{flag} {saved}, which was {present}")
+    changed = flags_in_words(differences, "{flag} {saved}, which was {current}")
     samples_before = run.record.environment.effective_batch_size
     samples = config.batch_size * config.gradient_accumulation_steps * world_size()
     if samples != samples_before:
@@ -248,7 +248,7 @@ def newest_unfinished(config: ResumableConfig, recipe: str) -> Path | None:
         if run is None or is_finished(directory, run):
             continue
         try:
-            insist_on_written_config(directory, run.contents)
+            require_written_config(directory, run.contents)
         except EditedConfigError as refusal:
             edited.append((directory, refusal))
             continue
@@ -256,7 +256,7 @@ def newest_unfinished(config: ResumableConfig, recipe: str) -> Path | None:
         differences = differing_flags(saved_flags, values_in(config, saved_flags))
         if not differences:
             return directory
-        phrases = flags_in_words(differences, "{flag} {saved} there and {present} here")
+        phrases = flags_in_words(differences, "{flag} {saved} there and {current} here")
         with_other_flags.append((directory, phrases))
     refuse_to_begin_again(edited, with_other_flags)
     return None

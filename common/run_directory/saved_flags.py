@@ -12,20 +12,20 @@ MAX_CHARACTERS = 99  # characters of a value that a sentence repeats
 
 @dataclass(frozen=True)
 class FlagDifference:
-    """A flag whose present value differs from its saved value."""
+    """A flag whose current value differs from its saved value."""
 
     name: str  # the name of the field in the recipe's `Config`
     saved: object
-    present: object
+    current: object
 
 
 def differing_flags(
     saved: Mapping[str, object],
-    present: Mapping[str, object],
+    current: Mapping[str, object],
     *,
     given: Mapping[str, object] | None = None,
     is_saved_auto_fine: bool = False,
-    is_present_auto_fine: bool = False,
+    is_current_auto_fine: bool = False,
     is_moved_data_fine: bool = False,
 ) -> list[FlagDifference]:
     """Return the flags, of those in both mappings, whose values differ.
@@ -34,21 +34,21 @@ def differing_flags(
     same items.
 
     Args:
-        given: for each flag, a further present value that is accepted: the value that the run's
+        given: for each flag, a further current value that is accepted: the value that the run's
             first command stated. None accepts no further values.
-        is_saved_auto_fine: whether a saved ``auto`` fits any present value.
-        is_present_auto_fine: whether a present ``auto`` fits any saved value.
+        is_saved_auto_fine: whether a saved ``auto`` fits any current value.
+        is_current_auto_fine: whether a current ``auto`` fits any saved value.
         is_moved_data_fine: whether ``dataset`` may differ if the data set `has_moved`.
     """
     differences = []
-    for name in sorted(saved.keys() & present.keys()):
+    for name in sorted(saved.keys() & current.keys()):
         before = saved[name]
-        now = present[name]
+        now = current[name]
         if (
             now == before
             or (given is not None and now == given[name])
             or (is_saved_auto_fine and before == "auto")
-            or (is_present_auto_fine and now == "auto")
+            or (is_current_auto_fine and now == "auto")
             or (is_moved_data_fine and name == "dataset" and has_moved(before, now))
         ):
             continue
@@ -60,14 +60,14 @@ def flags_in_words(differences: Iterable[FlagDifference], pattern: str) -> list[
     """Return a phrase for each difference.
 
     Args:
-        pattern: a text with ``{flag}``, ``{saved}`` and ``{present}`` in it, such as
-            ``{flag} {saved} there and {present} here``.
+        pattern: a text with ``{flag}``, ``{saved}`` and ``{current}`` in it, such as
+            ``{flag} {saved} there and {current} here``.
     """
     return [
         pattern.format(
             flag=spelled(difference.name),
             saved=shortened(str(difference.saved), MAX_CHARACTERS),
-            present=shortened(str(difference.present), MAX_CHARACTERS),
+            current=shortened(str(difference.current), MAX_CHARACTERS),
         )
         for difference in differences
     ]

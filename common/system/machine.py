@@ -129,6 +129,6 @@ def cpu_info() -> dict[str, str]:
     return info
 
 
-def present_time() -> str:
+def current_time() -> str:
     """Return the time in UTC, to the second, in ISO 8601."""
     return datetime.now(UTC).isoformat(timespec="seconds")

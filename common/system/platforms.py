@@ -76,7 +76,7 @@ def signal_when_parent_ends(number: int = PARENT_ENDED) -> None:
 
 
 def signal_after_end(process: "psutil.Process", number: int) -> None:
-    """Wait for the end of a process, then signal the main thread of the present process."""
+    """Wait for the end of a process, then signal the main thread of the current process."""
     import _thread
 
     import psutil

@@ -68,9 +68,9 @@ class Log:
         self.media = RecordedMedia(directory, accelerator.is_main_process)
         self.file: TextIO | None = None
         self.output: TextIO | None = None
-        # A function that returns where training is at present, as figures by name. `start` sets it.
+        # A function that returns where training is now, as figures by name. `start` sets it.
         self.position: Callable[[], Mapping[str, float]] = dict
-        self.pending: dict[str, float] = {}  # the row of the present step, not yet written
+        self.pending: dict[str, float] = {}  # the row of the current step, not yet written
         self.latest: dict[str, float] = {}  # the latest value of each figure
         self.printed_evaluations: set[PrintedEvaluation] = set()
 
@@ -82,11 +82,11 @@ class Log:
     ) -> None:
         """Open the tracker and `metrics.jsonl`, and print the plan of the run.
 
-        A resumed run repeats the present step and later steps, so their rows are removed from the
+        A resumed run repeats the current step and later steps, so their rows are removed from the
         file.
 
         Args:
-            position: returns where training is at present, as figures by name: the step, the epoch
+            position: returns where training is now, as figures by name: the step, the epoch
                 and so on.
         """
         self.position = position
@@ -146,12 +146,12 @@ class Log:
         Args:
             values: the figures of the evaluation, as `checked_figures` returns them.
             is_best: whether the evaluation is the best on validation data so far.
-            position: the position of the evaluated model; None if it is from the present step. The
+            position: the position of the evaluated model; None if it is from the current step. The
                 figures of a model from an earlier step are not added to a row that already has
-                figures of the present model on the same split.
+                figures of the current model on the same split.
         """
-        present = self.position()
-        model_position = position or present
+        current = self.position()
+        model_position = position or current
         # Where validation data stand in for test data, the final evaluation repeats an earlier one.
         evaluation = PrintedEvaluation.of(split, model_position, values)
         if evaluation not in self.printed_evaluations:
@@ -159,17 +159,17 @@ class Log:
             text = report.evaluation_text(values, split, model_position)
             say(f"{text}  ★ best" if is_best else text)
         full_names = {f"{PREFIXES[split]}/{name}": value for name, value in values.items()}
-        is_present_model = model_position[STEP] == present[STEP]
-        if is_present_model or not full_names.keys() & self.pending.keys():
+        is_current_model = model_position[STEP] == current[STEP]
+        if is_current_model or not full_names.keys() & self.pending.keys():
             self.add(full_names)
 
     def add(self, values: Mapping[str, float]) -> None:
-        """Add figures, and the present position, to the row and to the latest values."""
+        """Add figures, and the current position, to the row and to the latest values."""
         self.pending |= {**values, **self.position()}
         self.latest |= self.pending
 
     def write_row(self) -> None:
-        """Write the row of the present step, which is complete, and start the next row.
+        """Write the row of the current step, which is complete, and start the next row.
 
         The row goes to the file and to the tracker. The media of the step go with it.
 

@@ -176,7 +176,7 @@ def say_fastest(size: int, per_update: int) -> None:
 
     Args:
         size: the fastest micro-batch.
-        per_update: the samples of an update on this rank, by the present flags.
+        per_update: the samples of an update on this rank, by the current flags.
     """
     accumulation = max(1, per_update // size)
     samples = size * accumulation
@@ -382,8 +382,8 @@ def bytes_of_missing_state(optimizer: Optimizer) -> int:
     whole_state = optimizer_state_bytes(bare)
     if whole_state is None:
         return 0
-    present_state = int(mebibytes(state_tensors(bare)) * memory.MEBIBYTE)
-    return max(0, whole_state - present_state)
+    current_state = int(mebibytes(state_tensors(bare)) * memory.MEBIBYTE)
+    return max(0, whole_state - current_state)
 
 
 def time_passes(

@@ -28,7 +28,7 @@ def networks_of(parts: Mapping[str, object]) -> dict[str, nn.Module]:
     return {name: module for name, module in modules.items() if isinstance(module, nn.Module)}
 
 
-def insist_on_equal_weights(accelerator: Accelerator, networks: Mapping[str, nn.Module]) -> None:
+def require_equal_weights(accelerator: Accelerator, networks: Mapping[str, nn.Module]) -> None:
     """Compare the bits of all parameters over all ranks; called on all ranks.
 
     Raises:

@@ -59,7 +59,7 @@ def seed_generators(device: torch.device, seed: int) -> None:
 
 
 def keep_buffers(model: nn.Module) -> Callable[[], None]:
-    """Return a function that restores all buffers of `model` to their present values.
+    """Return a function that restores all buffers of `model` to their current values.
 
     The rehearsal and `--auto-batch-size` use it, because they must leave no trace in the buffers.
     The rehearsal is an evaluation, which averages buffers. `--auto-batch-size` makes forward passes

@@ -78,11 +78,11 @@ class Gatherer:
         # `training_flops` counts operations on the meta device, where only the shape matters.
         if rows.device.type == "meta":
             return torch.cat([rows] * world_size)
-        self.insist_on_equal_shapes(rows)
+        self.require_equal_shapes(rows)
         gathered: torch.Tensor = GatherRows.apply(rows, world_size, self.accelerator.process_index)
         return gathered
 
-    def insist_on_equal_shapes(self, rows: torch.Tensor) -> None:
+    def require_equal_shapes(self, rows: torch.Tensor) -> None:
         """Raise a `UserError` on all ranks if two ranks' rows differ in shape or dtype.
 
         The error is also raised for a single number, which has no rows.

@@ -123,10 +123,10 @@ class GradientGuard:
             }
         elif trained_ids != self.trained[model]:
             unfrozen = self.frozen_at_first[model].intersection(trained_ids)
-            self.insist_on_updates(model, optimizer, unfrozen)
+            self.require_updates(model, optimizer, unfrozen)
         self.trained[model] = trained_ids
 
-    def insist_on_updates(self, model: nn.Module, optimizer: Optimizer, unfrozen: set[int]) -> None:
+    def require_updates(self, model: nn.Module, optimizer: Optimizer, unfrozen: set[int]) -> None:
         """Raise a `UserError` if an unfrozen parameter is in no optimizer.
 
         Args:

@@ -38,7 +38,7 @@ def learning_rates(optimizers: Mapping[str, Optimizer]) -> dict[str, float]:
 def further_rates(groups: Sequence[ParameterGroup]) -> dict[str, float]:
     """Return the rates of the groups that differ from the first group's, by name or number.
 
-    Two groups differ if their present rates or their rates before any schedule differ. Otherwise a
+    Two groups differ if their current rates or their rates before any schedule differ. Otherwise a
     group would be missing from the log wherever a schedule takes all rates to 0.
     """
     rates: dict[str, float] = {}
@@ -55,7 +55,7 @@ def further_rates(groups: Sequence[ParameterGroup]) -> dict[str, float]:
 
 
 def both_rates(group: ParameterGroup) -> tuple[float, float] | None:
-    """Return a group's present rate, and its rate before any schedule; None without a rate."""
+    """Return a group's current rate, and its rate before any schedule; None without a rate."""
     rate: float | Tensor | None = group.get("lr")
     if rate is None:
         return None

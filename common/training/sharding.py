@@ -302,7 +302,7 @@ def refuse_other_weights(model: nn.Module) -> None:
     # Three lists, in the order of the fields of `ParameterPlace`.
     dictionaries, names, own_parameters = map(list, zip(*parameter_places(model), strict=True))
 
-    def insist_on_own_weights(*unused: object) -> None:
+    def require_own_weights(*unused: object) -> None:
         # Every forward pass makes this comparison, so `map` runs it in C.
         if not all(map(is_, map(dict.get, dictionaries, names), own_parameters)):
             raise UserError(
@@ -315,7 +315,7 @@ def refuse_other_weights(model: nn.Module) -> None:
                 ),
             )
 
-    model.register_forward_pre_hook(insist_on_own_weights, prepend=True)
+    model.register_forward_pre_hook(require_own_weights, prepend=True)
 
 
 class ParameterPlace(NamedTuple):

@@ -1,4 +1,4 @@
-"""Several starts of one run: `status.json` is the present start's; the run stays the same one."""
+"""Several starts of one run: `status.json` is the current start's; the run stays the same one."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def killed(monkeypatch: pytest.MonkeyPatch, where: Any, name: str, *flags: objec
 
 @pytest.mark.parametrize("resume", [(), ("--resume", "auto")])
 @pytest.mark.parametrize("killed_at", ["loaders", "keep", "start", "batches"])
-def test_status_is_the_present_attempts(
+def test_status_is_the_current_attempts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed_at: str, resume: tuple[str, ...]
 ) -> None:
     """A start replaces an old status at once; a mistake after a kill is not resumable."""

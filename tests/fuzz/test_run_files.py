@@ -88,7 +88,7 @@ def digests_of(directory: Path) -> set[str]:
     return {digest(path) for path in files if path.name not in ("status.json", ".lock")}
 
 
-def insist_on_a_sentence(error: BaseException | None, directory: Path) -> None:
+def require_a_sentence(error: BaseException | None, directory: Path) -> None:
     """Check that an error is one short sentence that names the run or a flag."""
     assert isinstance(error, UserError), repr(error)
     assert "\n" not in error.message
@@ -105,7 +105,7 @@ def go_on(directory: Path, *flags: object) -> bool:
     if error is None:
         assert json.loads((directory / "status.json").read_text())["status"] == "finished"
         return True
-    insist_on_a_sentence(error, directory)
+    require_a_sentence(error, directory)
     assert before <= digests_of(directory)
     return False
 

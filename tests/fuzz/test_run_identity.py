@@ -122,7 +122,7 @@ class Attempt:
             5.0,
             HOST,
             run_id=self.directory.run_id,
-            insist_on_ownership=self.directory.insist_on_ownership,
+            require_ownership=self.directory.require_ownership,
         )
         self.manifest = None
         if self.config.resume is not None:

@@ -24,7 +24,7 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, folders))}
 
 
-def insist_on_device(directory: Path, device_type: str) -> None:
+def require_device(directory: Path, device_type: str) -> None:
     """Raise an `AssertionError` unless the run in `directory` used a device of this type."""
     config = json.loads((directory / "config.json").read_text())
     used = config["environment"]["device_type"]
@@ -59,7 +59,7 @@ class Launcher:
             directory / "wandb",
         )
         finished.check_success()
-        insist_on_device(directory, self.device_type)
+        require_device(directory, self.device_type)
         return finished
 
     def kill_after_checkpoint(
@@ -89,7 +89,7 @@ class Launcher:
             log.seek(0)
             output = log.read()
         assert newest_step(directory) >= step, output[-4000:]
-        insist_on_device(directory, self.device_type)
+        require_device(directory, self.device_type)
         return output
 
 

@@ -38,7 +38,7 @@ class Allocated:
         self.size -= size
 
     def reset_peak(self) -> None:
-        """Set the peak to the present size."""
+        """Set the peak to the current size."""
         self.peak = self.size
 
 

@@ -128,7 +128,7 @@ class Stream(torch.Stream):
             copy.end()
 
     def wait_stream(self, other: Any) -> None:
-        """Let later work of this stream come after the present work of another."""
+        """Let later work of this stream come after the current work of another."""
         self.copies = [*other.copies, *self.copies]
 
     def wait_event(self, event: Any) -> None:
@@ -136,7 +136,7 @@ class Stream(torch.Stream):
         self.copies = [*event.copies, *self.copies]
 
     def record_event(self, event: Any = None) -> Event:
-        """Return an event that comes after the present work."""
+        """Return an event that comes after the current work."""
         event = event or Event()
         event.record(self)
         return event
@@ -169,7 +169,7 @@ class Event(torch.Event):
         """Take what `torch.Event` takes."""
 
     def record(self, stream: Any = None) -> None:
-        """Come after the present work of a stream."""
+        """Come after the current work of a stream."""
         self.copies = [*(stream or current_stream()).copies]
         self.seconds = time.perf_counter()
 

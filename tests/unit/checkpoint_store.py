@@ -32,7 +32,7 @@ def checkpoints_in(
         patience=patience,
         device=device,
         run_id=run_id,
-        insist_on_ownership=lambda: None,
+        require_ownership=lambda: None,
     )
 
 

@@ -72,7 +72,7 @@ def kind_of(config: type[TrainingConfig], name: str) -> Any:
 
 
 def other_value(config: TrainingConfig, name: str) -> Any:
-    """Return a valid value of a flag that differs from its present one."""
+    """Return a valid value of a flag that differs from its current one."""
     value = getattr(config, name)
     flag_type = kind_of(type(config), name)
     if get_origin(flag_type) is Literal:

@@ -48,7 +48,7 @@ INTERNAL = {
     "are_flags_checked",
     "is_finish_called",
     "is_called_by_a_program",
-    "present_work",
+    "current_work",
 }
 
 

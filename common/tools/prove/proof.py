@@ -14,7 +14,7 @@ from common.errors import UserError
 from common.failures.sentences import writing
 from common.run_directory.provenance import saved_attempts
 from common.storage.digests import sha256_of_file
-from common.system.machine import present_time
+from common.system.machine import current_time
 from common.system.platforms import command_line, shown_path
 from common.tools.prove import receipt as receipts
 from common.tools.prove.bench import Bench, Check, RunFailedError, RunSpec, Verdict
@@ -67,7 +67,7 @@ def prove(request: ProofRequest) -> bool:
     bench = Bench(recipe, folder, flags, request.seed)
     shown_flags = command_line(flag_words(flags.values))
     say(f"proof: {len(checks)} checks of {request.recipe} with {shown_flags}")
-    began = present_time()
+    began = current_time()
     start = time.monotonic()
     try:
         results = [run_check(check, bench) for check in checks]

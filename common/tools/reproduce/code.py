@@ -24,7 +24,7 @@ from common.system.git import ask_git, git_environment, repository_of
 from common.system.platforms import quoted
 from common.tools.reproduce.past_run import NO_FOLDER, PastRun
 
-PRESENT_CODE = "or add --present-code, which runs the code as it is now"
+CURRENT_CODE = "or add --current-code, which runs the code as it is now"
 NO_HOOKS = ("-c", f"core.hooksPath={os.devnull}")
 LAST_CHARACTERS = 300  # the characters of git's message that an error repeats
 
@@ -35,16 +35,16 @@ class RestoredCode:
 
     recipe: Path  # the recipe's file
     library: Path  # the folder to import `common` from
-    trees: list[CodeTree]  # the present state of each folder of code
+    trees: list[CodeTree]  # the current state of each folder of code
     source: str  # where the code comes from, for a message
 
 
 @contextmanager
-def restored_code(past: PastRun, uses_present_code: bool) -> Iterator[RestoredCode]:
+def restored_code(past: PastRun, uses_current_code: bool) -> Iterator[RestoredCode]:
     """Provide the code of a run while the `with` block runs.
 
     Args:
-        uses_present_code: whether to use the files in their present state.
+        uses_current_code: whether to use the files in their current state.
 
     Raises:
         UserError: the code is unknown, its commit is missing, its patch is damaged or does not fit,
@@ -54,9 +54,9 @@ def restored_code(past: PastRun, uses_present_code: bool) -> Iterator[RestoredCo
         folders: list[Path] = []
         sources: list[str] = []
         for tree in trees_of(past):
-            if uses_present_code:
-                folder = present_folder(tree, past)
-                source = f"the present code in {folder}"
+            if uses_current_code:
+                folder = current_folder(tree, past)
+                source = f"the current code in {folder}"
             else:
                 folder, source = restore_tree(tree, past, stack)
             folders.append(folder)
@@ -64,33 +64,33 @@ def restored_code(past: PastRun, uses_present_code: bool) -> Iterator[RestoredCo
         # The first tree has the recipe, and the last one has the library unless it was installed.
         recipe = folders[0] / recipe_of(past)
         if not recipe.is_file():
-            raise missing_recipe_error(past, folders[0] if uses_present_code else None)
+            raise missing_recipe_error(past, folders[0] if uses_current_code else None)
         library = folders[-1] if (folders[-1] / "common" / "run.py").is_file() else LIBRARY
-        present_trees = [
-            present_state(tree, folder)
+        current_trees = [
+            current_state(tree, folder)
             for tree, folder in zip(trees_of(past), folders, strict=True)
         ]
-        yield RestoredCode(recipe, library, present_trees, "; ".join(dict.fromkeys(sources)))
+        yield RestoredCode(recipe, library, current_trees, "; ".join(dict.fromkeys(sources)))
 
 
 def missing_recipe_error(past: PastRun, searched: Path | None) -> UserError:
     """Return the error for a run whose code lacks the recipe's file.
 
     Args:
-        searched: the folder with the present code; None if the code that the run saved was
+        searched: the folder with the current code; None if the code that the run saved was
             searched. The saved code may lie in a temporary folder, so the error does not name it.
     """
     path = recipe_of(past)
     folder = trees_of(past)[0].folder
     if searched is not None:
-        code = f"the present code in {searched}"
+        code = f"the current code in {searched}"
         remedy = f"put the file back as {searched / path}"
     else:
         code = "the code that the run saved"
         place = str(Path(folder, path))
         if folder == NO_FOLDER:
             place = f"{path} in the git clone that contains the run"
-        remedy = f"put the file back as {place} and pass --present-code"
+        remedy = f"put the file back as {place} and pass --current-code"
     return UserError(
         f"{past.directory} can't be reproduced, because its recipe, {path}, is not in {code}",
         advice=f"{remedy}, or reproduce another run",
@@ -135,8 +135,8 @@ def unknown_code_error(past: PastRun) -> UserError:
     )
 
 
-def present_folder(tree: CodeTree, past: PastRun) -> Path:
-    """Return the folder with the present state of a tree.
+def current_folder(tree: CodeTree, past: PastRun) -> Path:
+    """Return the folder with the current state of a tree.
 
     A published run does not say where its code lies. For such a run, the result is a repository
     that has the tree's commit, or else the first one to search.
@@ -159,9 +159,9 @@ def present_folder(tree: CodeTree, past: PastRun) -> Path:
     folder = Path(tree.folder)
     if not folder.is_dir():
         raise UserError(
-            f"--present-code needs {folder}, the folder with the run's code, which does not exist",
+            f"--current-code needs {folder}, the folder with the run's code, which does not exist",
             advice=(
-                "put the code there, or leave out --present-code to run the code that the run saved"
+                "put the code there, or leave out --current-code to run the code that the run saved"
             ),
         )
     return folder
@@ -209,12 +209,12 @@ def missing_commit_error(tree: CodeTree, past: PastRun, folders: list[Path]) -> 
             f"{commit} can't be found, because the run's folder is in no git repository",
             advice=(
                 "move the run's folder into a git clone of its code, and run git fetch there, "
-                f"{PRESENT_CODE}"
+                f"{CURRENT_CODE}"
             ),
         )
     return UserError(
         f"{commit} is not in {' or '.join(map(str, folders))}",
-        advice=f"run git fetch in {quoted(folders[0])}, {PRESENT_CODE}",
+        advice=f"run git fetch in {quoted(folders[0])}, {CURRENT_CODE}",
     )
 
 
@@ -236,16 +236,16 @@ def folders_to_search(tree: CodeTree, past: PastRun) -> list[Path]:
 
 def is_as_saved(tree: CodeTree, folder: Path) -> bool:
     """Whether a folder has the commit of a tree and the same changes."""
-    present = present_state(tree, folder)
+    current = current_state(tree, folder)
     return (
-        present.commit == tree.commit
-        and present.patch_sha256 == tree.patch_sha256
-        and present.not_saved == tree.not_saved
+        current.commit == tree.commit
+        and current.patch_sha256 == tree.patch_sha256
+        and current.not_saved == tree.not_saved
     )
 
 
-def present_state(saved: CodeTree, folder: Path) -> CodeTree:
-    """Return the present code of a folder, to compare it with a saved tree.
+def current_state(saved: CodeTree, folder: Path) -> CodeTree:
+    """Return the current code of a folder, to compare it with a saved tree.
 
     Files that git did not track in the saved tree are included.
     """
@@ -296,12 +296,12 @@ def apply_patch(tree: CodeTree, past: PastRun, folder: Path) -> None:
     if tree.patch is None:
         return
     path = past.directory / PROVENANCE / tree.patch
-    with reading(str(path), f"restore the file from a backup, {PRESENT_CODE}"):
+    with reading(str(path), f"restore the file from a backup, {CURRENT_CODE}"):
         digest = sha256_of_file(path)
     if digest != tree.patch_sha256:
         raise UserError(
             f"{path} has changed since the run wrote it",
-            advice=f"restore the original file from a backup, {PRESENT_CODE}",
+            advice=f"restore the original file from a backup, {CURRENT_CODE}",
         )
     run_git(folder, "apply", "--unidiff-zero", "--whitespace=nowarn", str(path))
 
@@ -327,5 +327,5 @@ def run_git(folder: Path, *arguments: str) -> None:
         message = " ".join(completed.stderr.split())[-LAST_CHARACTERS:]
         raise UserError(
             f"git {arguments[0]} failed in {folder} ({message})",
-            advice=f"remove the cause that git names, {PRESENT_CODE}",
+            advice=f"remove the cause that git names, {CURRENT_CODE}",
         )

@@ -48,7 +48,7 @@ def main(words: Sequence[str] | None = None) -> None:
         output=Path(output).resolve(),
         flags=tuple(flags),
         tolerance=arguments.tolerance,
-        uses_present_code=arguments.present_code,
+        uses_current_code=arguments.current_code,
     )
     status = reproduce(request)
     if status:
@@ -86,9 +86,9 @@ def read_command_line(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
         "accuracy, and 0.02 of other figures)",
     )
     parser.add_argument(
-        "--present-code",
+        "--current-code",
         action="store_true",
-        help="run the present code instead of the run's own code",
+        help="run the current code instead of the run's own code",
     )
     parser.add_argument(
         "--publish",

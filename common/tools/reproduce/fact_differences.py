@@ -87,7 +87,7 @@ class FlagChange(NamedTuple):
 
 def flag_changes(run: PastRun) -> Iterator[FlagChange]:
     """Yield the changes of flags in their order, except of flags that other facts stand for."""
-    recorded: dict[str, str] = {}  # the present value of each flag that was changed
+    recorded: dict[str, str] = {}  # the current value of each flag that was changed
     for attempt in run.attempts[1:]:
         for name, value in attempt.changed_flags.items():
             if name not in (*FLAGS_OF_OTHER_FACTS, *FLAGS_OF_DATA):

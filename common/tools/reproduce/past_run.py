@@ -11,7 +11,7 @@ from common.flags import spelled
 from common.metric_names import STEP
 from common.run_directory.directory import INITIAL
 from common.run_directory.finished_model import WEIGHTS
-from common.run_directory.identity import EditedConfigError, insist_on_written_config
+from common.run_directory.identity import EditedConfigError, require_written_config
 from common.run_directory.provenance import saved_attempts
 from common.run_directory.records import (
     CHECKPOINT_DIGESTS,
@@ -181,7 +181,7 @@ def read_past_run(directory: Path) -> PastRun:
     contents = read_json(directory / CONFIG)
     is_edited = True
     with suppress(EditedConfigError):
-        insist_on_written_config(directory, contents)
+        require_written_config(directory, contents)
         is_edited = False
     saved_config = parse_record(contents, RunConfig, str(directory / CONFIG))
     attempts = saved_attempts(directory)

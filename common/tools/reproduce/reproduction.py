@@ -15,7 +15,7 @@ from common.run_directory.provenance import machine_facts
 from common.run_directory.records import CONFIG
 from common.storage.digests import sha256_of_file
 from common.system.devices import device_name
-from common.system.machine import present_time
+from common.system.machine import current_time
 from common.system.platforms import shown_path
 from common.tools.launching.launched_run import LaunchedRun
 from common.tools.launching.stopping import stoppable
@@ -61,7 +61,7 @@ class ReproductionRequest:
     output: Path  # the directory of the new run, absolute
     flags: tuple[str, ...]  # the command-line words that replace flags of the run
     tolerance: float | None  # the relative tolerance; None: see `allowed_difference`
-    uses_present_code: bool  # whether to run the code in its present state
+    uses_current_code: bool  # whether to run the code in its current state
 
 
 def reproduce(request: ReproductionRequest) -> int:
@@ -75,7 +75,7 @@ def reproduce(request: ReproductionRequest) -> int:
     claimed = claim(request, past)
     with (
         stoppable("the same command"),
-        restored_code(past, request.uses_present_code) as code,
+        restored_code(past, request.uses_current_code) as code,
     ):
         expected_run = run_before_start(past, code)
         expected_differences = differences_of(past, expected_run)
@@ -178,7 +178,7 @@ def new_receipt(request: ReproductionRequest, past: PastRun) -> Reproduction:
         flags=[*request.flags],
         result="running",
         tolerance=request.tolerance,
-        began=present_time(),
+        began=current_time(),
     )
 
 
@@ -189,7 +189,7 @@ def run_before_start(past: PastRun, code: RestoredCode) -> PastRun:
     if environment.device_type != "cpu":
         device = torch.accelerator.current_accelerator() or device
     machine = machine_facts()
-    present = machine.model_copy(
+    current = machine.model_copy(
         update={
             "trees": code.trees,
             "variables": past.attempt.variables,
@@ -208,7 +208,7 @@ def run_before_start(past: PastRun, code: RestoredCode) -> PastRun:
     saved_config = past.saved_config.model_copy(
         update={"environment": environment.model_copy(update=changes), "source": source}
     )
-    return replace(past, saved_config=saved_config, attempts=[present])
+    return replace(past, saved_config=saved_config, attempts=[current])
 
 
 def train(

@@ -57,7 +57,7 @@ class TrialsOnDisk:
             sample = next(iter(values.values()))
             expected = parsed_flags(recipe, [*command_words(space, sample), *shared])
             for run in runs.values():
-                insist_on_shared_flags(run, recipe, space, expected)
+                require_shared_flags(run, recipe, space, expected)
         return cls(runs, values)
 
     def disagreement(self, study: Study, space: Space, best_key: str) -> str | None:
@@ -206,7 +206,7 @@ def parsed_flags(recipe: Recipe, words: Sequence[str]) -> Mapping[str, object]:
         return vars(parse_config(recipe.config_class))
 
 
-def insist_on_shared_flags(
+def require_shared_flags(
     run: RunRecord, recipe: Recipe, space: Space, expected: Mapping[str, object]
 ) -> None:
     """Check that a run has the search's recipe and shared flags.

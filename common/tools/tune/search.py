@@ -165,7 +165,7 @@ class Search:
         reported_steps = set(self.study.trials[trial.number].intermediate_values)
         record = None  # stays None if the run ends before it has written `config.json`
         for record in run.follow():
-            self.insist_on_validation_data(trial, record)
+            self.require_validation_data(trial, record)
             values = intermediate_values(record, metric_name)
             new_steps = values.keys() - reported_steps
             for step in sorted(new_steps):
@@ -182,7 +182,7 @@ class Search:
                 return TrialResult(TrialState.PRUNED, None, message)
         return self.result_of(trial, run, record)
 
-    def insist_on_validation_data(self, trial: Trial, record: RunRecord) -> None:
+    def require_validation_data(self, trial: Trial, record: RunRecord) -> None:
         """End the search with a `UserError` if its trials are evaluated on test data."""
         if record.splits[0] != "validation":
             problem = f"{self.settings.recipe} evaluates on test data, which must not choose trials"

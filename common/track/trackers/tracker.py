@@ -56,7 +56,7 @@ class TrackedRun:
     directory: Path
     # The rows of `metrics.jsonl`. A tracker may lack some of them after a kill.
     earlier_rows: Sequence[Mapping[str, float]]
-    step: int  # the present step, which a resumed run repeats
+    step: int  # the current step, which a resumed run repeats
 
     @property
     def tags(self) -> list[str]:

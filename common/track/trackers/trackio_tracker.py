@@ -48,7 +48,7 @@ class TrackioTracker(Tracker):
     def __init__(self, run: TrackedRun) -> None:
         self.trackio = import_trackio()
         folder = Path(self.trackio.TRACKIO_DIR)
-        insist_on_writable(folder)
+        require_writable(folder)
         # On a network file system, trackio leaves new rows in an inbox. Its dashboard moves them to
         # the database. Move them here as well, to see which rows there are.
         self.trackio.fragments.import_inbox_dir()
@@ -101,7 +101,7 @@ class TrackioTracker(Tracker):
             sqlite3.Error: another version of trackio keeps its rows in another form.
         """
         path = self.database(project)
-        present_steps: set[int] = set()
+        current_steps: set[int] = set()
         if path.exists():
             with contextlib.closing(sqlite3.connect(path, timeout=LOCK_SECONDS)) as connection:
                 with connection:
@@ -113,9 +113,9 @@ class TrackioTracker(Tracker):
                 )
                 # Images, tables and histograms have rows of their own, which lack the metric `STEP`
                 # and do not count here.
-                present_steps = {row_step for row_step, row in rows if STEP in json.loads(row)}
+                current_steps = {row_step for row_step, row in rows if STEP in json.loads(row)}
         for row in earlier_rows:
-            if row[STEP] not in present_steps:
+            if row[STEP] not in current_steps:
                 self.log(row)
 
     def log(self, row: Mapping[str, float]) -> None:
@@ -170,7 +170,7 @@ def configuration(run: TrackedRun) -> dict[str, object]:
     return {**flat(run.saved_config), "tags": run.tags, "notes": run.config.notes}
 
 
-def insist_on_writable(folder: Path) -> None:
+def require_writable(folder: Path) -> None:
     """Raise a `TrackerSettingsError` if trackio can't write to its folder.
 
     trackio's own thread would lose the rows with a warning.

@@ -32,7 +32,7 @@ class ServiceWatch(threading.Thread):
     def __init__(self) -> None:
         super().__init__(daemon=True, name="watch over the W&B service")
         self.services = [child for child in psutil.Process().children() if is_service(child)]
-        # The `time.monotonic()` by which the present call must end; None between calls.
+        # The `time.monotonic()` by which the current call must end; None between calls.
         self.deadline: float | None = None
         self.has_ended_service = False
         self.start()

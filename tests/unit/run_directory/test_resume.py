@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from common.checkpoints.same_run import insist_on_flags
+from common.checkpoints.same_run import require_flags
 from common.errors import UserError
 from common.flags import role_of
 from common.run_directory.effective_batch import keep_effective_batch
-from common.run_directory.identity import EditedConfigError, insist_on_written_config
+from common.run_directory.identity import EditedConfigError, require_written_config
 from common.run_directory.resume import was_finished_meanwhile
 from common.storage.digests import signed
 from common.storage.files import LOCK, locked
@@ -100,13 +100,13 @@ def test_local_data_may_move_between_runs(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert not was_finished_meanwhile(config, "mnist_mlp")
     before = {"dataset": str(there), "seed": 1}
     now = {"dataset": str(here), "seed": 1}
-    insist_on_flags(run, before, now)
+    require_flags(run, before, now)
     for is_other in ({"seed": 2}, {"dataset": "digits"}):
         with pytest.raises(UserError, match="was trained with other flags than"):
-            insist_on_flags(run, before, now | is_other)
+            require_flags(run, before, now | is_other)
     there.mkdir()
     with pytest.raises(UserError, match=r"with other flags than this run has now \(--dataset was"):
-        insist_on_flags(run, before, now)
+        require_flags(run, before, now)
     with pytest.raises(UserError, match="can't resume"):
         parse(monkeypatch, "mnist_mlp", *flags)
 
@@ -445,5 +445,5 @@ def test_commands_in_advice_can_be_pasted(monkeypatch: pytest.MonkeyPatch, tmp_p
     contents["config"]["epochs"] = 4
     path.write_text(json.dumps(contents))
     with pytest.raises(EditedConfigError) as edited:
-        insist_on_written_config(run, json.loads(path.read_text()))
+        require_written_config(run, json.loads(path.read_text()))
     assert shlex.split(edited.value.advice)[-2:] == ["--config", str(path)]

@@ -1,4 +1,4 @@
-"""The present status of a run: its lock tells whether its job was killed."""
+"""The current status of a run: its lock tells whether its job was killed."""
 
 from __future__ import annotations
 

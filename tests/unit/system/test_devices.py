@@ -325,7 +325,7 @@ def test_device_without_memory_figures_reports_the_host(module: SimpleNamespace)
     assert tracker.peak_mib > 1
 
 
-def test_device_without_peaks_reports_present_memory(module: SimpleNamespace) -> None:
+def test_device_without_peaks_reports_current_memory(module: SimpleNamespace) -> None:
     """Apple's GPUs report it, and it is not called a peak."""
     module.current_allocated_memory = lambda: 3 * 2**20
     module.driver_allocated_memory = lambda: 4 * 2**20

@@ -16,7 +16,7 @@ def holder_of(examples: Sequence[object], frame: FrameType, folder: Path) -> str
     """Return the variable that holds most of some objects, in words.
 
     An example is "the list `kept` of main in train.py". A variable may hold a single object by
-    chance, such as the present batch. So this function searches the holders of several objects, and
+    chance, such as the current batch. So this function searches the holders of several objects, and
     returns the most frequent one.
 
     Args:
@@ -60,7 +60,7 @@ def named_holder(
         if isinstance(item, CONTAINERS) and id(item) not in ignored
     ]
     for item in referrers:
-        # A container of one item, such as the present batch, does not hold what grows.
+        # A container of one item, such as the current batch, does not hold what grows.
         if id(item) in names and len(item) > 1:
             return names[id(item)]
     if not referrers:

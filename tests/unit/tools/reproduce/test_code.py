@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import UserError
-from common.run_directory.provenance import present_attempt
+from common.run_directory.provenance import current_attempt
 from common.run_directory.records import PROVENANCE
 from common.tools.reproduce import code as code_module
 from common.tools.reproduce.code import restored_code
@@ -34,7 +34,7 @@ def recipe(tmp_path: Path) -> Path:
 
 def run_of(recipe: Path, folder: Path) -> PastRun:
     """Return a run that a recipe has made now."""
-    attempt, trees = present_attempt(recipe, 0)
+    attempt, trees = current_attempt(recipe, 0)
     past = write_past_run(folder, attempt=attempt.to_json())
     for collected in trees:
         if collected.tree.patch is not None:
@@ -82,7 +82,7 @@ def test_recipe_without_a_repository_is_restored(tmp_path: Path) -> None:
         assert code.recipe.read_text() == "x = 1\n"
     with (
         pytest.raises(
-            UserError, match="does not exist: put the code there, or leave out --present-code"
+            UserError, match="does not exist: put the code there, or leave out --current-code"
         ),
         restored_code(past, True),
     ):
@@ -113,15 +113,15 @@ def test_missing_or_damaged_parts_are_named(recipe: Path, tmp_path: Path) -> Non
 
 
 def test_missing_recipe_is_named_with_its_place(recipe: Path, tmp_path: Path) -> None:
-    """The present code lacks it, or the run saved code without it, or the run is published."""
+    """The current code lacks it, or the run saved code without it, or the run is published."""
     past = run_of(recipe, tmp_path / "run")
     recipe.unlink()
-    expected = f"recipes/tiny.py, is not in the present code in {recipe.parents[1]}"
+    expected = f"recipes/tiny.py, is not in the current code in {recipe.parents[1]}"
     with pytest.raises(UserError, match=re.escape(expected)), restored_code(past, True):
         pass
     saved = code_module.missing_recipe_error(past, None)
     assert "its recipe, recipes/tiny.py, is not in the code that the run saved" in saved.problem
-    assert f"put the file back as {recipe} and pass --present-code" in saved.advice
+    assert f"put the file back as {recipe} and pass --current-code" in saved.advice
     tree = past.attempt.trees[0].model_copy(update={"folder": NO_FOLDER})
     published = with_attempt(past, trees=[tree])
     advice = code_module.missing_recipe_error(published, None).advice
@@ -139,13 +139,13 @@ def test_missing_recipe_is_named_with_its_place(recipe: Path, tmp_path: Path) ->
         ([{"recipe": None}], "its provenance/attempts.json is missing, damaged or names no code"),
     ],
 )
-@pytest.mark.parametrize("uses_present_code", [False, True])
+@pytest.mark.parametrize("uses_current_code", [False, True])
 def test_run_that_saved_no_code_is_refused(
     recipe: Path,
     tmp_path: Path,
     attempts: list[dict[str, object]],
     reason: str,
-    uses_present_code: bool,
+    uses_current_code: bool,
 ) -> None:
     """The disk may have been full when the run began, or its record was damaged later."""
     past = run_of(recipe, tmp_path / "run")
@@ -156,7 +156,7 @@ def test_run_that_saved_no_code_is_refused(
             UserError,
             match=rf"because {reason}.*: (save the recipe as a file, )?train a new run",
         ),
-        restored_code(without_code, uses_present_code),
+        restored_code(without_code, uses_current_code),
     ):
         pass
 

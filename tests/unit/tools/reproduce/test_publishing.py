@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import UserError
-from common.run_directory.provenance import present_attempt
+from common.run_directory.provenance import current_attempt
 from common.run_directory.records import PROVENANCE
 from common.tools.reproduce.code import restored_code
 from common.tools.reproduce.comparison import compare_weights
@@ -131,7 +131,7 @@ def test_code_of_a_published_run_is_found_around_it(tmp_path: Path) -> None:
     recipe.write_text("x = 1\n")
     commit_all(recipe.parent)
     recipe.write_text("x = 2\n")
-    attempt, trees = present_attempt(recipe, 0)
+    attempt, trees = current_attempt(recipe, 0)
     run = write_past_run(tmp_path / "run", attempt=attempt.to_json())
     with pytest.raises(UserError, match="is missing: restore it from a backup"):
         publish_run(run.directory, recipe.parent / "results")

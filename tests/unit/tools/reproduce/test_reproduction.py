@@ -64,7 +64,7 @@ def test_interrupted_reproduction_keeps_the_time_of_its_start(
     """The command that continues it begins nothing new."""
     request = ReproductionRequest(past.directory, tmp_path / "new", (), None, False)
     times = iter(("2026-01-01T00:00:00+00:00", "2026-01-02T00:00:00+00:00"))
-    monkeypatch.setattr(reproduction, "present_time", lambda: next(times))
+    monkeypatch.setattr(reproduction, "current_time", lambda: next(times))
     first = claim(request, past)
     assert first.began == "2026-01-01T00:00:00+00:00"
     assert claim(request, past) == first

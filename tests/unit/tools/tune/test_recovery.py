@@ -57,7 +57,7 @@ def reopened(directory: Path) -> Study:
     return rebuild_if_inconsistent(directory, study, RECIPE, True, SPACE, SHARED)
 
 
-def insist_on_credit(study: Study, directory: Path) -> None:
+def require_credit(study: Study, directory: Path) -> None:
     """Check that each result of a study is that of the values in the trial's own directory."""
     for trial in study.get_trials(states=(TrialState.COMPLETE,)):
         run = read_directory(directory / f"trial-{trial.number:03d}")
@@ -157,9 +157,9 @@ def test_results_stay_with_their_values(damage: str, whole_search: Path, tmp_pat
     if places < 3:  # the study keeps the result of the missing trial
         assert study.get_trials()[0].state == TrialState.COMPLETE
         return
-    insist_on_credit(study, tmp_path)
+    require_credit(study, tmp_path)
     assert [trial.state for trial in study.get_trials()] == [TrialState.COMPLETE] * 3
-    insist_on_credit(reopened(tmp_path), tmp_path)  # a second time changes nothing
+    require_credit(reopened(tmp_path), tmp_path)  # a second time changes nothing
 
 
 def test_rebuilt_study_keeps_failures_and_unfinished_trials(tmp_path: Path) -> None:
