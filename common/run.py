@@ -24,9 +24,9 @@ from common.data.loader import Loader, RunSignals
 from common.data.run_loaders import make_loaders
 from common.data.unused_flags import refuse_unused_data_flags
 from common.errors import Preempted, UserError
-from common.lifecycle import ending, keeping, saving, starting
+from common.lifecycle import ending, keeping, releasing, saving, starting
 from common.lifecycle.closing import close_after
-from common.lifecycle.error_report import announce_error, report_once
+from common.lifecycle.error_report import announce_error
 from common.lifecycle.evaluations import Evaluations
 from common.lifecycle.misuse import (
     no_update_error,
@@ -39,16 +39,13 @@ from common.lifecycle.setup import set_up
 from common.lifecycle.stages import KeptParts, LoadedData, Stages, StartedRun, reached
 from common.lifecycle.trying_loss import try_loss
 from common.measure.flops import ComputeLoss
-from common.measure.memory import lift_limit
 from common.measure.values import Metrics
 from common.metric_names import TRAINING_SECONDS
 from common.objective import EVALUATED_SPLITS
-from common.system.allocator import HEAP
 from common.track.recorded_media import Values
 from common.training.early_stopping import EarlyStopping
 from common.training.gathering import Gatherer
 from common.training.notebook import (
-    forget_accelerator,
     is_called_by_a_program,
     note_ranks_of_debug_launcher,
 )
@@ -524,30 +521,4 @@ class Run:
                 self.evaluations.rehearsal.explain(error)
                 close_after(error, self.context, loaders)  # may raise another error
         finally:
-            self.release(error, loaders)
-
-    def release(self, error: BaseException | None, loaders: Iterable[Loader]) -> None:
-        """Release what this process uses for the run.
-
-        Args:
-            error: what ended the run early; None for a run that is over.
-        """
-        request = self.context.agreement.request
-        for loader in loaders:
-            loader.close()
-        if isinstance(error, UserError):
-            report_once(error, request)
-        # After any other error, other ranks may still wait in a collective that this rank has left.
-        # The process group is not destroyed then.
-        all_ranks_end = error is None or isinstance(error, (UserError, Preempted))
-        if torch.distributed.is_initialized() and all_ranks_end:
-            torch.distributed.destroy_process_group()
-        try:
-            self.context.provenance.wait()
-            self.directory.release()
-        finally:
-            if self.is_called_by_a_program:  # it may start another run in this process
-                request.release()
-                lift_limit()
-                HEAP.stop_keeping()
-                forget_accelerator()
+            releasing.release(self.context, loaders, error, self.is_called_by_a_program)

@@ -43,7 +43,6 @@ INTERNAL = {
     "position",
     "is_asked_to_stop",
     "close",
-    "release",
     # What one call leaves for the next.
     "are_flags_checked",
     "is_finish_called",

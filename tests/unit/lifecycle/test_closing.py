@@ -10,6 +10,7 @@ import pytest
 
 from common import run as module
 from common.errors import TrainingError
+from common.lifecycle import releasing
 from common.lifecycle.stages import LoadedData, Stages
 from common.run import Run
 
@@ -28,8 +29,8 @@ def test_a_run_is_released_if_its_error_is_replaced(
         raise raised
 
     monkeypatch.setattr(module, "close_after", replace)
-    monkeypatch.setattr(module, "lift_limit", note("memory limit"))
-    monkeypatch.setattr(module, "forget_accelerator", note("Accelerator"))
+    monkeypatch.setattr(releasing, "lift_limit", note("memory limit"))
+    monkeypatch.setattr(releasing, "forget_accelerator", note("Accelerator"))
     run: Any = Run.__new__(Run)
     loader: Any = SimpleNamespace(close=note("loader"))
     never: Any = None  # nothing decides on early stopping here
@@ -40,8 +41,8 @@ def test_a_run_is_released_if_its_error_is_replaced(
     run.context = SimpleNamespace(
         agreement=SimpleNamespace(request=SimpleNamespace(release=note("signal handlers"))),
         provenance=SimpleNamespace(wait=note("provenance")),
+        directory=SimpleNamespace(release=note("lock")),
     )
-    run.directory = SimpleNamespace(release=note("lock"))
     run.is_called_by_a_program = True
     with pytest.raises(type(raised)):
         run.close(MemoryError())

@@ -1,0 +1,53 @@
+"""Releases what a process uses for a run, once the run is over."""
+
+from collections.abc import Iterable
+
+import torch
+
+from common.data.loader import Loader
+from common.errors import Preempted, UserError
+from common.lifecycle.error_report import report_once
+from common.lifecycle.stages import Context
+from common.measure.memory import lift_limit
+from common.system.allocator import HEAP
+from common.training.notebook import forget_accelerator
+
+
+def release(
+    context: Context,
+    loaders: Iterable[Loader],
+    error: BaseException | None,
+    process_goes_on: bool,
+) -> None:
+    """Release workers, the process group, the lock of the directory, and the rest.
+
+    A user's mistake is reported in between: after the workers have ended, and before the process
+    group is destroyed.
+
+    Args:
+        error: what ended the run early; None for a run that is over.
+        process_goes_on: whether a program may start another run in this process.
+    """
+    for loader in loaders:
+        loader.close()
+    if isinstance(error, UserError):
+        report_once(error, context.agreement.request)
+    # After any other error, other ranks may still wait in a collective that this rank has left.
+    # The process group is not destroyed then.
+    all_ranks_end = error is None or isinstance(error, (UserError, Preempted))
+    if torch.distributed.is_initialized() and all_ranks_end:
+        torch.distributed.destroy_process_group()
+    try:
+        context.provenance.wait()
+        context.directory.release()
+    finally:
+        if process_goes_on:
+            restore_process(context)
+
+
+def restore_process(context: Context) -> None:
+    """Undo what the run has set for the whole process, so that another run can begin in it."""
+    context.agreement.request.release()
+    lift_limit()
+    HEAP.stop_keeping()
+    forget_accelerator()
