@@ -61,7 +61,7 @@ def test_checkpoint_that_is_not_there_is_refused(
     refused = runner.run("mnist_mlp", "--resume", path, launcher="python",
                          output_directory=False, succeeds=False)  # fmt: skip
     assert refused.returncode == 1
-    assert "step-00000999 is neither" in refused.errors
+    assert "step-00000999 does not exist" in refused.errors
 
 
 @pytest.mark.parametrize("flags", [("--learning-rate", 0.5), ("--larning-rate", 0.5)])

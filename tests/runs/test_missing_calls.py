@@ -39,7 +39,7 @@ STOP = """\
         ),
         (
             ("run.keep(model=model", "run.keep(log=model, model=model"),
-            "error: run.keep(...) got a part named 'log', which the run can't use as a name: ",
+            "error: run.keep(...) got a part named 'log', a name that the run itself uses: ",
         ),
         (("run.start(description", "run.start({}"), "has no 'name' of the model: pass a dict"),
     ],
