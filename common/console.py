@@ -1,4 +1,7 @@
-"""What the terminal shows, on rank 0 only."""
+"""What the terminal shows, on rank 0 only: the progress bar, progress lines, and messages.
+
+The texts of progress lines are composed in `common.track.report`.
+"""
 
 import atexit
 import contextlib

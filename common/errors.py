@@ -1,4 +1,7 @@
-"""The errors that end a run: a user's mistake, a request to stop, or a lost process."""
+"""The errors that end a run: a user's mistake, a request to stop, or a lost process.
+
+Their exit statuses are here. `common.failures` recognises what an error of a library means.
+"""
 
 from common.system.machine import is_main_rank
 from common.system.printable import printable

@@ -1,4 +1,7 @@
-"""The limits and the role of each flag, stated at its field."""
+"""The limits and the role of each flag, stated at its field.
+
+The flags of all recipes are in `common.config`.
+"""
 
 import dataclasses
 import math

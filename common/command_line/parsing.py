@@ -1,4 +1,4 @@
-"""Reads the command line into a dataclass.
+"""Reads the command line into a dataclass, and composes the text of a recipe's `--help`.
 
 The command line may name an earlier run. Its own flags override those of the run.
 

@@ -1,4 +1,8 @@
-"""A thread that watches a process while it waits for a batch from its loader's workers."""
+"""A thread that watches a process while it waits for a batch from its loader's workers.
+
+It tells the user of a long wait, and ends a wait that is too long. The limit is set in
+`common.data.run_loaders`.
+"""
 
 import threading
 import time

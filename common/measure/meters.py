@@ -1,4 +1,7 @@
-"""Computes the figures of each log line: loss, metrics, speed and memory over all ranks."""
+"""Computes the figures of each log line: loss, metrics, speed and memory over all ranks.
+
+It also warns if memory keeps rising, or if other programs slow the run.
+"""
 
 import contextlib
 import math

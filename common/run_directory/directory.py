@@ -1,4 +1,4 @@
-"""Creates a run's directory, locks it for one job, and writes its JSON files and `status.json`."""
+"""Names and creates a run's directory, locks it for one job, and writes its JSON files."""
 
 import contextlib
 import itertools

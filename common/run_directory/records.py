@@ -1,4 +1,4 @@
-"""Defines records: the typed contents of the JSON files in a run's directory.
+"""Defines records: the typed contents of the JSON files in a run's directory, and their names.
 
 A training process constructs them; a resume and the tools parse them with `read_record`, which is
 strict: a value of another type is an error. Fields with a default may be missing, because not every

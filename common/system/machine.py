@@ -1,4 +1,4 @@
-"""This process's place in its job (rank, world size); the machine's cores, network and clock."""
+"""This process's rank, world size and CPU threads; the machine's cores, network and clock."""
 
 import os
 import platform

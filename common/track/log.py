@@ -1,4 +1,7 @@
-"""The rows of a run, one for each step: in `metrics.jsonl`, at a tracker, on the terminal."""
+"""The rows of a run, one for each step: in `metrics.jsonl`, at a tracker, on the terminal.
+
+It also copies the printed lines to `output.log`. Their texts are composed in `common.track.report`.
+"""
 
 import contextlib
 import json

@@ -1,4 +1,7 @@
-"""The text a run prints: its plan at the start, a line per log interval, a table at the end."""
+"""The texts that a run prints: its plan, progress and evaluation lines, and a table at the end.
+
+The progress bar, and the limit on the number of progress lines, are in `common.console`.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path

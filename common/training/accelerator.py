@@ -1,4 +1,7 @@
-"""Builds the Accelerator: its device, precision, threads, kernels and process group."""
+"""Builds the Accelerator: its device, threads, process group and seed.
+
+Precision and kernels are chosen in `common.training.precision`.
+"""
 
 import functools
 import inspect

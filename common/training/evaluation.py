@@ -1,4 +1,7 @@
-"""The state around an evaluation: the model's mode, its buffers, and the random generators."""
+"""The state around an evaluation: the model's mode, its buffers, and the random generators.
+
+`common.lifecycle.evaluations` decides when an evaluation is due.
+"""
 
 import random
 from collections.abc import Callable, Iterator

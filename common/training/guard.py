@@ -1,4 +1,7 @@
-"""Gradient clipping, and protection against updates whose gradients are not finite."""
+"""Gradient clipping, and protection against updates whose gradients are not finite.
+
+The norms of the gradients, and those of `--log-gradients`, are measured here, too.
+"""
 
 import math
 from collections import defaultdict

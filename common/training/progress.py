@@ -1,4 +1,7 @@
-"""How far a run has come, and how long it took."""
+"""How far a run has come, and how long it took: the part `progress` of a checkpoint.
+
+The progress bar is in `common.console`.
+"""
 
 import time
 from dataclasses import dataclass, field
