@@ -13,6 +13,7 @@ from common.ranks.agreement import ask_rank_zero
 from common.run_directory.finished_model import WEIGHTS, model_folder, require_written_weights
 from common.run_directory.records import MODEL_JSON, InitialFacts, read_record_if_there
 from common.storage.json_files import read_json_if_there
+from common.system.platforms import quoted
 
 PUBLISHED = "config.json"  # the file that timm publishes beside weights: how they were trained
 MAX_PIXELS = 65536  # along a side of an image; more is a mistake in the file
@@ -40,7 +41,10 @@ def find_initial(name: str) -> str:
         subject = (
             f"--init-from {name} is neither a file nor a folder here, and as a model of the Hub, it"
         )
-        advice = "pass a finished run, a folder or file of weights, or the id of a model of the Hub"
+        advice = (
+            "check the spelling, the connection and HF_TOKEN, or pass a finished run, or a folder "
+            "or file of weights"
+        )
         with reading(subject, advice):
             return snapshot_download(name, allow_patterns=[WEIGHTS, PUBLISHED])
 
@@ -86,7 +90,7 @@ def initial_facts(path: str | None) -> InitialFacts:
         return facts_of_run
     published = read_json_if_there(folder / PUBLISHED) or {}
     settings = published.get("pretrained_cfg", published)  # some files have no such level
-    with reading(str(folder / PUBLISHED), "pass the safetensors file beside it"):
+    with reading(str(folder / PUBLISHED), f"pass --init-from {quoted(folder / WEIGHTS)}"):
         channels, size, _ = settings["input_size"]  # channels, height, width
         if not 1 <= size <= MAX_PIXELS:
             raise ValueError(f"images of {size} pixels")

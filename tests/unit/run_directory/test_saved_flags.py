@@ -71,7 +71,7 @@ def test_words_follow_the_pattern() -> None:
         FlagDifference("batch_size", 32, 64),
         FlagDifference("dataset", "{x}", "a" * 200),
     ]
-    assert flags_in_words(differences, "{flag} {present} (the run has {saved})") == [
+    assert flags_in_words(differences, "{flag} {current} (the run has {saved})") == [
         "--batch-size 64 (the run has 32)",
         f"--dataset {'a' * 99}… (the run has {{x}})",
     ]
