@@ -292,9 +292,10 @@ def test_path_outside_of_a_single_file_has_advice_that_works(tmp_path: Path) -> 
     Image.new("L", (8, 8)).save(tmp_path / "secret.png")
     file = folder / "train-00000-of-00001.parquet"
     replace_value(file, "image", 4, {"bytes": None, "path": str(tmp_path / "secret.png")})
-    assert "write its path there into the table" in refusal(lambda: images(folder))
-    advice = "pass a folder that contains the table and its images as --dataset"
-    assert advice in refusal(lambda: images(file))
+    assert "write the path of the copy into the table" in refusal(lambda: images(folder))
+    message = refusal(lambda: images(file))
+    assert "is not a folder that contains this image" in message
+    assert "pass a folder that contains the table and its images as --dataset" in message
 
 
 def test_row_with_a_path_inside_the_folder_is_read(tmp_path: Path) -> None:
