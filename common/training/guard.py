@@ -260,7 +260,8 @@ class GradientGuard:
                     f"{global_step} and were not applied"
                 ),
                 advice=(
-                    "start a new run with --mixed-precision bf16, or with a lower --learning-rate"
+                    "start a new run with --mixed-precision bf16 (or no, if the device lacks "
+                    "bf16), or with a lower --learning-rate"
                 ),
             )
 
