@@ -16,6 +16,7 @@ import pytest
 from PIL import Image
 
 from common.data.decoding import Decoder
+from common.data.mistakes import empty_split_error
 from common.data.sources import DataSource, find_named
 from common.errors import UserError
 from tests.local_data import (
@@ -375,3 +376,11 @@ def test_folder_that_cannot_be_listed_is_named(
     message = refusal(lambda: images(folder))
     assert "Permission denied" in message
     assert str(folder / "train" / "dog") in message
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_only_an_empty_split_for_evaluation_can_be_left_out(split: str) -> None:
+    """Without its files, a run would be refused because it has no split to train on."""
+    advice = empty_split_error("mine", split).advice
+    assert ("or remove these files" in advice) == (split != "train")
+    assert "pass another --dataset or --dataset-config" in advice
