@@ -112,6 +112,17 @@ def words_of_flag(name: str, value: object) -> list[str]:
     return [spelled(name), *map(str, values)]
 
 
+def advice_to_omit(config: object, name: str) -> str:
+    """Return the advice not to set a flag, which a command or the file of its `--config` sets."""
+    config_file = getattr(config, "config", None)
+    if config_file is None:
+        return f"leave {spelled(name)} out"
+    return (
+        f"leave {spelled(name)} out of the command, or out of a copy of {config_file} to pass as "
+        "--config"
+    )
+
+
 class Misfit(NamedTuple):
     """A value that a flag does not allow."""
 

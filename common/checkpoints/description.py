@@ -158,15 +158,14 @@ def require_same(
         if saved[name].get("class") != now[name]["class"]:
             classes = f"{saved[name].get('class')}, and is of class {now[name]['class']} now"
             raise UserError(
-                f"{path} was written by another version of the recipe ({name} was of class "
-                f"{classes})",
+                f"{path} does not fit the recipe as it is now ({name} was of class {classes})",
                 advice=ADVICE,
             )
     for name in names_in_both:
         first_difference = next(differences(name, saved[name], now[name]), None)
         if first_difference is not None:
             raise UserError(
-                f"{path} was written by another version of the recipe ({first_difference})",
+                f"{path} does not fit the recipe as it is now ({first_difference})",
                 advice=ADVICE,
             )
 

@@ -115,7 +115,7 @@ class Network:
             if shape_and_dtype(parameters, key) != shape_and_dtype(saved, key):
                 raise UserError(
                     f"{path} was written by another model, because {name}.{key} "
-                    f"{tensor_in_words(saved, key)} there, but "
+                    f"{tensor_in_words(saved, key)} in the checkpoint, but "
                     f"{tensor_in_words(parameters, key)} in this run",
                     advice=MODEL_ADVICE,
                 )

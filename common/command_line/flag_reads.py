@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
 
 from common.errors import UserError
-from common.flags import as_typed, spelled, stated
+from common.flags import advice_to_omit, as_typed, stated
 from common.system.wording import shortened
 
 if TYPE_CHECKING:
@@ -173,5 +173,5 @@ def unused_flag_error(config: object, name: str, recipe: str) -> UserError:
             f"{typed_flag} was set, but nothing in {recipe} had used it by the end of the first "
             "update"
         ),
-        advice=f"leave {spelled(name)} out, or {remedy}",
+        advice=f"{advice_to_omit(config, name)}, or {remedy}",
     )

@@ -333,7 +333,8 @@ def read_config(config_class: type[ConfigType], path: Path) -> ConfigType:
             advice="pass the config.json of a run, such as runs/NAME/config.json",
         )
     # `excerpt_of` checks little: a file that a user wrote may have flags alone.
-    saved = excerpt_of(read_json(path))
+    advice = "restore it from a backup, or pass the config.json of another run"
+    saved = excerpt_of(read_json(path, advice))
     values = saved.config
     if values is None:
         raise UserError(

@@ -362,7 +362,9 @@ class Data:
             raise UserError(
                 f"data set {self.name} has the splits {split_names}, but a run needs train, and "
                 "validation or test",
-                advice="name the splits train, validation and test in Data(NAME, splits)",
+                advice=(
+                    "pass Data(NAME, splits) a split named train, and one named validation or test"
+                ),
             )
         self.splits = {name: self.as_samples(name, split) for name, split in self.splits.items()}
         # Splits without a fingerprint; None until `facts` has computed the fingerprints.
@@ -391,7 +393,9 @@ class Data:
                 )
             split = DatasetSamples(split)
         if split.is_sized and not len(split):
-            advice = "add samples to it, or remove it from Data(...)"
+            advice = "add samples to it"
+            if name != "train":  # a run needs this one
+                advice += ", or remove it from Data(...)"
             raise empty_split_error(self.name, name, advice)
         # The lengths of samples in blocks are known only when a block is read.
         if split.lengths is not None and split.blocks is None:

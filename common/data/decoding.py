@@ -325,16 +325,25 @@ def own_file(path: str, source: DataSource) -> str:
         datasets.config.HF_DATASETS_CACHE,
     )
     if not any(Path(file).is_relative_to(folder) for folder in allowed_folders):
-        advice = "pass a folder that contains the table and its images as --dataset"
-        if os.path.isdir(source.location):
-            advice = (
-                "copy the image into that folder and write its path there into the table, or "
-                "remove its row"
-            )
-        raise UserError(
-            f"image {path} is not inside the folder of data set {source.location}", advice=advice
-        )
+        raise outside_error(path, source)
     return file
+
+
+def outside_error(path: str, source: DataSource) -> UserError:
+    """Return the error for a row whose image is not a file of its data set."""
+    if not os.path.isdir(source.location):
+        return UserError(
+            f"image {path} can't be read, because data set {source.location} is not a folder that "
+            "contains this image",
+            advice="pass a folder that contains the table and its images as --dataset",
+        )
+    return UserError(
+        f"image {path} is not inside the folder of data set {source.location}",
+        advice=(
+            "copy the image into this folder and write the path of the copy into the table, or "
+            "remove its row"
+        ),
+    )
 
 
 def shape_of(

@@ -428,7 +428,7 @@ def initial_scaling(initial: InitialFacts, init_from: str | None) -> Scaling:
     """
     with reading(
         f"the mean and std of --init-from {init_from}",
-        "pass the safetensors file in this folder instead of the folder",
+        "pass the safetensors file of this model, instead of its folder or its id",
     ):
         if not isinstance(initial.channels, int):
             raise TypeError(f"images of {initial.channels!r} channels")

@@ -37,6 +37,8 @@ DATA_WITH_COLUMNS = {
     "--text-columns": "a table with a column of text",
     "--image-column": "a folder of images or parquet files with images",
 }
+# What to do if a column holds no classes. It may be the only column that could be the label.
+CLASSES_ADVICE = "name a column of classes with --label-column, or pass other data with --dataset"
 DEFAULT_VALIDATION_SHARE = 0.1  # the share of train, if train is the only split
 
 LabelValue = str | int | float | None  # a value in the label column; None if it is missing
@@ -239,12 +241,12 @@ class LabelledData:
             raise UserError(
                 f"{where} contains numbers that are not whole, such as {min(fractions):g}, which "
                 "can't be classes",
-                advice="name another column with --label-column",
+                advice=CLASSES_ADVICE,
             )
         if not all(isinstance(label, (str, int, float)) for label in distinct):
             raise UserError(
                 f"{where} contains neither text nor whole numbers, so it can't be the label",
-                advice="name another column with --label-column",
+                advice=CLASSES_ADVICE,
             )
         self.classes = sorted(distinct, key=lambda label: (isinstance(label, str), label))
         self.class_names = [
@@ -406,7 +408,9 @@ def choose_splits(names: Iterable[str], source: DataSource) -> list[tuple[str, s
     if train is None:
         raise UserError(
             f"data set {source.name} has no split train, only {' and '.join(split_names)}",
-            advice="add a split train, or evaluate a model with --evaluate-only",
+            advice=(
+                "add a split train, or evaluate a model with --evaluate-only --init-from runs/NAME"
+            ),
         )
     evaluated = [(SPLIT_ROLES[name], name) for name in split_names if name in SPLIT_ROLES]
     return [("train", train), *evaluated]

@@ -10,17 +10,22 @@ from common.data.guess import Feature
 from common.errors import UserError
 
 
-def empty_split_error(
-    data_set: str,
-    split: str,
-    advice: str = "add rows to the files of this split, or remove these files",
-) -> UserError:
+def empty_split_error(data_set: str, split: str, advice: str | None = None) -> UserError:
     """Return the error for a split without samples.
 
     Args:
-        advice: what the user can do; by default, for a split that is read from files.
+        advice: what the user can do; None: for a split that is read from files.
     """
-    return UserError(f"split {split} of data set {data_set} is empty", advice=advice)
+    problem = f"split {split} of data set {data_set} is empty"
+    return UserError(problem, advice=advice or advice_for_empty_files(split))
+
+
+def advice_for_empty_files(split: str) -> str:
+    """Return what to do if the files of a split, on this machine or on the Hub, have no rows."""
+    advice = "add rows to the files of this split"
+    if split != "train":  # a run needs this one
+        advice += ", or remove these files"
+    return f"{advice}; if the data set is from the Hub, pass another --dataset or --dataset-config"
 
 
 def no_values_error(data_set: str, split: str, required: str) -> UserError:

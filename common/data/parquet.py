@@ -158,13 +158,13 @@ class ParquetRows:
         if table is None:
             group = self.groups[block].tolist()
             place = group[PLACE]
-            with opened_parquet(self.shards[group[SHARD]]) as file:
+            path = self.shards[group[SHARD]]
+            with opened_parquet(path) as file:
                 if (
                     place >= file.num_row_groups
                     or describe_group(file, place)[-1] != group[CHECKSUM]
                 ):
-                    # `opened_parquet` adds the file's name and the advice.
-                    raise ValueError("it has changed since the run began")
+                    raise changed_file_error(path)
                 # `read_row_group` keeps the order of the file; `select` puts the label column last.
                 table = file.read_row_group(place, columns=self.columns).select(self.columns)
         self.held[block] = table
@@ -396,6 +396,20 @@ def distinct_values(path: str, column: str) -> set[LabelValue]:
         return set(file.read(columns=[column])[column].unique().to_pylist())
 
 
+def changed_file_error(path: str) -> UserError:
+    """Return the error for a file that another one has replaced while the run reads it."""
+    return UserError(
+        f"{path} has changed since the run began",
+        advice="restore this file as it was, and start the run again; or start another run",
+        resumable=is_on_hub(path),
+    )
+
+
+def is_on_hub(path: str) -> bool:
+    """Whether a path is an address on the Hub, and not that of a local file."""
+    return "://" in path
+
+
 @contextmanager
 def opened_parquet(path: str) -> Iterator["pyarrow.parquet.ParquetFile"]:
     """Open a local parquet file, or one on the Hub, for the `with` block.
@@ -407,7 +421,7 @@ def opened_parquet(path: str) -> Iterator["pyarrow.parquet.ParquetFile"]:
     import fsspec
     import pyarrow.parquet as parquet
 
-    is_remote = "://" in path
+    is_remote = is_on_hub(path)
     advice = "check the connection" if is_remote else "copy the file again from where it came"
     with (
         reading(path, f"{advice}, and start the run again", resumable=is_remote),

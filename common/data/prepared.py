@@ -176,12 +176,12 @@ def check_as_trained(source: DataSource, trained: TrainedOn, data: Prepared[Fact
     if sizes != trained.sizes:
         raise UserError(
             (
-                f"{source.location} has changed since {trained.run} was trained on it, so it is "
-                "not known which samples that run held out"
+                f"{source.location}, or a flag that chooses its rows, has changed since "
+                f"{trained.run} was trained, so it is not known which samples that run held out"
             ),
             advice=(
-                "restore the data as they were, or put the new samples into a data set of their "
-                "own, and pass it with --dataset"
+                "restore the data and the flags as they were, or put the new samples into a data "
+                "set of their own, and pass it with --dataset"
             ),
         )
     notes.append(

@@ -159,11 +159,14 @@ def evaluation_order(
     )
     is_model_shared = accelerator.mesh is not None
     if is_model_shared and len(samples) // world_size < order.most_batches:
+        advice = "add samples to this split, or start fewer processes"
+        if len(samples) >= world_size:  # otherwise, a process has no sample in any case
+            advice = "add samples to this split, raise --batch-size, or start fewer processes"
         raise UserError(
             (
                 f"split {name} has {counted(len(samples), 'sample')}, too few to give each of the "
                 f"{world_size} processes of a sharded model the same number of batches"
             ),
-            advice="add samples to this split, raise --batch-size, or start fewer processes",
+            advice=advice,
         )
     return order

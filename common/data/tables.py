@@ -100,7 +100,9 @@ class Tables(LabelledData):
                         f"column {self.label_column}, but the classes of this column are numbered "
                         f"from 0 to {len(numbers) - 1}"
                     ),
-                    advice="correct this label in the data",
+                    advice=(
+                        "correct this label in the data (in a local copy, if they are from the Hub)"
+                    ),
                 )
             self.labels[role] = np.array([numbers[label] for label in labels])
 

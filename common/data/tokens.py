@@ -124,7 +124,7 @@ def prepare_whole_text(
         encoder = load_tokenizer(checkpoint)
     say(f"tokenising {counted(len(table), 'text')} once, for this and later runs")
     for name, split_texts in texts.items():
-        advice = "pass another --model, or --model scratch to train a small one"
+        advice = "check its files, or pass another model"
         with reading(f"the tokenizer of checkpoint {checkpoint}", advice):
             encoded = encode(encoder, split_texts, max_length)
         arrays = [*encoded, table.labels[name]]

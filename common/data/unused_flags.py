@@ -5,7 +5,7 @@ from dataclasses import fields
 from common.config import TrainingConfig
 from common.data.batch import Data
 from common.errors import UserError
-from common.flags import as_typed, spelled, stated
+from common.flags import advice_to_omit, as_typed, stated
 
 
 def refuse_unused_data_flags(config: TrainingConfig, data: Data) -> None:
@@ -30,5 +30,5 @@ def refuse_unused_data_flags(config: TrainingConfig, data: Data) -> None:
                     f"{as_typed(field.name, value)} has no effect, because the recipe's data set "
                     f"{data.name} does not use it"
                 ),
-                advice=f"leave {spelled(field.name)} out",
+                advice=advice_to_omit(config, field.name),
             )

@@ -12,7 +12,8 @@ NO_DISK = (*words_for(*OF_DISK), FULL_ON_WINDOWS)
 ADVICE = {
     (errno.ENOSPC, errno.EDQUOT): "free some space",
     (errno.EIO,): "free some space, or look for a failing disk",
-    (errno.EACCES, errno.EPERM, errno.EROFS): "give your user the right to write there",
+    (errno.EACCES, errno.EPERM): "give your user the right to write there",
+    (errno.EROFS,): "make this file system writable",
     (
         errno.EEXIST,
         errno.ENOTEMPTY,

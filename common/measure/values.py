@@ -74,10 +74,14 @@ def figure(name: str, value: Measured) -> float:
             return float(value)
         except (TypeError, ValueError):
             pass  # the error below names the value, such as a string
-    shape_text = "" if shape is None else f" of shape {shape}"
+    shape_text = ""
+    advice = "return one number for each name"
+    if shape is not None:
+        shape_text = f" of shape {shape}"
+        advice += ", such as value.mean()"
     raise UserError(
         f"the evaluation returned a value of type {type(value).__name__}{shape_text} as {name!r} "
         "instead of one number",
-        advice="return one number for each name, such as value.item()",
+        advice=advice,
         every_rank=True,
     )

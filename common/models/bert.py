@@ -199,12 +199,12 @@ def load_bert(name: str, data: TextData, dropout: float) -> "BertForSequenceClas
             if ".layer." in key or "_embeddings." in key:
                 raise UserError(
                     f"the weights of checkpoint {name} don't fit its config.json (such as {key})",
-                    advice="copy the folder again from where it came, or pass another --model",
+                    advice="copy or download the model again, or pass another model",
                 )
     tokenizer_size = data.vocabulary_size
     weights_size = model.config.vocab_size
     if tokenizer_size > weights_size:
-        advice = "use the tokenizer and the weights of one checkpoint, or pass another --model"
+        advice = "use the tokenizer and the weights of one checkpoint, or pass another model"
         raise UserError(
             f"checkpoint {name} has a tokenizer with {tokenizer_size:,} tokens, but its embedding "
             f"has only {weights_size:,} rows",

@@ -34,7 +34,7 @@ INITIAL = "initial"  # the folder with a copy of the weights of `--init-from`, f
 PATIENCE = 60.0
 MAX_LOSSES = 10  # the number of updates with a lost process that `status.json` keeps
 # Printed if a process is lost at the same update for the second time, which is not an accident.
-LOST_AGAIN = "this is the second time at update {step}, so a restart would not help"
+LOST_AGAIN = "this is the second time at update {step}, so a restart is unlikely to help"
 LOST_AGAIN_ADVICE = (
     "look for ranks with different numbers of batches, a collective (gather, reduce) under a "
     "condition that not all ranks meet, or a process that is killed for its memory"
@@ -100,7 +100,7 @@ class RunDirectory:
                 lambda: self.take(output_dir, recipe, resume, patience, is_finished)
             )
             if several_machines() and not taken_directory.is_finished:
-                require_shared_folder(taken_directory.mark, patience)
+                require_shared_folder(taken_directory.mark, patience, resume)
         except UserError:
             self.remove_if_unused()
             self.leave()
@@ -126,7 +126,8 @@ class RunDirectory:
         """
         self.path = make_directory(output_dir, recipe, resume)
         self.was_made = True
-        self.lock.enter_context(locked(self.path / LOCK, patience))
+        flag = None if resume else "--output-dir"  # a run is resumed in its own directory
+        self.lock.enter_context(locked(self.path / LOCK, patience, flag))
         # Another job may have used the directory while this job waited for the lock.
         if not resume:
             refuse_to_write_over(self.path)
@@ -244,7 +245,7 @@ class RunDirectory:
         self.lock.close()
 
 
-def require_shared_folder(mark: Path, patience: float) -> None:
+def require_shared_folder(mark: Path, patience: float, resume: bool) -> None:
     """Raise a `UserError` on all ranks if one of them does not see a file that rank 0 has made.
 
     All ranks call this before training, to find machines that do not share the run's file system.
@@ -253,6 +254,7 @@ def require_shared_folder(mark: Path, patience: float) -> None:
     Args:
         mark: the file.
         patience: the seconds to wait for the file.
+        resume: whether the run is resumed, so that `--output-dir` can't name another directory.
     """
     # Wait, because NFS may hide a new folder for some time.
     deadline = time.monotonic() + patience
@@ -264,13 +266,16 @@ def require_shared_folder(mark: Path, patience: float) -> None:
         mark.unlink(missing_ok=True)
     if ranks_without_file:
         names = f"{', '.join(ranks_without_file):.200}"
+        advice = "pass an --output-dir on a file system that all machines share"
+        if resume:
+            advice = "move this run to a file system that all machines share, and resume it there"
         raise UserError(
             (
                 f"{mark.parent.absolute()} is not on a file system that all machines share: "
                 f"{names} can't see what rank 0 writes there, so parts of a checkpoint would be "
                 "lost"
             ),
-            advice="pass an --output-dir on a file system that all machines share",
+            advice=advice,
         )
 
 
@@ -284,12 +289,12 @@ def make_directory(output_dir: str | None, recipe: str, resume: bool) -> Path:
         path = Path(output_dir)
         if not resume:
             refuse_to_write_over(path)
-        with writing(f"--output-dir {path}"):
+        with writing(str(path) if resume else f"--output-dir {path}"):
             path.mkdir(parents=True, exist_ok=True)
             (path / LOCK).touch()  # raises an error now if the directory can't be written
         return path
     name = f"{recipe}-{datetime.now():%Y%m%d-%H%M%S}"
-    with writing("runs"):
+    with writing(str(Path("runs").absolute())):
         Path("runs").mkdir(exist_ok=True)
         for number in itertools.count(1):  # another run may have started in the same second
             path = Path("runs", f"{name}-{number}" if number > 1 else name)

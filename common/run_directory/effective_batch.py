@@ -47,7 +47,10 @@ def keep_effective_batch(config: Config, defaults: Config, effective_batch: int)
                 f"--effective-batch-size {config.effective_batch_size} can't be used, because each "
                 f"update of the run to resume has {effective_batch} samples"
             ),
-            advice="leave --effective-batch-size out, or start another run without --resume",
+            advice=(
+                "leave --effective-batch-size out, or start another run without --resume in "
+                "another directory"
+            ),
         )
     batch_size = config.batch_size
     accumulation = config.gradient_accumulation_steps
@@ -82,10 +85,12 @@ def with_effective_batch(config: Config, effective_batch: int) -> Config:
     if effective_batch % (batch_size * processes) == 0:
         accumulation = effective_batch // (batch_size * processes)
         return replace(config, gradient_accumulation_steps=accumulation)
+    problem = f"--effective-batch-size {effective_batch} is"
+    if config.effective_batch_size is None:  # the run to resume states the size
+        problem = f"each update of the run to resume has {effective_batch} samples, which is"
     raise UserError(
         (
-            f"each update has {effective_batch} samples, which is not a multiple of "
-            f"{batch_size * processes} (--batch-size {batch_size} × "
+            f"{problem} not a multiple of {batch_size * processes} (--batch-size {batch_size} × "
             f"{counted(processes, 'process', 'processes')})"
         ),
         advice=advice_on_sizes(config, effective_batch),

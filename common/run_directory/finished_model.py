@@ -9,6 +9,8 @@ from common.storage.digests import remembered_sha256_of_file
 from common.storage.json_files import reading_saved
 
 WEIGHTS = "model.safetensors"  # the file in a finished model's folder, beside MODEL_JSON
+# What to do if a file of a finished model is damaged. Its run need not be repeated.
+COPY_MODEL = "copy the model's folder again from where it came, or pass another model"
 
 
 def model_folder(path: str | Path, flag: str = "--init-from ") -> Path:
@@ -38,10 +40,10 @@ def require_written_weights(folder: Path) -> None:
     have removed the digest to change the weights on purpose.
     """
     path = folder / WEIGHTS
-    expected_digest = read_record(folder / MODEL_JSON, WeightsDigest).weights_sha256
+    expected_digest = read_record(folder / MODEL_JSON, WeightsDigest, COPY_MODEL).weights_sha256
     if expected_digest is None:
         return
-    with reading_saved(path):
+    with reading_saved(path, COPY_MODEL):
         digest = remembered_sha256_of_file(path)
     if digest != expected_digest:
         mistake = (

@@ -10,9 +10,15 @@ from pathlib import Path
 
 from common.failures.sentences import reading
 from common.ranks.agreement import ask_rank_zero
-from common.run_directory.finished_model import WEIGHTS, model_folder, require_written_weights
+from common.run_directory.finished_model import (
+    COPY_MODEL,
+    WEIGHTS,
+    model_folder,
+    require_written_weights,
+)
 from common.run_directory.records import MODEL_JSON, InitialFacts, read_record_if_there
 from common.storage.json_files import read_json_if_there
+from common.system.platforms import quoted
 
 PUBLISHED = "config.json"  # the file that timm publishes beside weights: how they were trained
 MAX_PIXELS = 65536  # along a side of an image; more is a mistake in the file
@@ -40,7 +46,10 @@ def find_initial(name: str) -> str:
         subject = (
             f"--init-from {name} is neither a file nor a folder here, and as a model of the Hub, it"
         )
-        advice = "pass a finished run, a folder or file of weights, or the id of a model of the Hub"
+        advice = (
+            "check the spelling, the connection and HF_TOKEN, or pass a finished run, or a folder "
+            "or file of weights"
+        )
         with reading(subject, advice):
             return snapshot_download(name, allow_patterns=[WEIGHTS, PUBLISHED])
 
@@ -81,12 +90,13 @@ def initial_facts(path: str | None) -> InitialFacts:
     if path is None or os.path.isfile(path):
         return InitialFacts()
     folder = weights_file(path).parent
-    facts_of_run = read_record_if_there(folder / MODEL_JSON, InitialFacts)
+    facts_of_run = read_record_if_there(folder / MODEL_JSON, InitialFacts, COPY_MODEL)
     if facts_of_run is not None:
         return facts_of_run
-    published = read_json_if_there(folder / PUBLISHED) or {}
+    advice = f"pass --init-from {quoted(folder / WEIGHTS)}"  # the weights without these facts
+    published = read_json_if_there(folder / PUBLISHED, advice) or {}
     settings = published.get("pretrained_cfg", published)  # some files have no such level
-    with reading(str(folder / PUBLISHED), "pass the safetensors file beside it"):
+    with reading(str(folder / PUBLISHED), advice):
         channels, size, _ = settings["input_size"]  # channels, height, width
         if not 1 <= size <= MAX_PIXELS:
             raise ValueError(f"images of {size} pixels")

@@ -466,36 +466,48 @@ AnyRecord = TypeVar("AnyRecord", bound=Record)
 MAX_CHARACTERS = 60  # characters of a wrong value that a sentence repeats
 
 
-def read_record(path: Path, record_class: type[AnyRecord]) -> AnyRecord:
+def read_record(path: Path, record_class: type[AnyRecord], advice: str = PUT_BACK) -> AnyRecord:
     """Return the record in a JSON file.
+
+    Args:
+        advice: what to do if the file is missing or damaged.
 
     Raises:
         UserError: the file is missing or can't be read, or its contents do not have the record's
             structure.
     """
-    record = read_record_if_there(path, record_class)
+    record = read_record_if_there(path, record_class, advice)
     if record is None:
-        raise UserError(f"{path} does not exist", advice=PUT_BACK)
+        raise UserError(f"{path} does not exist", advice=advice)
     return record
 
 
-def read_record_if_there(path: Path, record_class: type[AnyRecord]) -> AnyRecord | None:
+def read_record_if_there(
+    path: Path, record_class: type[AnyRecord], advice: str = PUT_BACK
+) -> AnyRecord | None:
     """Return the record in a JSON file; None if there is no such file.
+
+    Args:
+        advice: what to do if the file is damaged.
 
     Raises:
         UserError: the file can't be read, or its contents do not have the record's structure.
     """
-    contents = read_json_if_there(path)
-    return None if contents is None else parse_record(contents, record_class, str(path))
+    contents = read_json_if_there(path, advice)
+    return None if contents is None else parse_record(contents, record_class, str(path), advice)
 
 
 def parse_record(
-    contents: Mapping[str, object], record_class: type[AnyRecord], source: str
+    contents: Mapping[str, object],
+    record_class: type[AnyRecord],
+    source: str,
+    advice: str = PUT_BACK,
 ) -> AnyRecord:
     """Return a record from the contents of a JSON file.
 
     Args:
         source: the file's path or address, for a message.
+        advice: what to do if the contents are damaged.
 
     Raises:
         UserError: a key is missing, or its value has another type.
@@ -504,7 +516,7 @@ def parse_record(
         return record_class.model_validate(json_safe(contents))
     except ValidationError as problem:
         mistake = mistake_in_words(problem.errors()[0])
-        raise UserError(f"{source} is damaged or was edited ({mistake})", advice=PUT_BACK) from None
+        raise UserError(f"{source} is damaged or was edited ({mistake})", advice=advice) from None
 
 
 def mistake_in_words(error: ErrorDetails) -> str:

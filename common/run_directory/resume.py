@@ -133,7 +133,9 @@ def refuse_contradictions(
         phrases = flags_in_words(contradictions, "{flag} {current} (the run has {saved})")
         raise UserError(
             f"can't resume {directory} with {', '.join(phrases)}",
-            advice="leave these flags out, or start another run without --resume",
+            advice=(
+                "leave these flags out, or start another run without --resume in another directory"
+            ),
         )
 
 
@@ -256,7 +258,7 @@ def newest_unfinished(config: ResumableConfig, recipe: str) -> Path | None:
         differences = differing_flags(saved_flags, values_in(config, saved_flags))
         if not differences:
             return directory
-        phrases = flags_in_words(differences, "{flag} {saved} there and {current} here")
+        phrases = flags_in_words(differences, "{flag} {saved} instead of {current}")
         with_other_flags.append((directory, phrases))
     refuse_to_begin_again(edited, with_other_flags)
     return None

@@ -61,7 +61,7 @@ def flags_in_words(differences: Iterable[FlagDifference], pattern: str) -> list[
 
     Args:
         pattern: a text with ``{flag}``, ``{saved}`` and ``{current}`` in it, such as
-            ``{flag} {saved} there and {current} here``.
+            ``{flag} {saved} instead of {current}``.
     """
     return [
         pattern.format(

@@ -49,7 +49,7 @@ def open_to_append(path: Path) -> TextIO:
 
 
 @contextmanager
-def locked(path: Path, patience: float = -1, flag: str = "--output-dir") -> Iterator[None]:
+def locked(path: Path, patience: float = -1, flag: str | None = "--output-dir") -> Iterator[None]:
     """Hold a lock file while the block runs, so that only one job at a time writes.
 
     The lock protects only against jobs that take the same lock file.
@@ -58,7 +58,8 @@ def locked(path: Path, patience: float = -1, flag: str = "--output-dir") -> Iter
 
     Args:
         patience: seconds to wait for another job that holds the lock; -1 waits without end.
-        flag: the flag that names the lock's folder, for the error.
+        flag: the flag that can name another folder, for the error; None if only this folder will
+            do, because the command resumes a run.
 
     Raises:
         UserError: another job still holds the lock.
@@ -67,7 +68,8 @@ def locked(path: Path, patience: float = -1, flag: str = "--output-dir") -> Iter
     try:
         lock.acquire(timeout=patience)
     except Timeout:
-        advice = f"wait until it has ended, or pass another {flag}"
+        alternative = "stop it" if flag is None else f"pass another {flag}"
+        advice = f"wait until it has ended, or {alternative}"
         raise UserError(f"another job is writing to {path.parent}", advice=advice) from None
     except (NotImplementedError, OSError):
         pass  # go on without a lock: there are none here, or this user may not lock

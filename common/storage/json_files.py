@@ -44,45 +44,60 @@ def json_safe(value: object) -> object:
     return None if is_not_finite else value
 
 
-def read_json(path: Path) -> JsonObject:
-    """Return the JSON object in a file; a `UserError` if it is missing or can't be read."""
-    value = read_json_if_there(path)
+def read_json(path: Path, advice: str = PUT_BACK) -> JsonObject:
+    """Return the JSON object in a file.
+
+    Args:
+        advice: what to do if the file is missing or damaged.
+
+    Raises:
+        UserError: the file is missing, can't be read, or contains no JSON object.
+    """
+    value = read_json_if_there(path, advice)
     if value is None:
-        raise UserError(f"{path} does not exist", advice=PUT_BACK)
+        raise UserError(f"{path} does not exist", advice=advice)
     return value
 
 
-def read_json_if_there(path: Path) -> JsonObject | None:
+def read_json_if_there(path: Path, advice: str = PUT_BACK) -> JsonObject | None:
     """Return the JSON object in a file; None if there is no such file.
+
+    Args:
+        advice: what to do if the file is damaged.
 
     Raises:
         UserError: the file can't be read, or it contains no JSON object.
     """
-    with reading_saved(path):
+    with reading_saved(path, advice):
         try:
             value = parse(refuse_pipe(path).read_text(encoding="utf-8"))
         except (FileNotFoundError, NotADirectoryError):
             return None
     if not isinstance(value, dict):
         problem = f"{path} is damaged or was edited, because it does not contain a JSON object"
-        raise UserError(problem, advice=PUT_BACK)
+        raise UserError(problem, advice=advice)
     return value
 
 
-def reading_saved(path: Path) -> AbstractContextManager[None]:
-    """Return a context that raises a `UserError` instead of an error in reading a run's file."""
+def reading_saved(path: Path, advice: str = PUT_BACK) -> AbstractContextManager[None]:
+    """Return a context that raises a `UserError` instead of an error in reading a run's file.
+
+    Args:
+        advice: what to do, unless the user lacks the right to read the file.
+    """
     return as_user_error(
         # JSON that is nested too deeply leads to a RecursionError.
         (OSError, ValueError, RecursionError),
         f"{path} can't be read",
-        advice_to_read,
+        partial(advice_to_read, advice),
     )
 
 
-def advice_to_read(error: Exception) -> str:
+def advice_to_read(advice: str, error: Exception) -> str:
+    """Return `advice`, or other advice if the user lacks the right to read a file."""
     if isinstance(error, PermissionError):
         return "give your user the right to read it"
-    return PUT_BACK
+    return advice
 
 
 def read_lines(path: Path, key: str, warn: Callable[[str], None] | None = None) -> list[JsonObject]:

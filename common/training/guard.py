@@ -233,6 +233,19 @@ class GradientGuard:
             self.skipped += is_skipped
             self.skipped_in_a_row = self.skipped_in_a_row + 1 if is_skipped else 0
 
+    def advice_on_non_finite(self) -> str:
+        """Return the advice to train with other flags, among those that this run can still change.
+
+        Without 16-bit numbers, another precision would not help.
+        """
+        changes = ["a lower --learning-rate or --max-grad-norm"]
+        if self.max_grad_norm == 0:  # nothing was clipped
+            changes = ["a lower --learning-rate", "--max-grad-norm 1"]
+        if self.accelerator.mixed_precision != "no":
+            changes.append("--mixed-precision no")
+        flags = ", or with ".join(changes)
+        return f"start a new run with {flags}; also look for damaged samples in the data"
+
     def check(self, global_step: int, loss: float = 0.0) -> None:
         """Read the norms since the last check, and end the run if an update was skipped.
 
@@ -251,10 +264,7 @@ class GradientGuard:
                     f"a gradient or the loss became non-finite by update {global_step}, which was "
                     "not applied"
                 ),
-                advice=(
-                    "start a new run with a lower --learning-rate or --max-grad-norm, or with "
-                    "--mixed-precision no; also look for damaged samples in the data"
-                ),
+                advice=self.advice_on_non_finite(),
             )
         if self.skipped_in_a_row >= MAX_SKIPS_IN_A_ROW:
             raise TrainingError(
@@ -263,7 +273,8 @@ class GradientGuard:
                     f"{global_step} and were not applied"
                 ),
                 advice=(
-                    "start a new run with --mixed-precision bf16, or with a lower --learning-rate"
+                    "start a new run with --mixed-precision bf16 (or no, if the device lacks "
+                    "bf16), or with a lower --learning-rate"
                 ),
             )
 

@@ -36,14 +36,20 @@ def out_of_memory_error(
     if config.batch_size == 1:
         advice = one_sample_advice(config, has_placed_data=placed_mib > 0)
     else:
-        is_even = config.batch_size % 2 == 0
-        updates = "the same updates" if is_even else "almost the same updates"
-        command = command_with_half_the_batch(config, directory)
-        advice = (
-            f"start a new run with {smaller_model(config)}, or make {updates} from half the batch "
-            f"size with: {command}"
-        )
+        advice = half_batch_advice(config, command_with_half_the_batch(config, directory))
     return TrainingError(problem, advice=advice, every_rank=True)
+
+
+def half_batch_advice(config: TrainingConfig, command: str) -> str:
+    """Return the advice to run a command with half the batch size, or to train a smaller model."""
+    if config.evaluate_only:  # the model is given, and there are no updates
+        return f"evaluate with half the batch size: {command}"
+    is_even = config.batch_size % 2 == 0
+    updates = "the same updates" if is_even else "almost the same updates"
+    return (
+        f"start a new run with {smaller_model(config)}, or make {updates} from half the batch "
+        f"size with: {command}"
+    )
 
 
 def placed_bytes(device: torch.device, loaders: Iterable[Loader]) -> int:

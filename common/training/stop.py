@@ -194,7 +194,7 @@ class StopAgreement:
         if cause.is_replaced:  # there is no earlier checkpoint to go on from
             raise TrainingError(cause.message, advice=ReplacedDirectoryError.ADVICE)
         raise TrainingError(
-            f"a checkpoint could not be written ({cause})",
+            f"a checkpoint of {self.directory} could not be written ({cause})",
             advice=(
                 f"{advice_for(cause.message, cause.error_number)}, then continue from the "
                 f"checkpoint before it with --resume {quoted(self.directory)}"

@@ -69,6 +69,17 @@ def test_flag_that_nothing_reads_is_refused(name: str) -> None:
         assert f"use config.{name} before the loop" in error.message
 
 
+def test_flag_of_a_config_file_is_left_out_of_a_copy() -> None:
+    """A command can't leave out what its `--config` sets."""
+    alone = unused_flag_error(Config(mixup=0.5), "mixup", "mine.py")
+    assert alone.advice.startswith("leave --mixup out, or use config.mixup")
+    repeated = unused_flag_error(Config(mixup=0.5, config="old.json"), "mixup", "mine.py")
+    advice = (
+        "leave --mixup out of the command, or out of a copy of old.json to pass as --config, or"
+    )
+    assert repeated.advice.startswith(advice)
+
+
 @pytest.mark.parametrize("name", LEARNING)
 def test_flag_that_is_read_or_applied_is_accepted(name: str) -> None:
     """One use is enough. Afterwards the object has its own class again."""

@@ -546,27 +546,32 @@ def optimizer_of(*sizes: int) -> torch.optim.Optimizer:
         (
             {"net": nn.Linear(2, 3)},
             {"net": nn.Linear(2, 4)},
-            "model, because net.bias is [3] float32 there, but is [4] float32 in this run",
+            "model, because net.bias is [3] float32 in the checkpoint, "
+            "but is [4] float32 in this run",
         ),
         (
             {"net": Tied(6)},
             {"net": Tied(7)},
-            "model, because net.body.0.bias is [6] float32 there, but is [7] float32 in this run",
+            "model, because net.body.0.bias is [6] float32 in the checkpoint, "
+            "but is [7] float32 in this run",
         ),
         (
             {"net": nn.Linear(2, 3)},
             {"net": nn.Linear(2, 3, bias=False)},
-            "model, because net.bias is [3] float32 there, but does not exist in this run",
+            "model, because net.bias is [3] float32 in the checkpoint, "
+            "but does not exist in this run",
         ),
         (
             {"net": nn.Linear(2, 3, bias=False)},
             {"net": nn.Linear(2, 3)},
-            "model, because net.bias does not exist there, but is [3] float32 in this run",
+            "model, because net.bias does not exist in the checkpoint, "
+            "but is [3] float32 in this run",
         ),
         (
             {"net": nn.Linear(2, 3)},
             {"net": nn.Linear(2, 3).double()},
-            "model, because net.bias is [3] float32 there, but is [3] float64 in this run",
+            "model, because net.bias is [3] float32 in the checkpoint, "
+            "but is [3] float64 in this run",
         ),
         (
             {"net": with_buffer(2)},

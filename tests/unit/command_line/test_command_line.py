@@ -294,6 +294,18 @@ def test_missing_config_file_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
             parse(monkeypatch, "mnist_mlp", "--config", path)
 
 
+def test_damaged_config_file_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """This command starts a new run already, so the advice names another file."""
+    path = tmp_path / "config.json"
+    for contents in ("{", "[]"):
+        path.write_text(contents)
+        with pytest.raises(UserError) as refused:
+            parse(monkeypatch, "mnist_mlp", "--config", path)
+        assert str(path) in refused.value.problem
+        advice = "restore it from a backup, or pass the config.json of another run"
+        assert refused.value.advice == advice
+
+
 def test_config_of_another_recipe_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -141,7 +141,7 @@ def test_data_that_have_grown_since_the_run_are_refused(
     write_images(folder, per_class=14)
     message = refusal(lambda: evaluated(folder, run))
     assert "has changed since" in message
-    assert "restore the data as they were, or put the new samples into a data set" in message
+    assert "restore the data and the flags as they were, or put the new samples into" in message
 
 
 def test_path_of_another_form_keeps_the_configuration(

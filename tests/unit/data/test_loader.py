@@ -15,7 +15,7 @@ from common.data.batch import Batch
 from common.data.images import CachedImages
 from common.data.loader import NO_SIGNALS, Loader
 from common.data.order import EvaluationOrder, TrainingOrder
-from common.data.run_loaders import make_loaders
+from common.data.run_loaders import evaluation_order, make_loaders
 from common.data.shifts import reflected
 from common.errors import UserError
 from common.system.devices import to_device
@@ -244,6 +244,23 @@ def test_data_larger_than_free_memory_are_refused(cuda: Cuda) -> None:
     assert (
         "take 3 MiB, but only 2 MiB are free: pass --data-placement workers" in error.value.message
     )
+
+
+@pytest.mark.parametrize(
+    ("count", "advice"),
+    [
+        (3, "add samples to this split, or start fewer processes"),
+        (9, "add samples to this split, raise --batch-size, or start fewer processes"),
+    ],
+)
+def test_split_too_small_for_a_sharded_model_is_refused(count: int, advice: str) -> None:
+    """A larger batch only helps if each process has a sample."""
+    sharded: Any = SimpleNamespace(num_processes=8, process_index=0, mesh=object())
+    with pytest.raises(UserError, match="too few to give each of the 8 processes") as refused:
+        evaluation_order(TrainingConfig(batch_size=1), sharded, "test", samples(count))
+    assert refused.value.advice == advice
+    if "--batch-size" in advice:
+        evaluation_order(TrainingConfig(batch_size=2), sharded, "test", samples(count))
 
 
 def test_indices_for_a_gpu_are_pinned(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:

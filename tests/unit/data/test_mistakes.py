@@ -16,6 +16,7 @@ import pytest
 from PIL import Image
 
 from common.data.decoding import Decoder
+from common.data.mistakes import empty_split_error
 from common.data.sources import DataSource, find_named
 from common.errors import UserError
 from tests.local_data import (
@@ -292,9 +293,10 @@ def test_path_outside_of_a_single_file_has_advice_that_works(tmp_path: Path) -> 
     Image.new("L", (8, 8)).save(tmp_path / "secret.png")
     file = folder / "train-00000-of-00001.parquet"
     replace_value(file, "image", 4, {"bytes": None, "path": str(tmp_path / "secret.png")})
-    assert "write its path there into the table" in refusal(lambda: images(folder))
-    advice = "pass a folder that contains the table and its images as --dataset"
-    assert advice in refusal(lambda: images(file))
+    assert "write the path of the copy into the table" in refusal(lambda: images(folder))
+    message = refusal(lambda: images(file))
+    assert "is not a folder that contains this image" in message
+    assert "pass a folder that contains the table and its images as --dataset" in message
 
 
 def test_row_with_a_path_inside_the_folder_is_read(tmp_path: Path) -> None:
@@ -374,3 +376,11 @@ def test_folder_that_cannot_be_listed_is_named(
     message = refusal(lambda: images(folder))
     assert "Permission denied" in message
     assert str(folder / "train" / "dog") in message
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_only_an_empty_split_for_evaluation_can_be_left_out(split: str) -> None:
+    """Without its files, a run would be refused because it has no split to train on."""
+    advice = empty_split_error("mine", split).advice
+    assert ("or remove these files" in advice) == (split != "train")
+    assert "pass another --dataset or --dataset-config" in advice

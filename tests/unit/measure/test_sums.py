@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -10,6 +11,7 @@ from common.errors import UserError
 from common.measure.classification import ClassificationSums
 from common.measure.sums import Evaluation, Sums, of_all_ranks
 from common.measure.training_sums import TrainingSums
+from common.measure.values import figure
 
 
 def alone() -> Any:
@@ -189,3 +191,20 @@ def test_loss_may_be_repeated_among_the_metrics() -> None:
     training = TrainingSums(torch.device("cpu"), 1)
     training.add(loss, {"loss": loss.detach()})
     assert means_of_ranks(training) == {"train/loss": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("value", "words", "advice"),
+    [
+        (torch.ones(3), "of type Tensor of shape (3,) as 'x'", ", such as value.mean()"),
+        (np.ones((2, 2)), "of type ndarray of shape (2, 2) as 'x'", ", such as value.mean()"),
+        ("good", "of type str as 'x' instead", ""),
+        (None, "of type NoneType as 'x' instead", ""),
+    ],
+)
+def test_figure_that_is_no_number_is_refused(value: Any, words: str, advice: str) -> None:
+    """Only tensors and arrays have a mean."""
+    with pytest.raises(UserError) as refused:
+        figure("x", value)
+    assert words in refused.value.problem
+    assert refused.value.advice == f"return one number for each name{advice}"

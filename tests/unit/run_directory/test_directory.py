@@ -14,7 +14,7 @@ from accelerate import PartialState
 from common.errors import UserError
 from common.failures.outcomes import Outcome
 from common.run_directory import directory as module
-from common.run_directory.directory import RunDirectory, make_directory
+from common.run_directory.directory import RunDirectory, make_directory, require_shared_folder
 from common.run_directory.records import Status
 from common.run_directory.status import read_status, refuse_to_resume
 from common.storage.files import LOCK, locked
@@ -64,6 +64,8 @@ def test_impossible_directory_gives_one_sentence(path: str) -> None:
         make_directory(path, "mnist_mlp", resume=False)
     with pytest.raises(UserError, match=r"--output-dir .* can't be made or written"):
         directory_of(path, "mnist_mlp", resume=False)
+    with pytest.raises(UserError, match=r"^(?!--output-dir).* can't be made or written"):
+        make_directory(path, "mnist_mlp", resume=True)
 
 
 @pytest.mark.parametrize("obstacle", ["file", "link"])
@@ -73,7 +75,7 @@ def test_file_in_place_of_runs_gives_one_sentence(obstacle: str) -> None:
         Path("runs").write_text("")
     else:
         Path("runs").symlink_to("nowhere")
-    with pytest.raises(UserError, match="can't be made"):
+    with pytest.raises(UserError, match=f"{Path('runs').absolute()} can't be made"):
         directory_of(None, "mnist_mlp", False)
 
 
@@ -90,6 +92,20 @@ def test_unused_unnamed_directory_is_removed() -> None:
     assert named.path.exists()
 
 
+@pytest.mark.parametrize(
+    ("resume", "advice"),
+    [
+        (False, "pass an --output-dir on a file system that all machines share"),
+        (True, "move this run to a file system that all machines share, and resume it there"),
+    ],
+)
+def test_machine_without_the_directory_is_named(resume: bool, advice: str, tmp_path: Path) -> None:
+    """A run is resumed in its own directory, so another `--output-dir` would be refused."""
+    with pytest.raises(UserError, match=r"rank 0 on .* can't see what rank 0 writes") as refused:
+        require_shared_folder(tmp_path / "mark", patience=0, resume=resume)
+    assert refused.value.advice == advice
+
+
 # One job at a time.
 
 
@@ -99,8 +115,10 @@ def test_two_jobs_never_write_to_one_directory(tmp_path: Path) -> None:
     lock = tmp_path / LOCK
     with pytest.raises(UserError, match="another job is writing to"), locked(lock, patience=0):
         pass
-    with pytest.raises(UserError, match="another job is writing to"):
+    with pytest.raises(UserError, match=r"another job is writing to .* ended, or stop it$"):
         directory_of(str(tmp_path), "mnist_mlp", True)
+    with pytest.raises(UserError, match=r"another job is writing to .* another --output-dir$"):
+        directory_of(str(tmp_path), "mnist_mlp", False)
     first.release()
     with locked(lock, patience=0):
         pass
@@ -157,7 +175,7 @@ def test_directory_is_checked_again_under_its_lock(
     """A job that waited for another one does not overwrite what that job created."""
 
     @contextlib.contextmanager
-    def waited(path: Path, patience: float) -> Iterator[None]:
+    def waited(path: Path, patience: float, flag: str | None) -> Iterator[None]:
         (tmp_path / "config.json").write_text('{"run_id": "its"}')
         (tmp_path / "status.json").write_text('{"status": "finished"}')
         yield

@@ -19,6 +19,7 @@ from common.data.images import load_images
 from common.data.sources import find_named
 from common.errors import UserError
 from common.run_directory.initial import initial_facts, initial_shapes
+from common.run_directory.records import InitialFacts
 from recipes.resnet import ResNet
 from tests.local_data import write_image_folder
 
@@ -59,6 +60,25 @@ def test_published_weights_load_except_for_the_head(published: Path, tmp_path: P
             if not name.startswith("fc."):
                 assert torch.equal(value, resumed.state_dict()[name])
                 assert shapes[name] == tuple(value.shape)
+
+
+@pytest.mark.parametrize("contents", ["{", "[]", "{}", '{"input_size": [3, 0, 0]}'])
+def test_damaged_facts_of_published_weights_are_refused(contents: str, published: Path) -> None:
+    """The file of weights can still be used without its facts, so the advice names it."""
+    (published / "config.json").write_text(contents)
+    with pytest.raises(UserError, match=r"config\.json") as refused:
+        initial_facts(str(published))
+    assert refused.value.advice == f"pass --init-from {published / 'model.safetensors'}"
+    assert initial_facts(str(published / "model.safetensors")) == InitialFacts()
+
+
+def test_damaged_facts_of_a_finished_model_are_refused(published: Path) -> None:
+    """A model is copied again or replaced. A new run of its recipe would not help."""
+    (published / "model.json").write_text("{")
+    with pytest.raises(UserError, match=r"model\.json can't be read") as refused:
+        initial_facts(str(published))
+    advice = "copy the model's folder again from where it came, or pass another model"
+    assert refused.value.advice == advice
 
 
 def test_shape_that_does_not_fit_is_named(published: Path, tmp_path: Path) -> None:

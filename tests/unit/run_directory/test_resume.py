@@ -220,7 +220,7 @@ def test_auto_refuses_to_start_beside_an_unfinished_run_with_other_flags(
         with pytest.raises(UserError) as refused:
             parse(monkeypatch, "mnist_mlp", "--resume", "auto")
         assert "found the unfinished run runs/killed" in refused.value.message
-        assert "--epochs 3 there and None here" in refused.value.message
+        assert "--epochs 3 instead of None" in refused.value.message
         assert "--resume runs/killed" in refused.value.message
         resumed = parse(monkeypatch, "mnist_mlp", "--resume", "auto", "--epochs", 3)
         assert resumed.resume == "runs/killed"
@@ -293,7 +293,8 @@ def test_processes_that_cannot_divide_the_effective_batch_are_refused(
     monkeypatch.setenv("WORLD_SIZE", "3")
     with pytest.raises(
         UserError,
-        match=r"32 samples, which is not a multiple of 96 \(--batch-size 32 × 3 processes\)",
+        match=r"the run to resume has 32 samples, which is not a multiple of 96 "
+        r"\(--batch-size 32 × 3 processes\)",
     ):
         parse(monkeypatch, "mnist_mlp", "--resume", run)
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -326,7 +327,9 @@ def test_effective_batch_size_sets_accumulation(
     ):
         parse(monkeypatch, "mnist_mlp", "--resume", run, "--effective-batch-size", 384)
     with pytest.raises(
-        UserError, match=rf"is not a multiple of {64 * processes} \(--batch-size 64 × {processes}"
+        UserError,
+        match=rf"--effective-batch-size 100 is not a multiple of {64 * processes} "
+        rf"\(--batch-size 64 × {processes}",
     ):
         parse(monkeypatch, "mnist_mlp", "--batch-size", 64, "--effective-batch-size", 100)
 

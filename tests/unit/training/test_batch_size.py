@@ -204,6 +204,15 @@ def test_out_of_memory_in_training_names_what_helps(size: int, words: str, tmp_p
     assert "a lower --image-size" in error.advice
 
 
+def test_out_of_memory_in_an_evaluation_names_what_helps(tmp_path: Path) -> None:
+    """A run that only evaluates makes no updates, and can't choose another model size."""
+    config = SizedConfig(batch_size=6, evaluate_only=True, init_from="runs/a")
+    error = out_of_memory_error(config, tmp_path, CPU, [])
+    assert error.advice.startswith("evaluate with half the batch size: ")
+    assert "--batch-size 3" in error.advice
+    assert "new run" not in error.advice
+
+
 @pytest.mark.parametrize("has_begun", [False, True])
 def test_run_that_has_begun_is_resumed_with_half_the_batch(
     has_begun: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -25,7 +25,7 @@ def alone(**others: Any) -> Any:
         scaler=None,
         unscale_gradients=lambda _: None,
         _optimizers=[],
-        **others,
+        **{"mixed_precision": "no", **others},
     )
 
 
@@ -52,6 +52,24 @@ def test_update_with_a_non_finite_gradient_is_not_applied(value: float) -> None:
         guard.check(2, 0.5)
     assert "update 2" in error.value.message
     assert "start a new run with a lower --learning-rate" in error.value.message
+
+
+@pytest.mark.parametrize(
+    ("precision", "norm", "flags"),
+    [
+        ("no", 1.0, "--learning-rate or --max-grad-norm; also"),
+        ("bf16", 1.0, "--learning-rate or --max-grad-norm, or with --mixed-precision no; also"),
+        ("no", 0.0, "--learning-rate, or with --max-grad-norm 1; also"),
+    ],
+)
+def test_advice_on_non_finite_gradients_changes_the_run(
+    precision: str, norm: float, flags: str
+) -> None:
+    """A norm of 0 can't be lowered, and float32 is the highest precision."""
+    guard = GradientGuard(alone(mixed_precision=precision), max_grad_norm=norm, by_layer=False)
+    with pytest.raises(TrainingError) as error:
+        guard.check(2, float("nan"))
+    assert f"start a new run with a lower {flags} look for damaged samples" in error.value.advice
 
 
 @pytest.mark.parametrize("norm", [0.0, 0.5, 100.0])

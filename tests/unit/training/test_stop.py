@@ -96,7 +96,7 @@ def test_ranks_agree_on_the_age_of_a_checkpoint(monkeypatch: pytest.MonkeyPatch)
         (errno.EDQUOT, "free some space", True),
         (errno.EIO, "free some space", True),
         (errno.EACCES, "right to write", False),
-        (errno.EROFS, "right to write", False),
+        (errno.EROFS, "make this file system writable", False),
         (errno.EEXIST, "already there", False),
         (errno.ENOTEMPTY, "already there", False),
         (errno.ENOTDIR, "already there", False),
@@ -112,6 +112,7 @@ def test_failed_save_is_explained(number: int, advice: str, resumable: bool) -> 
     alone: Any = SimpleNamespace(num_processes=1, device=torch.device("cpu"))
     with pytest.raises(TrainingError) as error:
         StopAgreement(alone, Path("runs/a"), lambda: failure, no_request()).check(7)
+    assert "a checkpoint of runs/a could not be written" in error.value.message
     assert os.strerror(number) in error.value.message
     assert advice in error.value.message
     assert "--resume runs/a" in error.value.message
