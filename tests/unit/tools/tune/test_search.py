@@ -162,6 +162,9 @@ def test_recipe_that_fails_when_it_is_loaded_names_the_line(tmp_path: Path) -> N
         load_recipe(recipe)
     cause = "broken.py, line 3: NameError: name 'foo' is not defined"
     assert refused.value.message == f"{recipe} fails when Python loads it ({cause}): {check}"
+    recipe.write_text("import no_such_package\n")
+    with pytest.raises(UserError, match="install the package that has no_such_package, or correct"):
+        load_recipe(recipe)
     recipe.write_text("x = (\n")
     with pytest.raises(UserError, match=r"SyntaxError: .*broken\.py, line 1"):
         load_recipe(recipe)
