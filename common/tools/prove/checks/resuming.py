@@ -36,9 +36,7 @@ def check_resuming(bench: Bench) -> Verdict:
         return Verdict(
             False,
             compared,
-            (
-                f"the run ended before the proof could interrupt it {' and '.join(dict.fromkeys(missing))}",
-            ),
+            (f"the run ended before the proof could interrupt it {' and '.join(missing)}",),
             "pass more --updates (if you pass --max-steps, a larger one), so that the run has more "
             "evaluations and checkpoints",
         )
@@ -100,11 +98,11 @@ def interruptions_in_words(run: ObservedRun) -> str:
 
 
 def missing_manners(run: ObservedRun) -> list[str]:
-    """Return the planned manners in which a run was not interrupted, in words."""
+    """Return the planned manners in which a run was not interrupted, once each, in words."""
     missing = [*MANNERS]
     for _, record in run.all(Interrupted):
         missing.remove(record.manner)
-    return [MANNERS_IN_WORDS[manner] for manner in missing]
+    return [MANNERS_IN_WORDS[manner] for manner in dict.fromkeys(missing)]
 
 
 CHECK = Check(

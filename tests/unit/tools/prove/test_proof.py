@@ -212,7 +212,7 @@ def test_interruptions_are_of_each_manner_and_can_happen(seed: int) -> None:
 
 def test_interruptions_that_did_not_happen_are_named_in_words() -> None:
     """The words follow "the run ended before the proof could interrupt it"."""
-    words = ["after an update", "after an update", "in a save", "in an evaluation", "by SIGTERM"]
+    words = ["after an update", "in a save", "in an evaluation", "by SIGTERM"]
     assert missing_manners(run(launch(0))) == words
 
 
