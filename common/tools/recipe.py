@@ -35,9 +35,12 @@ def loading(path: Path) -> Iterator[None]:
         raise
     except BaseException as error:  # includes a panic in Rust code, which is not an `Exception`
         location = error_location(error, path)
+        remedy = "correct the file"
+        if isinstance(error, ModuleNotFoundError):
+            remedy = f"install the package that has {error.name}, or correct the import"
         raise UserError(
             f"{path} fails when Python loads it ({location}{cause_text(error)})",
-            advice=f"correct the file, and check it with python {quoted(path)} --help",
+            advice=f"{remedy}, and check it with python {quoted(path)} --help",
         ) from None
 
 

@@ -73,11 +73,18 @@ def first_differing_row(
         if name is not None:
             return (
                 f"the row of update {first_row.get(STEP)} has {name} "
-                f"{first_row.get(name)} and {second_row.get(name)}"
+                f"{value_in_words(first_row, name)} and {value_in_words(second_row, name)}"
             )
     if len(first_rows) != len(second_rows):
-        return f"there are {len(first_rows)} and {len(second_rows)} rows"
+        return f"the runs have {len(first_rows)} and {len(second_rows)} rows"
     return None
+
+
+def value_in_words(row: Mapping[str, JsonValue], name: str) -> str:
+    """Return a figure of a row for a sentence."""
+    if name not in row:
+        return "(missing)"
+    return "(NaN or infinite)" if row[name] is None else str(row[name])
 
 
 def is_same(first: JsonValue, second: JsonValue) -> bool:

@@ -257,7 +257,7 @@ def inspect_offline(file: Path, *flags: str) -> str:
     command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", *flags, str(file)]
     completed = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=300)
     if completed.returncode or not completed.stdout.strip():
-        lines = completed.stderr.strip().splitlines() or ["it is empty"]
+        lines = completed.stderr.strip().splitlines() or ["wandb prints nothing about it"]
         raise UserError(
             f"{file} can't be read as a W&B run ({lines[-1]})",
             advice="copy the file again from its source, update wandb, or leave this run out",
@@ -283,6 +283,9 @@ def using_wandb(problem: str, advice: str) -> Iterator[None]:
     with as_user_error((wandb.Error, ValueError, OSError), problem, advice, first_line=True):
         try:
             mode, reason = wandb_mode()
+            if mode != "online" and os.environ.get("WANDB_MODE"):
+                reason = f"WANDB_MODE is {mode}"
+                advice = "unset WANDB_MODE, or set it to online"
             if mode != "online":
                 raise UserError(f"{problem} ({reason})", advice=advice)
             yield
@@ -323,6 +326,11 @@ def read_project(address: str) -> list[RunRecord]:
             for run in runs
             if "objective" in run.config  # a project may hold other programs' runs
         ]
+    if not records and is_single_run:
+        raise UserError(
+            f"the W&B run {address} is not a run of these recipes",
+            advice="pass a run that a recipe has logged",
+        )
     if not records:
         raise UserError(
             f"the W&B project {address} contains no runs of these recipes",
@@ -368,5 +376,9 @@ def record_of(
         reason = "its summary was never written"
     elif status == "failed":
         reason = f"W&B calls it {state} after update {rows[-1][STEP] if rows else 0:g}"
-    saved_config = parse_record(unflat(config), RunConfig, source)
+    try:
+        saved_config = parse_record(unflat(config), RunConfig, source)
+    except UserError as error:  # a run at W&B has no file that could be restored
+        advice = "leave this run out: pass the other runs of its project one by one"
+        raise UserError(f"the configuration of {error.problem}", advice=advice) from None
     return RunRecord(name, source, saved_config, rows, final_summary, status, reason)

@@ -66,11 +66,12 @@ def difference_of_single_seeds(
     values = f"{metric.text(group.mean)} against {metric.text(baseline.mean)}"
     if baseline.count == group.count:
         seeds = "with one seed each"
+        advice = "repeat both with several seeds to tell which is better"
     else:
         group_seeds = counted(group.count, "seed")
         baseline_seeds = counted(baseline.count, "seed")
         seeds = f"with {group_seeds} against {baseline_seeds}"
-    advice = "repeat both with several seeds to tell which is better"
+        advice = "repeat the single one with other seeds to tell which is better"
     if None in errors:
         return f"{values} {seeds}: {advice}"
     error_texts = " and ".join(metric.text(error) for error in reversed(errors))
@@ -142,8 +143,13 @@ def ratio_of_single_runs(
     Args:
         interval: that of the log lines within one run of each group; None if they are too few.
     """
-    times = f"{ratio_of_rates(baseline, group):.2f} × as fast, in single runs"
-    advice = "repeat both to see how much runs differ by chance"
+    times = f"{ratio_of_rates(baseline, group):.2f} × as fast"
+    if baseline.count == group.count:
+        times += ", in single runs"
+        advice = "repeat both to see how much runs differ by chance"
+    else:
+        times += f", in {counted(group.count, 'run')} against {counted(baseline.count, 'run')}"
+        advice = "repeat the single one to see how much runs differ by chance"
     if interval is None:
         return f"{times}: {advice}"
     span = f"{ratio_span(interval)} by the log lines within the runs"

@@ -85,8 +85,10 @@ def notes(comparison: Comparison) -> list[str]:
             )
     # The default target is the best value of the worst run, so that every run has reached it.
     if comparison.target is not None and not comparison.target_is_given:
-        advice = "choose another with --target"
-        lines.append(f"{target_text(comparison)} is the worst of the runs' best; {advice}")
+        lines.append(
+            f"the target, {target_text(comparison)}, is the worst of the runs' best values; "
+            "recipes compare takes another with --target"
+        )
     return lines
 
 

@@ -16,14 +16,19 @@ def ending_in_words(status: int, log: Path, most_lines: int = 1) -> str:
         most_lines: the number of last lines to repeat if no line is an error.
     """
     ending = f"ended by {signal.Signals(-status).name}" if status < 0 else f"status {status}"
-    text = log.read_text(encoding="utf-8", errors="replace")
-    return f"{ending}: {last_error(text, most_lines)} ({log} has all of it)"
+    last_words = last_error(log.read_text(encoding="utf-8", errors="replace"), most_lines)
+    if not last_words:
+        return f"{ending}, and it printed nothing"
+    return f"{ending}: {last_words} ({log} has all of it)"
 
 
 def last_error(text: str, most_lines: int) -> str:
-    """Return the last error in an output; without one, its last lines that are not empty."""
+    """Return the last error in an output; without one, its last lines that are not empty.
+
+    The result is empty if the output is.
+    """
     stripped = [line.strip(FRAME) for line in text.splitlines()]
     lines = [line for line in stripped if line]
     errors = [line.removeprefix(ERROR) for line in lines if line.startswith(ERROR)]
     last_lines = errors[-1:] or lines[-most_lines:]
-    return " / ".join(last_lines) or "it printed nothing"
+    return " / ".join(last_lines)

@@ -1,5 +1,6 @@
 """Classifies images or texts with the model of a run, with inputs prepared as in training."""
 
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -102,9 +103,16 @@ class Predictor:
         """
         text = "a " * PROBE_WORDS + "\t" * (self.columns - 1)  # a second text is empty
         probabilities = self([text] if self.is_text else [Image.new("L", (1, 1))])
-        if probabilities.shape != (1, len({*self.class_names})):
-            outputs = probabilities.tolist()
-            raise ValueError(f"it has {len(self.class_names)} classes but outputs {outputs}")
+        repeated = [name for name, count in Counter(self.class_names).items() if count > 1]
+        if repeated:
+            raise ValueError(f"its class name {repeated[0]!r} occurs twice")
+        expected_shape = (1, len(self.class_names))
+        if probabilities.shape != expected_shape:
+            raise ValueError(
+                f"it has {counted(len(self.class_names), 'class name')}, but the model's output "
+                f"for one input has the shape {tuple(probabilities.shape)} instead of "
+                f"{expected_shape}"
+            )
 
     @torch.inference_mode()
     def __call__(self, inputs: Sequence[Input]) -> torch.Tensor:

@@ -191,7 +191,7 @@ def require_resumable(spec: RunSpec, number: int, result: LaunchResult, director
     status = read_status(directory)
     if status.status == "failed":
         raise RunFailedError(
-            f"launch {number + 1} of the run {spec.name} was interrupted and failed: "
+            f"launch {number + 1} of the run {spec.name} failed when the proof interrupted it: "
             f"{status.reason or result.problem()}"
         )
 

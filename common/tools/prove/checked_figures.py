@@ -47,7 +47,8 @@ def numbers_in_words(checked: Sequence[CheckedFigures]) -> str:
         unknown[figures.kind] += figures.unknown
     text = f"computed again: {listing(compared) or 'nothing'}"
     if unknown_kinds := listing(unknown):
-        text += f"; not computed again, because their kind is unknown here: {unknown_kinds}"
+        reason = "as the proof can't tell how to compute them"
+        text += f"; not computed again, {reason}: {unknown_kinds}"
     return text
 
 

@@ -16,6 +16,7 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import Field, TypeAdapter, ValidationError
 
 from common.errors import UserError
+from common.run_directory.records import mistake_in_words
 from common.tools.prove.notes import (
     EvaluationLoss,
     GrowingTensors,
@@ -278,7 +279,7 @@ def read_observed(path: Path) -> Iterator[AnyObserved]:
         except ValidationError as problem:
             raise UserError(
                 f"line {number} of {path} is not a record of an observed run "
-                f"({problem.errors()[0]})",
+                f"({mistake_in_words(problem.errors()[0])})",
                 advice="repeat the proof; if you pass --folder, name a different folder",
             ) from None
 

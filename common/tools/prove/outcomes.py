@@ -352,7 +352,7 @@ def check_figure(name: str, logged: float, split_passes: Sequence[SplitPass]) ->
     has_several_losses = any(split_pass.calls > 1 for split_pass in split_passes)
     if name in ("loss", "perplexity") or has_several_losses:
         return FigureCheck(None)
-    return FigureCheck(False, expected_figures[-1][1], "it does not follow from these outcomes")
+    return FigureCheck(False, expected_figures[-1][1], "no usual mistake explains the difference")
 
 
 def is_close(value: float, expected: float, tolerance: float) -> bool:

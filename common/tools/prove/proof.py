@@ -144,7 +144,8 @@ def run_check(check: Check, bench: Bench) -> receipts.CheckResult:
                 passed=False,
                 compared="",
                 causes=(str(problem),),
-                advice="fix the reported error, then repeat the command",
+                # The same command may not be repeated as it is: a --folder must be new or empty.
+                advice="fix the reported error",
             )
     result = receipts.CheckResult(
         name=check.name,

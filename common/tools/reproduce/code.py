@@ -208,9 +208,15 @@ def missing_commit_error(tree: CodeTree, past: PastRun, folders: list[Path]) -> 
         return UserError(
             f"{commit} can't be found, because the run's folder is in no git repository",
             advice=(
-                "move the run's folder into a git clone of its code, and run git fetch there, "
-                f"{CURRENT_CODE}"
+                "move the run's folder into a git clone of its code, and run git fetch in this "
+                "clone"
             ),
+        )
+    if not folders[0].is_dir():  # --current-code needs this folder, too
+        return UserError(
+            f"{commit} can't be found, because {folders[0]}, the folder with the run's code, does "
+            "not exist",
+            advice=f"put a git clone of its code at {quoted(folders[0])}",
         )
     return UserError(
         f"{commit} is not in {' or '.join(map(str, folders))}",

@@ -62,7 +62,8 @@ def publish(directory: Path, folder: Path) -> None:
     from common.tools.reproduce.publishing import publish_run
 
     publish_run(directory, folder)
-    say(f"published in {shown_path(folder)}: recipes reproduce {quoted(shown_path(folder))}")
+    command = f"recipes reproduce {quoted(shown_path(folder))}"
+    say(f"published in {shown_path(folder)}: reproduce the run with {command}")
 
 
 def read_command_line(words: list[str]) -> tuple[argparse.Namespace, list[str]]:

@@ -121,7 +121,13 @@ def fact_in_words(difference: FactDifference) -> str:
 
 def figure_in_words(difference: FigureDifference) -> str:
     """Return a differing figure with both values, in full precision."""
-    return f"{difference.figure} {difference.before!r} and now {difference.now!r}"
+    before = value_in_words(difference.before)
+    return f"{difference.figure} {before} and now {value_in_words(difference.now)}"
+
+
+def value_in_words(value: float | None) -> str:
+    """Return a figure in full precision. None stands for NaN, or for a figure that a run lacks."""
+    return "NaN or missing" if value is None else repr(value)
 
 
 def rows_in_words(rows: RowsCompared) -> str:
@@ -158,14 +164,14 @@ def weights_in_words(weights: WeightsCompared) -> str:
         return f"{text}; there are no exported weights to compare"
     if weights.exported_is_equal:
         return f"{text}; the exported weights are equal"
-    return f"{text}; of the exported weights, {weights.exported_difference}"
+    return f"{text}; the exported weights differ: {weights.exported_difference}"
 
 
 def final_in_words(final: FinalCompared) -> str:
     """Return a text on the largest difference of the final figures, and on the tolerance."""
     if final.largest is None:
         return "there are no final figures to compare"
-    before, now = final.figures[final.largest]
+    before, now = map(value_in_words, final.figures[final.largest])
     distance = "unknown" if final.largest_difference is None else f"{final.largest_difference:.2g}"
     verdict = "within" if final.is_within_tolerance else "beyond"
     text = (

@@ -16,7 +16,7 @@ from common.run_directory.records import CONFIG
 from common.storage.digests import sha256_of_file
 from common.system.devices import device_name
 from common.system.machine import current_time
-from common.system.platforms import shown_path
+from common.system.platforms import command_line, shown_path
 from common.tools.launching.launched_run import LaunchedRun
 from common.tools.launching.stopping import stoppable
 from common.tools.reproduce.code import RestoredCode, restored_code
@@ -45,11 +45,13 @@ from common.tools.reproduce.report import (
     show_result,
 )
 
-FIX_ADVICE = "fix the reported error"
-# A published run has names instead of paths, so this machine may not find its data.
+FIX_ADVICE = "fix the reported error, then repeat the command"
+# A published run has names instead of paths, so this machine may not find its data. Other flags
+# would not continue the reproduction in the same folder.
 PATHS_ADVICE = (
     "if data or a checkpoint are missing on this machine, add --dataset PATH, --model PATH or "
-    "--init-from PATH behind the run; otherwise fix the reported error"
+    "--init-from PATH behind the run, and pass another --output-dir; otherwise fix the reported "
+    "error; then repeat the command"
 )
 
 
@@ -159,12 +161,16 @@ def claim(request: ReproductionRequest, past: PastRun) -> Reproduction:
         receipt = new_receipt(request, past)
         write_receipt(output, receipt)
         return receipt
-    is_same_run = receipt.original_run_id == past.saved_config.run_id
-    if not is_same_run or receipt.flags != [*request.flags]:
+    if receipt.original_run_id != past.saved_config.run_id:
         raise UserError(
-            f"{output} contains a different reproduction, of {receipt.original} with "
-            f"{' '.join(receipt.flags) or 'its own flags'}",
+            f"{output} contains the reproduction of another run, which was in {receipt.original}",
             advice=advice,
+        )
+    if receipt.flags != [*request.flags]:
+        flags = command_line(receipt.flags) or "no flags of the recipe"
+        raise UserError(
+            f"{output} contains a reproduction of this run with {flags}",
+            advice=f"{advice}, or repeat the command of that reproduction to continue it",
         )
     return receipt
 
@@ -251,15 +257,18 @@ def train(
     if new.status.status == "failed" and past.status.status == "failed" and new.rows:
         say(f"both runs failed; the new one: {run.reason()}")
         return new
+    advice = advice_to_repeat(past)
+    if new.status.status == "preempted":  # a signal stopped it, so nothing needs to be mended
+        advice = "repeat the command, which continues the new run"
     raise UserError(
         f"the new run ended at update {new.last_step} of {past.last_step}: {run.reason()}",
-        advice=advice_to_repeat(past),
+        advice=advice,
     )
 
 
 def advice_to_repeat(past: PastRun) -> str:
     """Return what to do after the new run has failed."""
-    return f"{PATHS_ADVICE if past.is_published else FIX_ADVICE}, then repeat the command"
+    return PATHS_ADVICE if past.is_published else FIX_ADVICE
 
 
 def is_far_enough(output: Path, past: PastRun) -> bool:

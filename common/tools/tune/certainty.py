@@ -62,18 +62,24 @@ def lines_on_defaults(
 ) -> list[str]:
     """Return one sentence, in a list, that compares the best settings with the defaults.
 
-    If no finished trial had the defaults, or if the best settings are the defaults, the sentence
-    says so instead.
+    If a default is unknown, if no finished trial had the defaults, or if the best settings are the
+    defaults, the sentence says so instead.
     """
+    unknown = flags_without_default(recipe, space)
+    if unknown:
+        return [
+            f"the recipe has no fixed default of {' and '.join(unknown)}, so the search does not "
+            "show what it gained over the defaults"
+        ]
     best = groups[0]
     defaults = [group for group in groups if has_default_values(group.runs[0], recipe, space)]
     if not defaults:
         return [
-            "no finished trial has the recipe's default values of these flags, so the search does "
-            "not show what it gained over them"
+            "no finished trial has the recipe's default values of the searched flags, so the "
+            "search does not show what it gained over them"
         ]
     if best in defaults:
-        return [f"{best.name} has the recipe's default values of these flags"]
+        return [f"{best.name} has the recipe's default values of the searched flags"]
     text = pair_text(best, defaults[0], recipe.objective, candidates)
     return [f"{text} (the recipe's default values)"]
 
@@ -81,20 +87,34 @@ def lines_on_defaults(
 def has_default_values(run: RunRecord, recipe: Recipe, space: Space) -> bool:
     """Return whether a trial ran with the default of each searched flag, whatever its seed.
 
-    A default that the recipe chooses at its start, such as a learning rate by data set, is unknown
-    here, so no trial counts as having it.
+    All these defaults must be known; see `flags_without_default`.
     """
-    defaults = {field.name: field.default for field in dataclasses.fields(recipe.config_class)}
+    defaults = defaults_of(recipe)
     for flag in space:
-        if flag == SEED:
-            continue
         name = field_name(flag)
-        default = defaults.get(name)
-        if isinstance(default, tuple):
-            default = [*default]  # JSON has lists instead of tuples
-        if default is None or run.flags.get(name) != default:
+        if flag != SEED and run.flags.get(name) != defaults[name]:
             return False
     return True
+
+
+def flags_without_default(recipe: Recipe, space: Space) -> list[str]:
+    """Return the searched flags whose default is unknown here, with their dashes.
+
+    The recipe chooses such a default at its start, such as a learning rate by data set.
+    """
+    defaults = defaults_of(recipe)
+    return [
+        f"--{flag}" for flag in space if flag != SEED and defaults.get(field_name(flag)) is None
+    ]
+
+
+def defaults_of(recipe: Recipe) -> dict[str, object]:
+    """Return the default of each flag by name, with lists instead of tuples, as in JSON."""
+    defaults: dict[str, object] = {}
+    for field in dataclasses.fields(recipe.config_class):
+        default = field.default
+        defaults[field.name] = [*default] if isinstance(default, tuple) else default
+    return defaults
 
 
 def advice_on_seeds(groups: Sequence[TrialGroup], candidates: int) -> str:
@@ -102,7 +122,7 @@ def advice_on_seeds(groups: Sequence[TrialGroup], candidates: int) -> str:
     if groups[0].is_repeated:
         return (
             f"the best of {candidates} settings is partly the luckiest, so new seeds will probably "
-            "reach a little less"
+            "be a little worse"
         )
     return (
         f"each trial is one seed, and the best of {candidates} is partly the luckiest: repeat "

@@ -48,12 +48,11 @@ def read_command_line(words: list[str]) -> tuple[Path, SearchSettings]:
     recipe = words.pop(0) if words and not words[0].startswith("-") else None
     arguments, flags = parser.parse_known_args(words)
     check_number("trials", arguments.trials, least=1)
-    settings = saved_settings(arguments, recipe, flags) or new_settings(arguments, recipe, flags)
-    if settings.config_file is not None and not os.path.isfile(settings.config_file):
-        advice = "pass a file of accelerate_configs/, or one that `accelerate config` wrote"
-        if arguments.config_file is None:  # a continued search has it from its first command
-            advice = "put this file back, or start another search with another --study"
-        raise UserError(f"--config-file {settings.config_file} does not exist", advice=advice)
+    settings = saved_settings(arguments, recipe, flags)
+    if settings is not None:
+        require_files_of_search(settings, arguments.study)
+    else:
+        settings = new_settings(arguments, recipe, flags)
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     directory = arguments.study or Path(f"runs/tune-{Path(settings.recipe).stem}-{stamp}")
     # A search that continues may get a different number of trials, and may stop pruning.
@@ -100,25 +99,50 @@ def saved_settings(
     return settings
 
 
+def require_files_of_search(settings: SearchSettings, study: Path) -> None:
+    """Raise a `UserError` if a file of a search that is continued does not exist.
+
+    Its path is as it was typed when the search began, perhaps in a different folder.
+    """
+    for name, file in (("recipe", settings.recipe), ("--config-file", settings.config_file)):
+        if file is not None and not os.path.isfile(file):
+            raise UserError(
+                f"the search in --study {study} has the {name} {file}, and there is no such file",
+                advice=(
+                    "repeat the command in the folder in which the search was started, or put the "
+                    "file back"
+                ),
+            )
+
+
 def new_settings(
     arguments: argparse.Namespace, recipe: str | None, flags: list[str]
 ) -> SearchSettings:
     """Return the settings of a new search; the caller adds the number of trials and the pruning.
 
     Raises:
-        UserError: the recipe is missing, or the directory contains other files.
+        UserError: the recipe is missing, the directory contains other files, or there is no such
+            config file.
     """
     study = arguments.study
+    if study is not None and study.is_dir() and any(study.iterdir()):
+        raise UserError(
+            f"--study {study} contains files, but no search to continue",
+            advice=(
+                "pass the folder of a search to continue it, or a recipe with a new or empty "
+                "folder to start a search"
+            ),
+        )
     if recipe is None:
         problem = "the recipe is missing"
         advice = "pass a recipe first, such as recipes/resnet.py"
         if study is not None:
             problem += f", and --study {study} contains no search to continue"
-            advice = f"correct --study, or {advice}, to start a search there"
+            advice = f"correct --study, or {advice}, to start a search in this folder"
         raise UserError(problem, advice=advice)
-    if study is not None and study.is_dir() and any(study.iterdir()):
+    if arguments.config_file is not None and not os.path.isfile(arguments.config_file):
         raise UserError(
-            f"--study {study} contains files, but no search to continue",
-            advice="pass a new or empty folder",
+            f"--config-file {arguments.config_file} does not exist",
+            advice="pass a file of accelerate_configs/, or one that `accelerate config` wrote",
         )
     return SearchSettings(recipe, tuple(flags), arguments.config_file)

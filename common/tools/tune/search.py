@@ -124,8 +124,18 @@ class Search:
             if states == [TrialState.FAIL] * min(FIRST_TRIALS, total):
                 raise UserError(
                     f"all trials so far failed; {directory.name} {result.message}",
-                    advice="correct the cause of the failures, or search other values",
+                    advice=self.advice_after_failures(),
                 )
+
+    def advice_after_failures(self) -> str:
+        """Return what to do after the first trials have all failed."""
+        if self.settings.trials <= FIRST_TRIALS:  # no trial is left to continue with
+            return "correct the cause of the failures, and start a new search"
+        command = command_to_continue(self.directory)
+        return (
+            f"correct the cause of the failures and continue with {command}, or start a new search "
+            "with other values"
+        )
 
     def trials(self) -> Iterator[Trial]:
         """Yield the trials that a kill left unfinished, then new ones up to the limit."""
@@ -186,7 +196,11 @@ class Search:
         """End the search with a `UserError` if its trials are evaluated on test data."""
         if record.splits[0] != "validation":
             problem = f"{self.settings.recipe} evaluates on test data, which must not choose trials"
-            self.refuse(trial, problem, "add a validation split to its data")
+            advice = "add a validation split to its data"
+            if any(word.startswith("--validation-share") for word in self.settings.flags):
+                # Without the flag, the search passes --validation-share 0.1.
+                advice = f"start a new search without --validation-share, or {advice}"
+            self.refuse(trial, problem, advice)
 
     def result_of(self, trial: Trial, run: LaunchedRun, record: RunRecord | None) -> TrialResult:
         """Return the result of a trial whose run has ended.
@@ -213,7 +227,10 @@ class Search:
         value = record.summary.get(self.objective.best_key)
         if value is None:
             problem = f"{run.directory.name} ended before its first evaluation on validation data"
-            advice = "pass --eval-every with a number of updates, or train for longer"
+            advice = (
+                "start a new search with --eval-every and a number of updates, or with a longer "
+                "training"
+            )
             self.refuse(trial, problem, advice)
         metric = metric_named(f"val/{self.objective.metric}")
         return TrialResult(TrialState.COMPLETE, value, f"{metric.label} {metric.text(value)}")

@@ -45,8 +45,9 @@ def open_study(directory: Path, objective: Objective, prune: bool, space: Space)
         trials = study.trials
     if saved_objective != str(objective):
         raise UserError(
-            f"{directory} contains a search for {saved_objective}, not {objective}",
-            advice="pass another directory with --study",
+            f"the search in {directory} has the objective {saved_objective}, but the recipe's "
+            f"OBJECTIVE is {objective}",
+            advice="restore OBJECTIVE in the recipe, or start a new search with another --study",
         )
     # Pairs of a flag and its values. Each of the study's pairs must be one of this search.
     saved_pairs = {pair for trial in trials for pair in trial.distributions.items()}

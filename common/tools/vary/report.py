@@ -24,7 +24,13 @@ from common.tools.compare.verdicts import GroupVerdict, correction_note, verdict
 CARD_HEADING = "\n## The same with other seeds\n"
 
 
-def report(directory: Path, finished: Mapping[str, Sequence[str]], seed_count: int) -> None:
+def report(
+    directory: Path,
+    finished: Mapping[str, Sequence[str]],
+    seed_count: int,
+    *,
+    sets_seed: bool = False,
+) -> None:
     """Show means over seeds with their standard deviations, and conclusions about the variants.
 
     They are also written to `table.md`, and a picture to `picture.png`. If any variant has several
@@ -35,6 +41,7 @@ def report(directory: Path, finished: Mapping[str, Sequence[str]], seed_count: i
         finished: directories of the finished runs, by the variant's title and in the order of their
             seeds. A variant without finished runs is left out.
         seed_count: how many runs each variant should have.
+        sets_seed: whether the recipe's flags have a --seed of their own.
 
     Raises:
         UserError: there is no finished run.
@@ -57,7 +64,7 @@ def report(directory: Path, finished: Mapping[str, Sequence[str]], seed_count: i
     title = title_of(comparison.runs[0])
     rows = group_cells(comparison)
     verdicts = verdicts_of(comparison, by_validation=has_validation_data(comparison))
-    remarks = conclusions(comparison, verdicts, finished, seed_count)
+    remarks = conclusions(comparison, verdicts, finished, seed_count, sets_seed)
     print_table(arranged(rows), title=title)
     for line in [*verdict_lines(verdicts, source_of_all="table.md"), *remarks]:
         say(line)
@@ -152,6 +159,7 @@ def conclusions(
     verdicts: Sequence[GroupVerdict],
     finished: Mapping[str, Sequence[str]],
     seed_count: int,
+    sets_seed: bool,
 ) -> list[str]:
     """Return sentences on the limits of the verdicts, and advice on how to overcome them."""
     lines: list[str] = []
@@ -161,19 +169,31 @@ def conclusions(
     if len(comparison.groups) > 1 and not has_validation_data(comparison):
         lines.append(
             "there is no validation data, so these are test figures: they describe the variants, "
-            "but to choose one by them would overrate it; to choose, add --validation-share 0.1"
+            f"but to choose one by them would overrate it; to choose, {way_to_validate(comparison)}"
         )
     if len(comparison.groups) > 1 and seed_count == 1:
-        lines.append(
-            "one seed does not tell a difference from chance: the same command with --seeds 3 "
-            "keeps these runs and adds others"
-        )
+        lines.append(advice_on_seeds(sets_seed))
     for title, runs in finished.items():
         if len(runs) < seed_count:
             lines.append(
                 f"{title}: {len(runs)} of {seed_count} runs finished, and only these count"
             )
     return lines
+
+
+def way_to_validate(comparison: Comparison) -> str:
+    """Return how to get validation data. A share above 0 was passed where the recipe ignores it."""
+    if comparison.runs[0].flags.get("validation_share"):
+        return "add a validation split to the data"
+    return "add --validation-share 0.1"
+
+
+def advice_on_seeds(sets_seed: bool) -> str:
+    """Return the advice to train with several seeds. `--seeds` does not go with `--seed`."""
+    way_on = "the same command with --seeds 3 keeps these runs and adds others"
+    if sets_seed:
+        way_on = "pass --seeds 3 instead of --seed; if you pass --output-dir, name another folder"
+    return f"one seed does not tell a difference from chance: {way_on}"
 
 
 def markdown_report(

@@ -18,7 +18,7 @@ from common.flags import check_number
 from common.run_directory.status import current_status
 from common.storage.digests import sha256_of_bytes
 from common.storage.files import LOCK
-from common.system.platforms import shown_path
+from common.system.platforms import command_line, shown_path
 from common.system.wording import counted
 from common.tools.launching.command import command_of_run, options_for
 from common.tools.launching.folder import locked_folder_of_runs
@@ -85,7 +85,8 @@ def run_variants(
     # No flag needs to vary, because several seeds of a single variant are useful, too.
     space, shared = parse_space(flags, load_recipe(Path(recipe)), least=0)
     refuse_ranges(space)
-    refuse_seeds(seeds, sets_seed="seed" in space or "--seed" in shared)
+    sets_seed = "seed" in space or "--seed" in shared
+    refuse_seeds(seeds, sets_seed=sets_seed)
     process_counts = read_process_counts(num_processes)
     variants = list_variants(space, process_counts)
     if len(variants) > 1:
@@ -97,7 +98,7 @@ def run_variants(
         seeds_text = counted(seeds, "seed")
         say(f"variants: {len(variants)}, with {seeds_text} each, in {shown_path(directory)}")
         finished = train_all(variants, recipe, shared, seeds, directory)
-    report(directory, finished, seeds)
+    report(directory, finished, seeds, sets_seed=sets_seed)
     failed_count = len(variants) * seeds - sum(map(len, finished.values()))
     if failed_count:
         raise UserError(
@@ -242,9 +243,16 @@ def claim(directory: Path, command: list[str]) -> None:
     """
     # `locked_folder_of_runs` has made the lock already.
     is_new = not set(os.listdir(directory)) - {LOCK}
-    if read_command(directory) != command and not is_new:
+    saved_command = read_command(directory)
+    if saved_command is None and not is_new:
         raise UserError(
-            f"{directory} contains the files of another command",
+            f"{directory} contains files, but no variants to continue",
+            advice="pass a new or empty folder with --output-dir",
+        )
+    if saved_command not in (None, command):
+        shown = command_line(["recipes", "vary", *saved_command])
+        raise UserError(
+            f"{directory} contains the files of another command, {shown}",
             advice="pass another --output-dir, or repeat that command",
         )
     write_command(directory, command)

@@ -85,9 +85,10 @@ def cause_of_steps(pair: RunPair) -> Cause | None:
         values = values_in_words(pair, difference)
         return Cause(
             f"the learning rate of update {difference.update} is {values}: a schedule is stepped "
-            "for each micro-batch",
+            "for each micro-batch, or the rate depends on the size of a micro-batch",
             "pass the scheduler to accelerator.prepare(...), which steps it once an update, or "
-            "step it under `if accelerator.sync_gradients:`",
+            "step it under `if accelerator.sync_gradients:`; do not compute the rate from "
+            "--batch-size",
         )
     return None
 

@@ -233,8 +233,8 @@ def checked_speeds(run: ObservedRun) -> CheckedFigures:
     causes: tuple[Cause, ...] = ()
     if ratios and abs(median(ratios) - 1) > SPEED_TOLERANCE:
         cause = Cause(
-            f"{THROUGHPUT} times the seconds of the clock is {median(ratios):.2f} times "
-            "the number of samples",
+            f"the logged {THROUGHPUT} is {median(ratios):.2f} times the speed by the proof's own "
+            "clock",
             "let the loop take each batch from run.batches(train_loader), which counts its samples",
         )
         causes = (cause,)

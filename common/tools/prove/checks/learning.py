@@ -22,6 +22,11 @@ ADVICE = (
     "direction of the metric in OBJECTIVE"
 )
 
+ADVICE_TO_EVALUATE = (
+    "return the objective from each evaluation; if you pass --eval-every, leave it out, so that "
+    "the short run evaluates"
+)
+
 
 @dataclass(frozen=True)
 class Learning:
@@ -90,8 +95,8 @@ def verdict_of(bench: Bench, run: ObservedRun, standard_errors: float = STANDARD
             "the recipe makes no evaluation before the first update (rehearse=False)",
         )
     if learning.after is None:
-        cause = f"no evaluation has the objective {metric} as a number"
-        return Verdict(False, subject, (cause,), ADVICE)
+        cause = f"no evaluation after the first update has the objective {metric} as a number"
+        return Verdict(False, subject, (cause,), ADVICE_TO_EVALUATE)
     gained = improvement(objective, learning.before, learning.after, standard_errors)
     compared = (
         f"{subject}: {learning.before.value:.4g} before training, {learning.after.value:.4g} after "

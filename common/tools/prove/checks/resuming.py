@@ -11,6 +11,12 @@ from common.tools.prove.plan import PlannedInterruption
 from common.tools.prove.results import Results, differences_of_results
 
 MANNERS: tuple[Manner, ...] = ("update", "update", "save", "evaluation", "stop")
+MANNERS_IN_WORDS: dict[Manner, str] = {
+    "update": "after an update",
+    "save": "in a save",
+    "evaluation": "in an evaluation",
+    "stop": "by SIGTERM",
+}
 
 
 def check_resuming(bench: Bench) -> Verdict:
@@ -30,8 +36,9 @@ def check_resuming(bench: Bench) -> Verdict:
         return Verdict(
             False,
             compared,
-            (f"the run ended before it could be interrupted: {', '.join(missing)}",),
-            "pass more --updates, so that the run has more evaluations and checkpoints",
+            (f"the run ended before the proof could interrupt it {' and '.join(missing)}",),
+            "pass more --updates (if you pass --max-steps, a larger one), so that the run has more "
+            "evaluations and checkpoints",
         )
     return Verdict(True, compared)
 
@@ -91,11 +98,11 @@ def interruptions_in_words(run: ObservedRun) -> str:
 
 
 def missing_manners(run: ObservedRun) -> list[str]:
-    """Return the planned manners in which a run was not interrupted."""
-    missing: list[str] = [*MANNERS]
+    """Return the planned manners in which a run was not interrupted, once each, in words."""
+    missing = [*MANNERS]
     for _, record in run.all(Interrupted):
         missing.remove(record.manner)
-    return missing
+    return [MANNERS_IN_WORDS[manner] for manner in dict.fromkeys(missing)]
 
 
 CHECK = Check(

@@ -379,6 +379,10 @@ class FakeApi:
         """Return the runs of a project."""
         if path == "me/missing":
             raise ValueError("Could not find project me/missing")
+        if path == "me/others":
+            return [self.api_run("stranger", {"lr": 1}, "finished")]
+        if path == "me/damaged":
+            return [self.api_run("damaged", {"objective": "accuracy:max"}, "finished")]
         return [
             self.api_run("first", flat(RunConfig(**FACTS)), "finished"),
             self.api_run("stranger", {"lr": 1}, "finished"),
@@ -404,8 +408,12 @@ def test_wandb_project_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     assert second.rows[0]["val/accuracy"] == 0.5
     with pytest.raises(UserError, match="Could not find project"):
         read_runs(["me/missing"])
-    with pytest.raises(UserError, match="contains no runs of these recipes"):
+    with pytest.raises(UserError, match="the W&B run me/project/stranger is not a run of these"):
         read_runs(["me/project/stranger"])
+    with pytest.raises(UserError, match="the W&B project me/others contains no runs of these"):
+        read_runs(["me/others"])
+    with pytest.raises(UserError, match=r"me/project/id-damaged is damaged .*: leave this run out"):
+        read_runs(["me/damaged"])
 
 
 def test_comparison_is_printed_in_three_formats(

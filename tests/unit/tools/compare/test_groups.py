@@ -241,6 +241,14 @@ def test_single_runs_get_no_verdict(tmp_path: Path) -> None:
     )
     cells = {label: values for label, *values in table_cells(comparison)}
     assert cells["  standard error, 200 samples"] == ["0.0121", "0.0108"]
+    pair = write_seeds(tmp_path / "c", LOW[:2], {"config.dropout": 0.2})
+    several = compared(pair, [second])
+    text = verdict_of(several, "final accuracy, test").text
+    assert " with 1 seed against 2 seeds (" in text
+    assert text.endswith("): repeat the single one with other seeds to tell which is better")
+    text = verdict_of(several, "throughput").text
+    assert "× as fast, in 1 run against 2 runs" in text
+    assert text.endswith(": repeat the single one to see how much runs differ by chance")
     for word in ("points better", "points worse"):
         assert word not in as_markdown(comparison)
 

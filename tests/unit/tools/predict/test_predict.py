@@ -200,6 +200,26 @@ def test_text_model_that_lacks_a_weight_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (
+            ["dark"],
+            r"1 class name, but .* for one input has the shape \(1, 2\) instead of \(1, 1\)",
+        ),
+        (["dark", "dark"], "class name 'dark' occurs twice"),
+    ],
+)
+def test_class_names_must_fit_the_model(
+    names: list[str], message: str, run: Path, recipe: Path
+) -> None:
+    """A made-up input shows it before the first prediction."""
+    path = run / "model" / "model.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "class_names": names}))
+    with pytest.raises(UserError, match=message):
+        Predictor(run, recipe=recipe)
+
+
+@pytest.mark.parametrize(
     ("precision", "advice"),
     [("no", "train it with a lower"), ("bf16", "pass --mixed-precision no")],
 )

@@ -306,8 +306,8 @@ def test_losses_that_no_function_of_torch_computes_are_not_counted_as_compared()
     verdict = verdict_of(checked)
     assert verdict.passed is None
     assert verdict.compared == (
-        "computed again: 4 means in rows; not computed again, because their kind is unknown here: "
-        "3 recorded losses"
+        "computed again: 4 means in rows; not computed again, as the proof can't tell how to "
+        "compute them: 3 recorded losses"
     )
     checked.append(CheckedFigures("recorded metrics", compared=1))
     assert verdict_of(checked).passed is True

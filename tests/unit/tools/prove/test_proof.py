@@ -16,7 +16,7 @@ from common.errors import UserError
 from common.run_directory.code_tree import collect_tree
 from common.run_directory.records import ATTEMPTS, PROVENANCE, Attempt, Provenance
 from common.storage.json_files import write_json
-from common.tools.prove.checks.resuming import MANNERS, draw_interruptions
+from common.tools.prove.checks.resuming import MANNERS, draw_interruptions, missing_manners
 from common.tools.prove.command import main, read_command_line
 from common.tools.prove.few_samples import FewEvaluationSamples, FewTrainingSamples, limited_order
 from common.tools.prove.flags import (
@@ -210,6 +210,12 @@ def test_interruptions_are_of_each_manner_and_can_happen(seed: int) -> None:
         assert 0 <= each.share < 1
 
 
+def test_interruptions_that_did_not_happen_are_named_in_words() -> None:
+    """The words follow "the run ended before the proof could interrupt it"."""
+    words = ["after an update", "in a save", "in an evaluation", "by SIGTERM"]
+    assert missing_manners(run(launch(0))) == words
+
+
 def test_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
     """A kill may come in the middle of a line. Any other damage is an error."""
     records = [started(), saved(3), evaluated(3, 0.5)]
@@ -243,8 +249,9 @@ def test_rows_are_compared_without_the_clock() -> None:
     assert first_differing_row([nan], [{**nan, "train/loss": float("nan")}]) is None
     difference = first_differing_row([row], [{**row, "train/loss": 0.25}])
     assert difference == "the row of update 3 has train/loss 0.5 and 0.25"
-    assert first_differing_row([row], []) == "there are 1 and 0 rows"
-    assert first_differing_row([row], [{"progress/global_step": 3}]) is not None
+    assert first_differing_row([row], []) == "the runs have 1 and 0 rows"
+    difference = first_differing_row([{**row, "train/loss": None}], [{"progress/global_step": 3}])
+    assert difference == "the row of update 3 has train/loss (NaN or infinite) and (missing)"
 
 
 def receipt(*passed: bool | None) -> ProofReceipt:

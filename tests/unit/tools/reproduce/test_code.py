@@ -110,6 +110,12 @@ def test_missing_or_damaged_parts_are_named(recipe: Path, tmp_path: Path) -> Non
     lost = tree.model_copy(update={"commit": "ab" * 20})
     with ExitStack() as stack, pytest.raises(UserError, match="git fetch"):
         code_module.restore_tree(lost, past, stack)
+    gone = lost.model_copy(update={"folder": str(past.directory / "gone")})
+    advice = f"put a git clone of its code at {past.directory / 'gone'}$"
+    with ExitStack() as stack, pytest.raises(UserError, match=f"does not exist: {advice}"):
+        code_module.restore_tree(gone, past, stack)
+    outside = code_module.missing_commit_error(lost, past, [])
+    assert outside.advice.endswith("run git fetch in this clone")
 
 
 def test_missing_recipe_is_named_with_its_place(recipe: Path, tmp_path: Path) -> None:

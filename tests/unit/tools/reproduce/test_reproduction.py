@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,18 @@ def test_interrupted_reproduction_keeps_the_time_of_its_start(
     assert claim(request, past) == first
 
 
+def test_folder_of_another_reproduction_is_refused(past: PastRun, tmp_path: Path) -> None:
+    """The message says whether the run differs or its flags."""
+    request = ReproductionRequest(past.directory, tmp_path / "new", (), None, False)
+    claim(request, past)
+    with pytest.raises(UserError, match="reproduction of this run with no flags of the recipe: "):
+        claim(replace(request, flags=("--seed", "1")), past)
+    other = write_past_run(tmp_path / "other", data=DATA)
+    other_config = other.saved_config.model_copy(update={"run_id": "another"})
+    with pytest.raises(UserError, match=f"reproduction of another run, .* in {past.directory}: "):
+        claim(request, replace(other, saved_config=other_config))
+
+
 class FailingRun:
     """A launched run that ends after its first row, because its data are gone."""
 
@@ -107,3 +120,23 @@ def test_run_that_ends_midway_gets_the_advice_of_its_kind(
         train(request, past, [], {}, DifferenceReporter(past, past, []))
     assert "ended at update 2 of 6: the data are gone" in refused.value.message
     assert refused.value.advice.startswith(advice)
+    assert refused.value.advice.endswith("then repeat the command")
+
+
+class StoppedRun(FailingRun):
+    """A launched run that a signal stops after its first row."""
+
+    def __init__(self, command: list[str], directory: Path, environment: dict[str, str]) -> None:
+        super().__init__(command, directory, environment)
+        write_json(directory / "status.json", {"status": "preempted", "run_id": directory.name})
+
+
+def test_run_that_a_signal_stopped_needs_no_mending(
+    past: PastRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same command continues it."""
+    monkeypatch.setattr(reproduction, "LaunchedRun", StoppedRun)
+    request = ReproductionRequest(past.directory, tmp_path / "stopped", (), None, False)
+    with pytest.raises(UserError) as refused:
+        train(request, past, [], {}, DifferenceReporter(past, past, []))
+    assert refused.value.advice == "repeat the command, which continues the new run"

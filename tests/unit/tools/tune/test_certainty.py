@@ -79,7 +79,15 @@ def test_default_may_be_the_best(tmp_path: Path) -> None:
     """Then nothing was gained."""
     records = trials(tmp_path, (0.97, 0.0), (0.60, 0.1))
     lines = certainty_lines(records, recipe(), SPACE, tried_settings=0)
-    assert lines[1] == "trial-000 has the recipe's default values of these flags"
+    assert lines[1] == "trial-000 has the recipe's default values of the searched flags"
+
+
+def test_default_may_be_unknown(tmp_path: Path) -> None:
+    """A default that the recipe chooses at its start can't be compared with a trial's value."""
+    records = trials(tmp_path, (0.97, 0.2), (0.96, 0.0))
+    space = {**SPACE, "max-steps": CategoricalDistribution(("3", "4"))}
+    lines = certainty_lines(records, recipe(), space, tried_settings=0)
+    assert lines[1].startswith("the recipe has no fixed default of --max-steps, so the search")
 
 
 def test_objective_without_a_standard_error(tmp_path: Path) -> None:
@@ -136,7 +144,7 @@ def test_trials_that_differ_in_the_seed_are_one_group(tmp_path: Path) -> None:
         f"{100 * bounds.low:.0f} to {100 * bounds.high:.0f}), so they can't be told apart "
         "(the second)"
     )
-    assert default == "trial-005 and 2 more has the recipe's default values of these flags"
+    assert default == "trial-005 and 2 more has the recipe's default values of the searched flags"
     assert advice.startswith("the best of 2 settings is partly the luckiest")
 
 

@@ -10,11 +10,13 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.study import create_study
 from optuna.trial import FrozenTrial, TrialState
 from PIL import Image
 
@@ -22,8 +24,9 @@ from common.errors import UserError
 from common.objective import Objective
 from common.tools.recipe import load_recipe
 from common.tools.tune.command import main, read_command_line
-from common.tools.tune.records import read_settings
+from common.tools.tune.records import read_settings, write_settings
 from common.tools.tune.search import Search, report
+from common.tools.tune.settings import SearchSettings
 from common.tools.tune.space import Distribution, command_words, parse_space
 from common.tools.tune.study import finished_trials, open_study
 from tests.launch import CONFIGS, REPOSITORY
@@ -159,6 +162,9 @@ def test_recipe_that_fails_when_it_is_loaded_names_the_line(tmp_path: Path) -> N
         load_recipe(recipe)
     cause = "broken.py, line 3: NameError: name 'foo' is not defined"
     assert refused.value.message == f"{recipe} fails when Python loads it ({cause}): {check}"
+    recipe.write_text("import no_such_package\n")
+    with pytest.raises(UserError, match="install the package that has no_such_package, or correct"):
+        load_recipe(recipe)
     recipe.write_text("x = (\n")
     with pytest.raises(UserError, match=r"SyntaxError: .*broken\.py, line 1"):
         load_recipe(recipe)
@@ -186,7 +192,7 @@ def test_best_trial_follows_the_direction(mode: str, ranked: list[int], tmp_path
     for value in (0.0, 2.0, -3.0):
         study.tell(study.ask(), value)
     assert [trial.number for trial in finished_trials(study)] == ranked
-    with pytest.raises(UserError, match=f"score:{mode}, not rmse:min"):
+    with pytest.raises(UserError, match=f"objective score:{mode}, but .* OBJECTIVE is rmse:min"):
         open_study(tmp_path, Objective("rmse", "min"), prune=True, space={})
 
 
@@ -377,7 +383,10 @@ def test_failed_trials_do_not_end_a_search(tmp_path: Path) -> None:
 def test_search_whose_first_trials_all_fail_stops(tmp_path: Path) -> None:
     """Three failures at the start mean that the command is wrong, and its reason is shown."""
     study = tmp_path / "study"
-    with pytest.raises(UserError, match=r"all trials so far failed; .*rate .* is too high"):
+    advice = "continue with recipes tune --study .*, or start a new search with other values$"
+    with pytest.raises(
+        UserError, match=rf"all trials so far failed; .*rate .* is too high.*{advice}"
+    ):
         main([str(STUB), *RATES, "--fail-above", "1e-9", "--study", str(study)])
     assert states(study) == ["FAIL"] * 3
 
@@ -392,17 +401,39 @@ def test_trial_that_is_killed_is_explained(
     place = source.index("    if config.learning_rate > config.fail_above")
     script.write_text(source[:place] + dying + source[place:])
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=r"all trials so far failed; .*SIGKILL: about to die"):
+    reason = "all trials so far failed; .*SIGKILL: about to die"
+    with pytest.raises(UserError, match=rf"{reason} .*, and start a new search$"):
         main([str(script), *RATES, "--trials", "1"])
 
 
 def test_search_on_test_data_is_refused(tmp_path: Path) -> None:
     """A recipe that evaluates on test data cannot be searched, and its trial ends."""
     study = tmp_path / "study"
-    with pytest.raises(UserError, match="must not choose"):
+    with pytest.raises(UserError, match="must not choose trials: add a validation split"):
         main([str(STUB), *RATES, "--test-only", "--epoch-seconds", "0.2", "--study", str(study)])
     assert states(study) == ["FAIL"]
     assert not trial_processes(study)
+
+
+@pytest.mark.parametrize(
+    ("share", "advice"),
+    [
+        ([], "add a validation split to its data"),
+        (
+            ["--validation-share", "0"],
+            "start a new search without --validation-share, or add a validation split to its data",
+        ),
+    ],
+)
+def test_advice_for_a_search_on_test_data(share: list[str], advice: str, tmp_path: Path) -> None:
+    """A share of 0 leaves no validation data, so it may be the reason."""
+    settings = SearchSettings(str(STUB), (*RATES, *share), None)
+    study = create_study()
+    search = Search(tmp_path, settings, {}, share, Objective.parse("accuracy:max"), study)
+    record = SimpleNamespace(splits=("test", "test"))
+    with pytest.raises(UserError) as refused:
+        search.require_validation_data(study.ask(), record)  # type: ignore[arg-type]
+    assert refused.value.advice == advice
 
 
 def test_trial_without_evaluation_is_refused(tmp_path: Path) -> None:
@@ -410,7 +441,7 @@ def test_trial_without_evaluation_is_refused(tmp_path: Path) -> None:
     script = tmp_path / "blind.py"
     script.write_text(STUB.read_text().replace('f"val/', 'f"other/'))
     study = tmp_path / "study"
-    with pytest.raises(UserError, match="--eval-every"):
+    with pytest.raises(UserError, match="start a new search with --eval-every"):
         main([str(script), *RATES, "--study", str(study)])
     assert states(study) == ["FAIL"]
 
@@ -448,8 +479,9 @@ def test_search_is_not_mixed_with_another(tmp_path: Path) -> None:
         [str(STUB), *RATES, "--epochs", "1", "--study", str(study)]
     )
     assert (directory, settings.trials) == (study, 1)
-    with pytest.raises(UserError, match="contains files, but no search to continue"):
-        read_command_line([str(STUB), "--study", str(study / "trial-000")])
+    for words in ([str(STUB)], []):
+        with pytest.raises(UserError, match="contains files, but no search to continue"):
+            read_command_line([*words, "--study", str(study / "trial-000")])
     with pytest.raises(UserError, match="correct --study, or pass a recipe first, such as"):
         read_command_line(["--study", str(tmp_path / "none")])
     with pytest.raises(UserError, match="the recipe is missing: pass a recipe first"):
@@ -458,6 +490,22 @@ def test_search_is_not_mixed_with_another(tmp_path: Path) -> None:
         read_command_line([str(STUB), "--trials", "0"])
     with pytest.raises(UserError, match=r"none\.yaml does not exist"):
         read_command_line([str(STUB), "--config-file", "none.yaml"])
+
+
+@pytest.mark.parametrize(
+    ("recipe", "config_file", "missing"),
+    [
+        ("none.py", None, r"the recipe none\.py"),
+        (str(STUB), "none.yaml", r"the --config-file none\.yaml"),
+    ],
+)
+def test_continued_search_needs_its_files(
+    recipe: str, config_file: str | None, missing: str, tmp_path: Path
+) -> None:
+    """Other files would be a different search, so the advice is to go where they are."""
+    write_settings(tmp_path, SearchSettings(recipe, tuple(RATES), config_file))
+    with pytest.raises(UserError, match=f"{missing}, .*: repeat the command in the folder"):
+        read_command_line(["--study", str(tmp_path)])
 
 
 @pytest.mark.slow

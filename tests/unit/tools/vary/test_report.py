@@ -24,7 +24,7 @@ def write_variant(
     changes: dict[str, Any] | None = None,
 ) -> list[str]:
     """Write a variant's runs, one for each pair of a validation and a test accuracy."""
-    split = "test" if changes is TEST_ONLY else "val"
+    split = "test" if TEST_ONLY.items() <= (changes or {}).items() else "val"
     sources = []
     for seed, (best, final) in enumerate(zip(validation, test, strict=True)):
         settings = {"config.seed": seed, "config.dropout": dropout, **(changes or {})}
@@ -68,6 +68,36 @@ def test_test_figures_are_called_so(tmp_path: Path) -> None:
     assert "final accuracy, test: 5.0 points better" in text
     assert "there is no validation data, so these are test figures" in text
     assert "to choose, add --validation-share 0.1" in text
+
+
+def test_share_that_the_recipe_ignored_is_not_advised(tmp_path: Path) -> None:
+    """The command already has the flag, so only the data can help."""
+    facts = {**TEST_ONLY, "config.validation_share": 0.1}
+    finished = {
+        "dropout=0": write_variant(tmp_path, 0.0, [0.99, 0.99], [0.90, 0.91], facts),
+        "dropout=0.1": write_variant(tmp_path, 0.1, [0.99, 0.99], [0.95, 0.96], facts),
+    }
+    text = report_text(tmp_path, finished, 2)
+    assert "to choose, add a validation split to the data" in text
+    assert "--validation-share" not in text
+
+
+@pytest.mark.parametrize(
+    ("sets_seed", "advice"),
+    [
+        (False, "the same command with --seeds 3 keeps these runs and adds others"),
+        (True, "pass --seeds 3 instead of --seed; if you pass --output-dir, name another folder"),
+    ],
+)
+def test_advice_on_seeds_can_be_followed(sets_seed: bool, advice: str, tmp_path: Path) -> None:
+    """The command refuses --seeds beside --seed."""
+    finished = {
+        "dropout=0": write_variant(tmp_path, 0.0, [0.9], [0.9]),
+        "dropout=0.1": write_variant(tmp_path, 0.1, [0.9], [0.9]),
+    }
+    report(tmp_path, finished, 1, sets_seed=sets_seed)
+    text = (tmp_path / "table.md").read_text()
+    assert f"one seed does not tell a difference from chance: {advice}" in text
 
 
 def test_single_variant_chooses_nothing(tmp_path: Path) -> None:
