@@ -19,9 +19,9 @@ from common.checkpoints.state import Stateful
 from common.command_line.flag_reads import mark_read, record_reads
 from common.config import TrainingConfig
 from common.console import DISPLAY
-from common.data.batch import Batch, Data, Work
 from common.data.loader import Loader, RunSignals
 from common.data.run_loaders import make_loaders
+from common.data.samples import Batch, Data, Work
 from common.data.unused_flags import refuse_unused_data_flags
 from common.errors import Preempted, UserError
 from common.lifecycle import ending, keeping, releasing, saving, starting
@@ -39,7 +39,7 @@ from common.lifecycle.setup import set_up
 from common.lifecycle.stages import KeptParts, LoadedData, Stages, StartedRun, reached
 from common.lifecycle.trying_loss import try_loss
 from common.measure.flops import ComputeLoss
-from common.measure.values import Metrics
+from common.measure.value_checks import Metrics
 from common.metric_names import TRAINING_SECONDS
 from common.objective import EVALUATED_SPLITS
 from common.track.recorded_media import Values

@@ -24,8 +24,8 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 from common.config import TrainingConfig, parse_config
-from common.data.batch import Batch, Data, TensorSamples
 from common.data.loader import Loader
+from common.data.samples import Batch, Data, TensorSamples
 from common.flags import flag
 from common.measure.sums import Sums
 from common.models.compile import compile_model

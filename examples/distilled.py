@@ -18,9 +18,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from common.config import TrainingConfig, parse_config
-from common.data.batch import Batch
 from common.data.images import ImageData, load_images
 from common.data.loader import Loader
+from common.data.samples import Batch
 from common.data.sources import choose_source
 from common.flags import flag
 from common.measure.classification import ClassificationSums

@@ -22,8 +22,8 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrize
 
 from common.config import TrainingConfig, parse_config
-from common.data.batch import Batch
 from common.data.loader import Loader
+from common.data.samples import Batch
 from common.data.sources import choose_source
 from common.data.text import TextData, load_text
 from common.flags import flag

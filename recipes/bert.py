@@ -25,8 +25,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from common.config import TrainingConfig, parse_config
-from common.data.batch import Batch
 from common.data.loader import Loader
+from common.data.samples import Batch
 from common.data.sources import choose_source
 from common.data.text import TextData, load_text
 from common.flags import flag

@@ -22,9 +22,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from common.config import TrainingConfig, parse_config
-from common.data.batch import Batch
 from common.data.images import ImageData, load_images
 from common.data.loader import Loader
+from common.data.samples import Batch
 from common.data.sources import choose_source
 from common.flags import flag
 from common.measure.classification import ClassificationSums
@@ -32,7 +32,7 @@ from common.models.compile import compile_model
 from common.models.convolution import Convolution
 from common.models.recompute import recompute
 from common.run import Run
-from common.run_directory.initial import initial_shapes
+from common.run_directory.init_from import initial_shapes
 from common.training.muon import Muon, muon_groups
 from common.training.optim import decay_groups
 

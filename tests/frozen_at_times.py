@@ -21,7 +21,7 @@ from torch import nn
 from common.config import TrainingConfig
 from common.errors import TrainingError
 from common.training.accelerator import build_accelerator
-from common.training.drift import require_equal_weights
+from common.training.unequal_weights import require_equal_weights
 
 WIDTHS = (3, 5, 4, 2)
 UPDATES = 5

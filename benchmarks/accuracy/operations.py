@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from benchmarks.accuracy.records import ForwardCost
-from common.data.batch import Batch, Samples
+from common.data.samples import Batch, Samples
 from common.measure.flops import (
     ComputeLoss,
     TrainingFlops,

@@ -17,7 +17,7 @@ import torch
 
 from common.measure.stopwatch import Stopwatch
 from common.run import Run
-from common.training.guard import GradientGuard
+from common.training.gradients import GradientGuard
 from common.training.stop import StopAgreement
 
 Arguments = ParamSpec("Arguments")

@@ -13,9 +13,9 @@ from torch.nn import functional as F
 from benchmarks.harness.isolation import default_device
 from benchmarks.harness.rounds import Measurement, Round, Training
 from benchmarks.peer_loops.textbook import AUTOCAST_TYPES
-from common.data.batch import Samples
 from common.data.loader import Loader
 from common.data.order import EvaluationOrder
+from common.data.samples import Samples
 
 
 class Judge:

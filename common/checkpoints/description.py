@@ -12,7 +12,7 @@ import torch
 from pydantic import JsonValue
 from torch import nn
 
-from common.checkpoints.kinds import Network, OptimizerState
+from common.checkpoints.adapters import Network, OptimizerState
 from common.errors import UserError
 from common.storage.json_files import json_safe
 from common.system.wording import counted

@@ -19,7 +19,7 @@ from common.errors import UserError
 from common.failures.sentences import writing
 from common.run_directory.directory import INITIAL
 from common.run_directory.finished_model import WEIGHTS, model_folder
-from common.run_directory.initial import initial_facts, weights_file
+from common.run_directory.init_from import initial_facts, weights_file
 from common.run_directory.records import MODEL_JSON, WeightsDigest
 from common.storage.digests import sha256_of_file
 from common.storage.files import replacing, write_text

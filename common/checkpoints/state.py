@@ -10,9 +10,9 @@ import torch
 from accelerate.utils import extract_model_from_parallel
 from torch import nn
 
+from common.checkpoints.adapters import MODEL_ADVICE, Network, OptimizerState, RandomState, State
 from common.checkpoints.description import PartDescription, describe_parts
-from common.checkpoints.finished import choose, damaged_best, read_manifest
-from common.checkpoints.kinds import MODEL_ADVICE, Network, OptimizerState, RandomState, State
+from common.checkpoints.folders import choose, damaged_best, read_manifest
 from common.checkpoints.pack import pack, unpack
 from common.checkpoints.same_run import require_same_run
 from common.checkpoints.shards import is_sharded, parts_of, read_parts

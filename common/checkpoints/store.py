@@ -28,7 +28,7 @@ import torch
 from pydantic import JsonValue
 
 from common.checkpoints.copies import HostCopies
-from common.checkpoints.finished import best_name, checkpoint_name, is_best, remove_old, step_of
+from common.checkpoints.folders import best_name, checkpoint_name, is_best, remove_old, step_of
 from common.checkpoints.pack import Tensors
 from common.checkpoints.shards import parts_of, read_parts
 from common.checkpoints.tensors import read_tensors, write_tensors

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 import torch
 from accelerate.utils import recursively_apply, send_to_device
 
-from common.data.batch import Batch
+from common.data.samples import Batch
 from common.system import devices
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from common.config import TrainingConfig
 from common.data.pixels import FULL_SCALE
 from common.errors import UserError
-from common.run_directory.initial import initial_facts, weights_file
+from common.run_directory.init_from import initial_facts, weights_file
 from common.run_directory.records import CONFIG, MODEL_FOLDER, MODEL_JSON, InitialFacts, excerpt_of
 from common.storage.json_files import read_json_if_there
 

@@ -14,7 +14,6 @@ from typing import TypedDict
 import numpy as np
 import torch
 
-from common.data.batch import Batch, Data, Samples, TensorSamples
 from common.data.cache import RowGroupIndex
 from common.data.decoding import (
     MAX_DEFAULT_SIZE,
@@ -28,11 +27,12 @@ from common.data.labels import LABELLED_DATA_FLAGS
 from common.data.order import random_bits
 from common.data.parquet import ParquetRows
 from common.data.prepared import prepared
+from common.data.samples import Batch, Data, Samples, TensorSamples
 from common.data.shifts import shifted
 from common.data.sources import DataSource
 from common.errors import UserError
 from common.failures.sentences import reading
-from common.run_directory.initial import initial_facts
+from common.run_directory.init_from import initial_facts
 from common.run_directory.records import InitialFacts
 from common.system.devices import to_device
 from common.system.machine import cores_per_process

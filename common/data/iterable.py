@@ -9,8 +9,8 @@ import torch
 from accelerate.utils import send_to_device
 from torch.utils.data import default_collate
 
-from common.data.batch import Batch, Collate, Samples
 from common.data.order import TrainingOrder
+from common.data.samples import Batch, Collate, Samples
 from common.errors import UserError
 from common.system.machine import rank, world_size
 from common.system.wording import counted

@@ -10,9 +10,9 @@ import torch
 from accelerate.utils import send_to_device
 from torch.utils import _pytree as tree
 
-from common.data.batch import Batch, BatchesWithWork, Samples
 from common.data.iterable import IterableSamples
 from common.data.order import EvaluationOrder, TrainingOrder, rehearsal_batches
+from common.data.samples import Batch, BatchesWithWork, Samples
 from common.data.workers import PATIENCE, MicroBatches, Workers
 from common.errors import UserError
 from common.system.devices import is_accelerator, memory_room

@@ -6,10 +6,10 @@ from typing import Protocol
 import torch
 
 from common.config import TrainingConfig
-from common.data.batch import Samples
 from common.data.iterable import IterableOrder, IterableSamples
 from common.data.loader import Loader, RunSignals, free_memory
 from common.data.order import EvaluationOrder, TrainingOrder
+from common.data.samples import Samples
 from common.errors import UserError
 from common.system.wording import counted
 

@@ -17,7 +17,7 @@ from common.data.evaluated import (
     read_evaluated_model,
 )
 from common.data.fingerprint import fingerprint_of_files
-from common.data.hub import hub_commit
+from common.data.hub_versions import hub_commit
 from common.data.local_files import TABLE_SUFFIXES, find_files
 from common.errors import UserError
 from common.failures.sentences import reading

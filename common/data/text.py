@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, TypedDict
 import numpy as np
 import torch
 
-from common.data.batch import Batch, Data, Samples, StoredSamples, Work
 from common.data.cache import Prepared
 from common.data.fingerprint import fingerprint_of_tokenizer
 from common.data.labels import LABELLED_DATA_FLAGS
 from common.data.parquet import ParquetRows
 from common.data.prepared import prepared
+from common.data.samples import Batch, Data, Samples, StoredSamples, Work
 from common.data.sources import DataSource
 from common.data.tokens import (
     ARRAYS,
@@ -29,7 +29,7 @@ from common.data.tokens import (
     prepare_text,
 )
 from common.errors import UserError
-from common.run_directory.initial import weights_file
+from common.run_directory.init_from import weights_file
 from common.system.devices import to_device
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ import torch
 from torch.utils.data import DataLoader
 
 from common.console import warn
-from common.data.batch import Batch, Samples
 from common.data.device_copies import copied_to_device
 from common.data.iterable import IterableSamples
+from common.data.samples import Batch, Samples
 from common.data.transport import (
     SHARED_MEMORY,
     by_path,
@@ -27,7 +27,7 @@ from common.data.transport import (
     obstacle_to_workers,
     prepare_worker,
 )
-from common.data.watch import Watch
+from common.data.worker_watch import Watch
 from common.errors import LostProcessError, UserError
 from common.failures.error_causes import is_out_of_memory
 from common.system import devices

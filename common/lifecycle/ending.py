@@ -8,7 +8,7 @@ from common.lifecycle.evaluations import Evaluations
 from common.lifecycle.saving import compare_weights_of_ranks
 from common.lifecycle.stages import Context, StartedRun
 from common.measure.memory_plan import MemoryRows
-from common.measure.values import Metrics
+from common.measure.value_checks import Metrics
 from common.metric_names import COMPILE_SECONDS, GOODPUT, KEPT_STEP, TOTAL_SECONDS, TRAINING_SECONDS
 from common.models.compile import compile_seconds
 from common.objective import PREFIXES

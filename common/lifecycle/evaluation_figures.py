@@ -6,7 +6,7 @@ from accelerate import Accelerator
 
 from common.errors import UserError
 from common.measure.sums import Evaluation, of_all_ranks
-from common.measure.values import Metrics
+from common.measure.value_checks import Metrics
 from common.objective import Objective
 from common.ranks.agreement import gather_from_ranks
 

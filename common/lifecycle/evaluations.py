@@ -10,7 +10,7 @@ from common.console import DISPLAY
 from common.lifecycle.evaluation_figures import checked_figures, refuse_means
 from common.lifecycle.saving import compare_weights_of_ranks
 from common.lifecycle.stages import Context, KeptParts, LoadedData
-from common.measure.values import Metrics
+from common.measure.value_checks import Metrics
 from common.objective import PREFIXES, Split
 from common.training.evaluation import evaluation_mode, keep_buffers
 from common.training.plan import Plan

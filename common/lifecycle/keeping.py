@@ -7,7 +7,7 @@ from accelerate import Accelerator
 from torch import nn
 from torch.optim import Optimizer
 
-from common.checkpoints.kinds import bare_optimizer
+from common.checkpoints.adapters import bare_optimizer
 from common.checkpoints.state import Stateful
 from common.errors import UserError
 from common.lifecycle.stages import Context, KeptParts

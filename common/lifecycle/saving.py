@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from common.checkpoints.kinds import State
+from common.checkpoints.adapters import State
 from common.checkpoints.state import restore_newest
 from common.config import TrainingConfig
 from common.console import DISPLAY, say
@@ -13,7 +13,7 @@ from common.run_directory.saved_flags import fixed_flags
 from common.storage.json_files import json_safe
 from common.system.wording import counted
 from common.training.best import Best
-from common.training.drift import networks_of, require_equal_weights
+from common.training.unequal_weights import networks_of, require_equal_weights
 
 # A resume resolves these flags again, so a checkpoint does not fix them.
 RESOLVED_AGAIN = ("init_from", "mixed_precision")

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from common.checkpoints.kinds import RandomState
+from common.checkpoints.adapters import RandomState
 from common.checkpoints.state import Parts
 from common.checkpoints.store import Checkpoints
 from common.config import TrainingConfig
@@ -22,7 +22,7 @@ from common.run_directory.status import refuse_to_resume
 from common.track.log import Log
 from common.training.accelerator import build_accelerator
 from common.training.best import Best
-from common.training.guard import GradientGuard
+from common.training.gradients import GradientGuard
 from common.training.progress import Progress
 from common.training.sharding import ShardingAccelerator
 from common.training.stop import StopAgreement, StopRequest

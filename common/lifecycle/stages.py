@@ -15,12 +15,12 @@ from typing import TypeVar
 from torch import nn
 from torch.optim import Optimizer
 
-from common.checkpoints.kinds import RandomState
+from common.checkpoints.adapters import RandomState
 from common.checkpoints.state import Parts
 from common.checkpoints.store import Checkpoints
 from common.config import TrainingConfig
-from common.data.batch import Data
 from common.data.loader import Loader
+from common.data.samples import Data
 from common.errors import UserError
 from common.lifecycle.resolution import ConfigResolution
 from common.measure.memory_plan import MemoryPlan
@@ -34,7 +34,7 @@ from common.run_directory.records import RunConfig
 from common.track.log import Log
 from common.training.best import Best
 from common.training.early_stopping import EarlyStopping
-from common.training.guard import GradientGuard
+from common.training.gradients import GradientGuard
 from common.training.plan import Plan
 from common.training.progress import Progress
 from common.training.sharding import ShardingAccelerator

@@ -14,7 +14,7 @@ from common.console import say
 from common.data.iterable import IterableSamples
 from common.flags import role_of
 from common.lifecycle.environment_changes import tell_changed_environment
-from common.lifecycle.initial_weights import digest_of_model
+from common.lifecycle.initial_digest import digest_of_model
 from common.lifecycle.saving import restore
 from common.lifecycle.stages import Context, KeptParts, LoadedData, StartedRun
 from common.measure.memory_plan import MemoryPlan

@@ -7,7 +7,7 @@ from accelerate import Accelerator
 
 from common.errors import UserError
 from common.measure.sums import Evaluation, Sums
-from common.measure.values import Measured, Metrics
+from common.measure.value_checks import Measured, Metrics
 from common.system.devices import has_float64
 
 

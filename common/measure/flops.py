@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from common.checkpoints.kinds import RandomState
-from common.data.batch import Batch, Samples
+from common.checkpoints.adapters import RandomState
+from common.data.samples import Batch, Samples
 from common.models.compile import as_written
 
 # A function of the recipe that takes the model and a batch, and returns the loss and the outputs.

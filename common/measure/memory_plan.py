@@ -13,11 +13,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from common.checkpoints.kinds import bare_optimizer
+from common.checkpoints.adapters import bare_optimizer
 from common.checkpoints.shards import local
 from common.console import say
-from common.data.batch import Work
 from common.data.loader import Loader
+from common.data.samples import Work
 from common.measure.memory import MEBIBYTE, MemoryTracker, device_memory, memory_now, peaks
 from common.measure.stopwatch import FIRST_UPDATES
 from common.models.compile import is_compiled

@@ -18,7 +18,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from common.console import warn
-from common.data.batch import Samples, Work
+from common.data.samples import Samples, Work
 from common.failures.sentences import cause_text
 from common.measure.flops import (
     ComputeLoss,
@@ -39,7 +39,7 @@ from common.measure.stopwatch import (
     throughput,
 )
 from common.measure.training_sums import TrainingSums, TrainingSumsState
-from common.measure.values import Metrics
+from common.measure.value_checks import Metrics
 from common.metric_names import (
     GOODPUT,
     GPU_UTILIZATION,

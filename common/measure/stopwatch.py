@@ -9,7 +9,7 @@ from typing import TypedDict
 
 import torch
 
-from common.data.batch import Work
+from common.data.samples import Work
 from common.measure.flops import TrainingFlops
 from common.metric_names import (
     DATA_WAIT,

@@ -10,7 +10,7 @@ from accelerate import Accelerator
 from common.errors import UserError
 from common.measure.across_ranks import SumKey, sum_over_ranks
 from common.measure.totals import Total, as_total, elements_total, mean_of, total_with
-from common.measure.values import (
+from common.measure.value_checks import (
     Measured,
     Metrics,
     Value,

@@ -17,7 +17,7 @@ from common.measure.totals import (
     parts_on_host,
     total_with,
 )
-from common.measure.values import Metrics, Value, measured_value, refuse_another_loss
+from common.measure.value_checks import Metrics, Value, measured_value, refuse_another_loss
 from common.ranks.agreement import gather_from_ranks
 from common.system import devices
 

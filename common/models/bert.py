@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol, TypedDict
 
 from accelerate import Accelerator
 
-from common.data.hub import hub_commit
+from common.data.hub_versions import hub_commit
 from common.data.text import PAD_MULTIPLE, TextData, padded_length
 from common.errors import UserError
 from common.failures.sentences import reading

@@ -13,8 +13,8 @@ from accelerate import Accelerator
 
 from common.config import TrainingConfig
 from common.console import say, warn
-from common.data.batch import BatchesWithWork
 from common.data.loader import Loader
+from common.data.samples import BatchesWithWork
 from common.failures.sentences import cause_text
 from common.measure.memory import memory_now
 from common.measure.stopwatch import FIRST_UPDATES, Stopwatch

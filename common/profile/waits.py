@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from common.data.batch import BatchesWithWork
+from common.data.samples import BatchesWithWork
 from common.profile.phases import Phases
 from common.profile.verdict import DATA
 

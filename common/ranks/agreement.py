@@ -17,7 +17,7 @@ Each way to agree has one function. Code elsewhere decides what the ranks agree 
 Other exchanges are elsewhere, because they are part of other work: gradients, rows of a batch and
 buffers (`common.training.gathering`, `averaging` and `evaluation`), the weights that a sharded
 model starts from (`common.training.sharding`) and their bits in a checkpoint
-(`common.checkpoints.kinds`). A profile begins on all ranks together (`common.profile.profiler`).
+(`common.checkpoints.adapters`). A profile begins on all ranks together (`common.profile.profiler`).
 """
 
 from collections.abc import Callable

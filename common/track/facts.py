@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 
 from common.config import TrainingConfig
-from common.data.batch import Data
+from common.data.samples import Data
 from common.flags import role_of
 from common.run_directory.records import Environment, Flags, RunConfig
 from common.system.devices import device_name

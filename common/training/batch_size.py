@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from common.checkpoints.kinds import bare_optimizer
+from common.checkpoints.adapters import bare_optimizer
 from common.config import TrainingConfig
 from common.console import say
 from common.data.loader import Loader, free_memory

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
 
-from common.checkpoints.finished import best_name
+from common.checkpoints.folders import best_name
 from common.errors import UserError
 from common.objective import Objective
 from common.run_directory.records import CHECKPOINTS_FOLDER

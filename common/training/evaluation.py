@@ -12,7 +12,7 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
-from common.checkpoints.kinds import RandomState
+from common.checkpoints.adapters import RandomState
 from common.data.order import hash_integers
 from common.models.compile import as_written
 from common.system.devices import seed_generator

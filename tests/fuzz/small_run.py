@@ -17,7 +17,7 @@ import pytest
 import tyro
 from accelerate.state import AcceleratorState
 
-from common.checkpoints.finished import newest_whole
+from common.checkpoints.folders import newest_whole
 from common.config import parse_config
 from common.measure.meters import Meters
 from common.run_directory.identity import saved_run_id

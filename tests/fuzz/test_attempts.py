@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from common.checkpoints.finished import step_folders
+from common.checkpoints.folders import step_folders
 from common.checkpoints.tensors import read_metadata
 from common.errors import UserError
 from common.run import Run

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from common.config import TrainingConfig, parse_config
-from common.data.batch import Data, TensorSamples
+from common.data.samples import Data, TensorSamples
 from common.measure.sums import Sums
 from common.run import Run
 from tests.generated.notes import Notes

@@ -16,7 +16,7 @@ import pytest
 from filelock import FileLock
 from safetensors.torch import load_file
 
-from common.checkpoints.finished import step_folders
+from common.checkpoints.folders import step_folders
 from common.checkpoints.tensors import write_tensors
 from common.storage.digests import signed
 from tests.jobs import EVERY, MLP, Job, final_weights, learned, newest_step

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from common.checkpoints.finished import step_folders
+from common.checkpoints.folders import step_folders
 from common.objective import Objective
 from common.tools.compare.command import main
 from common.tools.recipe import load_recipe

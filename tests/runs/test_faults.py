@@ -18,7 +18,7 @@ import psutil
 import pytest
 from safetensors.torch import load_file
 
-from common.checkpoints.finished import damage, newest_whole, step_folders
+from common.checkpoints.folders import damage, newest_whole, step_folders
 from common.run_directory.identity import saved_run_id
 from tests.conftest import first
 from tests.jobs import (

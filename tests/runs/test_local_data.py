@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from common.checkpoints.finished import step_folders
+from common.checkpoints.folders import step_folders
 from common.data.sources import find_named
 from tests.jobs import Job
 from tests.launch import REPOSITORY, Finished, Launcher, Runner

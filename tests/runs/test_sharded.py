@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from common.checkpoints.finished import read_manifest, step_folders
+from common.checkpoints.folders import read_manifest, step_folders
 from common.errors import UserError
 from common.training.sharding import SUPPORTED_SETTINGS, take_fsdp_request
 from tests.conftest import SHIFTED_UPDATES, first

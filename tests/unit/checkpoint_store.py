@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from common.checkpoints import finished
+from common.checkpoints import folders
 from common.checkpoints.store import HOST, Checkpoints
 from tests.unit.manifest_facts import FACTS
 
@@ -40,9 +40,9 @@ def newest_whole(
     folder: Path, up_to: str | None = None, run_id: str = RUN_ID
 ) -> tuple[Path | None, list[str]]:
     """Return the newest whole checkpoint of a run, and what is wrong with newer ones."""
-    return finished.newest_whole(folder, up_to, run_id)
+    return folders.newest_whole(folder, up_to, run_id)
 
 
 def choose(folder: Path, up_to: str | None, run_id: str = RUN_ID) -> Path | None:
     """Return the checkpoint from which a resume of a run goes on, and clean up the folder."""
-    return finished.choose(folder, up_to, run_id)
+    return folders.choose(folder, up_to, run_id)

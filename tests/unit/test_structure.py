@@ -332,7 +332,7 @@ COLLECTIVES = {
 # profiles.
 HAS_COLLECTIVES = {
     "common.ranks.agreement",
-    "common.checkpoints.kinds",  # the bits of sharded weights
+    "common.checkpoints.adapters",  # the bits of sharded weights
     "common.profile.profiler",
     "common.training.averaging",
     "common.training.evaluation",

@@ -20,8 +20,8 @@ from benchmarks.resume.recorder import Recorder
 from benchmarks.resume.schedule import BATCH, EPOCHS, SAVE_EVERY, SEED, WARMUP_UPDATES
 from benchmarks.resume.task import CLASSES, LEARNING_RATE, Classifier, Digits
 from common.config import TrainingConfig, parse_config
-from common.data.batch import Batch, Data
 from common.data.loader import Loader
+from common.data.samples import Batch, Data
 from common.measure.classification import ClassificationSums
 from common.run import Run
 from common.training.optim import decay_groups

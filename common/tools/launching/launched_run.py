@@ -13,7 +13,7 @@ from common.run_directory.status import read_status
 from common.storage.files import open_to_append
 from common.system.platforms import polite_stop_signal, start_in_own_group, watch_for_parent
 from common.tools.compare.readers import RunRecord, read_directory
-from common.tools.launching.output import ending_in_words
+from common.tools.launching.endings import ending_in_words
 
 POLL_SECONDS = 0.2
 STOP_SECONDS = 120.0  # the time in which a recipe must finish its update and save

@@ -8,6 +8,7 @@ from pathlib import Path
 from common.run_directory.status import read_status
 from common.system.platforms import command_line
 from common.tools.prove.flags import ProofFlags, flag_words, merged, parse_flags
+from common.tools.prove.launch_plan import PlannedInterruption, ProbePlan
 from common.tools.prove.launching import LaunchResult, launch, launch_warm, observed_command
 from common.tools.prove.observation import (
     Interrupted,
@@ -15,7 +16,6 @@ from common.tools.prove.observation import (
     ObservedRun,
     read_launches,
 )
-from common.tools.prove.plan import PlannedInterruption, ProbePlan
 from common.tools.prove.warm import WarmProcess
 from common.tools.recipe import Recipe
 

@@ -19,6 +19,7 @@ from common.tools.prove.instruments.updates import (
     FIRST_WEIGHTS,
     LATER_WEIGHTS,
 )
+from common.tools.prove.launch_plan import PlannedInterruption
 from common.tools.prove.notes import MixingModule, OptimizerStep, SampleMixing
 from common.tools.prove.observation import (
     MicroBatch,
@@ -27,7 +28,6 @@ from common.tools.prove.observation import (
     Recorded,
     differing_keys,
 )
-from common.tools.prove.plan import PlannedInterruption
 
 INSTRUMENTS = tuple(
     f"common.tools.prove.instruments.{name}"

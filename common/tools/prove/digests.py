@@ -8,7 +8,7 @@ from pathlib import PurePath
 import numpy as np
 import torch
 
-from common.checkpoints.kinds import RandomState
+from common.checkpoints.adapters import RandomState
 from common.checkpoints.shards import is_sharded, local
 from common.storage.digests import SHORT, Digest, bytes_of_tensor
 

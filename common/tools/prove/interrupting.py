@@ -12,9 +12,9 @@ from pydantic import JsonValue
 from common.checkpoints import store
 from common.run_directory.records import Receipt
 from common.storage.files import UNFINISHED
+from common.tools.prove.launch_plan import PlannedInterruption
 from common.tools.prove.observation import Interrupted
 from common.tools.prove.observed import Manner
-from common.tools.prove.plan import PlannedInterruption
 from common.tools.prove.session import Session
 
 RunFacts = dict[str, JsonValue]  # the facts about the run that a checkpoint stores

@@ -12,8 +12,8 @@ import psutil
 
 from common.system.platforms import start_in_own_group, watch_for_parent
 from common.tools.launching.command import launch_command, options_for
-from common.tools.launching.output import ERROR, ending_in_words
-from common.tools.prove.plan import ProbePlan
+from common.tools.launching.endings import ERROR, ending_in_words
+from common.tools.prove.launch_plan import ProbePlan
 from common.tools.prove.warm import WarmProcess, environment_of_launches
 
 # A script, not a module: then a folder named `common` in the user's directory can't hide ours.

@@ -20,11 +20,11 @@ from torch.utils import _pytree as tree
 
 from common.checkpoints.state import Stateful
 from common.data import loader as loader_module
-from common.data.batch import Batch, BatchesWithWork
 from common.data.loader import Loader
+from common.data.samples import Batch, BatchesWithWork
 from common.data.workers import MicroBatches
 from common.lifecycle import evaluations
-from common.measure.values import Measured, Metrics
+from common.measure.value_checks import Measured, Metrics
 from common.run import Run
 from common.tools.prove.digests import digest_of_state, generator_digests
 from common.tools.prove.interrupting import Interrupter

@@ -13,8 +13,8 @@ from pathlib import Path
 from common.system.machine import rank
 from common.tools.prove.few_samples import limit_samples
 from common.tools.prove.interrupting import Interrupter
+from common.tools.prove.launch_plan import ProbePlan, plan_of_this_process
 from common.tools.prove.observers import Observers
-from common.tools.prove.plan import ProbePlan, plan_of_this_process
 from common.tools.prove.session import Session
 
 

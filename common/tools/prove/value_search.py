@@ -17,7 +17,7 @@ from torch import nn
 
 from common.checkpoints.state import Stateful
 from common.config import TrainingConfig
-from common.data.batch import Data, Samples
+from common.data.samples import Data, Samples
 from common.tools.prove.digests import PLAIN_TYPES, digest_of_state
 from common.tools.prove.observation import Description, ValueType
 from common.tools.prove.own_code import is_own_module

@@ -9,10 +9,10 @@ from typing import Literal, NamedTuple
 from accelerate import Accelerator
 
 from common.config import TrainingConfig
-from common.data.batch import Data
 from common.data.loader import Loader
+from common.data.samples import Data
 from common.measure.memory_plan import MemoryRows
-from common.measure.values import Metrics
+from common.measure.value_checks import Metrics
 from common.run_directory.records import RunConfig
 from common.track.names import precision_name
 from common.track.recorded_media import Entry

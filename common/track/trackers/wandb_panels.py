@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
-from common.data.batch import Data, Samples
 from common.data.images import CachedImages, ImageSamples
 from common.data.loader import Loader
 from common.data.order import EvaluationOrder
+from common.data.samples import Data, Samples
 from common.data.text import CachedText, TextData
 from common.measure.classification import Classified
 from common.measure.memory_plan import MemoryRows
-from common.measure.values import Metrics
+from common.measure.value_checks import Metrics
 
 if TYPE_CHECKING:  # only runs with W&B import wandb
     import wandb

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from accelerate.tracking import filter_trackers
 
-from common.data.batch import Data
 from common.data.loader import Loader
+from common.data.samples import Data
 from common.measure.memory_plan import MemoryRows
-from common.measure.values import Metrics
+from common.measure.value_checks import Metrics
 from common.metric_names import STEP, TRAINING_LOSS
 from common.objective import EVALUATED_SPLITS, PREFIXES, Objective
 from common.system.platforms import quoted, shown_path

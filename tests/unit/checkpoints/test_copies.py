@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from common.checkpoints import copies as copies_module
+from common.checkpoints.adapters import RandomState
 from common.checkpoints.copies import PIECE_BYTES, HostCopies, PinnedMemory
-from common.checkpoints.kinds import RandomState
 from common.checkpoints.store import Contents
 from common.checkpoints.tensors import read_tensors
 from tests.cuda_stand_in import Cuda

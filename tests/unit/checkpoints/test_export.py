@@ -20,7 +20,7 @@ from common.checkpoints.export import (
     save_model,
 )
 from common.errors import UserError
-from common.run_directory.initial import weights_file
+from common.run_directory.init_from import weights_file
 from common.storage import files
 
 FACTS = {

@@ -17,8 +17,8 @@ from torch import nn
 from torch.optim import lr_scheduler
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from common.checkpoints.finished import read_manifest
-from common.checkpoints.kinds import RandomState
+from common.checkpoints.adapters import RandomState
+from common.checkpoints.folders import read_manifest
 from common.checkpoints.same_run import excerpts, require_facts
 from common.checkpoints.state import Parts
 from common.checkpoints.tensors import read_tensors, write_tensors

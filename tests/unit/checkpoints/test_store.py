@@ -15,7 +15,7 @@ import safetensors.torch
 import torch
 
 from common.checkpoints import store
-from common.checkpoints.finished import (
+from common.checkpoints.folders import (
     damage,
     damaged_best,
     read_manifest,

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import Dataset
 
 from common.data import fingerprint
-from common.data.batch import Data, DatasetSamples, Samples, TensorSamples
+from common.data.samples import Data, DatasetSamples, Samples, TensorSamples
 
 
 class Rows(Dataset[Any]):

@@ -11,11 +11,11 @@ import torch
 
 from common.config import TrainingConfig
 from common.data import loader as loader_module
-from common.data.batch import Batch
 from common.data.images import CachedImages
 from common.data.loader import NO_SIGNALS, Loader
 from common.data.order import EvaluationOrder, TrainingOrder
 from common.data.run_loaders import evaluation_order, make_loaders
+from common.data.samples import Batch
 from common.data.shifts import reflected
 from common.errors import UserError
 from common.system.devices import to_device

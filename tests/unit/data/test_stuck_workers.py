@@ -14,12 +14,12 @@ import torch
 from torch.utils import _pytree as tree
 from torch.utils.data import IterableDataset
 
-from common.data import watch
+from common.data import worker_watch
 from common.data import workers as module
-from common.data.batch import Batch, DatasetSamples, Samples
 from common.data.iterable import IterableOrder, IterableSamples
 from common.data.loader import Loader
 from common.data.order import TrainingOrder
+from common.data.samples import Batch, DatasetSamples, Samples
 from common.errors import LostProcessError, UserError
 from tests.conftest import first
 from tests.unit.data.test_loader import CPU, GPU
@@ -88,8 +88,8 @@ KINDS: dict[str, Callable[[], Samples]] = {
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Check on workers often, announce early, and forget earlier announcements."""
-    monkeypatch.setattr(watch, "LOOK_EVERY", LOOK_EVERY)
-    monkeypatch.setattr(watch, "NOTICE_AFTER", 2 * LOOK_EVERY)
+    monkeypatch.setattr(worker_watch, "LOOK_EVERY", LOOK_EVERY)
+    monkeypatch.setattr(worker_watch, "NOTICE_AFTER", 2 * LOOK_EVERY)
     monkeypatch.setattr(module.Workers, "announced", set())
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from accelerate.utils import convert_to_fp32, send_to_device
 
-from common.data.batch import Work
+from common.data.samples import Work
 from common.data.sources import find_named
 from common.data.text import NO_WORK, CountedBatch
 from tests.local_data import grey_images, sentences, write_csv, write_image_parquet, write_parquet

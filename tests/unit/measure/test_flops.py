@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from common.data.batch import TensorSamples
+from common.data.samples import TensorSamples
 from common.measure.flops import training_flops, training_flops_of_real_samples
 
 SIZE = 6

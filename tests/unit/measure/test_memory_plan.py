@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from common.data.batch import Work
+from common.data.samples import Work
 from common.measure import memory_plan
 from common.measure.memory_plan import (
     MemoryPlan,

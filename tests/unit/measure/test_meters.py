@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from common.data.batch import Work
+from common.data.samples import Work
 from common.measure import meters as module
 from common.measure.flops import TrainingFlops
 from common.measure.meters import Meters

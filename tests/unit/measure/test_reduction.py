@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.data.batch import Work
+from common.data.samples import Work
 from common.errors import UserError
 from common.measure import across_ranks, sums, training_sums
 from common.measure.classification import ClassificationSums

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from common.data.batch import Work
+from common.data.samples import Work
 from common.measure.flops import TrainingFlops
 from common.measure.stopwatch import FIRST_UPDATES, Interval, Stopwatch, throughput
 

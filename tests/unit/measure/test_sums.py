@@ -11,7 +11,7 @@ from common.errors import UserError
 from common.measure.classification import ClassificationSums
 from common.measure.sums import Evaluation, Sums, of_all_ranks
 from common.measure.training_sums import TrainingSums
-from common.measure.values import figure
+from common.measure.value_checks import figure
 
 
 def alone() -> Any:

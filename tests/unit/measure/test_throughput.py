@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from transformers import BertConfig, BertForSequenceClassification
 
-from common.data.batch import DatasetSamples, TensorSamples, Work
 from common.data.images import CachedImages
+from common.data.samples import DatasetSamples, TensorSamples, Work
 from common.data.text import CachedText
 from common.measure.flops import TrainingFlops, training_flops, training_flops_of_real_samples
 from common.measure.stopwatch import FIRST_UPDATES, Interval, Stopwatch, throughput

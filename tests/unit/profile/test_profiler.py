@@ -15,7 +15,7 @@ from PIL import Image
 from torch import nn
 
 from common.config import TrainingConfig
-from common.data.batch import Work
+from common.data.samples import Work
 from common.measure.stopwatch import FIRST_UPDATES, Stopwatch
 from common.profile import profiler as module
 from common.profile import report, waits

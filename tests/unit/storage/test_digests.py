@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from common.data.fingerprint import fingerprint_of_arrays
-from common.lifecycle.initial_weights import digest_of_model
+from common.lifecycle.initial_digest import digest_of_model
 from common.storage import digests
 from common.storage.digests import (
     bytes_of_tensor,

@@ -13,12 +13,12 @@ import torch
 from torch import nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
-from common.checkpoints.kinds import OptimizerState, RandomState
+from common.checkpoints.adapters import OptimizerState, RandomState
 from common.measure import memory
 from common.system import devices
 from common.system.devices import streams, trials
 from common.training.evaluation import seed_generators
-from common.training.guard import GradientGuard
+from common.training.gradients import GradientGuard
 from common.training.optim import leave_unfit_fused_path
 from tests.launch import REPOSITORY
 
@@ -27,7 +27,7 @@ OTHER = torch.device("mps", 0)  # a type of device that this machine lacks
 
 # The files of `common` that may name CUDA, and why.
 NAMES_CUDA = {
-    "common/checkpoints/kinds.py": "a docstring's example",
+    "common/checkpoints/adapters.py": "a docstring's example",
     "common/system/devices/compilation.py": "torch.compile records CUDA graphs alone",
     "common/system/devices/libraries.py": "the versions of torch's libraries",
     "common/measure/power.py": "NVML finds a GPU by its uuid",

@@ -9,7 +9,7 @@ import torch
 from huggingface_hub import ModelCard
 
 from common.config import TrainingConfig
-from common.data.batch import Data, TensorSamples
+from common.data.samples import Data, TensorSamples
 from common.data.sources import DataSource
 from common.track.card import flags_given, model_card, without_folder
 from tests.unit.saved_config import saved_config

@@ -16,7 +16,7 @@ import torch.distributed
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from common.checkpoints.kinds import RandomState
+from common.checkpoints.adapters import RandomState
 from common.training.evaluation import average_buffers, evaluation_mode, keep_buffers
 
 if TYPE_CHECKING:  # a rank of this file does not find the package of the tests

@@ -5,9 +5,9 @@ import random
 from common.tools.prove.bench import Bench, Check, RunSpec, Verdict, failed_verdict
 from common.tools.prove.causes import causes_after_resume
 from common.tools.prove.differences import first_difference
+from common.tools.prove.launch_plan import PlannedInterruption
 from common.tools.prove.observation import Interrupted, ObservedEvaluation, ObservedRun, Saved
 from common.tools.prove.observed import Manner
-from common.tools.prove.plan import PlannedInterruption
 from common.tools.prove.results import Results, differences_of_results
 
 MANNERS: tuple[Manner, ...] = ("update", "update", "save", "evaluation", "stop")

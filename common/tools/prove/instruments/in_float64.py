@@ -13,8 +13,8 @@ import torch
 from torch import nn
 from torch.utils import _pytree as tree
 
-from common.data.batch import BatchesWithWork
 from common.data.loader import Loader
+from common.data.samples import BatchesWithWork
 from common.run import Run
 from common.tools.prove.session import Session
 from common.training.sharding import ShardingAccelerator

@@ -20,8 +20,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from common.data.batch import BatchesWithWork
 from common.data.loader import Loader
+from common.data.samples import BatchesWithWork
 from common.data.workers import MicroBatches
 from common.tools.prove.notes import EvaluationLoss, OutcomeColumns, TrainingLoss, TrainingMode
 from common.tools.prove.outcomes import FIGURE_FUNCTIONS, outcomes_of_columns

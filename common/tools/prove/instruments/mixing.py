@@ -20,7 +20,7 @@ from common.checkpoints.shards import is_sharded
 from common.run import Run
 from common.tools.prove.notes import MixingModule
 from common.tools.prove.session import Session
-from common.training.drift import networks_of
+from common.training.unequal_weights import networks_of
 
 
 def install(session: Session) -> None:

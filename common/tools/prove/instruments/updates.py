@@ -13,12 +13,12 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
-from common.checkpoints.kinds import bare_optimizer
+from common.checkpoints.adapters import bare_optimizer
 from common.checkpoints.shards import is_sharded
 from common.run import Run
 from common.tools.prove.notes import OptimizerStep, SampleMixing
 from common.tools.prove.session import Session
-from common.training.drift import networks_of
+from common.training.unequal_weights import networks_of
 
 FIRST_WEIGHTS = "weights-first.safetensors"
 LATER_WEIGHTS = "weights-later.safetensors"

@@ -34,10 +34,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import common
 from common.checkpoints.shards import is_sharded
-from common.data.batch import Batch
 from common.data.loader import Loader
+from common.data.samples import Batch
 from common.lifecycle.evaluations import Evaluations
-from common.measure.values import Metrics
+from common.measure.value_checks import Metrics
 from common.run import Run
 from common.system.installed_code import is_in_standard_library, is_installed
 from common.tools.prove.notes import Wait

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from common.data.batch import Data, DatasetSamples, TensorSamples
+from common.data.samples import Data, DatasetSamples, TensorSamples
 from common.tools.prove.reach import Reach
 from common.tools.prove.value_search import ReachableValues
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from common.checkpoints.kinds import sums_of_bits
+from common.checkpoints.adapters import sums_of_bits
 
 DTYPES = (
     torch.float64,

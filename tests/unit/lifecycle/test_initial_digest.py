@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from common.lifecycle import initial_weights
-from common.lifecycle.initial_weights import digest_of_model
+from common.lifecycle import initial_digest
+from common.lifecycle.initial_digest import digest_of_model
 
 
 def model(dtype: torch.dtype = torch.float32) -> nn.Module:
@@ -44,5 +44,5 @@ def test_some_models_have_no_digest(monkeypatch: pytest.MonkeyPatch) -> None:
     assert digest_of_model(nn.LazyLinear(3)) is None
     with torch.device("meta"):
         assert digest_of_model(nn.Linear(3, 4)) is None
-    monkeypatch.setattr(initial_weights, "MAX_BYTES", 8)
+    monkeypatch.setattr(initial_digest, "MAX_BYTES", 8)
     assert digest_of_model(model()) is None

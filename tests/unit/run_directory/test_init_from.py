@@ -18,7 +18,7 @@ from common.checkpoints.export import load_initial, save_model
 from common.data.images import load_images
 from common.data.sources import find_named
 from common.errors import UserError
-from common.run_directory.initial import initial_facts, initial_shapes
+from common.run_directory.init_from import initial_facts, initial_shapes
 from common.run_directory.records import InitialFacts
 from recipes.resnet import ResNet
 from tests.local_data import write_image_folder

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from common.checkpoints.finished import (
+from common.checkpoints.folders import (
     damage,
     damaged_best,
     step_folders,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from common.tools.launching.output import ending_in_words
+from common.tools.launching.endings import ending_in_words
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
 
 from common.errors import TrainingError, UserError
-from common.training.guard import GradientGuard
+from common.training.gradients import GradientGuard
 from common.training.loss_scale import SharedScaler
 
 

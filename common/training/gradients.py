@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from common.checkpoints.kinds import bare_optimizer
+from common.checkpoints.adapters import bare_optimizer
 from common.checkpoints.shards import is_sharded, local
 from common.errors import TrainingError, UserError
 from common.metric_names import GRADIENT_NORM, LOSS_SCALE, SKIPPED_UPDATES
