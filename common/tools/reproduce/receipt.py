@@ -103,4 +103,5 @@ def write_receipt(directory: Path, receipt: Reproduction) -> None:
 
 def read_receipt(directory: Path) -> Reproduction | None:
     """Return the receipt in a run's folder; None if there is none."""
-    return read_record_if_there(directory / RECEIPT, Reproduction)
+    advice = "restore it from a backup, or pass another --output-dir to reproduce the run again"
+    return read_record_if_there(directory / RECEIPT, Reproduction, advice)

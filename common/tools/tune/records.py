@@ -25,7 +25,8 @@ def read_settings(directory: Path) -> SearchSettings | None:
     Raises:
         UserError: `search.json` is damaged, or no search wrote it.
     """
-    record = read_record_if_there(directory / SEARCH_FILE, SearchRecord)
+    advice = "restore it from a backup, or pass another --study to start a new search"
+    record = read_record_if_there(directory / SEARCH_FILE, SearchRecord, advice)
     if record is None:
         return None
     return SearchSettings(

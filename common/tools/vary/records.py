@@ -20,7 +20,8 @@ def read_command(directory: Path) -> list[str] | None:
     Raises:
         UserError: `vary.json` is damaged, or this tool did not write it.
     """
-    record = read_record_if_there(directory / VARY_FILE, VaryRecord)
+    advice = "restore it from a backup, or pass another --output-dir"
+    record = read_record_if_there(directory / VARY_FILE, VaryRecord, advice)
     return None if record is None else record.command
 
 
