@@ -1,6 +1,6 @@
 """Starts one of pytest's workers, in a fork that has the libraries imported. Not a test.
 
-`conftest.py` gives pytest-xdist this command in place of `python`:
+`conftest.py` gives pytest-xdist this command instead of `python`:
 
 FORKING_PYTHON tests/worker.py INTERPRETER [OPTION ...] -c STATEMENT
 """

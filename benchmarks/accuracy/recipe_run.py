@@ -81,7 +81,7 @@ class WatchedRun(Run):
 
 
 def main(folder: Path, began: float, recipe: str, flags: list[str]) -> None:
-    """Run a recipe with the watched run in place of its own."""
+    """Run a recipe with the watched run instead of its own."""
     WatchedRun.folder = folder
     WatchedRun.log_file = EvaluationLog(folder, began)
     run_module.Run = WatchedRun  # type: ignore[misc]

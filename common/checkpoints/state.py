@@ -88,8 +88,9 @@ class Parts:
         """
         if name in self.shared or name in self.of_rank:
             raise UserError(
-                f"run.keep(...) got a part named {name!r}, a name that the run itself uses",
-                advice="choose another name",
+                f"run.keep(...) got a part named {name!r}, but the name is taken, by the run "
+                "itself or by an earlier call",
+                advice="choose another name, and pass all parts in one call of run.keep(...)",
             )
         if not re.fullmatch(r"(?!rank-|frozen-|best-\d{8})[\w-]+", name):
             raise UserError(

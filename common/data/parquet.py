@@ -398,11 +398,12 @@ def distinct_values(path: str, column: str) -> set[LabelValue]:
 
 def changed_file_error(path: str) -> UserError:
     """Return the error for a file that another one has replaced while the run reads it."""
-    return UserError(
-        f"{path} has changed since the run began",
-        advice="restore this file as it was, and start the run again; or start another run",
-        resumable=is_on_hub(path),
-    )
+    problem = f"{path} has changed since the run began"
+    if is_on_hub(path):  # reading failed, or the Hub has another version of the file
+        advice = "start the run again; if this fails, too, start another run"
+        return UserError(problem, advice=advice, resumable=True)
+    advice = "restore this file as it was, and start the run again; or start another run"
+    return UserError(problem, advice=advice)
 
 
 def is_on_hub(path: str) -> bool:

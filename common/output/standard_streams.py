@@ -96,7 +96,7 @@ def replace_output(output_class: type[io.TextIOWrapper], *, by_line: bool) -> No
 
 
 def replace_standard_error() -> None:
-    """Put an `Output` instead of standard error, unless a program has replaced it.
+    """Replace standard error by an `Output`, unless a program has replaced it.
 
     When Python exits, it writes the rest of both streams. If that fails, for example because the
     terminal is closed, the exit status would be 120 instead of the program's own.
@@ -112,7 +112,7 @@ def replace_standard_error() -> None:
 
 
 def open_closed_streams() -> None:
-    """Open the null device instead of each standard stream that is closed.
+    """Open the null device for each standard stream that is closed.
 
     Otherwise the next file that is opened would take the stream's number, and prints would go into
     that file.

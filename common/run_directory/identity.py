@@ -69,8 +69,8 @@ def require_written_config(directory: Path, saved: Mapping[str, object]) -> None
         raise EditedConfigError(
             f"{path} was edited after the run wrote it ({describe_edit(saved, id_files)})",
             advice=(
-                "restore the file from a backup, or leave --resume out and start a new run with "
-                f"its flags: --config {quoted(path)}"
+                "restore the file from a backup, or start a new run in another directory with its "
+                f"flags: --config {quoted(path)}, without --resume"
             ),
         )
     run_id = excerpt_of(saved).run_id
@@ -108,7 +108,7 @@ def find_run_id_files(files: Iterable[Path]) -> Iterator[RunIdFile]:
 def describe_edit(saved: Mapping[str, object], id_files: Iterable[RunIdFile]) -> str:
     """Return a phrase for how an edited `config.json` differs from the files beside it.
 
-    If no id_file shows a difference, the phrase only says that the digest is wrong or missing.
+    If no file shows a difference, the phrase only says that the digest is wrong or missing.
 
     Args:
         saved: the contents of the edited file.

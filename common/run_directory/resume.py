@@ -285,7 +285,7 @@ def refuse_to_begin_again(
                     f"other flags ({listed(phrases)})"
                 ),
                 advice=(
-                    f"continue that run with its own flags by --resume {quoted(directory)}, or "
+                    f"continue that run by --resume {quoted(directory)} without these flags, or "
                     "start another run with --output-dir NEW"
                 ),
             )

@@ -36,7 +36,9 @@ def loading(path: Path) -> Iterator[None]:
     except BaseException as error:  # includes a panic in Rust code, which is not an `Exception`
         location = error_location(error, path)
         remedy = "correct the file"
-        if isinstance(error, ModuleNotFoundError):
+        # A module of this library may have another name than when the recipe was copied.
+        is_package = isinstance(error, ModuleNotFoundError) and error.name is not None
+        if is_package and not error.name.startswith("common."):
             remedy = f"install the package that has {error.name}, or correct the import"
         raise UserError(
             f"{path} fails when Python loads it ({location}{cause_text(error)})",

@@ -73,6 +73,8 @@ def one_sample_advice(config: TrainingConfig, has_placed_data: bool) -> str:
     remedies = ["end other programs that use this memory"]
     if has_placed_data:
         remedies.append("pass --data-placement workers")
+    if config.evaluate_only:  # the model is given, and there are no gradients
+        return ", or ".join(remedies)
     changes = [] if config.gradient_checkpointing else ["--gradient-checkpointing"]
     changes.append(smaller_model(config))
     remedies.append(f"or start a new run with {' or '.join(changes)}")
@@ -82,15 +84,16 @@ def one_sample_advice(config: TrainingConfig, has_placed_data: bool) -> str:
 def command_with_half_the_batch(config: TrainingConfig, directory: Path) -> str:
     """Return a command that resumes a run, or repeats it if the run has not begun to train.
 
-    The command halves the micro-batch and doubles the accumulation.
+    The command halves the micro-batch, and doubles the accumulation if the run trains.
     """
     has_begun = (directory / CONFIG).is_file()
     arguments = ["--resume", str(directory)] if has_begun else sys.argv[1:]
     script = sys.argv[0]
     command = f"{launcher_command(script)} {command_line([script, *arguments])}"
-    batch_size = config.batch_size // 2
-    accumulation = config.gradient_accumulation_steps * 2
-    return f"{command} --batch-size {batch_size} --gradient-accumulation-steps {accumulation}"
+    command += f" --batch-size {config.batch_size // 2}"
+    if config.evaluate_only:
+        return command
+    return f"{command} --gradient-accumulation-steps {config.gradient_accumulation_steps * 2}"
 
 
 def smaller_model(config: TrainingConfig) -> str:

@@ -126,7 +126,7 @@ def test_characters_that_nobody_can_type_are_refused(tmp_path: Path, name: str, 
 
 @pytest.mark.parametrize("place", PLACES)
 def test_unusable_path_of_a_run_is_refused(place: str) -> None:
-    """A prediction refuses an unusable path in place of a run."""
+    """A prediction refuses an unusable path instead of a run."""
     with pytest.raises(UserError) as refused:
         finished_model(Path(PLACES[place]))
     assert "\n" not in refused.value.message

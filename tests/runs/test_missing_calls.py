@@ -39,7 +39,7 @@ STOP = """\
         ),
         (
             ("run.keep(model=model", "run.keep(log=model, model=model"),
-            "error: run.keep(...) got a part named 'log', a name that the run itself uses: ",
+            "error: run.keep(...) got a part named 'log', but the name is taken, by the run ",
         ),
         (("run.start(description", "run.start({}"), "has no 'name' of the model: pass a dict"),
     ],

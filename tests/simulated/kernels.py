@@ -145,7 +145,7 @@ def lend_arguments(traits: Traits, arguments: tuple[Any, ...], *, has_outs: bool
     lent_arguments = lend(traits, arguments)
     if not has_outs:
         return lent_arguments
-    # Torch gives numbers in place of tensors, and its variants with `out` take tensors.
+    # Torch gives numbers instead of tensors, and its variants with `out` take tensors.
     return tuple(
         torch.tensor(value) if name in traits.tensor_names and is_number(value) else value
         for name, value in zip(traits.argument_names, lent_arguments, strict=False)

@@ -245,7 +245,7 @@ def test_common_knows_no_recipe(nodes: Nodes) -> None:
             assert forbidden not in text, module
 
 
-# A class that is made of another object has a method in place of a constructor.
+# A class that is made of another object has a method instead of a constructor.
 CONSTRUCTORS = {
     "FreezableDDP": ("remember_parameters",),
 }

@@ -218,10 +218,12 @@ def missing_commit_error(tree: CodeTree, past: PastRun, folders: list[Path]) -> 
             "not exist",
             advice=f"put a git clone of its code at {quoted(folders[0])}",
         )
-    return UserError(
-        f"{commit} is not in {' or '.join(map(str, folders))}",
-        advice=f"run git fetch in {quoted(folders[0])}, {CURRENT_CODE}",
-    )
+    problem = f"{commit} is not in {' or '.join(map(str, folders))}"
+    repository = next((folder for folder in folders if repository_of(folder) is not None), None)
+    if repository is None:
+        advice = f"replace {quoted(folders[0])} by a git clone of the code, {CURRENT_CODE}"
+        return UserError(problem, advice=advice)
+    return UserError(problem, advice=f"run git fetch in {quoted(repository)}, {CURRENT_CODE}")
 
 
 def folders_to_search(tree: CodeTree, past: PastRun) -> list[Path]:

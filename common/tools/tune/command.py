@@ -18,6 +18,7 @@ from pathlib import Path
 
 from common.errors import UserError
 from common.flags import check_number
+from common.system.platforms import command_line
 from common.tools.parser import tool_parser
 from common.tools.tune.settings import SearchSettings
 
@@ -90,7 +91,8 @@ def saved_settings(
         if settings.config_file is not None:
             saved_words += ["--config-file", settings.config_file]
         raise UserError(
-            f"--study {arguments.study} already contains another search: {' '.join(saved_words)}",
+            f"--study {arguments.study} already contains another search: "
+            f"{command_line(saved_words)}",
             advice=(
                 "leave the recipe, its flags and --config-file out to continue that search, or "
                 "pass another --study to start a new one"

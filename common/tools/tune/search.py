@@ -197,8 +197,8 @@ class Search:
         if record.splits[0] != "validation":
             problem = f"{self.settings.recipe} evaluates on test data, which must not choose trials"
             advice = "add a validation split to its data"
-            if any(word.startswith("--validation-share") for word in self.settings.flags):
-                # Without the flag, the search passes --validation-share 0.1.
+            if not record.flags.get("validation_share"):
+                # A share of 0 was stated. Without the flag, the search passes a share of 0.1.
                 advice = f"start a new search without --validation-share, or {advice}"
             self.refuse(trial, problem, advice)
 

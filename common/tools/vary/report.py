@@ -183,9 +183,12 @@ def conclusions(
 
 def way_to_validate(comparison: Comparison) -> str:
     """Return how to get validation data. A share above 0 was passed where the recipe ignores it."""
-    if comparison.runs[0].flags.get("validation_share"):
+    share = comparison.runs[0].flags.get("validation_share")
+    if share is None:
+        return "add --validation-share 0.1"
+    if share:
         return "add a validation split to the data"
-    return "add --validation-share 0.1"
+    return "pass --validation-share 0.1 instead of 0; if you pass --output-dir, name another folder"
 
 
 def advice_on_seeds(sets_seed: bool) -> str:

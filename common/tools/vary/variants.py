@@ -252,8 +252,8 @@ def claim(directory: Path, command: list[str]) -> None:
     if saved_command not in (None, command):
         shown = command_line(["recipes", "vary", *saved_command])
         raise UserError(
-            f"{directory} contains the files of another command, {shown}",
-            advice="pass another --output-dir, or repeat that command",
+            f"{directory} contains the variants of another command: {shown}",
+            advice="pass another --output-dir, or repeat that command with this --output-dir",
         )
     write_command(directory, command)
 

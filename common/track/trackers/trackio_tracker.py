@@ -101,7 +101,7 @@ class TrackioTracker(Tracker):
             sqlite3.Error: another version of trackio keeps its rows in another form.
         """
         path = self.database(project)
-        current_steps: set[int] = set()
+        stored_steps: set[int] = set()
         if path.exists():
             with contextlib.closing(sqlite3.connect(path, timeout=LOCK_SECONDS)) as connection:
                 with connection:
@@ -113,9 +113,9 @@ class TrackioTracker(Tracker):
                 )
                 # Images, tables and histograms have rows of their own, which lack the metric `STEP`
                 # and do not count here.
-                current_steps = {row_step for row_step, row in rows if STEP in json.loads(row)}
+                stored_steps = {row_step for row_step, row in rows if STEP in json.loads(row)}
         for row in earlier_rows:
-            if row[STEP] not in current_steps:
+            if row[STEP] not in stored_steps:
                 self.log(row)
 
     def log(self, row: Mapping[str, float]) -> None:

@@ -240,7 +240,8 @@ def test_label_without_a_class_is_refused_when_read(
     split = images(source_of(tmp_path / "data")).splits["train"]
     message = refusal(lambda: every_batch(split))
     assert "a row with the label 7 in column label, which is none of the 3 classes" in message
-    assert "correct this label in the data" in message
+    assert "correct this label in the data (in a local copy" in message
+    assert "and start another run" in message
 
 
 def test_data_that_cannot_be_streamed_are_refused(tmp_path: Path) -> None:

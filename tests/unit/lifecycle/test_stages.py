@@ -37,7 +37,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
 
 @pytest.mark.parametrize("name", [*CALLS_BEFORE])
 def test_missing_call_is_named(name: str, run: Run) -> None:
-    """One sentence names the missing call, in place of an AttributeError."""
+    """One sentence names the missing call, instead of an AttributeError."""
     with pytest.raises(UserError) as refused:
         getattr(run, name)
     assert CALLS_BEFORE[name] in refused.value.message

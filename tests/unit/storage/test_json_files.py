@@ -44,7 +44,7 @@ def test_nan_and_infinity_become_null(tmp_path: Path) -> None:
 
 
 def test_missing_file_is_told_from_a_damaged_one(tmp_path: Path) -> None:
-    """A file in place of its folder counts as missing, too."""
+    """A file instead of its folder counts as missing, too."""
     (tmp_path / "file").write_text("")
     for path in (tmp_path / "none.json", tmp_path / "file" / "none.json"):
         assert read_json_if_there(path) is None

@@ -26,7 +26,7 @@ from common.training.precision import running_precision, set_kernels
 
 
 class Built(Exception):  # noqa: N818
-    """Raised in place of building the Accelerator, with the arguments."""
+    """Raised instead of building the Accelerator, with the arguments."""
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__()

@@ -25,7 +25,7 @@ CPU = torch.device("cpu")
 
 
 class Gathered(Exception):  # noqa: N818
-    """Raised in place of a gather, to end a simulated rank there."""
+    """Raised instead of a gather, to end a simulated rank there."""
 
 
 class Rank:

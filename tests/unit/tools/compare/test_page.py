@@ -118,7 +118,7 @@ ROWS = st.lists(ROW, max_size=12).map(
 
 
 def finite(value: float | None) -> float | None:
-    """Return a value; None in place of NaN and infinities."""
+    """Return a value; None instead of NaN and infinities."""
     return value if value is not None and math.isfinite(value) else None
 
 
@@ -248,7 +248,8 @@ def attacked() -> Comparison:
         logged = [row | {attack: 1.0, f"val/{attack}": 0.5} for row in rows([0.5, 0.6])]
         run = record(attack, logged, **(facts if number else {}))
         flags = {**run.saved_config.flags, "own_flag": attack, attack: attack, "seed": number}
-        config = run.saved_config.model_copy(update={"config": flags})
+        config = run.saved_config.model_copy(update={"flags": flags})
+        assert config.to_json()["config"]["own_flag"] == attack
         runs.append(replace(run, saved_config=config, status="failed", reason=attack))
     twin = replace(runs[-1], name=f"{ATTACKS[0]} twin", source="twin")
     return compare([*runs, twin])

@@ -135,14 +135,19 @@ def test_missing_recipe_is_named_with_its_place(recipe: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("attempts", "reason"),
+    ("attempts", "reason", "first_step"),
     [
-        ([], "its provenance/attempts.json is missing, damaged or names no code"),
+        ([], "its provenance/attempts.json is missing, damaged or names no code", ""),
         (
             [{"trees": [], "recipe": None, "problem": "the recipe is in no file"}],
             "the recipe is in no file",
+            "save the recipe as a file, ",
         ),
-        ([{"recipe": None}], "its provenance/attempts.json is missing, damaged or names no code"),
+        (
+            [{"recipe": None}],
+            "its provenance/attempts.json is missing, damaged or names no code",
+            "",
+        ),
     ],
 )
 @pytest.mark.parametrize("uses_current_code", [False, True])
@@ -151,6 +156,7 @@ def test_run_that_saved_no_code_is_refused(
     tmp_path: Path,
     attempts: list[dict[str, object]],
     reason: str,
+    first_step: str,
     uses_current_code: bool,
 ) -> None:
     """The disk may have been full when the run began, or its record was damaged later."""
@@ -160,7 +166,7 @@ def test_run_that_saved_no_code_is_refused(
     with (
         pytest.raises(
             UserError,
-            match=rf"because {reason}.*: (save the recipe as a file, )?train a new run",
+            match=f"which code it used, because {reason}: {first_step}train a new run",
         ),
         restored_code(without_code, uses_current_code),
     ):

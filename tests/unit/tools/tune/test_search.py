@@ -430,7 +430,8 @@ def test_advice_for_a_search_on_test_data(share: list[str], advice: str, tmp_pat
     settings = SearchSettings(str(STUB), (*RATES, *share), None)
     study = create_study()
     search = Search(tmp_path, settings, {}, share, Objective.parse("accuracy:max"), study)
-    record = SimpleNamespace(splits=("test", "test"))
+    flags = {"validation_share": 0.0 if share else 0.1}
+    record = SimpleNamespace(splits=("test", "test"), flags=flags)
     with pytest.raises(UserError) as refused:
         search.require_validation_data(study.ask(), record)  # type: ignore[arg-type]
     assert refused.value.advice == advice

@@ -25,7 +25,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[bytes]]:
-    """Return a process that works forever, in place of the service."""
+    """Return a process that works forever, instead of the service."""
     monkeypatch.setattr(service, "SERVICE_NAME", "yes")
     process = subprocess.Popen(["yes"], stdout=subprocess.PIPE)
     yield process
