@@ -36,10 +36,10 @@ def loading(path: Path) -> Iterator[None]:
     except BaseException as error:  # includes a panic in Rust code, which is not an `Exception`
         location = error_location(error, path)
         remedy = "correct the file"
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
         # A module of this library may have another name than when the recipe was copied.
-        is_package = isinstance(error, ModuleNotFoundError) and error.name is not None
-        if is_package and not error.name.startswith("common."):
-            remedy = f"install the package that has {error.name}, or correct the import"
+        if missing is not None and not missing.startswith("common."):
+            remedy = f"install the package that has {missing}, or correct the import"
         raise UserError(
             f"{path} fails when Python loads it ({location}{cause_text(error)})",
             advice=f"{remedy}, and check it with python {quoted(path)} --help",

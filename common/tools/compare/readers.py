@@ -71,9 +71,14 @@ class RunRecord:
         try:
             objective = Objective.parse(self.saved_config.objective)
         except UserError as problem:
+            config_path = Path(self.source) / CONFIG
+            damaged = f"the configuration of {self.source}"
+            advice = "leave this run out"  # a run at W&B has no file
+            if config_path.is_file():
+                damaged = str(config_path)
+                advice = "restore it from a backup, or leave this run out"
             raise UserError(
-                f"the configuration of {self.source} is damaged or was edited ({problem.problem})",
-                advice="leave this run out, or restore its config.json from a backup",
+                f"{damaged} is damaged or was edited ({problem.problem})", advice=advice
             ) from None
         object.__setattr__(self, "objective", objective)  # a frozen dataclass refuses assignment
 
