@@ -69,8 +69,8 @@ def require_written_config(directory: Path, saved: Mapping[str, object]) -> None
         raise EditedConfigError(
             f"{path} was edited after the run wrote it ({describe_edit(saved, id_files)})",
             advice=(
-                "restore the file from a backup, or start a new run in another directory with its "
-                f"flags: --config {quoted(path)}, without --resume"
+                "restore the file from a backup, or leave --resume out and start a new run in "
+                f"another directory with its flags: --config {quoted(path)}"
             ),
         )
     run_id = excerpt_of(saved).run_id

@@ -285,8 +285,8 @@ def refuse_to_begin_again(
                     f"other flags ({listed(phrases)})"
                 ),
                 advice=(
-                    f"continue that run by --resume {quoted(directory)} without these flags, or "
-                    "start another run with --output-dir NEW"
+                    "leave these flags out and continue that run by --resume "
+                    f"{quoted(directory)}, or start another run with --output-dir NEW"
                 ),
             )
 

@@ -278,8 +278,8 @@ def test_config_edited_before_the_first_checkpoint_is_refused(tmp_path: Path) ->
     error, _ = run("--resume", directory)
     assert isinstance(error, UserError)
     assert "was edited after the run wrote it" in error.message
-    advice = f"leave --resume out and start a new run with its flags: --config {path}"
-    assert advice in error.message
+    advice = "leave --resume out and start a new run in another directory with its flags"
+    assert f"{advice}: --config {path}" in error.message
     other = tmp_path / "other"
     assert run("--config", path, "--output-dir", other)[0] is None
     assert json.loads((other / "config.json").read_text())["config"]["seed"] == 5

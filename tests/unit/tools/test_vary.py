@@ -62,7 +62,9 @@ def test_variants_are_run_once_and_compared_over_seeds(
     assert (folder / "picture.png").stat().st_size > 10_000
     assert "best accuracy" in capsys.readouterr().out
     other = [str(STUB), "--learning-rate", "0.1,0.02", "--output-dir", str(folder)]
-    with pytest.raises(UserError, match=r"files of another command, recipes vary .* 0\.1,0\.01 "):
+    with pytest.raises(
+        UserError, match=r"variants of another command: recipes vary .* 0\.1,0\.01 "
+    ):
         main(other)
     (folder / VARY_FILE).unlink()
     with pytest.raises(UserError, match="contains files, but no variants to continue"):
