@@ -139,7 +139,7 @@ def plain_value(value: object) -> JsonValue:
     raise TypeError(f"{value!r:.100} can't be expressed in JSON")
 
 
-def require_same(
+def require_same_parts(
     path: Path, saved: Mapping[str, Mapping[str, object]], now: Mapping[str, PartDescription]
 ) -> None:
     """Raise a `UserError` if the description of a part has changed; it names the first difference.

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple, cast
 
-from common.checkpoints.description import PartDescription, require_same
+from common.checkpoints.description import PartDescription, require_same_parts
 from common.errors import UserError
 from common.run_directory.records import RunIdentity
 from common.run_directory.saved_flags import differing_flags, flags_in_words
@@ -49,14 +49,14 @@ def require_same_run(path: Path, manifest: RunIdentity, identity: RunIdentity) -
         manifest: the checkpoint's manifest.
         identity: the identity of the run as it would go on.
     """
-    require_facts(path, manifest, identity)
-    require_flags(path, manifest.flags, identity.flags)
+    require_same_facts(path, manifest, identity)
+    require_same_flags(path, manifest.flags, identity.flags)
     # `describe_parts` made it, so it has this structure. The saved one may have been edited.
     current_parts = cast(Mapping[str, PartDescription], identity.parts_described)
-    require_same(path, manifest.parts_described, current_parts)
+    require_same_parts(path, manifest.parts_described, current_parts)
 
 
-def require_facts(path: Path, manifest: RunIdentity, identity: RunIdentity) -> None:
+def require_same_facts(path: Path, manifest: RunIdentity, identity: RunIdentity) -> None:
     """Raise a `UserError` for the first fact in `MUST_MATCH_ON_RESUME` that has changed.
 
     Both sides have the facts of the data set in their field ``data``.
@@ -93,7 +93,7 @@ def excerpts(before: object, now: object) -> tuple[str, str]:
     return shown_before, shown_now
 
 
-def require_flags(
+def require_same_flags(
     path: Path, saved_flags: Mapping[str, object], current_flags: Mapping[str, object]
 ) -> None:
     """Raise a `UserError` if flags that a resume can't change differ from the saved ones.

@@ -9,6 +9,9 @@ from collections.abc import Mapping
 from common.data.guess import Feature
 from common.errors import UserError
 
+# What to do about a label that is none of the classes. Data on the Hub can't be edited in place.
+CORRECT_LABEL = "correct this label in the data (in a local copy, if they are from the Hub)"
+
 
 def empty_split_error(data_set: str, split: str, advice: str | None = None) -> UserError:
     """Return the error for a split without samples.

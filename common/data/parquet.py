@@ -20,6 +20,7 @@ from common.data.cache import PreparedFacts, RowGroupIndex, write_array
 from common.data.guess import Feature
 from common.data.labels import LabelledData, LabelValue, choose_splits, is_missing_label, is_text
 from common.data.mistakes import (
+    CORRECT_LABEL,
     empty_split_error,
     no_values_error,
     other_columns_error,
@@ -131,10 +132,7 @@ class ParquetRows:
             return UserError(
                 f"{shard} contains a row with the label {label!r:.60} in column {label_column}, "
                 f"which is none of the {counted(len(self.numbers), 'class', 'classes')}",
-                advice=(
-                    "correct this label in the data (in a local copy, if they are from the Hub), "
-                    "and start another run"
-                ),
+                advice=f"{CORRECT_LABEL}, and start another run",
             )
         column = self.columns[row.index(None)] if None in row else label_column
         value = "value" if None in row else "label (a -1 or NaN counts as none)"
@@ -399,7 +397,7 @@ def distinct_values(path: str, column: str) -> set[LabelValue]:
 def changed_file_error(path: str) -> UserError:
     """Return the error for a file that another one has replaced while the run reads it."""
     problem = f"{path} has changed since the run began"
-    if is_on_hub(path):  # reading failed, or the Hub has another version of the file
+    if is_on_hub(path):  # the user can't restore this file, and another reading may succeed
         advice = "start the run again; if this fails, too, start another run"
         return UserError(problem, advice=advice, resumable=True)
     advice = "restore this file as it was, and start the run again; or start another run"

@@ -12,7 +12,7 @@ import numpy as np
 
 from common.data.builders import load_splits
 from common.data.labels import LabelledData, choose_splits, is_missing_label
-from common.data.mistakes import no_values_error, single_class_error
+from common.data.mistakes import CORRECT_LABEL, no_values_error, single_class_error
 from common.data.sources import BUILT_IN, DataSource
 from common.errors import UserError
 from common.system.wording import counted
@@ -100,9 +100,7 @@ class Tables(LabelledData):
                         f"column {self.label_column}, but the classes of this column are numbered "
                         f"from 0 to {len(numbers) - 1}"
                     ),
-                    advice=(
-                        "correct this label in the data (in a local copy, if they are from the Hub)"
-                    ),
+                    advice=CORRECT_LABEL,
                 )
             self.labels[role] = np.array([numbers[label] for label in labels])
 

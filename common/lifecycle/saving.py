@@ -104,7 +104,7 @@ def restore(started: StartedRun, resume_path: Path) -> State | None:
     context.agreement.note_checkpoint()
     if restored.has_lost_best:
         forget_lost_best(context)
-    context.best.require(context.checkpoints.lasting_receipts, context.directory.path)
+    context.best.require_best_model(context.checkpoints.lasting_receipts, context.directory.path)
     world_size_before = len(restored.manifest.ranks)
     if world_size_before != context.accelerator.num_processes:
         say_other_world_size(context, world_size_before)

@@ -61,7 +61,7 @@ class Best:
         self.loss = loss
         return True
 
-    def require(self, files: Iterable[str], directory: Path) -> None:
+    def require_best_model(self, files: Iterable[str], directory: Path) -> None:
         """Raise a `UserError` if a checkpoint's `files` lack the model of the best evaluation."""
         if not self.is_kept or self.step == -1:
             return

@@ -20,7 +20,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from common.checkpoints.adapters import RandomState
 from common.checkpoints.folders import read_manifest
-from common.checkpoints.same_run import excerpts, require_facts
+from common.checkpoints.same_run import excerpts, require_same_facts
 from common.checkpoints.state import Parts
 from common.checkpoints.tensors import read_tensors, write_tensors
 from common.errors import UserError
@@ -651,9 +651,9 @@ def test_advice_on_a_changed_fact_names_no_flag_that_a_resume_refuses(
 ) -> None:
     """Flags that a resume can't change are only for a new run."""
     saved = identity_at(1, data={"fingerprint": "a"})
-    require_facts(Path("step-1"), saved, saved)
+    require_same_facts(Path("step-1"), saved, saved)
     with pytest.raises(UserError, match="step-1 can't be resumed, because the ") as refused:
-        require_facts(Path("step-1"), saved, saved.model_copy(update=changes))
+        require_same_facts(Path("step-1"), saved, saved.model_copy(update=changes))
     assert refused.value.advice == advice
 
 
@@ -661,9 +661,9 @@ def test_data_may_get_a_fingerprint_but_not_lose_it() -> None:
     """A user may provide the fingerprint of data whose contents were unknown before."""
     known = identity_at(1, data={"sizes": {"train": 8}, "fingerprint": "a"})
     unknown = identity_at(1, data={"sizes": {"train": 8}})
-    require_facts(Path("step-1"), unknown, known)
+    require_same_facts(Path("step-1"), unknown, known)
     with pytest.raises(UserError, match="the fingerprint of the data changed from a to None"):
-        require_facts(Path("step-1"), known, unknown)
+        require_same_facts(Path("step-1"), known, unknown)
 
 
 def test_errors_raised_by_a_part_keep_their_traceback(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from common.checkpoints.same_run import require_flags
+from common.checkpoints.same_run import require_same_flags
 from common.errors import UserError
 from common.flags import role_of
 from common.run_directory.effective_batch import keep_effective_batch
@@ -100,13 +100,13 @@ def test_local_data_may_move_between_runs(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert not was_finished_meanwhile(config, "mnist_mlp")
     before = {"dataset": str(there), "seed": 1}
     now = {"dataset": str(here), "seed": 1}
-    require_flags(run, before, now)
+    require_same_flags(run, before, now)
     for is_other in ({"seed": 2}, {"dataset": "digits"}):
         with pytest.raises(UserError, match="was trained with other flags than"):
-            require_flags(run, before, now | is_other)
+            require_same_flags(run, before, now | is_other)
     there.mkdir()
     with pytest.raises(UserError, match=r"with other flags than this run has now \(--dataset was"):
-        require_flags(run, before, now)
+        require_same_flags(run, before, now)
     with pytest.raises(UserError, match="can't resume"):
         parse(monkeypatch, "mnist_mlp", *flags)
 

@@ -41,9 +41,9 @@ def test_ties_are_broken_by_loss() -> None:
 def test_checkpoint_without_the_best_model_is_refused(tmp_path: Path) -> None:
     """The message names the file that should list the model."""
     best = Best(Objective.parse("accuracy:max"))
-    best.require([], tmp_path)  # nothing was evaluated yet
+    best.require_best_model([], tmp_path)  # nothing was evaluated yet
     best.record(1.0, 8)
-    best.require(["best-00000008.safetensors"], tmp_path)
+    best.require_best_model(["best-00000008.safetensors"], tmp_path)
     message = r"manifest\.json names no file of the best model, best-00000008: restore"
     with pytest.raises(UserError, match=message):
-        best.require(["best-00000004.safetensors"], tmp_path)
+        best.require_best_model(["best-00000004.safetensors"], tmp_path)
