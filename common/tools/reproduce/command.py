@@ -84,7 +84,7 @@ def read_command_line(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
         metavar="X",
         help="relative difference of the final figures that is allowed on a different machine, or "
         "with different versions, threads or processes (default: two standard errors of an "
-        "accuracy, and 0.02 of other figures)",
+        "accuracy; 0.02 of other figures if there is no accuracy)",
     )
     parser.add_argument(
         "--current-code",

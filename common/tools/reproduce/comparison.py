@@ -20,7 +20,7 @@ from common.tools.rows import first_differing_figure, number_or_none, without_cl
 from common.tools.tensors import first_differing_tensor
 from common.track.names import is_proportion
 
-TOLERANCE = 0.02  # the relative tolerance for final figures that are not accuracies
+TOLERANCE = 0.02  # the relative tolerance if no accuracy can decide
 EVALUATION_PREFIXES = tuple(f"{prefix}/" for prefix in dict.fromkeys(PREFIXES.values()))
 PairedFigures = dict[str, tuple[float | None, float | None]]  # past and new value, by name
 
@@ -111,7 +111,8 @@ def difference_of_exports(past: PastRun, new: PastRun) -> str:
 def compare_final(past: PastRun, new: PastRun, tolerance: float | None) -> FinalCompared:
     """Compare the figures of the final evaluation; without one, those of the last common row.
 
-    Without any common figure, the result is not within the tolerance.
+    `deciding_figures` names the figures that must be within the tolerance. Without any common
+    figure, the result is not within the tolerance.
 
     Args:
         tolerance: the tolerance for all figures, relative to the larger of two values. If it is
@@ -131,7 +132,7 @@ def compare_final(past: PastRun, new: PastRun, tolerance: float | None) -> Final
     for name, values in figures.items():
         allowed[name] = allowed_difference(name, figures, tolerance)
         shares[name] = share_of_allowed(*values, allowed[name])
-    largest = max(shares, key=shares.__getitem__)
+    largest = max(deciding_figures(figures, tolerance), key=shares.__getitem__)
     return FinalCompared(
         figures={name: [*values] for name, values in figures.items()},
         allowed=allowed,
@@ -140,6 +141,25 @@ def compare_final(past: PastRun, new: PastRun, tolerance: float | None) -> Final
         samples=None if tolerance is not None else samples_behind(largest, figures),
         is_within_tolerance=shares[largest] <= 1,
     )
+
+
+def deciding_figures(figures: PairedFigures, tolerance: float | None) -> list[str]:
+    """Return the names of the figures that must be within the tolerance.
+
+    These are the accuracies over a known number of samples, and figures that only one run has. The
+    standard error of a loss or of F1 is unknown: a few samples can change a loss by more than
+    another seed changes the accuracy. So these figures decide only if there is no such accuracy.
+
+    Args:
+        tolerance: a tolerance for all figures; if it is not None, all figures decide.
+    """
+    if tolerance is not None:
+        return list(figures)
+    accuracies = [name for name in figures if samples_behind(name, figures) is not None]
+    if not accuracies:
+        return list(figures)
+    one_sided = [name for name, values in figures.items() if values.count(None) == 1]
+    return accuracies + one_sided
 
 
 def allowed_difference(name: str, figures: PairedFigures, tolerance: float | None) -> float:

@@ -168,7 +168,7 @@ def weights_in_words(weights: WeightsCompared) -> str:
 
 
 def final_in_words(final: FinalCompared) -> str:
-    """Return a text on the largest difference of the final figures, and on the tolerance."""
+    """Return a text on the largest difference of the deciding figures, and on the tolerance."""
     if final.largest is None:
         return "there are no final figures to compare"
     before, now = map(value_in_words, final.figures[final.largest])

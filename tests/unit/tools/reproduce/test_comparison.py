@@ -169,6 +169,36 @@ def test_tolerance_of_an_accuracy_follows_from_its_samples(
     assert not compare_final(first, second, 1e-6).is_within_tolerance
 
 
+ACCURACY = {"test/accuracy": 0.94, "test/count": 10_000.0}
+
+
+@pytest.mark.parametrize(
+    ("figures", "changes", "is_within", "largest"),
+    [
+        (ACCURACY | {"test/loss": 0.2}, {"test/loss": 0.3}, True, "test/accuracy"),
+        (ACCURACY | {"test/f1": 0.9}, {"test/accuracy": 0.93}, False, "test/accuracy"),
+        (ACCURACY | {"test/loss": 0.2}, {"test/loss": None}, False, "test/loss"),
+        ({"test/loss": 0.2, "test/count": 10_000.0}, {"test/loss": 0.3}, False, "test/loss"),
+        ({"test/loss": 0.2, "test/count": 10_000.0}, {"test/loss": 0.201}, True, "test/loss"),
+    ],
+)
+def test_loss_decides_only_without_an_accuracy(
+    tmp_path: Path,
+    figures: dict[str, float],
+    changes: dict[str, float | None],
+    is_within: bool,
+    largest: str,
+) -> None:
+    """But a figure that only one run has is beyond any tolerance."""
+    runs = []
+    for name, summary in (("first", figures), ("second", figures | changes)):
+        run = write_past_run(tmp_path / name)
+        write_json(run.directory / "summary.json", summary)
+        runs.append(read_past_run(run.directory))
+    final = compare_final(*runs, None)
+    assert (final.is_within_tolerance, final.largest) == (is_within, largest)
+
+
 @pytest.mark.parametrize("cause", CAUSES)
 @pytest.mark.parametrize(("accuracy", "status"), [(0.505, 0), (0.6, BEYOND_TOLERANCE)])
 def test_differing_fact_explains_other_bits(
