@@ -121,11 +121,11 @@ def fact_in_words(difference: FactDifference) -> str:
 
 def figure_in_words(difference: FigureDifference) -> str:
     """Return a differing figure with both values, in full precision."""
-    before = value_in_words(difference.before)
-    return f"{difference.figure} {before} and now {value_in_words(difference.now)}"
+    before = number_in_words(difference.before)
+    return f"{difference.figure} {before} and now {number_in_words(difference.now)}"
 
 
-def value_in_words(value: float | None) -> str:
+def number_in_words(value: float | None) -> str:
     """Return a figure in full precision. None stands for NaN, or for a figure that a run lacks."""
     return "NaN or missing" if value is None else repr(value)
 
@@ -171,7 +171,7 @@ def final_in_words(final: FinalCompared) -> str:
     """Return a text on the largest difference of the final figures, and on the tolerance."""
     if final.largest is None:
         return "there are no final figures to compare"
-    before, now = map(value_in_words, final.figures[final.largest])
+    before, now = map(number_in_words, final.figures[final.largest])
     distance = "unknown" if final.largest_difference is None else f"{final.largest_difference:.2g}"
     verdict = "within" if final.is_within_tolerance else "beyond"
     text = (
