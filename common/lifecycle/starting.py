@@ -59,8 +59,8 @@ def start(
     """
     config = context.config
     if config.init_from is not None:
-        path = context.directory.path
-        export.load_initial(kept.bare_model, config, path, loaded.data.class_names)
+        export.load_initial(kept.bare_model, config, loaded.data.class_names)
+        export.keep_initial(config, context.directory.path)
     train_loader = loaded.loaders["train"]
     memory_plan = MemoryPlan(
         context.accelerator,
