@@ -92,6 +92,17 @@ class PastRun:
         return any(tree.folder == NO_FOLDER for tree in self.attempt.trees)
 
     @property
+    def nondeterministic_device(self) -> str | None:
+        """The name of the device if its kernels were free to round differently in each run.
+
+        Such a device is not a CPU, and the run lacked `--deterministic`. Otherwise it is None.
+        """
+        environment = self.saved_config.environment
+        if environment.device_type == "cpu" or environment.deterministic is not False:
+            return None
+        return environment.device
+
+    @property
     def exported_digest(self) -> str | None:
         """The SHA-256 of the exported weights; None if there are none."""
         if self.is_published:  # the weights were not copied, but their digest was

@@ -305,7 +305,7 @@ def draw_conclusion(
         final=final,
         result=result,
         exit_status=exit_status_of(result, differences),
-        explanation=explanation_of(result, differences, past.gaps()),
+        explanation=explanation_of(result, differences, past.gaps(), past.nondeterministic_device),
         differences=[*differences],
     )
 
