@@ -1,9 +1,9 @@
 """Defines records: the typed contents of the JSON files in a run's directory, and their names.
 
 A training process constructs them. A resume and the tools parse them with `StoredRun` (all files of
-a run) or `read_record`. Both are strict: a value of another type is an error. Fields
-with a default may be missing, because not every run has these facts, and trackers do not keep all
-of them. Unknown keys are kept, so a file of a newer version loses nothing when it is written again.
+a run) or `read_record`. Both are strict: a value of another type is an error. Fields with a default
+may be missing, because not every run has these facts, and trackers do not keep all of them. Unknown
+keys are kept, so a file of a newer version loses nothing when it is written again.
 
 Some readers must go on with a file that was edited or written by hand. They parse an `Excerpt` or
 `InitialFacts`, which accept any JSON object.
