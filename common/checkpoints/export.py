@@ -123,28 +123,23 @@ def write_sharded_weights(path: Path, weights: Tensors) -> None:
             pass
 
 
-def load_initial(
-    model: nn.Module, config: TrainingConfig, directory: Path, class_names: list[str] | None
-) -> None:
-    """Load the weights that `--init-from` names, and copy them into the run's directory.
+def load_initial(model: nn.Module, config: TrainingConfig, class_names: list[str] | None) -> None:
+    """Load the weights that `--init-from` names.
 
-    On a resume, `init_from` already names this copy: `run_directory/resume.py` sets it. Nothing is
-    copied on a resume or in an evaluation.
+    On a resume, `init_from` names the copy of `keep_initial`: `run_directory/resume.py` sets it.
 
     A head for other classes keeps its random values, except in an evaluation: see
     `heads_to_reinitialize`.
 
     Args:
-        directory: the directory of the run.
         class_names: the classes of the run's data; None if the data have no classes.
 
     Raises:
-        UserError: the weights can't be read or do not fit the model, or they can't be copied.
+        UserError: the weights can't be read or do not fit the model.
     """
     initial_model = config.init_from
     assert initial_model is not None  # otherwise there is nothing to load
-    source = weights_file(initial_model)
-    weights = read_sharded([source])
+    weights = read_sharded([weights_file(initial_model)])
     initial_class_names = initial_facts(initial_model).class_names
     refuse_other_kind(model.state_dict(), weights, initial_model)
     if not config.evaluate_only:  # an evaluation must not use a head with random values
@@ -158,20 +153,27 @@ def load_initial(
             for key, value in head.state_dict().items():
                 weights[f"{name}.{key}"] = value
     put_weights(model, weights, initial_model)
-    if is_main_rank() and config.resume is None and not config.evaluate_only:
-        keep_initial(source, directory / INITIAL, is_named_itself=os.path.isfile(initial_model))
 
 
-def keep_initial(source: Path, folder: Path, is_named_itself: bool) -> None:
-    """Copy the initial weights into the run's directory, so that a resume needs no other files.
+def keep_initial(config: TrainingConfig, directory: Path) -> None:
+    """Copy the weights of `--init-from` into a run's directory; called on all ranks.
 
-    Args:
-        source: the file of weights.
-        is_named_itself: whether `--init-from` names this file. If it names its folder, the whole
-            folder is copied.
+    Then a resume needs no other files. If `--init-from` names a folder, the whole folder is copied.
+    Nothing is copied on a resume, which has the copy, or in an evaluation, which is not resumed.
+
+    Raises:
+        UserError: the weights can't be copied.
     """
+    initial_model = config.init_from
+    assert initial_model is not None  # otherwise there is nothing to copy
+    if config.resume is not None or config.evaluate_only:
+        return
+    source = weights_file(initial_model)  # on all ranks, because it may ask rank 0
+    if not is_main_rank():
+        return
+    folder = directory / INITIAL
     with writing(str(folder)), replacing(folder) as unfinished:
-        if is_named_itself:
+        if os.path.isfile(initial_model):
             shutil.copy(source, unfinished / WEIGHTS)
             write_json(unfinished / MODEL_JSON, digest_of_weights_file(source).to_json())
         else:

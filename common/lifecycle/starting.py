@@ -26,9 +26,9 @@ from common.run_directory.records import (
     PeakRate,
     RunConfig,
     Source,
-    read_record,
 )
 from common.run_directory.status import read_status
+from common.run_directory.stored_run import StoredRun
 from common.storage.json_files import json_safe
 from common.system.allocator import HEAP
 from common.system.machine import local_world_size
@@ -59,8 +59,8 @@ def start(
     """
     config = context.config
     if config.init_from is not None:
-        path = context.directory.path
-        export.load_initial(kept.bare_model, config, path, loaded.data.class_names)
+        export.load_initial(kept.bare_model, config, loaded.data.class_names)
+        export.keep_initial(config, context.directory.path)
     train_loader = loaded.loaders["train"]
     memory_plan = MemoryPlan(
         context.accelerator,
@@ -144,7 +144,7 @@ def config_to_resume(context: Context) -> RunConfig | None:
     """Return the contents of `config.json` of the run to resume; None for a new run."""
     if context.config.resume is None:
         return None
-    return read_record(context.directory.path / CONFIG, RunConfig)
+    return StoredRun(context.directory.path).saved_config
 
 
 def compose_run_config(

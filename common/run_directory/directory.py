@@ -89,8 +89,8 @@ class RunDirectory:
         """
         self.path = Path(output_dir or "")  # `take` chooses another path if the user named none
         self.run_id = ""  # random, and unique to this run; `take` chooses it
-        self.named_by_clock = output_dir is None
-        self.was_made = False  # whether this rank has made the directory, as only rank 0 does
+        # Whether this rank has made the directory under a name that no user chose; see `take`.
+        self.is_removable = False
         self.lock = contextlib.ExitStack()
         self.has_config = False  # whether this process has written `config.json`
         self.seen_at = -math.inf  # clock time of the last check that the directory is this run's
@@ -125,7 +125,7 @@ class RunDirectory:
         All ranks get the returned value, through `ask_rank_zero`.
         """
         self.path = make_directory(output_dir, recipe, resume)
-        self.was_made = True
+        self.is_removable = output_dir is None
         flag = None if resume else "--output-dir"  # a run is resumed in its own directory
         self.lock.enter_context(locked(self.path / LOCK, patience, flag))
         # Another job may have used the directory while this job waited for the lock.
@@ -227,7 +227,7 @@ class RunDirectory:
 
     def remove_if_unused(self) -> None:
         """Remove a directory that the user did not name, if training never began in it."""
-        if not self.was_made or not self.named_by_clock:
+        if not self.is_removable:
             return
         names = {path.name for path in self.path.glob("*")}
         # The status and the lock are there from the beginning. Any other file is worth keeping.

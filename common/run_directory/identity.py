@@ -15,10 +15,6 @@ from common.system.platforms import quoted
 from common.system.wording import listed
 
 
-class EditedConfigError(UserError):
-    """A run's `config.json` was edited after the run wrote it, or belongs to another run."""
-
-
 class RunIdFile(NamedTuple):
     """A JSON file in a run's directory that contains the id of its run."""
 
@@ -51,8 +47,8 @@ def may_be_of_run(found_id: str | None, run_id: str | None) -> bool:
     return run_id is None or found_id in (None, run_id)
 
 
-def require_written_config(directory: Path, saved: Mapping[str, object]) -> None:
-    """Raise an `EditedConfigError` if a run's `config.json` was edited, or is another run's.
+def edited_config_error(directory: Path, saved: Mapping[str, object]) -> UserError | None:
+    """Return the error if a run's `config.json` was edited, or is another run's; None otherwise.
 
     A run writes a digest into the file, so an edited file has a wrong digest or none. Another run's
     file has a correct digest, so its id is compared with the ids in `status.json` and in the
@@ -66,7 +62,7 @@ def require_written_config(directory: Path, saved: Mapping[str, object]) -> None
     files = [*manifest_files(directory), directory / STATUS]
     id_files = [id_file for id_file in find_run_id_files(files) if id_file.is_undamaged()]
     if not is_as_signed(saved):
-        raise EditedConfigError(
+        return UserError(
             f"{path} was edited after the run wrote it ({describe_edit(saved, id_files)})",
             advice=(
                 "restore the file from a backup, or leave --resume out and start a new run in "
@@ -77,11 +73,12 @@ def require_written_config(directory: Path, saved: Mapping[str, object]) -> None
     # One file of the same run is enough: another run's checkpoint may lie among this run's.
     if id_files and all(id_file.run_id != run_id for id_file in id_files):
         id_file = id_files[0]
-        raise EditedConfigError(
+        return UserError(
             f"{path} belongs to run {run_id!s:.50}, but {id_file.path} belongs to run "
             f"{id_file.run_id:.50}",
             advice=f"restore the config.json of the run that wrote {id_file.path}",
         )
+    return None
 
 
 def saved_run_id(directory: Path) -> str | None:

@@ -1,9 +1,9 @@
 """Defines records: the typed contents of the JSON files in a run's directory, and their names.
 
-A training process constructs them; a resume and the tools parse them with `read_record`, which is
-strict: a value of another type is an error. Fields with a default may be missing, because not every
-run has these facts, and trackers do not keep all of them. Unknown keys are kept, so a file of a
-newer version loses nothing when it is written again.
+A training process constructs them. A resume and the tools parse them with `StoredRun` (all files of
+a run) or `read_record`. Both are strict: a value of another type is an error. Fields with a default
+may be missing, because not every run has these facts, and trackers do not keep all of them. Unknown
+keys are kept, so a file of a newer version loses nothing when it is written again.
 
 Some readers must go on with a file that was edited or written by hand. They parse an `Excerpt` or
 `InitialFacts`, which accept any JSON object.
@@ -50,6 +50,8 @@ CHECKPOINT_DIGESTS = f"{PROVENANCE}/weights.jsonl"
 
 Count = Annotated[int, Field(ge=1, le=2**53)]  # a larger number is a sign of damage
 Figures = dict[str, float | None]  # by metric name; None stands for NaN and infinities
+# A row of `metrics.jsonl`: figures by name; null stands for NaN and infinities.
+MetricsRow = dict[str, JsonValue]
 Flags = dict[str, JsonValue]  # by the field name in the recipe's `Config`
 # The states of parts, by the part's name. Pydantic must neither validate nor convert them, because
 # it refuses JSON that is nested more than 255 levels deep. This limit must not cost a checkpoint.
@@ -516,7 +518,16 @@ def parse_record(
         return record_class.model_validate(json_safe(contents))
     except ValidationError as problem:
         mistake = mistake_in_words(problem.errors()[0])
-        raise UserError(f"{source} is damaged or was edited ({mistake})", advice=advice) from None
+        raise damaged_record_error(source, mistake, advice) from None
+
+
+def damaged_record_error(source: str, mistake: str, advice: str = PUT_BACK) -> UserError:
+    """Return the error for a file of which an entry is wrong; see `parse_record`.
+
+    Args:
+        mistake: the wrong entry, in words.
+    """
+    return UserError(f"{source} is damaged or was edited ({mistake})", advice=advice)
 
 
 def mistake_in_words(error: ErrorDetails) -> str:

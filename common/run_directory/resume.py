@@ -12,16 +12,14 @@ from common.errors import UserError
 from common.flags import from_json
 from common.run_directory.directory import INITIAL
 from common.run_directory.effective_batch import Config, ResumableConfig, keep_effective_batch
-from common.run_directory.identity import EditedConfigError, may_be_of_run, require_written_config
+from common.run_directory.identity import may_be_of_run
 from common.run_directory.records import (
     CHECKPOINTS_FOLDER,
     CONFIG,
     STATUS,
     SUMMARY,
     Flags,
-    RunConfig,
     excerpt_of,
-    parse_record,
 )
 from common.run_directory.saved_flags import (
     differing_flags,
@@ -31,24 +29,28 @@ from common.run_directory.saved_flags import (
     values_in,
 )
 from common.run_directory.status import read_status
+from common.run_directory.stored_run import StoredRun
 from common.storage.files import LOCK, locked
-from common.storage.json_files import JsonObject, read_json
 from common.system.machine import world_size
 from common.system.platforms import quoted
 from common.system.wording import listed
 
 
 class SavedRun(NamedTuple):
-    """The contents of a run's `config.json` that a resume needs.
+    """A run to resume, with its flags.
 
-    A resume runs inside the recipe, so its flags have the types of the recipe's `Config`. Tools
-    read runs of any recipe, so their flags are JSON.
+    A resume runs inside the recipe, so its flags have the types of the recipe's `Config`. The flags
+    in `stored.saved_config` are JSON, because tools read runs of any recipe.
     """
 
     resolved: dict[str, object]  # the flags, with the values that `auto` chose
     given: dict[str, object]  # the flags as the command line gave them
-    record: RunConfig
-    contents: JsonObject  # all contents of the file, by which `require_written_config` checks it
+    stored: StoredRun
+
+    def refuse_edited_config(self) -> None:
+        """Raise a `UserError` if `config.json` was edited, or is another run's."""
+        if self.stored.edited_config_error is not None:
+            raise self.stored.edited_config_error
 
 
 def resumed_config(
@@ -84,7 +86,7 @@ def resumed_config(
     if is_finished(directory, run):
         say_finished(directory)
         raise SystemExit(0)
-    require_written_config(directory, run.contents)
+    run.refuse_edited_config()
     defaults = config_class(**run.resolved)
     config = parse(defaults)
     # The flags that a resume can't change get their saved values back below.
@@ -96,7 +98,9 @@ def resumed_config(
     # Name the run that was found for "auto", or the run or checkpoint that the user named.
     saved_flags["resume"] = str(directory if resume == "auto" else Path(resume))
     config = replace(config, **saved_flags, output_dir=str(directory))
-    return keep_effective_batch(config, defaults, run.record.environment.effective_batch_size)
+    return keep_effective_batch(
+        config, defaults, run.stored.saved_config.environment.effective_batch_size
+    )
 
 
 def directory_to_resume(
@@ -160,7 +164,7 @@ def was_finished_meanwhile(config: ResumableConfig, recipe: str) -> bool:
     if is_finished(directory, run):
         say_finished(directory)
         return True
-    require_written_config(directory, run.contents)
+    run.refuse_edited_config()
     # Compare as `resumed_config` did, with the flags that are saved now.
     saved_flags = fixed_flags(type(config), run.resolved)
     differences = differing_flags(
@@ -170,7 +174,7 @@ def was_finished_meanwhile(config: ResumableConfig, recipe: str) -> bool:
         is_moved_data_fine=True,
     )
     changed = flags_in_words(differences, "{flag} {saved}, which was {current}")
-    samples_before = run.record.environment.effective_batch_size
+    samples_before = run.stored.saved_config.environment.effective_batch_size
     samples = config.batch_size * config.gradient_accumulation_steps * world_size()
     if samples != samples_before:
         changed.append(f"an effective batch of {samples_before}, which was {samples}")
@@ -243,16 +247,14 @@ def newest_unfinished(config: ResumableConfig, recipe: str) -> Path | None:
     """
     # Unfinished runs that this command can't continue: see `refuse_to_begin_again`.
     with_other_flags: list[tuple[Path, list[str]]] = []
-    edited: list[tuple[Path, EditedConfigError]] = []
+    edited: list[tuple[Path, UserError]] = []
     for path in sorted(Path("runs").glob(f"*/{CONFIG}"), key=os.path.getmtime, reverse=True):
         directory = path.parent
         run = read_run_if_possible(directory, type(config), recipe)
         if run is None or is_finished(directory, run):
             continue
-        try:
-            require_written_config(directory, run.contents)
-        except EditedConfigError as refusal:
-            edited.append((directory, refusal))
+        if run.stored.edited_config_error is not None:
+            edited.append((directory, run.stored.edited_config_error))
             continue
         saved_flags = fixed_flags(type(config), run.given)
         differences = differing_flags(saved_flags, values_in(config, saved_flags))
@@ -265,7 +267,7 @@ def newest_unfinished(config: ResumableConfig, recipe: str) -> Path | None:
 
 
 def refuse_to_begin_again(
-    edited: Iterable[tuple[Path, EditedConfigError]],
+    edited: Iterable[tuple[Path, UserError]],
     with_other_flags: Iterable[tuple[Path, list[str]]],
 ) -> None:
     """Raise a `UserError` if the user may mean an unfinished run that this command can't continue.
@@ -313,10 +315,10 @@ def read_run(directory: Path, config_class: type, recipe: str) -> SavedRun:
         UserError: the run is of another recipe, or the file can't be read or is damaged.
     """
     path = directory / CONFIG
-    contents = read_json(path)
+    stored = StoredRun(directory)
     # Check the recipe first. Another recipe's file gets a separate message, even if it lacks values
     # that `RunConfig` requires.
-    saved_recipe = excerpt_of(contents).recipe
+    saved_recipe = excerpt_of(stored.config_contents).recipe
     if saved_recipe is None:
         raise UserError(
             f"{path} does not name the recipe of its run",
@@ -327,20 +329,21 @@ def read_run(directory: Path, config_class: type, recipe: str) -> SavedRun:
             f"{directory} is a run of {saved_recipe!s:.50}, but this recipe is {recipe}",
             advice="resume the run with its own recipe, or start another run",
         )
-    record = parse_record(contents, RunConfig, str(path))
-    if not record.flags or not record.given:
+    saved_config = stored.saved_config
+    if not saved_config.flags or not saved_config.given:
         raise UserError(
             f"{path} contains no flags",
             advice="restore the file from a backup, or start another run",
         )
     # A resumed run keeps the precision that `auto` chose, and its own copy of the initial weights.
-    flags = record.flags | {"mixed_precision": record.environment.mixed_precision}
+    precision = saved_config.environment.mixed_precision
+    flags = saved_config.flags | {"mixed_precision": precision}
     if os.path.isdir(directory / INITIAL):
         flags["init_from"] = str(directory / INITIAL)
     resolved = known_flags(config_class, flags, path)
-    given = known_flags(config_class, record.given, path)
+    given = known_flags(config_class, saved_config.given, path)
     # If `given` lacks flags, their resolved values take their place.
-    return SavedRun(resolved, resolved | given, record, contents)
+    return SavedRun(resolved, resolved | given, stored)
 
 
 def read_run_if_possible(directory: Path, config_class: type, recipe: str) -> SavedRun | None:
@@ -368,4 +371,6 @@ def known_flags(config_class: type, flags: Flags, path: Path) -> dict[str, objec
 def is_finished(directory: Path, run: SavedRun) -> bool:
     """Whether `status.json` says that the run is finished; False if it is another run's file."""
     status = read_status(directory)
-    return status.status == "finished" and may_be_of_run(status.run_id, run.record.run_id)
+    return status.status == "finished" and may_be_of_run(
+        status.run_id, run.stored.saved_config.run_id
+    )

@@ -79,9 +79,17 @@ def refuse_to_resume(output_dir: str | Path | None, outcome: Outcome, resume: bo
 def current_status(directory: Path) -> Status:
     """Return the contents of `status.json`, with the status ``stopped`` if the job was killed.
 
-    After a job is killed, the file still has the status ``running``, but the job's lock is free.
+    The status is unknown if the file can't be read.
     """
-    status = read_status(directory)
+    return stopped_if_killed(read_status(directory), directory)
+
+
+def stopped_if_killed(status: Status, directory: Path) -> Status:
+    """Return a run's status, which becomes ``stopped`` if the job was killed.
+
+    After a job is killed, `status.json` still has the status ``running``, but the job's lock is
+    free.
+    """
     if status.status == "running" and is_unlocked(directory / LOCK):
         reason = "its process ended before it could record a reason"
         return status.model_copy(update={"status": "stopped", "reason": reason})

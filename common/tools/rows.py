@@ -1,35 +1,21 @@
-"""Reads the rows of `metrics.jsonl`, and finds the first figure in which two rows differ."""
+"""Finds the first figure in which two rows of `metrics.jsonl` differ."""
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from pydantic import JsonValue
 
 from common.metric_names import STEP
-from common.run_directory.records import METRICS_FILE, is_number
-from common.storage.json_files import read_lines
+from common.run_directory.records import MetricsRow, is_number
 
 # The prefixes of figures that depend on the clock or on the state of the machine.
 CLOCK_PREFIXES = ("perf/", "memory/", "gpu/", "time/")
-MetricsRow = dict[str, JsonValue]  # figures by name; null stands for NaN and infinities
-
-
-def read_rows(directory: Path) -> list[MetricsRow]:
-    """Return the rows of the run in a directory, in the order of the file.
-
-    The list is empty for a run without rows. A half-written last line is left out.
-
-    Raises:
-        UserError: another line is damaged.
-    """
-    return read_lines(directory / METRICS_FILE, STEP)
 
 
 def step_of_row(row: Mapping[str, JsonValue]) -> int:
     """Return the update at which a row was logged."""
     step = row[STEP]
-    assert is_number(step)  # `read_lines` has checked this
+    assert is_number(step)  # `StoredRun.rows` has checked this
     return int(step)
 
 
@@ -73,15 +59,15 @@ def first_differing_row(
         if name is not None:
             return (
                 f"the row of update {first_row.get(STEP)} has {name} "
-                f"{value_in_words(first_row, name)} and {value_in_words(second_row, name)}"
+                f"{entry_in_words(first_row, name)} and {entry_in_words(second_row, name)}"
             )
     if len(first_rows) != len(second_rows):
         return f"the runs have {len(first_rows)} and {len(second_rows)} rows"
     return None
 
 
-def value_in_words(row: Mapping[str, JsonValue], name: str) -> str:
-    """Return a figure of a row for a sentence."""
+def entry_in_words(row: Mapping[str, JsonValue], name: str) -> str:
+    """Return the entry of a row for a sentence, which may be missing or NaN."""
     if name not in row:
         return "(missing)"
     return "(NaN or infinite)" if row[name] is None else str(row[name])

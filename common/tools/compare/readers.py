@@ -12,7 +12,7 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from common.errors import UserError
@@ -21,22 +21,13 @@ from common.failures.sentences import as_user_error
 from common.metric_names import STEP, TOTAL_SECONDS
 from common.objective import EVALUATED_SPLITS, PREFIXES, Objective, Split
 from common.run_directory.records import (
-    CONFIG,
-    METRICS_FILE,
-    STATUS,
-    SUMMARY,
     CurrentStatus,
     Flags,
     RunConfig,
-    Status,
-    Summary,
     is_number,
     parse_record,
-    read_record_if_there,
 )
-from common.run_directory.status import current_status
-from common.storage.json_files import read_json_if_there, read_lines
-from common.system.wording import counted
+from common.run_directory.stored_run import StoredRun, parsed_objective
 from common.track.names import unflat
 
 TOO_LARGE = 1e100  # a chart can't show larger values
@@ -51,36 +42,20 @@ MAX_INTEGER = 2**53  # larger integers become floats: a chart takes only integer
 
 @dataclass(frozen=True)
 class RunRecord:
-    """The files of one run. A file that the run did not write is empty here.
+    """The contents of one run's files. A file that the run did not write is empty here.
 
-    A run may be stored at W&B alone, so this record has no directory that more could be read from.
-    It keeps only numbers that a chart can show, and leaves out NaN.
+    A run may be stored at W&B alone, so this record has no `StoredRun` that more could be read
+    from. It keeps only numbers that a chart can show, and leaves out NaN.
     """
 
     name: str
     source: str  # the run's folder, or its address at W&B
     saved_config: RunConfig  # the contents of `config.json`
+    objective: Objective
     rows: list[dict[str, float]]  # the rows of `metrics.jsonl`: one for each step, in order
     summary: Mapping[str, float]  # the figures in `summary.json`; empty before the run's end
     status: CurrentStatus
     reason: str | None = None  # why the run was preempted or failed
-    objective: Objective = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Parse the objective, a text in `config.json`; a `UserError` if the text was damaged."""
-        try:
-            objective = Objective.parse(self.saved_config.objective)
-        except UserError as problem:
-            config_path = Path(self.source) / CONFIG
-            damaged = f"the configuration of {self.source}"
-            advice = "leave this run out"  # a run at W&B has no file
-            if config_path.is_file():
-                damaged = str(config_path)
-                advice = "restore it from a backup, or leave this run out"
-            raise UserError(
-                f"{damaged} is damaged or was edited ({problem.problem})", advice=advice
-            ) from None
-        object.__setattr__(self, "objective", objective)  # a frozen dataclass refuses assignment
 
     @property
     def flags(self) -> Flags:
@@ -183,64 +158,23 @@ def read_directory(path: Path) -> RunRecord:
     Raises:
         UserError: the directory does not hold a run that began to train, or a file is damaged.
     """
-    refuse_damaged_status(path)
-    saved_status = current_status(path)
-    saved_config = read_record_if_there(path / CONFIG, RunConfig)
-    if saved_config is None:
-        raise missing_config_error(path, saved_status)
+    run = StoredRun(path)
+    # The status comes first. In the other order, a run could write its last rows and end in
+    # between, and these rows would be missed.
+    saved_status = run.status
     # Without a `status.json`, nothing says that the run has ended.
     status: CurrentStatus = "running"
     if saved_status.status != "unknown":
         status = saved_status.status
-    summary: dict[str, float] = {}
-    # The summary of any other run may be outdated: a run that missed its target ended with a
-    # summary, and may have gone on since.
-    if status in ("finished", "failed"):
-        record = read_record_if_there(path / SUMMARY, Summary) or Summary()
-        summary = chartable_numbers(record.figures)
     return RunRecord(
-        name=str(saved_config.flags.get("run_name") or path.resolve().name),
+        name=str(run.saved_config.flags.get("run_name") or path.resolve().name),
         source=str(path),
-        saved_config=saved_config,
-        rows=merge_rows(read_lines(path / METRICS_FILE, STEP)),
-        summary=summary,
+        saved_config=run.saved_config,
+        objective=run.objective,
+        rows=merge_rows(run.rows),
+        summary=chartable_numbers(run.summary.figures),
         status=status,
         reason=saved_status.reason,
-    )
-
-
-def refuse_damaged_status(path: Path) -> None:
-    """Raise a `UserError` if a run's `status.json` is damaged.
-
-    `current_status` would treat a damaged file as a missing one, so this check comes first.
-    """
-    read_json_if_there(path / STATUS)
-
-
-def missing_config_error(path: Path, status: Status) -> UserError:
-    """Return the error for a folder without a `config.json`: it is not a run, or not one yet."""
-    if (path / METRICS_FILE).exists() or status.status == "finished":
-        return UserError(
-            f"{path} has nothing to compare, because its config.json is missing",
-            advice="restore this file from a backup, or leave this run out",
-        )
-    if status.status != "unknown":
-        reason = f": {status.reason}" if status.reason else ""
-        advice = "wait, or leave this run out" if status.status == "running" else "leave it out"
-        return UserError(
-            f"{path} has nothing to compare, because its training has not begun "
-            f"({status.status}{reason})",
-            advice=advice,
-        )
-    run_count = len([*path.glob(f"*/{CONFIG}")])
-    if run_count:
-        return UserError(
-            f"{path} is a folder of {counted(run_count, 'run')}, not a run itself",
-            advice=f"pass the runs in it, as in {path}/*/",
-        )
-    return UserError(
-        f"{path} is not the directory of a run, because it contains no config.json",
-        advice="pass the directory of a run, such as runs/NAME",
     )
 
 
@@ -383,7 +317,17 @@ def record_of(
         reason = f"W&B calls it {state} after update {rows[-1][STEP] if rows else 0:g}"
     try:
         saved_config = parse_record(unflat(config), RunConfig, source)
+        objective = parsed_objective(saved_config, source)
     except UserError as error:  # a run at W&B has no file that could be restored
         advice = "leave this run out: pass the other runs of its project one by one"
         raise UserError(f"the configuration of {error.problem}", advice=advice) from None
-    return RunRecord(name, source, saved_config, rows, final_summary, status, reason)
+    return RunRecord(
+        name=name,
+        source=source,
+        saved_config=saved_config,
+        objective=objective,
+        rows=rows,
+        summary=final_summary,
+        status=status,
+        reason=reason,
+    )

@@ -13,6 +13,7 @@ from common.console import CONSOLE, say
 from common.errors import UserError
 from common.failures.sentences import writing
 from common.run_directory.provenance import saved_attempts
+from common.run_directory.stored_run import StoredRun
 from common.storage.digests import sha256_of_file
 from common.system.machine import current_time
 from common.system.platforms import command_line, shown_path
@@ -27,7 +28,6 @@ from common.tools.prove.flags import (
     proof_flags,
 )
 from common.tools.prove.report import show_report, show_result
-from common.tools.prove.results import Results
 from common.tools.recipe import Recipe, load_recipe
 
 
@@ -194,7 +194,7 @@ def make_receipt(
     reference = bench.finished.get(RunSpec("reference"))
     processor, cores = receipts.hardware()
     runs = list(bench.finished.values()) if reference is None else [reference]
-    environment = Results(runs[0].directory).saved_config.environment if runs else None
+    environment = StoredRun(runs[0].directory).saved_config.environment if runs else None
     if environment is not None:
         processor = environment.processor  # more exact than the processor's name alone
     words = ["recipes", "prove", str(request.recipe), *request.flags]

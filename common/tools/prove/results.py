@@ -1,53 +1,29 @@
 """The results of a finished run: its rows of metrics, its weights, and its best model."""
 
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 import torch
-from pydantic import JsonValue
 
 from common.checkpoints.tensors import read_tensors
 from common.errors import UserError
 from common.run_directory.finished_model import WEIGHTS
 from common.run_directory.records import (
     CHECKPOINTS_FOLDER,
-    CONFIG,
     METRICS_FILE,
     MODEL_FOLDER,
-    SUMMARY,
-    RunConfig,
-    Summary,
-    read_record,
 )
-from common.tools.rows import MetricsRow, first_differing_row, read_rows
+from common.run_directory.stored_run import StoredRun
+from common.tools.rows import first_differing_row
 from common.tools.tensors import first_differing_tensor
 
 
-@dataclass(frozen=True)
-class Results:
-    """The files of a finished run. Each is read when it is needed.
+class Results(StoredRun):
+    """The files of a finished run, with its tensors.
 
     A proof compares the tensors themselves, to say by how much they differ. `PastRun`, which a
     reproduction uses, has only their digests.
     """
-
-    directory: Path
-
-    @cached_property
-    def saved_config(self) -> RunConfig:
-        """The contents of `config.json`."""
-        return read_record(self.directory / CONFIG, RunConfig)
-
-    @cached_property
-    def rows(self) -> list[MetricsRow]:
-        """The rows of `metrics.jsonl`."""
-        return read_rows(self.directory)
-
-    @cached_property
-    def final_figures(self) -> dict[str, JsonValue]:
-        """The entries of `summary.json`; None stands for NaN and infinities."""
-        return read_record(self.directory / SUMMARY, Summary).to_json()
 
     @cached_property
     def weights(self) -> dict[str, torch.Tensor]:

@@ -118,7 +118,9 @@ def compare_final(past: PastRun, new: PastRun, tolerance: float | None) -> Final
         tolerance: the tolerance for all figures, relative to the larger of two values. If it is
             None, `allowed_difference` chooses one for each figure.
     """
-    figures = paired_figures(past.summary, new.summary, EVALUATION_PREFIXES)
+    figures = paired_figures(
+        past.stored.summary.figures, new.stored.summary.figures, EVALUATION_PREFIXES
+    )
     if not figures:
         common_steps = [step for step in past.rows if step in new.rows]
         if common_steps:

@@ -77,13 +77,17 @@ def exit_status_of(result: Result, differences: Sequence[FactDifference]) -> int
 
 
 def explanation_of(
-    result: Result, differences: Sequence[FactDifference], gaps: Sequence[str]
+    result: Result,
+    differences: Sequence[FactDifference],
+    gaps: Sequence[str],
+    nondeterministic_device: str | None,
 ) -> str:
     """Return a sentence on the differing facts that explain the result.
 
     Args:
         differences: the facts that differ, the likelier causes first.
         gaps: sentences on what the old run did not record.
+        nondeterministic_device: see `PastRun.nondeterministic_device`.
     """
     causes = [fact_in_words(difference) for difference in differences if difference.changes_bits]
     if result == "equal bits":
@@ -107,7 +111,14 @@ def explanation_of(
         others = listed([fact_in_words(difference) for difference in differences])
         sentence = f"only facts differ that should change no bits ({others})"
     if gaps:
-        return f"{sentence}, as far as the run recorded them ({'; '.join(gaps)})"
+        sentence += f", as far as the run recorded them ({'; '.join(gaps)})"
+    if nondeterministic_device is not None:
+        return (
+            f"{sentence}; this may explain it: both runs trained on {nondeterministic_device} "
+            "without --deterministic, and its kernels may then round differently in each run"
+        )
+    if gaps:
+        return sentence
     return (
         f"{sentence}, so {'one of them matters, or ' if differences else ''}the recipe does "
         "something that its seed does not fix (recipes prove looks for it)"
@@ -121,11 +132,11 @@ def fact_in_words(difference: FactDifference) -> str:
 
 def figure_in_words(difference: FigureDifference) -> str:
     """Return a differing figure with both values, in full precision."""
-    before = value_in_words(difference.before)
-    return f"{difference.figure} {before} and now {value_in_words(difference.now)}"
+    before = number_in_words(difference.before)
+    return f"{difference.figure} {before} and now {number_in_words(difference.now)}"
 
 
-def value_in_words(value: float | None) -> str:
+def number_in_words(value: float | None) -> str:
     """Return a figure in full precision. None stands for NaN, or for a figure that a run lacks."""
     return "NaN or missing" if value is None else repr(value)
 
@@ -171,7 +182,7 @@ def final_in_words(final: FinalCompared) -> str:
     """Return a text on the largest difference of the deciding figures, and on the tolerance."""
     if final.largest is None:
         return "there are no final figures to compare"
-    before, now = map(value_in_words, final.figures[final.largest])
+    before, now = map(number_in_words, final.figures[final.largest])
     distance = "unknown" if final.largest_difference is None else f"{final.largest_difference:.2g}"
     verdict = "within" if final.is_within_tolerance else "beyond"
     text = (

@@ -1,6 +1,5 @@
 """Reads the records of a run: of the run to reproduce, or of the new run."""
 
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -11,27 +10,23 @@ from common.flags import spelled
 from common.metric_names import STEP
 from common.run_directory.directory import INITIAL
 from common.run_directory.finished_model import WEIGHTS
-from common.run_directory.identity import EditedConfigError, require_written_config
 from common.run_directory.provenance import saved_attempts
 from common.run_directory.records import (
     CHECKPOINT_DIGESTS,
-    CONFIG,
     MODEL_FOLDER,
     MODEL_JSON,
-    SUMMARY,
     Attempt,
     CheckpointDigests,
+    MetricsRow,
     RunConfig,
-    Status,
-    Summary,
     WeightsDigest,
     parse_record,
     read_record_if_there,
 )
-from common.run_directory.status import current_status
-from common.storage.json_files import read_json, read_lines
+from common.run_directory.stored_run import StoredRun
+from common.storage.json_files import read_lines
 from common.system.wording import counted, listed
-from common.tools.rows import MetricsRow, read_rows, step_of_row
+from common.tools.rows import step_of_row
 
 # The text before the value of a changed field of `Attempt`.
 TEXTS_OF_CHANGES = {
@@ -48,13 +43,23 @@ class PastRun:
 
     A reproduction compares bits, so this has what a comparison of figures (`RunRecord`) leaves out:
     NaN, digests, and the code and machine of each start.
+
+    A reproduction also compares records that are not those in the files, such as the records that
+    it expects of the new run. So the configuration and the attempts are fields.
     """
 
-    directory: Path
+    stored: StoredRun
     saved_config: RunConfig  # the contents of `config.json`
-    is_edited: bool  # whether `config.json` was edited after the run wrote it
     attempts: list[Attempt]  # every start of the run, in order
-    status: Status
+
+    @property
+    def directory(self) -> Path:
+        return self.stored.directory
+
+    @property
+    def is_edited(self) -> bool:
+        """Whether `config.json` was edited after the run wrote it, or is another run's."""
+        return self.stored.edited_config_error is not None
 
     @property
     def attempt(self) -> Attempt:
@@ -64,28 +69,13 @@ class PastRun:
     @cached_property
     def rows(self) -> dict[int, MetricsRow]:
         """The rows of `metrics.jsonl` by update, in order. NaN is None."""
-        rows = {step_of_row(row): row for row in read_rows(self.directory)}
+        rows = {step_of_row(row): row for row in self.stored.rows}
         return {step: rows[step] for step in sorted(rows)}
 
     @property
     def last_step(self) -> int:
         """The update of the last row; 0 without rows."""
         return max(self.rows, default=0)
-
-    @cached_property
-    def summary(self) -> dict[str, float]:
-        """The final figures; empty if the run did not reach its end."""
-        record = read_record_if_there(self.directory / SUMMARY, Summary)
-        return {} if record is None or not self.is_complete else record.figures
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether the run was trained to its end, even if it missed its target.
-
-        A run that missed its target has the status "failed", and a summary.
-        """
-        has_summary = (self.directory / SUMMARY).exists()
-        return self.status.status in ("finished", "failed") and has_summary
 
     @cached_property
     def digests(self) -> dict[int, dict[str, str]]:
@@ -100,6 +90,17 @@ class PastRun:
     def is_published(self) -> bool:
         """Whether these are the records of a published run, without weights and paths."""
         return any(tree.folder == NO_FOLDER for tree in self.attempt.trees)
+
+    @property
+    def nondeterministic_device(self) -> str | None:
+        """The name of the device if its kernels were free to round differently in each run.
+
+        Such a device is not a CPU, and the run lacked `--deterministic`. Otherwise it is None.
+        """
+        environment = self.saved_config.environment
+        if environment.device_type == "cpu" or environment.deterministic is not False:
+            return None
+        return environment.device
 
     @property
     def exported_digest(self) -> str | None:
@@ -171,21 +172,11 @@ def read_past_run(directory: Path) -> PastRun:
     """Read the run in a directory.
 
     Raises:
-        UserError: the directory does not hold a run that began to train, or a file is damaged.
+        UserError: the directory does not hold a run that began to train, or its `config.json` is
+            damaged.
     """
-    if not (directory / CONFIG).is_file():
-        raise UserError(
-            f"{directory} is not a run that began to train, because it contains no {CONFIG}",
-            advice="pass a run's directory, such as runs/NAME",
-        )
-    contents = read_json(directory / CONFIG)
-    is_edited = True
-    with suppress(EditedConfigError):
-        require_written_config(directory, contents)
-        is_edited = False
-    saved_config = parse_record(contents, RunConfig, str(directory / CONFIG))
-    attempts = saved_attempts(directory)
-    return PastRun(directory, saved_config, is_edited, attempts, current_status(directory))
+    stored = StoredRun(directory)
+    return PastRun(stored, stored.saved_config, saved_attempts(directory))
 
 
 def read_original(directory: Path) -> PastRun:
@@ -201,7 +192,7 @@ def read_original(directory: Path) -> PastRun:
             f"{directory} only evaluated a model, and trained nothing",
             advice="reproduce the run that trained the model",
         )
-    if past.status.status == "running":
+    if past.stored.status.status == "running":
         raise UserError(
             f"the run in {directory} is still training", advice="wait until it has finished"
         )

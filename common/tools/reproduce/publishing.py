@@ -68,7 +68,7 @@ def publish_run(directory: Path, folder: Path) -> None:
         for name in REWRITTEN_FILES:
             if (directory / name).exists():
                 write_json(folder / name, without_paths(read_json(directory / name), names))
-        config = without_paths(read_json(directory / CONFIG), names)
+        config = without_paths(run.stored.config_contents, names)
         assert isinstance(config, dict)
         write_json(folder / CONFIG, signed_config(config))
     publish_receipt(run, folder)
@@ -102,9 +102,10 @@ def publish_if_possible(directory: Path, folder: Path) -> None:
 
 def refuse_to_publish(run: PastRun, folder: Path) -> None:
     """Raise a `UserError` if a run must not be published, or not into this folder."""
-    if run.is_edited:
+    edited_config_error = run.stored.edited_config_error
+    if edited_config_error is not None:
         raise UserError(
-            f"{run.directory / CONFIG} was edited after the run wrote it",
+            edited_config_error.problem,
             advice="restore the original file from a backup, or publish another run",
         )
     if not run.attempts:

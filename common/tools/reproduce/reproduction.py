@@ -244,7 +244,7 @@ def train(
         for record in run.follow():
             reporter.compare_facts(output)
             progress.update(f"{output.name}  {record.last_step} of {past.last_step} updates")
-            if not past.is_complete and record.last_step >= past.last_step:
+            if not past.stored.is_complete and record.last_step >= past.last_step:
                 break  # the old run ended here; `closing` asks the new run to save and stop
     if not (output / CONFIG).is_file():
         raise UserError(
@@ -252,13 +252,15 @@ def train(
             advice=advice_to_repeat(past),
         )
     new = read_past_run(output)
-    if new.is_complete or is_far_enough(output, past):
+    if new.stored.is_complete or is_far_enough(output, past):
         return new
-    if new.status.status == "failed" and past.status.status == "failed" and new.rows:
+    if new.stored.status.status == "failed" and past.stored.status.status == "failed" and new.rows:
         say(f"both runs failed; the new one: {run.reason()}")
         return new
     advice = advice_to_repeat(past)
-    if new.status.status == "preempted":  # a signal stopped it, so nothing needs to be mended
+    if (
+        new.stored.status.status == "preempted"
+    ):  # a signal stopped it, so nothing needs to be mended
         advice = "repeat the command, which continues the new run"
     raise UserError(
         f"the new run ended at update {new.last_step} of {past.last_step}: {run.reason()}",
@@ -279,7 +281,9 @@ def is_far_enough(output: Path, past: PastRun) -> bool:
     if not (output / CONFIG).is_file():
         return False
     new = read_past_run(output)
-    return new.is_complete or (not past.is_complete and new.last_step >= past.last_step)
+    return new.stored.is_complete or (
+        not past.stored.is_complete and new.last_step >= past.last_step
+    )
 
 
 def draw_conclusion(
@@ -301,7 +305,7 @@ def draw_conclusion(
         final=final,
         result=result,
         exit_status=exit_status_of(result, differences),
-        explanation=explanation_of(result, differences, past.gaps()),
+        explanation=explanation_of(result, differences, past.gaps(), past.nondeterministic_device),
         differences=[*differences],
     )
 

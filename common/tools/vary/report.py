@@ -1,14 +1,14 @@
 """Report on variants: a table of means over seeds, conclusions, a picture, and model cards."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from common.console import say
 from common.errors import UserError
 from common.output.tables import Row, markdown_table, print_table
-from common.run_directory.records import ATTEMPTS, MODEL_FOLDER, Provenance, read_record_if_there
+from common.run_directory.provenance import saved_attempts
+from common.run_directory.records import MODEL_FOLDER
 from common.storage.digests import shown_digest
 from common.storage.files import write_text
 from common.system.platforms import shown_path
@@ -140,13 +140,10 @@ def saved_code(run: RunRecord) -> tuple[tuple[str | None, str | None], ...]:
 
     The result is empty if the run did not save its code, or if the record of it is damaged.
     """
-    path = Path(run.source, ATTEMPTS)
-    with suppress(UserError):
-        provenance = read_record_if_there(path, Provenance)
-        if provenance is not None and provenance.attempts:
-            last_attempt = provenance.attempts[-1]
-            return tuple((tree.commit, tree.patch_sha256) for tree in last_attempt.trees)
-    return ()
+    attempts = saved_attempts(Path(run.source))
+    if not attempts:
+        return ()
+    return tuple((tree.commit, tree.patch_sha256) for tree in attempts[-1].trees)
 
 
 def has_validation_data(comparison: Comparison) -> bool:

@@ -14,7 +14,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from common.checkpoints.export import load_initial, save_model
+from common.checkpoints.export import keep_initial, load_initial, save_model
 from common.data.images import load_images
 from common.data.sources import find_named
 from common.errors import UserError
@@ -52,10 +52,13 @@ def test_published_weights_load_except_for_the_head(published: Path, tmp_path: P
         model = ResNet("resnet18", 3, 7, 4)
         shapes = initial_shapes(str(source))
         head = model.fc.weight.clone()
-        load_initial(model, config(source), run, list("abcd"))
+        load_initial(model, config(source), list("abcd"))
+        keep_initial(config(source, evaluate_only=True), run)
+        assert not (run / "initial").exists()
+        keep_initial(config(source), run)
         assert torch.equal(model.fc.weight, head)
         resumed = ResNet("resnet18", 3, 7, 4)
-        load_initial(resumed, config(run / "initial", resume="auto"), run, list("abcd"))
+        load_initial(resumed, config(run / "initial", resume="auto"), list("abcd"))
         for name, value in model.state_dict().items():
             if not name.startswith("fc."):
                 assert torch.equal(value, resumed.state_dict()[name])
@@ -84,7 +87,7 @@ def test_damaged_facts_of_a_finished_model_are_refused(published: Path) -> None:
 def test_shape_that_does_not_fit_is_named(published: Path, tmp_path: Path) -> None:
     """One sentence names the first tensor whose shape does not fit."""
     with pytest.raises(UserError, match=r"conv1\.weight has the shape \(64, 3, 7, 7\) in it"):
-        load_initial(ResNet("resnet18", 3, 3, 4), config(published), tmp_path, list("abcd"))
+        load_initial(ResNet("resnet18", 3, 3, 4), config(published), list("abcd"))
     with pytest.raises(UserError, match="there is no finished model"):
         initial_facts(str(tmp_path))
 
@@ -94,7 +97,7 @@ def test_weights_without_a_head_can_be_loaded(published: Path, tmp_path: Path) -
     weights = {n: v for n, v in load_file(published / "model.safetensors").items() if n[:2] != "fc"}
     save_file(weights, published / "model.safetensors")
     model = ResNet("resnet18", 3, 7, 4)
-    load_initial(model, config(published), tmp_path, list("abcd"))
+    load_initial(model, config(published), list("abcd"))
     assert torch.equal(model.bn1.running_var, weights["bn1.running_var"])  # type: ignore[arg-type]
 
 
@@ -132,11 +135,11 @@ def test_head_is_kept_only_for_the_same_class_names(tmp_path: Path) -> None:
     save_model(run / "model", trained, {"class_names": ["a", "b"]}, card="", skeleton=None)
     for names, is_kept in ((["a", "b"], True), (["b", "c"], False)):
         model = ResNet("resnet18", 1, 3, 2)
-        load_initial(model, config(run), tmp_path, names)
+        load_initial(model, config(run), names)
         assert torch.equal(model.fc.weight, trained.fc.weight) == is_kept
         assert torch.equal(model.conv1.weight, trained.conv1.weight)  # type: ignore[arg-type]
     model = ResNet("resnet18", 1, 3, 2)
-    load_initial(model, config(run, evaluate_only=True), tmp_path, ["b", "c"])
+    load_initial(model, config(run, evaluate_only=True), ["b", "c"])
     assert torch.equal(model.fc.weight, trained.fc.weight)
 
 
@@ -186,7 +189,7 @@ def test_only_the_class_head_is_replaced(
     run = tmp_path / "run"
     save_model(run / "model", trained, {"class_names": list("abc")}, card="", skeleton=None)
     model = TwoHeads(classes)
-    load_initial(model, config(run), tmp_path, names)
+    load_initial(model, config(run), names)
     for name in ("body", "classes", "figure"):
         is_kept = torch.equal(getattr(model, name).weight, getattr(trained, name).weight)
         assert is_kept == (name not in new_layers), name
@@ -201,7 +204,7 @@ def test_hidden_layer_of_another_width_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         UserError, match=r"does not fit this model, because body\.bias has the shape"
     ):
-        load_initial(TwoHeads(5, hidden=5), config(run), tmp_path, list("vwxyz"))
+        load_initial(TwoHeads(5, hidden=5), config(run), list("vwxyz"))
 
 
 def test_weights_of_another_architecture_are_refused(published: Path, tmp_path: Path) -> None:
@@ -210,4 +213,4 @@ def test_weights_of_another_architecture_are_refused(published: Path, tmp_path: 
     with pytest.raises(
         UserError, match=r"of another model: this model has none of its \d+ tensors \("
     ):
-        load_initial(model, config(published), tmp_path, list("abcd"))
+        load_initial(model, config(published), list("abcd"))

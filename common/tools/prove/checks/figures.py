@@ -11,17 +11,18 @@ from pydantic import JsonValue
 from common.measure.stopwatch import FIRST_UPDATES
 from common.metric_names import SAMPLES, THROUGHPUT, TRAINING_LOSS
 from common.objective import PREFIXES
+from common.run_directory.records import MetricsRow
+from common.run_directory.stored_run import StoredRun
 from common.tools.prove.bench import Bench, Cause, Check, Verdict, failed_verdict
 from common.tools.prove.checked_figures import CheckedFigures, has_outcomes, numbers_in_words
 from common.tools.prove.comparison import run_with_layout, update_layouts
 from common.tools.prove.notes import EvaluationLoss, LogInterval, TrainingMode
 from common.tools.prove.observation import ObservedEvaluation, ObservedRun, Recorded
 from common.tools.prove.outcomes import SplitPass, check_figure, split_passes_of
-from common.tools.prove.results import Results
 from common.tools.prove.steady import steady_run
 from common.tools.prove.training_losses import ADVICE_OF_LOSS, checked_losses
 from common.tools.prove.training_metrics import checked_metrics
-from common.tools.rows import MetricsRow, number_or_none, step_of_row
+from common.tools.rows import number_or_none, step_of_row
 
 ROW_TOLERANCE = 1e-5  # relative; the run adds up in a different order
 SMALLEST_DIFFERENCE = 1e-6  # smaller ones do not count
@@ -65,7 +66,7 @@ def verdict_of(checked: Sequence[CheckedFigures]) -> Verdict:
 def checked_rows(run: ObservedRun) -> CheckedFigures:
     """Check whether each row is the mean of what the loop recorded, up to the first wrong row."""
     compared = 0
-    rows = [row for row in Results(run.directory).rows if TRAINING_LOSS in row]
+    rows = [row for row in StoredRun(run.directory).rows if TRAINING_LOSS in row]
     steps = [0, *map(step_of_row, rows)]
     for (previous_step, step), row in zip(pairwise(steps), rows, strict=True):
         expected = means_between(run, previous_step, step)
@@ -188,12 +189,14 @@ def logged_figures(run: ObservedRun, evaluated: ObservedEvaluation) -> dict[str,
     if evaluated.phase == "rehearsal":
         return evaluated.figures if run.world_size == 1 else {}
     prefix = PREFIXES[evaluated.split]
-    results = Results(run.directory)
+    stored = StoredRun(run.directory)
     logged: MetricsRow = {}
     if evaluated.phase == "final":
-        logged = results.final_figures
+        # Without a summary, the figures of the recipe would be compared with themselves.
+        assert stored.is_complete
+        logged = stored.summary.to_json()
     else:
-        for row in results.rows:
+        for row in stored.rows:
             if step_of_row(row) == evaluated.step:
                 logged |= row
     figures = {}
@@ -220,7 +223,7 @@ def split_passes_of_evaluation(run: ObservedRun, evaluated: ObservedEvaluation) 
 
 def checked_speeds(run: ObservedRun) -> CheckedFigures:
     """Check whether the logged speed is the speed by the proof's own clock."""
-    rows = {step_of_row(row): row for row in Results(run.directory).rows}
+    rows = {step_of_row(row): row for row in StoredRun(run.directory).rows}
     per_update = run.started.samples_per_update
     ratios = []
     for interval in run.launches[0].of(LogInterval):

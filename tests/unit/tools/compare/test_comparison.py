@@ -296,11 +296,12 @@ def test_damaged_or_missing_runs_are_named(tmp_path: Path) -> None:
     (early / "status.json").write_text(json.dumps({"status": "failed", "reason": "no such data"}))
     (tmp_path / "wandb").mkdir()
     (tmp_path / "wandb" / "run-1.wandb").write_text("no log of transactions")
+    advice = f"pass the directory of a run in it, such as {tmp_path / 'many' / 'one'}"
     expected = {
         "empty": "no config.json",
-        "many": "is a folder of 1 run",
+        "many": f"is a folder of 1 run, not a run itself: {advice}",
         "torn": "can't be read",
-        "early": "no such data",
+        "early": "early has not begun to train (failed: no such data)",
         "wandb": "can't be read as a W&B run",
         "nowhere": "no API key",  # it might be a project of W&B
         "many/one/config.json": "is a file",
@@ -383,6 +384,9 @@ class FakeApi:
             return [self.api_run("stranger", {"lr": 1}, "finished")]
         if path == "me/damaged":
             return [self.api_run("damaged", {"objective": "accuracy:max"}, "finished")]
+        if path == "me/edited":
+            config = flat(RunConfig(**FACTS | {"objective": "accuracy"}))
+            return [self.api_run("edited", config, "finished")]
         return [
             self.api_run("first", flat(RunConfig(**FACTS)), "finished"),
             self.api_run("stranger", {"lr": 1}, "finished"),
@@ -414,6 +418,14 @@ def test_wandb_project_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
         read_runs(["me/others"])
     with pytest.raises(UserError, match=r"me/project/id-damaged is damaged .*: leave this run out"):
         read_runs(["me/damaged"])
+    with pytest.raises(
+        UserError,
+        match=(
+            r"the configuration of me/project/id-edited is damaged or was edited \(objective "
+            r"'accuracy' does not name .*: leave this run out: pass the other runs"
+        ),
+    ):
+        read_runs(["me/edited"])
 
 
 def test_comparison_is_printed_in_three_formats(

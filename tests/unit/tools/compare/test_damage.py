@@ -49,7 +49,9 @@ def test_damaged_file_is_named_or_tolerated(
     path = Path(sources[0]) / name
     refused = 0
     compared = 0
-    cases = [*changed(name, path.read_bytes())][:: 1 if thorough else 5]
+    # Few changes of the small `status.json` can be tolerated, so all of them are tried.
+    is_sampled = not thorough and name != "status.json"
+    cases = [*changed(name, path.read_bytes())][:: 5 if is_sampled else 1]
     for number, (description, content) in enumerate(cases):
         path.write_bytes(content)
         form = [*reversed(sources)] if number % 2 else [*sources, "--markdown"]
@@ -61,9 +63,7 @@ def test_damaged_file_is_named_or_tolerated(
             compared += 1
         else:
             refused += 1
-            assert str(path) in problem.message or "nothing to compare" in problem.message, (
-                description
-            )
+            assert str(path) in problem.message, description
             assert "\n" not in problem.message, description
     assert min(refused, compared) > (20 if thorough else 10)
 

@@ -21,6 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import UserError
+from common.objective import Objective
 from common.run_directory.records import RunConfig
 from common.system.printable import printable
 from common.tools.compare import page
@@ -53,7 +54,9 @@ def record(
 ) -> RunRecord:
     """Return a finished run with these rows."""
     facts = {**FACTS, "config": {**FACTS["config"], "seed": seed}, **changes}
-    return RunRecord(name, f"runs/{name}", RunConfig(**facts), [*logged], {}, "finished")
+    saved_config = RunConfig(**facts)
+    objective = Objective.parse(saved_config.objective)
+    return RunRecord(name, f"runs/{name}", saved_config, objective, [*logged], {}, "finished")
 
 
 class Reader(HTMLParser):

@@ -133,7 +133,8 @@ def run_with(
         ranks: the records of each rank in the first launch.
         later: the records of each rank in the second launch.
         rows: the rows of `metrics.jsonl`, which is written into `directory`.
-        summary: the contents of `summary.json`, which is written into `directory`.
+        summary: the contents of `summary.json`, which is written into `directory` with the status
+            of a finished run.
     """
     launches = []
     for number, records_of_ranks in enumerate((ranks, later)):
@@ -145,4 +146,5 @@ def run_with(
         (directory / "metrics.jsonl").write_text(text)
     if summary is not None:
         (directory / "summary.json").write_text(json.dumps(summary))
+        (directory / "status.json").write_text('{"status": "finished"}')
     return ObservedRun("made up", directory, tuple(launches), 1.0, "python train.py")

@@ -14,7 +14,7 @@ from common.config import TrainingConfig
 from common.data.order import Blocks, EvaluationOrder, TrainingOrder
 from common.errors import UserError
 from common.run_directory.code_tree import collect_tree
-from common.run_directory.records import ATTEMPTS, PROVENANCE, Attempt, Provenance
+from common.run_directory.records import ATTEMPTS, PROVENANCE, Attempt, MetricsRow, Provenance
 from common.storage.json_files import write_json
 from common.tools.prove.checks.resuming import MANNERS, draw_interruptions, missing_manners
 from common.tools.prove.command import main, read_command_line
@@ -41,7 +41,7 @@ from common.tools.prove.receipt import (
     write_receipt,
 )
 from common.tools.prove.report import badge, rows_of_checks, show_report
-from common.tools.rows import MetricsRow, first_differing_row
+from common.tools.rows import first_differing_row
 from tests.git_repository import commit_all
 from tests.launch import REPOSITORY
 from tests.unit.tools.prove.observed import (

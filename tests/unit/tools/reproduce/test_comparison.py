@@ -39,7 +39,7 @@ def conclusion(
     differences = differences_of(first, second)
     rows = compare_rows(first, second)
     result = result_of(rows, compare_weights(first, second), final, differences)
-    explanation = explanation_of(result, differences, first.gaps())
+    explanation = explanation_of(result, differences, first.gaps(), first.nondeterministic_device)
     return result, exit_status_of(result, differences), explanation
 
 
@@ -244,6 +244,35 @@ def test_another_machine_may_draw_other_initial_weights(first: PastRun, tmp_path
     machines = {"machines": 2}
     third = write_past_run(tmp_path / "third", attempt=machines, **other_weights)
     assert conclusion(first, third)[1] == ANOTHER_EXPERIMENT
+
+
+@pytest.mark.parametrize(
+    ("device_type", "deterministic", "is_named"),
+    [("cuda", False, True), ("cuda", True, False), ("cuda", None, False), ("cpu", False, False)],
+)
+def test_missing_flag_deterministic_is_named(
+    tmp_path: Path, device_type: str, deterministic: bool | None, is_named: bool
+) -> None:
+    """It matters on a GPU alone, and only if no differing fact explains the bits."""
+    environment = {
+        "device": "Some GPU",
+        "device_type": device_type,
+        "deterministic": deterministic,
+    }
+    first = write_past_run(tmp_path / "first", environment=environment)
+    second = write_past_run(tmp_path / "second", losses=(1, 1, 1), environment=environment)
+    result, status, explanation = conclusion(first, second)
+    assert (result, status) == ("within tolerance", UNEXPLAINED)
+    cause = "this may explain it: both runs trained on Some GPU without --deterministic"
+    assert (cause in explanation) is is_named
+    assert ("the recipe does something that its seed does not fix" in explanation) is not is_named
+    equal = write_past_run(tmp_path / "equal", environment=environment)
+    assert conclusion(first, equal)[2] == "no fact that changes bits differs"
+    environment["device"] = "another GPU"
+    third = write_past_run(tmp_path / "third", losses=(1, 1, 1), environment=environment)
+    assert conclusion(first, third)[2] == (
+        "this explains it: device was Some GPU and is another GPU"
+    )
 
 
 def test_missing_digest_of_initial_weights_is_said(tmp_path: Path) -> None:
