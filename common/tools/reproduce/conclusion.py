@@ -62,16 +62,25 @@ def result_of(
     return "beyond tolerance"
 
 
-def exit_status_of(result: Result, differences: Sequence[FactDifference]) -> int:
+def exit_status_of(
+    result: Result,
+    differences: Sequence[FactDifference],
+    nondeterministic_device: str | None,
+) -> int:
     """Return the exit status of the command; 0 means that the run was reproduced.
 
     Bits that differ without a known cause are a failure, however small the difference is.
+
+    Args:
+        differences: the facts that differ.
+        nondeterministic_device: see `PastRun.nondeterministic_device`.
     """
     if result == "equal bits":
         return 0
     if result == "another experiment":
         return ANOTHER_EXPERIMENT
-    if not any(difference.changes_bits for difference in differences):
+    has_known_cause = any(difference.changes_bits for difference in differences)
+    if not has_known_cause and nondeterministic_device is None:
         return UNEXPLAINED
     return 0 if result == "within tolerance" else BEYOND_TOLERANCE
 
@@ -183,6 +192,8 @@ def final_in_words(final: FinalCompared) -> str:
     if final.largest is None:
         return "there are no final figures to compare"
     before, now = map(number_in_words, final.figures[final.largest])
+    if final.largest_difference == 0:
+        return f"{final.largest} is {now} in both runs"
     distance = "unknown" if final.largest_difference is None else f"{final.largest_difference:.2g}"
     verdict = "within" if final.is_within_tolerance else "beyond"
     text = (

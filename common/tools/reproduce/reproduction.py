@@ -304,7 +304,7 @@ def draw_conclusion(
         weights=weights,
         final=final,
         result=result,
-        exit_status=exit_status_of(result, differences),
+        exit_status=exit_status_of(result, differences, past.nondeterministic_device),
         explanation=explanation_of(result, differences, past.gaps(), past.nondeterministic_device),
         differences=[*differences],
     )

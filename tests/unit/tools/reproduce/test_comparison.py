@@ -39,8 +39,9 @@ def conclusion(
     differences = differences_of(first, second)
     rows = compare_rows(first, second)
     result = result_of(rows, compare_weights(first, second), final, differences)
-    explanation = explanation_of(result, differences, first.gaps(), first.nondeterministic_device)
-    return result, exit_status_of(result, differences), explanation
+    device = first.nondeterministic_device
+    explanation = explanation_of(result, differences, first.gaps(), device)
+    return result, exit_status_of(result, differences, device), explanation
 
 
 def test_equal_runs_differ_in_the_clock_alone(first: PastRun, tmp_path: Path) -> None:
@@ -166,6 +167,7 @@ def test_tolerance_of_an_accuracy_follows_from_its_samples(
         assert final.allowed["test/accuracy"] == pytest.approx(0.0069, abs=4e-4)
         assert "two standard errors with 10,000 samples" in final_in_words(final)
     assert compare_final(first, second, 0.5).is_within_tolerance
+    assert final_in_words(compare_final(first, first, 0.5)).endswith(" in both runs")
     assert not compare_final(first, second, 1e-6).is_within_tolerance
 
 
@@ -250,7 +252,7 @@ def test_another_machine_may_draw_other_initial_weights(first: PastRun, tmp_path
     ("device_type", "deterministic", "is_named"),
     [("cuda", False, True), ("cuda", True, False), ("cuda", None, False), ("cpu", False, False)],
 )
-def test_missing_flag_deterministic_is_named(
+def test_missing_flag_deterministic_explains_other_bits(
     tmp_path: Path, device_type: str, deterministic: bool | None, is_named: bool
 ) -> None:
     """It matters on a GPU alone, and only if no differing fact explains the bits."""
@@ -262,7 +264,9 @@ def test_missing_flag_deterministic_is_named(
     first = write_past_run(tmp_path / "first", environment=environment)
     second = write_past_run(tmp_path / "second", losses=(1, 1, 1), environment=environment)
     result, status, explanation = conclusion(first, second)
-    assert (result, status) == ("within tolerance", UNEXPLAINED)
+    assert (result, status) == ("within tolerance", 0 if is_named else UNEXPLAINED)
+    far = write_past_run(tmp_path / "far", losses=(1, 1, 1), accuracy=0.9, environment=environment)
+    assert conclusion(first, far)[1] == (BEYOND_TOLERANCE if is_named else UNEXPLAINED)
     cause = "this may explain it: both runs trained on Some GPU without --deterministic"
     assert (cause in explanation) is is_named
     assert ("the recipe does something that its seed does not fix" in explanation) is not is_named
