@@ -18,7 +18,7 @@ from rich import progress
 from rich.console import Console
 from rich.live import Live
 
-from common.system.machine import is_main_rank, rank
+from common.system.launch_variables import is_main_rank, rank
 from common.system.printable import printable
 
 CONSOLE = Console(highlight=False, soft_wrap=True)

@@ -35,7 +35,7 @@ from common.failures.sentences import reading
 from common.run_directory.init_from import initial_facts
 from common.run_directory.records import InitialFacts
 from common.system.devices import to_device
-from common.system.machine import cores_per_process
+from common.system.processor import cores_per_process
 
 # This is part of a cache's name. With a new value, all caches are made again.
 CACHE_VERSION = "images-11"

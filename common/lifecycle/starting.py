@@ -31,7 +31,7 @@ from common.run_directory.records import (
 from common.run_directory.status import read_status
 from common.storage.json_files import json_safe
 from common.system.allocator import HEAP
-from common.system.machine import local_world_size
+from common.system.launch_variables import local_world_size
 from common.track import facts
 from common.track.card import flags_given
 from common.training.plan import Plan

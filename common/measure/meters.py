@@ -51,8 +51,8 @@ from common.metric_names import (
 )
 from common.ranks.agreement import gather_numbers
 from common.system.devices import has_own_memory_figures, synchronize_stream
-from common.system.machine import local_world_size, usable_cores
-from common.system.platforms import load_average
+from common.system.launch_variables import local_world_size
+from common.system.platforms import load_average, usable_cores
 
 # A warning that other programs slow the run down needs all of the following.
 MIN_SECONDS = 2  # an interval of at least this many seconds

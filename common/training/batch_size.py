@@ -27,7 +27,7 @@ from common.models.compile import as_written, is_compiled
 from common.output.tables import print_table
 from common.ranks.agreement import gather_numbers
 from common.system.devices import empty_cache, is_accelerator, synchronize_stream
-from common.system.machine import is_main_rank
+from common.system.launch_variables import is_main_rank
 from common.training.evaluation import keep_buffers
 from common.training.out_of_memory import one_sample_advice, placed_bytes
 

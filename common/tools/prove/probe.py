@@ -10,7 +10,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-from common.system.machine import rank
+from common.system.launch_variables import rank
 from common.tools.prove.few_samples import limit_samples
 from common.tools.prove.interrupting import Interrupter
 from common.tools.prove.launch_plan import ProbePlan, plan_of_this_process

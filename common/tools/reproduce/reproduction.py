@@ -14,8 +14,8 @@ from common.failures.sentences import writing
 from common.run_directory.provenance import machine_facts
 from common.run_directory.records import CONFIG
 from common.storage.digests import sha256_of_file
+from common.system.clock import current_time
 from common.system.devices import device_name
-from common.system.machine import current_time
 from common.system.platforms import command_line, shown_path
 from common.tools.launching.launched_run import LaunchedRun
 from common.tools.launching.stopping import stoppable
