@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from common.checkpoints.state import Stateful
 from common.command_line.flag_reads import mark_read, record_reads
 from common.config import TrainingConfig
-from common.console import DISPLAY
+from common.console.display import DISPLAY
 from common.data.loader import Loader, RunSignals
 from common.data.run_loaders import make_loaders
 from common.data.samples import Batch, Data, Work

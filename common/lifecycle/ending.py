@@ -3,7 +3,8 @@
 from collections.abc import Callable, Mapping
 
 from common.checkpoints import export
-from common.console import DISPLAY, say
+from common.console import say
+from common.console.display import DISPLAY
 from common.lifecycle.evaluations import Evaluations
 from common.lifecycle.saving import compare_weights_of_ranks
 from common.lifecycle.stages import Context, StartedRun

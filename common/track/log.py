@@ -12,7 +12,9 @@ from typing import NamedTuple, Self, TextIO, TypedDict
 from accelerate import Accelerator
 
 from common.config import TrainingConfig
-from common.console import DISPLAY, LINE_LISTENERS, say, warn
+from common.console import say, warn
+from common.console.display import DISPLAY
+from common.console.messages import LINE_LISTENERS
 from common.errors import TrainingError
 from common.failures.disk_errors import advice_for, is_of_disk
 from common.failures.sentences import cause_text

@@ -1,6 +1,6 @@
 """The texts that a run prints: its plan, progress and evaluation lines, and a table at the end.
 
-The progress bar, and the limit on the number of progress lines, are in `common.console`.
+The progress bar, and the limit on the number of progress lines, are in `common.console.display`.
 """
 
 from collections.abc import Mapping

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from common.console import CONSOLE
+from common.console.messages import CONSOLE
 from common.storage.json_files import json_safe
 from common.tools.compare.comparison import Comparison, compare
 from common.tools.compare.readers import read_runs

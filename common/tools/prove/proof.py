@@ -9,7 +9,8 @@ from tempfile import mkdtemp
 
 import torch
 
-from common.console import CONSOLE, say
+from common.console import say
+from common.console.messages import CONSOLE
 from common.errors import UserError
 from common.failures.sentences import writing
 from common.run_directory.provenance import saved_attempts

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import torch
 
-from common.console import CONSOLE, say, warn
+from common.console import say, warn
+from common.console.messages import CONSOLE
 from common.errors import UserError
 from common.failures.sentences import writing
 from common.run_directory.provenance import machine_facts
