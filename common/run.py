@@ -330,7 +330,7 @@ class Run:
         """Count an update, and do what is due after it."""
         started = self.started
         agreement = self.context.agreement
-        # Write the row of the previous update. An evaluation after it has added its figures by now.
+        # The row of the previous update is complete; see `PendingRow`.
         self.context.logs.write_row()
         step = self.progress.advance()
         if not self.are_flags_checked:

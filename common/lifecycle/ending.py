@@ -104,7 +104,7 @@ def summarize(
     Args:
         kept_step: the update after which the model had the weights that are exported.
     """
-    summary = {**context.logs.latest, **final_figures}
+    summary = {**context.logs.pending_row.latest, **final_figures}
     if not context.config.evaluate_only:
         summary |= context.meters.whole_run()
     summary[GOODPUT] = context.meters.goodput()

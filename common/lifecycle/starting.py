@@ -125,7 +125,7 @@ def keep_own_parts(context: Context, loaded: LoadedData) -> None:
     """Add the run's own state to the parts that the recipe keeps."""
     parts = context.parts
     parts.add("progress", context.progress)
-    parts.add("log", context.logs)
+    parts.add("log", context.logs.pending_row)
     parts.add("best", context.best)
     if context.accelerator.scaler is not None:
         parts.add("scaler", context.accelerator.scaler)
