@@ -34,10 +34,11 @@ from common.lifecycle.misuse import (
     training_order_of,
     unfinished_error,
 )
-from common.lifecycle.recording import log_interval, refuse_unread_flags
 from common.lifecycle.setup import set_up
 from common.lifecycle.stages import KeptParts, LoadedData, Stages, StartedRun, reached
+from common.lifecycle.training_figures import log_interval
 from common.lifecycle.trying_loss import try_loss
+from common.lifecycle.unread_flags import refuse_unread_flags
 from common.measure.flops import ComputeLoss
 from common.measure.value_checks import Metrics
 from common.metric_names import TRAINING_SECONDS

@@ -1,4 +1,4 @@
-"""Write a comparison as text or JSON, and as a picture or a web page if the user wants them."""
+"""Writes a comparison in the chosen formats: text, Markdown or JSON, a picture, a web page."""
 
 import json
 from collections.abc import Sequence
