@@ -61,15 +61,7 @@ def start(
     if config.init_from is not None:
         path = context.directory.path
         export.load_initial(kept.bare_model, config, path, loaded.data.class_names)
-    train_loader = loaded.loaders["train"]
-    memory_plan = MemoryPlan(
-        context.accelerator,
-        kept.model,
-        kept.optimizer,
-        train_loader,
-        # Kept memory would change what the plan measures.
-        when_measured=lambda share: keep_freed_memory(context.accelerator.device, share),
-    )
+    memory_plan = make_memory_plan(context, loaded, kept)
     profiler = make_profiler(context, plan)
     keep_own_parts(context, loaded)
     context.resolution.resolve(**facts.flags_of(loaded.data))
@@ -108,6 +100,17 @@ def restore_checkpoint(started: StartedRun, earlier_config: RunConfig | None) ->
     if started.context.progress.global_step > 0:
         tell_changed_environment(earlier_config.environment, started.saved_config.environment)
     return random_states
+
+
+def make_memory_plan(context: Context, loaded: LoadedData, kept: KeptParts) -> MemoryPlan:
+    return MemoryPlan(
+        context.accelerator,
+        kept.model,
+        kept.optimizer,
+        loaded.loaders["train"],
+        # Kept memory would change what the plan measures.
+        when_measured=lambda share: keep_freed_memory(context.accelerator.device, share),
+    )
 
 
 def make_profiler(context: Context, plan: Plan) -> Profiler:

@@ -253,16 +253,25 @@ def train(
             advice=advice_to_repeat(past),
         )
     new = read_past_run(output)
-    if new.is_complete or is_far_enough(output, past):
-        return new
+    if not (new.is_complete or is_far_enough(output, past)):
+        refuse_early_end(new, past, run.reason())
+    return new
+
+
+def refuse_early_end(new: PastRun, past: PastRun, reason: str) -> None:
+    """Raise a `UserError` if the new run ended too early; if both runs failed, say so instead.
+
+    Args:
+        reason: why the new run ended.
+    """
     if new.status.status == "failed" and past.status.status == "failed" and new.rows:
-        say(f"both runs failed; the new one: {run.reason()}")
-        return new
+        say(f"both runs failed; the new one: {reason}")
+        return
     advice = advice_to_repeat(past)
     if new.status.status == "preempted":  # a signal stopped it, so nothing needs to be mended
         advice = "repeat the command, which continues the new run"
     raise UserError(
-        f"the new run ended at update {new.last_step} of {past.last_step}: {run.reason()}",
+        f"the new run ended at update {new.last_step} of {past.last_step}: {reason}",
         advice=advice,
     )
 
