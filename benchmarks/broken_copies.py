@@ -128,7 +128,7 @@ def markdown(proofs: list[BrokenProof]) -> str:
     for proof in proofs:
         cause = proof["causes"][0] if proof["names_the_cause"] else "**not named**"
         cells = [proof["mistake"], f"`{proof['recipe']}.py`", f"`{proof['check']}`", cause]
-        rows.append([cell.replace("|", "\\|") for cell in cells])
+        rows.append(cells)
     return "\n".join(markdown_table(rows, "llll"))
 
 

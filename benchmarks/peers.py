@@ -59,7 +59,7 @@ def main(options: Options) -> None:
     import torch
 
     from benchmarks.harness import results, roofs
-    from common.system.machine import cpu_threads
+    from common.system.processor import cpu_threads
 
     logging.getLogger("lightning").setLevel(logging.ERROR)
     builders = suite_builders()

@@ -3,7 +3,7 @@
 Their exit statuses are here. `common.failures` recognises what an error of a library means.
 """
 
-from common.system.machine import is_main_rank
+from common.system.launch_variables import is_main_rank
 from common.system.printable import printable
 
 

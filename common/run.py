@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from common.checkpoints.state import Stateful
 from common.command_line.flag_reads import mark_read, record_reads
 from common.config import TrainingConfig
-from common.console import DISPLAY
+from common.console.display import DISPLAY
 from common.data.loader import Loader, RunSignals
 from common.data.run_loaders import make_loaders
 from common.data.samples import Batch, Data, Work
@@ -34,10 +34,11 @@ from common.lifecycle.misuse import (
     training_order_of,
     unfinished_error,
 )
-from common.lifecycle.recording import log_interval, refuse_unread_flags
 from common.lifecycle.setup import set_up
 from common.lifecycle.stages import KeptParts, LoadedData, Stages, StartedRun, reached
+from common.lifecycle.training_figures import log_interval
 from common.lifecycle.trying_loss import try_loss
+from common.lifecycle.unread_flags import refuse_unread_flags
 from common.measure.flops import ComputeLoss
 from common.measure.value_checks import Metrics
 from common.metric_names import TRAINING_SECONDS
@@ -330,7 +331,7 @@ class Run:
         """Count an update, and do what is due after it."""
         started = self.started
         agreement = self.context.agreement
-        # Write the row of the previous update. An evaluation after it has added its figures by now.
+        # The row of the previous update is complete; see `PendingRow`.
         self.context.logs.write_row()
         step = self.progress.advance()
         if not self.are_flags_checked:

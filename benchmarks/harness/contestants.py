@@ -16,7 +16,7 @@ from benchmarks.harness.recipe_side import load_recipe, train_recipe
 from benchmarks.harness.rounds import Contestant, Measurement, Round, Training
 from common.data.images import CachedImages, ImageData, load_images
 from common.data.sources import find_named
-from common.system.machine import cpu_threads
+from common.system.processor import cpu_threads
 
 BATCH_SIZE = 128  # of the image suites
 

@@ -18,7 +18,7 @@ import torch
 from common.measure.stopwatch import Stopwatch
 from common.run import Run
 from common.training.gradients import GradientGuard
-from common.training.stop import StopAgreement
+from common.training.stop_agreement import StopAgreement
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")

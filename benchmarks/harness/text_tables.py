@@ -9,13 +9,13 @@ RULES = {"l": "---", "c": ":-:", "r": "--:"}
 
 
 def markdown_table(rows: Sequence[Row], alignment: str) -> list[str]:
-    """Return the lines of a table in Markdown.
+    """Return the lines of a table in Markdown. A `|` in a cell is escaped.
 
     Args:
         rows: the first is the heading.
         alignment: a letter for each column: `l` for left, `c` for centred, `r` for right.
     """
-    heading, *body = rows
+    heading, *body = [[cell.replace("|", "\\|") for cell in row] for row in rows]
     names = "".join(f" {name} |" if name else " |" for name in heading)
     rule = "|".join(RULES[letter] for letter in alignment)
     return [f"|{names}", f"|{rule}|", *(f"| {' | '.join(row)} |" for row in body)]

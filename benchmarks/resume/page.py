@@ -69,8 +69,7 @@ def oddity(result: Result) -> str:
 
 
 def first_sentence(message: str) -> str:
-    """Return the first sentence of an error, escaped for a cell of a table."""
-    return message.partition(". ")[0].replace("|", "\\|")
+    return message.partition(". ")[0]
 
 
 def provenance(results: Results) -> str:

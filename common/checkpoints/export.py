@@ -24,7 +24,7 @@ from common.run_directory.records import MODEL_JSON, WeightsDigest
 from common.storage.digests import sha256_of_file
 from common.storage.files import replacing, write_text
 from common.storage.json_files import write_json
-from common.system.machine import is_main_rank
+from common.system.launch_variables import is_main_rank
 from common.system.wording import counted
 
 

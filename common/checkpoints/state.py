@@ -86,6 +86,23 @@ class Parts:
                 not a letter, a digit, "-" or "_".
             TypeError: the state has a value that a checkpoint can't hold.
         """
+        self.check_name(name)
+        if isinstance(part, nn.Module):
+            module: nn.Module = extract_model_from_parallel(part)
+            part = module
+            if shared:
+                part = Network(module)
+                self.of_rank[name] = part  # for its buffers
+        elif isinstance(part, torch.optim.Optimizer):
+            part = OptimizerState(part)
+        pack({name: part.state_dict()})  # raises a TypeError now rather than at the first save
+        if shared:
+            self.shared[name] = part
+        else:
+            self.of_rank[name] = part
+
+    def check_name(self, name: str) -> None:
+        """Raise a `UserError` for the name of a part that is taken or can't name its files."""
         if name in self.shared or name in self.of_rank:
             raise UserError(
                 f"run.keep(...) got a part named {name!r}, but the name is taken, by the run "
@@ -100,19 +117,6 @@ class Parts:
                     "best- and a number"
                 ),
             )
-        if isinstance(part, nn.Module):
-            module: nn.Module = extract_model_from_parallel(part)
-            part = module
-            if shared:
-                part = Network(module)
-                self.of_rank[name] = part  # for its buffers
-        elif isinstance(part, torch.optim.Optimizer):
-            part = OptimizerState(part)
-        pack({name: part.state_dict()})  # raises a TypeError now rather than at the first save
-        if shared:
-            self.shared[name] = part
-        else:
-            self.of_rank[name] = part
 
     def freeze_description(self) -> None:
         """Describe the parts as they are now. All later manifests contain this description."""

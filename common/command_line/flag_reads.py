@@ -1,4 +1,7 @@
-"""Notes which flags code reads, so that a run can name flags that were set without effect."""
+"""Notes which flags code reads, so that a run can name flags that were set without effect.
+
+`common.lifecycle.unread_flags` uses it after the first update.
+"""
 
 import dataclasses
 import sys

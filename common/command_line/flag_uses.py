@@ -1,7 +1,8 @@
 """Finds the flags that a recipe's source uses, so that a run can name flags that have no effect.
 
 A recipe may read a flag only in its last lines, in a later epoch, on one rank, or in a process that
-loads data. Watching which flags were read so far would miss these uses. The source shows them.
+loads data. `flag_reads`, which watches the flags that were read so far, would miss these uses. The
+source shows them.
 """
 
 import ast

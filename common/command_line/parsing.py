@@ -29,7 +29,7 @@ from common.flags import check_limits, from_json, role_of, spelled, stated
 from common.output.standard_streams import ignore_lost_output
 from common.ranks.rank_exits import let_main_rank_exit_first
 from common.storage.json_files import read_json
-from common.system.machine import is_main_rank
+from common.system.launch_variables import is_main_rank
 from common.system.text_secrets import has_secret
 
 # The groups of shared flags in `--help`, each with its first flag in `TrainingConfig`.

@@ -26,16 +26,16 @@ from common.data.decoding import (
 from common.data.labels import LABELLED_DATA_FLAGS
 from common.data.order import random_bits
 from common.data.parquet import ParquetRows
-from common.data.prepared import prepared
 from common.data.samples import Batch, Data, Samples, TensorSamples
 from common.data.shifts import shifted
 from common.data.sources import DataSource
+from common.data.unseen_samples import prepared_samples
 from common.errors import UserError
 from common.failures.sentences import reading
 from common.run_directory.init_from import initial_facts
 from common.run_directory.records import InitialFacts
 from common.system.devices import to_device
-from common.system.machine import cores_per_process
+from common.system.processor import cores_per_process
 
 # This is part of a cache's name. With a new value, all caches are made again.
 CACHE_VERSION = "images-11"
@@ -357,7 +357,7 @@ def decoded(
         evaluation_settings |= source.evaluated.preprocessing
         # `settings` has the size already: the model's, unless the user has set `--image-size`.
         evaluation_settings.pop("image_size", None)
-    return prepared(
+    return prepared_samples(
         source,
         prepare_images,
         CACHE_VERSION,

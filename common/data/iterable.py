@@ -12,7 +12,7 @@ from torch.utils.data import default_collate
 from common.data.order import TrainingOrder
 from common.data.samples import Batch, Collate, Samples
 from common.errors import UserError
-from common.system.machine import rank, world_size
+from common.system.launch_variables import rank, world_size
 from common.system.wording import counted
 
 # The class with which `datasets` shuffles in a buffer. It is refused, because a resume would lose

@@ -172,16 +172,7 @@ class LabelledData:
         columns = [flag_value] if isinstance(flag_value, str) else list(flag_value or candidates)
         for column in columns:
             if column not in suitable:
-                problem = f"data set {self.name} has no column {column}"
-                if column in self.features:
-                    problem = (
-                        f"column {column} of data set {self.name} is of type "
-                        f"{self.type_name(column)}, and the flag needs {CONTENT_OF_COLUMNS[flag]}"
-                    )
-                raise UserError(
-                    f"{flag} {column} can't be used, because {problem}",
-                    advice=self.advice_to_choose(flag, suitable, "choose one of the columns"),
-                )
+                raise self.unsuitable_column_error(flag, column, suitable)
         if not 1 <= len(columns) <= at_most:
             needed = "one column" if at_most == 1 else f"one column or up to {at_most}"
             candidate_names = f" ({', '.join(columns)})" if columns else ""
@@ -195,6 +186,19 @@ class LabelledData:
             wish = f"name {needed} with {flag}; the suitable columns are"
             raise UserError(problem, advice=self.advice_to_choose(flag, suitable, wish))
         return columns
+
+    def unsuitable_column_error(self, flag: str, column: str, suitable: list[str]) -> UserError:
+        """Return the error for a named column that is missing or has an unsuitable type."""
+        problem = f"data set {self.name} has no column {column}"
+        if column in self.features:
+            problem = (
+                f"column {column} of data set {self.name} is of type {self.type_name(column)}, "
+                f"and the flag needs {CONTENT_OF_COLUMNS[flag]}"
+            )
+        return UserError(
+            f"{flag} {column} can't be used, because {problem}",
+            advice=self.advice_to_choose(flag, suitable, "choose one of the columns"),
+        )
 
     def advice_to_choose(self, flag: str, suitable: list[str], wish: str) -> str:
         """Return the advice to name a suitable column, or to pass other data if there is none.

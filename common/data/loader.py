@@ -16,7 +16,7 @@ from common.data.samples import Batch, BatchesWithWork, Samples
 from common.data.workers import PATIENCE, MicroBatches, Workers
 from common.errors import UserError
 from common.system.devices import is_accelerator, memory_room
-from common.system.machine import cores_per_process
+from common.system.processor import cores_per_process
 
 # Images are gathered this many bytes at a time, and then cut into micro-batches. A few large
 # operations cost less than many small ones. On a CPU, the result should fit into its cache. On an

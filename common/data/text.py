@@ -17,7 +17,6 @@ from common.data.cache import Prepared
 from common.data.fingerprint import fingerprint_of_tokenizer
 from common.data.labels import LABELLED_DATA_FLAGS
 from common.data.parquet import ParquetRows
-from common.data.prepared import prepared
 from common.data.samples import Batch, Data, Samples, StoredSamples, Work
 from common.data.sources import DataSource
 from common.data.tokens import (
@@ -28,6 +27,7 @@ from common.data.tokens import (
     load_tokenizer,
     prepare_text,
 )
+from common.data.unseen_samples import prepared_samples
 from common.errors import UserError
 from common.run_directory.init_from import weights_file
 from common.system.devices import to_device
@@ -290,7 +290,7 @@ def tokenised(
         "text_columns": text_columns,
         "label_column": label_column,
     }
-    return prepared(
+    return prepared_samples(
         source,
         prepare_text,
         version,

@@ -1,4 +1,7 @@
-"""Refuses flags on data that have no effect on the data of a run."""
+"""Refuses flags on data that have no effect on the data of a run.
+
+`common.lifecycle.unread_flags` refuses other flags, and says why these are checked apart.
+"""
 
 from dataclasses import fields
 
@@ -9,10 +12,7 @@ from common.flags import advice_to_omit, as_typed, stated
 
 
 def refuse_unused_data_flags(config: TrainingConfig, data: Data) -> None:
-    """Raise a `UserError` for a flag of role "data" that was set and has no effect on the data.
-
-    Otherwise, the user would believe in an effect that the flag does not have.
-    """
+    """Raise a `UserError` for a flag of role "data" that was set and has no effect on the data."""
     # The recipe reads `--init-from` for its model, so it has an effect with any data.
     flags_in_effect = {"init_from", *data.reads}
     # A recipe that splits its own data may take the share of its validation split from the flag.

@@ -2,7 +2,9 @@
 
 from collections.abc import Iterable
 
-from common.console import LAUNCHER_TRACEBACKS, log_line, say
+from common.console import say
+from common.console.before_imports import LAUNCHER_TRACEBACKS
+from common.console.messages import log_line
 from common.data.loader import Loader
 from common.data.workers import kill_workers
 from common.errors import Preempted, TrainingError, UserError

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Mapping
 
 from common.checkpoints import export
-from common.console import DISPLAY, say
+from common.console import say
+from common.console.display import DISPLAY
 from common.lifecycle.evaluations import Evaluations
 from common.lifecycle.saving import compare_weights_of_ranks
 from common.lifecycle.stages import Context, StartedRun
@@ -103,7 +104,7 @@ def summarize(
     Args:
         kept_step: the update after which the model had the weights that are exported.
     """
-    summary = {**context.logs.latest, **final_figures}
+    summary = {**context.logs.pending_row.latest, **final_figures}
     if not context.config.evaluate_only:
         summary |= context.meters.whole_run()
     summary[GOODPUT] = context.meters.goodput()

@@ -7,8 +7,8 @@ import torch
 
 from common.errors import UserError
 from common.ranks.agreement import announce, is_announced
-from common.system.machine import is_main_rank
-from common.training.stop import StopRequest
+from common.system.launch_variables import is_main_rank
+from common.training.stop_request import StopRequest
 
 ANNOUNCEMENT = "rank-0-prints-an-error"  # a key in the process group's store
 # Other ranks wait this long for the announcement of rank 0. All ranks meet the same mistake at the

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from torch import nn
 
 from common.checkpoints import export
-from common.console import DISPLAY
+from common.console.display import DISPLAY
 from common.lifecycle.evaluation_figures import checked_figures, refuse_means
 from common.lifecycle.saving import compare_weights_of_ranks
 from common.lifecycle.stages import Context, KeptParts, LoadedData

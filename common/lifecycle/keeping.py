@@ -33,7 +33,23 @@ def keep(
         leave_unfit_fused_path(bare_part, context.accelerator.device)
         start_momentum(bare_part)
         context.parts.add(name, part)
-    missing_class = class_of_unkept_part(context.accelerator, parts.values())
+    refuse_unkept_part(context.accelerator, parts.values())
+    optimizers = {
+        name: cast("Optimizer", part)
+        for name, part in parts.items()
+        if hasattr(part, "param_groups")
+    }
+    return KeptParts(
+        model=model,
+        optimizer=optimizer,
+        bare_model=context.accelerator.unwrap_model(model),
+        optimizers=optimizers,
+    )
+
+
+def refuse_unkept_part(accelerator: Accelerator, kept_parts: Iterable[object]) -> None:
+    """Raise a `UserError` if the Accelerator prepared an object that `kept_parts` lacks."""
+    missing_class = class_of_unkept_part(accelerator, kept_parts)
     if missing_class:
         raise UserError(
             (
@@ -46,17 +62,6 @@ def keep(
                 "run.keep(..., second_optimizer=second_optimizer)"
             ),
         )
-    optimizers = {
-        name: cast("Optimizer", part)
-        for name, part in parts.items()
-        if hasattr(part, "param_groups")
-    }
-    return KeptParts(
-        model=model,
-        optimizer=optimizer,
-        bare_model=context.accelerator.unwrap_model(model),
-        optimizers=optimizers,
-    )
 
 
 def class_of_unkept_part(accelerator: Accelerator, kept_parts: Iterable[object]) -> str | None:

@@ -5,7 +5,8 @@ from pathlib import Path
 from common.checkpoints.adapters import State
 from common.checkpoints.state import restore_newest
 from common.config import TrainingConfig
-from common.console import DISPLAY, say
+from common.console import say
+from common.console.display import DISPLAY
 from common.lifecycle.stages import Context, StartedRun
 from common.ranks.agreement import do_on_each_rank
 from common.run_directory.records import CONFIG, RunIdentity

@@ -25,7 +25,8 @@ from common.training.best import Best
 from common.training.gradients import GradientGuard
 from common.training.progress import Progress
 from common.training.sharding import ShardingAccelerator
-from common.training.stop import StopAgreement, StopRequest
+from common.training.stop_agreement import StopAgreement
+from common.training.stop_request import StopRequest
 
 
 def set_up(

@@ -38,7 +38,7 @@ from common.training.gradients import GradientGuard
 from common.training.plan import Plan
 from common.training.progress import Progress
 from common.training.sharding import ShardingAccelerator
-from common.training.stop import StopAgreement
+from common.training.stop_agreement import StopAgreement
 
 Stage = TypeVar("Stage")
 

@@ -31,7 +31,7 @@ from common.run_directory.status import read_status
 from common.run_directory.stored_run import StoredRun
 from common.storage.json_files import json_safe
 from common.system.allocator import HEAP
-from common.system.machine import local_world_size
+from common.system.launch_variables import local_world_size
 from common.track import facts
 from common.track.card import flags_given
 from common.training.plan import Plan
@@ -61,15 +61,7 @@ def start(
     if config.init_from is not None:
         export.load_initial(kept.bare_model, config, loaded.data.class_names)
         export.keep_initial(config, context.directory.path)
-    train_loader = loaded.loaders["train"]
-    memory_plan = MemoryPlan(
-        context.accelerator,
-        kept.model,
-        kept.optimizer,
-        train_loader,
-        # Kept memory would change what the plan measures.
-        when_measured=lambda share: keep_freed_memory(context.accelerator.device, share),
-    )
+    memory_plan = make_memory_plan(context, loaded, kept)
     profiler = make_profiler(context, plan)
     keep_own_parts(context, loaded)
     context.resolution.resolve(**facts.flags_of(loaded.data))
@@ -110,6 +102,17 @@ def restore_checkpoint(started: StartedRun, earlier_config: RunConfig | None) ->
     return random_states
 
 
+def make_memory_plan(context: Context, loaded: LoadedData, kept: KeptParts) -> MemoryPlan:
+    return MemoryPlan(
+        context.accelerator,
+        kept.model,
+        kept.optimizer,
+        loaded.loaders["train"],
+        # Kept memory would change what the plan measures.
+        when_measured=lambda share: keep_freed_memory(context.accelerator.device, share),
+    )
+
+
 def make_profiler(context: Context, plan: Plan) -> Profiler:
     return Profiler(
         config=context.config,
@@ -125,7 +128,7 @@ def keep_own_parts(context: Context, loaded: LoadedData) -> None:
     """Add the run's own state to the parts that the recipe keeps."""
     parts = context.parts
     parts.add("progress", context.progress)
-    parts.add("log", context.logs)
+    parts.add("log", context.logs.pending_row)
     parts.add("best", context.best)
     if context.accelerator.scaler is not None:
         parts.add("scaler", context.accelerator.scaler)

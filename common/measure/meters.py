@@ -1,15 +1,10 @@
-"""Computes the figures of each log line: loss, metrics, speed and memory over all ranks.
-
-It also warns if memory keeps rising, or if other programs slow the run.
-"""
+"""Computes the figures of each log line: loss, metrics, speed and memory over all ranks."""
 
 import contextlib
 import math
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import pairwise
 from statistics import mean
 from typing import TypedDict
 
@@ -20,6 +15,7 @@ from torch import Tensor, nn
 from common.console import warn
 from common.data.samples import Samples, Work
 from common.failures.sentences import cause_text
+from common.measure.contention import ContentionWatch
 from common.measure.flops import (
     ComputeLoss,
     TrainingFlops,
@@ -27,9 +23,10 @@ from common.measure.flops import (
     training_flops_of_real_samples,
 )
 from common.measure.machine_load import MachineLoad, other_cpu_fraction
-from common.measure.memory import MEBIBYTE, memory_now, memory_used, peaks
+from common.measure.memory import MEBIBYTE, memory_used, peaks
 from common.measure.peak import peak_tflops
 from common.measure.power import PowerMeter
+from common.measure.rising_memory import RisingMemoryWatch
 from common.measure.stopwatch import (
     ClockState,
     Interval,
@@ -50,18 +47,9 @@ from common.metric_names import (
     TRAINING_LOSS,
 )
 from common.ranks.agreement import gather_numbers
-from common.system.devices import has_own_memory_figures, synchronize_stream
-from common.system.machine import local_world_size, usable_cores
-from common.system.platforms import load_average
+from common.system.devices import synchronize_stream
+from common.system.launch_variables import local_world_size
 
-# A warning that other programs slow the run down needs all of the following.
-MIN_SECONDS = 2  # an interval of at least this many seconds
-SMALL_SHARE = 0.7  # less than this share of the CPU time that threads ask for; alone, they get 0.9
-HIGH_LOAD = 1.5  # at least this many threads that want to run, for each core
-# A warning needs memory that rises over this many successive log lines. As many log lines at the
-# beginning are ignored, while libraries fill their caches.
-RISING_LINES = 10
-MIN_RISE = 0.05  # the relative rise over these log lines that a warning needs
 BUSY_SHARE = 0.8  # share of the time; a GPU that nothing holds up is busy for a larger share
 # Measured peaks of one device may differ by less than this factor, for example under load.
 OTHER_DEVICE = 1.5
@@ -98,11 +86,8 @@ class Meters:
         self.peak = 0.0  # TFLOP/s of a device; 0 if unknown
         self.peak_source = ""
         self.peak_before = 0.0  # that of the attempt before this one; 0 if there was none
-        # The clock, and this process's CPU seconds, at the last log line.
-        self.clocks = (time.perf_counter(), time.process_time())
-        self.is_warned = False  # whether the user was warned of other programs on the same cores
-        self.memory_sizes: dict[str, deque[float]] = {}  # MiB at the last log lines, by owner
-        self.owners_warned_of: set[str] = set()  # the owners whose memory kept rising
+        self.contention = ContentionWatch(self.device)
+        self.rising_memory = RisingMemoryWatch(self.device)
         self.utilizations: list[float] = []  # mean of the GPUs in each interval, from 0 to 1
 
     def find_flops(
@@ -161,10 +146,10 @@ class Meters:
         Their prefixes are ``train/``, ``perf/`` and ``memory/``, and on an NVIDIA GPU also
         ``gpu/``. It must be called on all ranks.
         """
-        self.warn_of_contention()
+        self.contention.warn_if_contended()
         with self.stopwatch.stopped():
             used = memory_used(self.device) | self.power.readings()
-            self.warn_of_rising(used[HOST_MEMORY])
+            self.rising_memory.warn_if_rising(used[HOST_MEMORY])
             own_sums = self.sums.take()
             row = self.sums.row(own_sums)
             figures, rows = self.of_all_ranks(self.stopwatch.lap(), used, row)
@@ -254,45 +239,6 @@ class Meters:
             "or more --num-workers; --profile says what holds them up"
         )
 
-    def warn_of_contention(self) -> None:
-        """Warn once, on a CPU, if other programs slow the run down."""
-        wall_before, cpu_before = self.clocks
-        self.clocks = (time.perf_counter(), time.process_time())
-        if self.is_warned or self.device.type != "cpu":
-            return
-        wall_now, cpu_now = self.clocks
-        sentence = contention_sentence(
-            wall_now - wall_before,
-            cpu_now - cpu_before,
-            torch.get_num_threads(),
-            usable_cores(),
-            load_average(),
-        )
-        if sentence:
-            self.is_warned = True
-            warn(sentence)
-
-    def warn_of_rising(self, host: float) -> None:
-        """Warn once for each owner of memory whose memory keeps rising between log lines.
-
-        Args:
-            host: the memory of the process, in MiB.
-        """
-        memory = {"the process": host}
-        if has_own_memory_figures(self.device):
-            memory["the GPU"] = memory_now(self.device) / MEBIBYTE
-        for owner, size in memory.items():
-            if owner in self.owners_warned_of:
-                continue
-            sizes = self.memory_sizes.setdefault(owner, deque(maxlen=2 * RISING_LINES))
-            sizes.append(size)
-            # The slice skips the first lines of a run, while libraries fill their caches. Once the
-            # deque is full, the slice is its newer half.
-            sentence = rising_sentence(owner, [*sizes][RISING_LINES:])
-            if sentence:
-                self.owners_warned_of.add(owner)
-                warn(sentence)
-
     def goodput(self) -> float:
         """Return the share that training steps took of the time since the run began.
 
@@ -328,45 +274,3 @@ class Meters:
         # One rank takes all sums, because a log line adds them up over the ranks.
         if self.accelerator.is_main_process:
             self.sums.load_from_ranks([state["sums"] for state in states])
-
-
-def rising_sentence(owner: str, sizes: Sequence[float]) -> str | None:
-    """Return a warning if memory, in MiB at successive log lines, keeps rising; else None."""
-    is_rising = all(later > earlier for earlier, later in pairwise(sizes))
-    if len(sizes) < RISING_LINES or not is_rising or sizes[-1] < (1 + MIN_RISE) * sizes[0]:
-        return None
-    return (
-        f"the memory of {owner} rose over {RISING_LINES} log lines in a row, from "
-        f"{sizes[0]:,.0f} to {sizes[-1]:,.0f} MiB: look for tensors that are kept from each "
-        "update, such as a loss that was not detached (mapped files count too, while they are read "
-        "for the first time)"
-    )
-
-
-def contention_sentence(
-    wall_seconds: float, cpu_seconds: float, threads: int, cores: int, load: float
-) -> str | None:
-    """Return a warning if other programs use the same cores; else None.
-
-    Threads that get a small share of CPU time may just wait for data. A high load average may come
-    from other ranks or loader workers. Both together mean that threads wait for a core.
-
-    Args:
-        wall_seconds: the time of the interval.
-        cpu_seconds: the CPU time of all threads of the process in this time.
-        threads: the threads with which torch computes.
-        cores: the cores that the process may use.
-        load: the system's load average.
-    """
-    share = cpu_seconds / max(wall_seconds * threads, 1e-9)
-    if wall_seconds < MIN_SECONDS or load < HIGH_LOAD * cores or share >= SMALL_SHARE:
-        return None
-    contention = f"other programs use the same cores (load {load:.1f} on {cores})"
-    if threads == 1:
-        return (
-            f"{contention}, so this process gets {share:.0%} of one core: stop the other programs"
-        )
-    return (
-        f"{contention}, so {threads} threads get {share:.0%} of the time they ask for, and wait "
-        "for each other: stop the other programs, or try --num-threads 1"
-    )

@@ -105,20 +105,40 @@ def check_checkpoint(name: str, max_length: int) -> None:
     A checkpoint must be a BERT with enough positions for `max_length`. If it is a folder, it must
     have its weights as safetensors.
     """
-    facts: Mapping[str, object] = {"model_type": "bert", **SMALL}
-    if name != "scratch":
-        from transformers import BertConfig
-
-        with reading(f"the config.json of checkpoint {name}", PRETRAINED_ADVICE):
-            saved_config, _ = BertConfig.get_config_dict(name)
-            # A config.json without `model_type` gives a KeyError, which `reading` reports.
-            facts = {**SMALL, "model_type": saved_config["model_type"], **saved_config}
+    facts = facts_of_checkpoint(name)
     model_type = facts["model_type"]
     if model_type != "bert":
         raise UserError(
             f"checkpoint {name} has the model type {model_type}, but this recipe trains BERT",
             advice="pass a BERT model, such as --model bert-base-uncased",
         )
+    check_sizes(name, facts, max_length)
+    if Path(name).is_dir() and not any(Path(name).glob("*.safetensors")):
+        advice = "save the model again with model.save_pretrained(FOLDER), or pass another one"
+        raise UserError(
+            f"checkpoint {name} has no weights as safetensors, and pickled weights are not loaded",
+            advice=advice,
+        )
+
+
+def facts_of_checkpoint(name: str) -> Mapping[str, object]:
+    """Return the configuration of a checkpoint, with the sizes of `SMALL` where it states none.
+
+    Raises:
+        UserError: the checkpoint has no readable `config.json`.
+    """
+    if name == "scratch":
+        return {"model_type": "bert", **SMALL}
+    from transformers import BertConfig
+
+    with reading(f"the config.json of checkpoint {name}", PRETRAINED_ADVICE):
+        saved_config, _ = BertConfig.get_config_dict(name)
+        # A config.json without `model_type` gives a KeyError, which `reading` reports.
+        return {**SMALL, "model_type": saved_config["model_type"], **saved_config}
+
+
+def check_sizes(name: str, facts: Mapping[str, object], max_length: int) -> None:
+    """Raise a `UserError` if a checkpoint has too few positions, or a size that is no real one."""
     length = padded_length(max_length)
     # No real BERT is above the upper limits, so a larger number shows a damaged config.json.
     limits = {"max_position_embeddings": (length, 10**6), "num_hidden_layers": (1, 1000)}
@@ -137,12 +157,6 @@ def check_checkpoint(name: str, max_length: int) -> None:
                 f"checkpoint {name} has {field} {value!r}, but the recipe needs {needs}",
                 advice=advice,
             )
-    if Path(name).is_dir() and not any(Path(name).glob("*.safetensors")):
-        advice = "save the model again with model.save_pretrained(FOLDER), or pass another one"
-        raise UserError(
-            f"checkpoint {name} has no weights as safetensors, and pickled weights are not loaded",
-            advice=advice,
-        )
 
 
 def load_pretrained(

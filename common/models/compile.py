@@ -11,7 +11,7 @@ from common.config import TrainingConfig
 from common.console import say
 from common.errors import UserError
 from common.system.devices import can_launch_graphs, default_device, has_compiler, is_accelerator
-from common.system.machine import world_size
+from common.system.launch_variables import world_size
 
 
 def compile_model(model: nn.Module, config: TrainingConfig) -> None:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from common.console import CONSOLE
+from common.console.messages import CONSOLE
 from common.system.printable import for_output, printable
 
 WIDEST_CELL = 40  # characters; longer cells are folded in a table with several columns of values

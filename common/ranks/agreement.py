@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar, cast
 
 from common.errors import UserError
 from common.ranks.rank_exits import let_gloo_release
-from common.system.machine import is_main_rank
+from common.system.launch_variables import is_main_rank
 
 if TYPE_CHECKING:
     import torch

@@ -2,7 +2,7 @@
 
 import time
 
-from common.system.machine import is_main_rank
+from common.system.launch_variables import is_main_rank
 
 GLOO_RELEASE_SECONDS = 0.2
 MESSAGE_SECONDS = 5.0

@@ -27,7 +27,7 @@ from common.run_directory.records import (
 from common.run_directory.status import read_status, write_outcome
 from common.storage.files import LOCK, locked
 from common.storage.json_files import write_json
-from common.system.machine import is_main_rank, rank, several_machines
+from common.system.launch_variables import is_main_rank, rank, several_machines
 
 INITIAL = "initial"  # the folder with a copy of the weights of `--init-from`, for a resume
 # Seconds to wait for another job, which may take this long to save a checkpoint after a signal.

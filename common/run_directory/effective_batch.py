@@ -8,7 +8,7 @@ from dataclasses import Field, replace
 from typing import ClassVar, Protocol, TypeVar
 
 from common.errors import UserError
-from common.system.machine import world_size
+from common.system.launch_variables import world_size
 from common.system.wording import counted
 
 

@@ -29,8 +29,9 @@ from common.run_directory.records import (
 from common.storage.json_files import write_json
 from common.system.devices.libraries import library_versions
 from common.system.installed_code import is_installed
-from common.system.machine import is_main_rank, local_world_size, processor_name, world_size
+from common.system.launch_variables import is_main_rank, local_world_size, world_size
 from common.system.platforms import usable_cores
+from common.system.processor import processor_name
 
 LIBRARY = Path(__file__).resolve().parents[2]  # the folder that `common` is imported from
 # Environment variables that choose kernels or their order of sums, and so change the last bits of

@@ -13,7 +13,7 @@ from common.run_directory.directory import RunDirectory
 from common.run_directory.records import Source, SourceChange
 from common.storage.digests import sha256_of_bytes
 from common.storage.files import write_text
-from common.system.machine import is_main_rank
+from common.system.launch_variables import is_main_rank
 from common.system.text_secrets import without_tokens
 
 FIRST_SOURCE = "recipe.py"  # the file in the run's directory with the text of the first start

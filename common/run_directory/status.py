@@ -14,7 +14,7 @@ from common.run_directory.records import (
 )
 from common.storage.files import LOCK, locked
 from common.storage.json_files import write_json
-from common.system.machine import is_main_rank
+from common.system.launch_variables import is_main_rank
 from common.system.platforms import is_unlocked, quoted
 
 

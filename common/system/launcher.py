@@ -3,7 +3,7 @@
 import os
 from collections.abc import Sequence
 
-from common.system.machine import world_size
+from common.system.launch_variables import world_size
 from common.system.platforms import command_line, starting_process
 
 UNKNOWN_LAUNCHER = "LAUNCHER"  # shows where the user's own launcher belongs

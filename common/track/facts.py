@@ -16,7 +16,7 @@ from common.flags import role_of
 from common.run_directory.records import Environment, Flags, RunConfig
 from common.system.devices import device_name
 from common.system.git import commit_of
-from common.system.machine import processor_kind
+from common.system.processor import processor_kind
 from common.training.precision import running_precision
 from common.training.sharding import ShardingAccelerator
 

@@ -7,12 +7,14 @@ import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple, Self, TextIO, TypedDict
+from typing import NamedTuple, Self, TextIO
 
 from accelerate import Accelerator
 
 from common.config import TrainingConfig
-from common.console import DISPLAY, LINE_LISTENERS, say, warn
+from common.console import say, warn
+from common.console.display import DISPLAY
+from common.console.messages import LINE_LISTENERS
 from common.errors import TrainingError
 from common.failures.disk_errors import advice_for, is_of_disk
 from common.failures.sentences import cause_text
@@ -24,16 +26,10 @@ from common.storage.files import open_to_append, write_text
 from common.storage.json_files import json_safe, read_lines
 from common.system.platforms import quoted
 from common.track import report
+from common.track.pending_row import PendingRow
 from common.track.recorded_media import RecordedMedia
 from common.track.trackers import TRACKERS
 from common.track.trackers.tracker import Command, TrackedRun, Tracker, TrackerUnavailableError
-
-
-class LogState(TypedDict):
-    """The log's part of a checkpoint."""
-
-    latest: dict[str, float]
-    pending: dict[str, float]
 
 
 class PrintedEvaluation(NamedTuple):
@@ -49,17 +45,9 @@ class PrintedEvaluation(NamedTuple):
 
 
 class Log:
-    """Collects the figures of a step, and writes them as one row when the step is over.
+    """Writes the row of each step, and prints the lines of a run.
 
-    A step is over when the next update is recorded, not when its own update is. In between, at the
-    top of the recipe's loop, an evaluation may add the figures of the model after this update. Such
-    figures belong to the same row. So the flow of a row is:
-
-    1. `interval` adds the training figures of update N, if a row is due.
-    2. `evaluation` adds the figures of the model after update N, if an evaluation is due.
-    3. `write_row` writes the row when update N + 1 is recorded, or when the run ends.
-
-    A checkpoint after update N contains the row that is not yet written.
+    The row is collected in a `PendingRow`, which says when a step is over.
 
     All ranks make the calls, and rank 0 alone writes. A failing tracker never stops a run.
     """
@@ -73,8 +61,7 @@ class Log:
         self.output: TextIO | None = None
         # A function that returns where training is now, as figures by name. `start` sets it.
         self.position: Callable[[], Mapping[str, float]] = dict
-        self.pending: dict[str, float] = {}  # the row of the current step, not yet written
-        self.latest: dict[str, float] = {}  # the latest value of each figure
+        self.pending_row = PendingRow()
         self.printed_evaluations: set[PrintedEvaluation] = set()
 
     def start(
@@ -130,7 +117,7 @@ class Log:
     def interval(self, values: Mapping[str, float]) -> None:
         """Add the training figures of a log interval to the row, and show them."""
         self.add(values)
-        DISPLAY.interval(report.interval_text(self.pending))
+        DISPLAY.interval(report.interval_text(self.pending_row.figures))
 
     def place(self) -> tuple[int, float]:
         """Return the update and the epoch, for the display."""
@@ -163,32 +150,40 @@ class Log:
             say(f"{text}  ★ best" if is_best else text)
         full_names = {f"{PREFIXES[split]}/{name}": value for name, value in values.items()}
         is_current_model = model_position[STEP] == current[STEP]
-        if is_current_model or not full_names.keys() & self.pending.keys():
+        if is_current_model or not full_names.keys() & self.pending_row.figures.keys():
             self.add(full_names)
 
     def add(self, values: Mapping[str, float]) -> None:
-        """Add figures, and the current position, to the row and to the latest values."""
-        self.pending |= {**values, **self.position()}
-        self.latest |= self.pending
+        """Add figures, and the current position, to the row of the current step."""
+        self.pending_row.add({**values, **self.position()})
 
     def write_row(self) -> None:
-        """Write the row of the current step, which is complete, and start the next row.
-
-        The row goes to the file and to the tracker. The media of the step go with it.
+        """Write the row of the step that is over: to the file and the tracker, with its media.
 
         Raises:
             TrainingError: the row can't be written.
         """
-        row = self.pending
-        self.pending = {}
+        row = self.pending_row.take()
         if not row or self.file is None:
             return
+        self.write_to_file(self.file, row)
+        self.write_media()
+        if self.tracker is not None:
+            with self.tracking():
+                self.tracker.log(row)
+
+    def write_to_file(self, file: TextIO, row: Mapping[str, float]) -> None:
+        """Add a row to `metrics.jsonl`; close the file if that fails.
+
+        Raises:
+            TrainingError: the row can't be written.
+        """
         try:
-            self.file.write(json.dumps(json_safe(row)) + "\n")
-            self.file.flush()
+            file.write(json.dumps(json_safe(row)) + "\n")
+            file.flush()
         except OSError as problem:
             with contextlib.suppress(OSError):  # `close` flushes again, and fails again
-                self.file.close()
+                file.close()
             self.file = None
             disk_advice = advice_for(str(problem), problem.errno)
             advice = f"{disk_advice}, then continue with --resume {quoted(self.directory)}"
@@ -197,10 +192,6 @@ class Log:
                 advice=advice,
                 resumable=is_of_disk(problem),
             ) from None
-        self.write_media()
-        if self.tracker is not None:
-            with self.tracking():
-                self.tracker.log(row)
 
     def attach(self, send: Callable[[Tracker], None]) -> None:
         """Call `send` with the tracker, if any, to send more than rows, such as the model.
@@ -254,12 +245,5 @@ class Log:
         if tracker is None:
             return []
         with self.tracking():
-            tracker.finish(self.latest if summary is None else summary, exit_code)
+            tracker.finish(self.pending_row.latest if summary is None else summary, exit_code)
         return tracker.commands
-
-    def state_dict(self) -> LogState:
-        return {"latest": self.latest, "pending": self.pending}
-
-    def load_state_dict(self, state: LogState) -> None:
-        self.latest = state["latest"]
-        self.pending = state["pending"]

@@ -1,6 +1,6 @@
 """The texts that a run prints: its plan, progress and evaluation lines, and a table at the end.
 
-The progress bar, and the limit on the number of progress lines, are in `common.console`.
+The progress bar, and the limit on the number of progress lines, are in `common.console.display`.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ from common.metric_names import (
 from common.objective import PREFIXES, Objective, Split
 from common.output.tables import print_facts
 from common.run_directory.records import RunConfig
-from common.system.machine import is_main_rank
+from common.system.launch_variables import is_main_rank
 from common.system.platforms import limits
 from common.system.wording import counted
 from common.track.names import METRICS, metric_named, precision_name

@@ -23,10 +23,8 @@ from common.system.devices import (
     default_device,
     is_cpu_asked_for,
 )
-from common.system.machine import (
-    cpu_threads,
-    name_interface,
-)
+from common.system.network import name_interface
+from common.system.processor import cpu_threads
 from common.training.averaging import ddp_options
 from common.training.launcher_checks import (
     launching,

@@ -27,7 +27,7 @@ from common.models.compile import as_written, is_compiled
 from common.output.tables import print_table
 from common.ranks.agreement import gather_numbers
 from common.system.devices import empty_cache, is_accelerator, synchronize_stream
-from common.system.machine import is_main_rank
+from common.system.launch_variables import is_main_rank
 from common.training.evaluation import keep_buffers
 from common.training.out_of_memory import one_sample_advice, placed_bytes
 
@@ -232,6 +232,25 @@ def refuse_unfit_loss(
         )
     if processes == 1:
         return
+    collective = collective_in_loss(model, loader, compute_loss)
+    if collective is not None:
+        raise UserError(
+            (
+                "--auto-batch-size can't be used, because compute_loss communicates with other "
+                f"processes ({collective}), while each process tries sizes on its own"
+            ),
+            advice=(
+                "pass --no-auto-batch-size, and --batch-size N; a run that was started with "
+                "--auto-batch-size keeps this flag, so resume it in one process"
+            ),
+        )
+
+
+def collective_in_loss(model: nn.Module, loader: Loader, compute_loss: ComputeLoss) -> str | None:
+    """Return the first operation of the loss that communicates with other processes, if any.
+
+    The loss is computed on two samples. The model keeps its buffers, and has no gradients.
+    """
     # The call below changes buffers, such as batch norm's statistics.
     put_buffers_back = keep_buffers(model)
     batch = loader.batch_of(torch.arange(min(2, len(loader.samples))))
@@ -241,17 +260,7 @@ def refuse_unfit_loss(
         loss.backward()
     model.zero_grad()
     put_buffers_back()
-    if finder.name is not None:
-        raise UserError(
-            (
-                "--auto-batch-size can't be used, because compute_loss communicates with other "
-                f"processes ({finder.name}), while each process tries sizes on its own"
-            ),
-            advice=(
-                "pass --no-auto-batch-size, and --batch-size N; a run that was started with "
-                "--auto-batch-size keeps this flag, so resume it in one process"
-            ),
-        )
+    return finder.name
 
 
 def batch_norm_sentence(model: nn.Module, before: int, now: int) -> str | None:

@@ -11,7 +11,13 @@ from common.failures.error_causes import is_lost_process
 from common.failures.outcomes import outcome_of
 from common.failures.sentences import cause_text
 from common.system.devices import USE_CPU_VARIABLE
-from common.system.machine import FALSE_WORDS, TRUE_WORDS, local_world_size, rank, world_size
+from common.system.launch_variables import (
+    FALSE_WORDS,
+    TRUE_WORDS,
+    local_world_size,
+    rank,
+    world_size,
+)
 from common.system.wording import counted
 
 LAUNCH = (

@@ -1,4 +1,7 @@
-"""How many updates a run makes, after which of them it evaluates and saves, and where it stands."""
+"""The plan of a run: how many updates it makes, and after which it logs, evaluates and saves.
+
+The intervals and the learning-rate schedule follow from the length, so one object has all three.
+"""
 
 import math
 from collections.abc import Mapping
@@ -32,7 +35,7 @@ class EpochSize(Protocol):
 
 
 class Plan:
-    """A run's length and intervals, in optimizer updates."""
+    """A run's length, intervals and learning-rate schedule, in optimizer updates."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """How far a run has come, and how long it took: the part `progress` of a checkpoint.
 
-The progress bar is in `common.console`.
+The progress bar is in `common.console.display`.
 """
 
 import time

@@ -14,7 +14,7 @@ from typing import Any
 from torch.distributed import PrefixStore, Store
 from torch.distributed.rendezvous import register_rendezvous_handler, rendezvous
 
-from common.system.machine import count_of
+from common.system.launch_variables import count_of
 
 SCHEME = "attempt"  # the scheme of the URL, and the beginning of the keys in the store
 RESTARTS = "TORCHELASTIC_RESTART_COUNT"  # how often torchrun has restarted the processes

@@ -8,7 +8,7 @@ rows of each weight.
 
 import copy
 import os
-from collections.abc import Iterable, Iterator, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from operator import is_
 from types import MethodType
@@ -210,21 +210,15 @@ class ShardingAccelerator(Accelerator):
         meta_tensors = deepcopy_memo(model, empty_tensors)
         # `copy.deepcopy` adds entries to its memo, so it gets a copy of this one.
         self.skeletons[model] = copy.deepcopy(model, dict(meta_tensors))
-        sharded_places = [place for place in parameter_places(model) if is_sharded(place.parameter)]
-        for place in sharded_places:
-            meta_tensor = meta_tensors[id(place.parameter)]
-            assert isinstance(meta_tensor, nn.Parameter)
-            place.dictionary[place.name] = meta_tensor
         assert self.shard_precision is not None  # `shard_over_ranks` was called
-        for module in (*layers_of(model), model):
-            fully_shard(
-                module,
-                mesh=self.mesh,
-                mp_policy=self.shard_precision,
-                reshard_after_forward=True,
-            )
-        for place in sharded_places:
-            place.dictionary[place.name] = place.parameter
+        with sharded_parameters_replaced(model, meta_tensors):
+            for module in (*layers_of(model), model):
+                fully_shard(
+                    module,
+                    mesh=self.mesh,
+                    mp_policy=self.shard_precision,
+                    reshard_after_forward=True,
+                )
         # `prepare` gives these parameters to the optimizers.
         for name, parameter in model.named_parameters():
             self.sharded_parameters[original_parameters[name]] = parameter
@@ -324,6 +318,25 @@ class ParameterPlace(NamedTuple):
     dictionary: dict[str, nn.Parameter | None]  # the parameters of one module, by name
     name: str
     parameter: nn.Parameter
+
+
+@contextmanager
+def sharded_parameters_replaced(
+    model: nn.Module, replacements: Mapping[int, torch.Tensor]
+) -> Iterator[None]:
+    """Replace the parameters that are sharded already while the block runs.
+
+    Args:
+        replacements: the parameters to put in their places, by the `id` of the replaced ones.
+    """
+    sharded_places = [place for place in parameter_places(model) if is_sharded(place.parameter)]
+    for place in sharded_places:
+        replacement = replacements[id(place.parameter)]
+        assert isinstance(replacement, nn.Parameter)
+        place.dictionary[place.name] = replacement
+    yield
+    for place in sharded_places:
+        place.dictionary[place.name] = place.parameter
 
 
 def parameter_places(model: nn.Module) -> list[ParameterPlace]:

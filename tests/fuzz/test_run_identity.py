@@ -524,7 +524,7 @@ def _in_this_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("common.checkpoints.store.threading.Thread", Inline)
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     monkeypatch.setattr("common.run_directory.directory.time.sleep", lambda seconds: None)
-    monkeypatch.setattr("common.console.print", lambda *_, **__: None, raising=False)
+    monkeypatch.setattr("common.console.messages.print", lambda *_, **__: None, raising=False)
 
 
 def test_runs_stay_apart(thorough: bool) -> None:

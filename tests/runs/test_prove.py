@@ -8,13 +8,9 @@ import pytest
 
 from common.tools.prove.command import main
 from common.tools.prove.comparison import UPDATES, updates_of
-from common.tools.prove.observation import (
-    Interrupted,
-    MicroBatch,
-    ObservedRun,
-    read_launches,
-)
 from common.tools.prove.receipt import read_receipt
+from common.tools.prove.records.observed_run import ObservedRun, read_launches
+from common.tools.prove.records.run_records import Interrupted, MicroBatch
 from tests.launch import REPOSITORY
 from tests.unit.data.test_parquet import images_folder
 

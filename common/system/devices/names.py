@@ -2,9 +2,10 @@
 
 import torch
 
-from common.system import machine
 from common.system.devices.backend import call_with_device
 from common.system.devices.selection import is_accelerator
+from common.system.platforms import usable_cores
+from common.system.processor import processor_name
 
 
 def device_name(device: torch.device) -> str:
@@ -13,6 +14,6 @@ def device_name(device: torch.device) -> str:
     An accelerator that does not report a name is called by its type and the machine's processor.
     """
     if not is_accelerator(device):
-        return f"{machine.processor_name()}, {machine.usable_cores()} cores"
+        return f"{processor_name()}, {usable_cores()} cores"
     name = call_with_device(device, "get_device_name", "get_name")
-    return str(name) if name else f"{device.type} of {machine.processor_name()}"
+    return str(name) if name else f"{device.type} of {processor_name()}"

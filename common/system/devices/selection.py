@@ -5,7 +5,7 @@ import os
 import torch
 
 from common.system.devices.trials import UNSUPPORTED_ERRORS
-from common.system.machine import TRUE_WORDS
+from common.system.launch_variables import TRUE_WORDS
 
 # A variable that users may set, and that `accelerate launch` sets to a word for yes or no.
 USE_CPU_VARIABLE = "ACCELERATE_USE_CPU"

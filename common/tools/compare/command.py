@@ -39,7 +39,7 @@ def main(words: Sequence[str] | None = None) -> None:
     output_format.add_argument("--json", action="store_true", help="print everything as JSON")
     arguments = parser.parse_args(words)
     # The import is here, because --help should not wait for pydantic.
-    from common.tools.compare.output import Options, write_comparison
+    from common.tools.compare.output_formats import Options, write_comparison
 
     chosen_format: Literal["text", "markdown", "json"] = "text"
     if arguments.json:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from rich.markup import escape
 
-from common.console import CONSOLE
+from common.console.messages import CONSOLE
 from common.metric_names import MFU, OTHER_CPU, TRAINING_SECONDS
 from common.output.tables import markdown_table, print_table
 from common.system.printable import printable

@@ -1,7 +1,7 @@
 """Verdicts on the differences between groups: better, worse, or not distinguishable."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -310,13 +310,18 @@ def verdict_lines(
     if further_pairs:
         lines.append(further_pairs_text(further_pairs, source_of_all))
     if left_out:
-        baselines = {baseline for baseline, _ in left_out}
-        from_baseline = f" from {baselines.pop()}" if len(baselines) == 1 else ""
-        lines.append(
-            f"{len(left_out)} differences{from_baseline} can't be judged, because a "
-            "single run does not show what is chance: repeat these runs with several seeds"
-        )
+        lines.append(single_runs_text(left_out))
     return lines
+
+
+def single_runs_text(pairs: Collection[tuple[str, str]]) -> str:
+    """Return the sentence that stands for pairs of a baseline and a group with a single run."""
+    baselines = {baseline for baseline, _ in pairs}
+    from_baseline = f" from {baselines.pop()}" if len(baselines) == 1 else ""
+    return (
+        f"{len(pairs)} differences{from_baseline} can't be judged, because a single run does not "
+        "show what is chance: repeat these runs with several seeds"
+    )
 
 
 def further_pairs_text(further_pairs: Sequence[Sequence[GroupVerdict]], source_of_all: str) -> str:

@@ -10,12 +10,8 @@ from common.system.platforms import command_line
 from common.tools.prove.flags import ProofFlags, flag_words, merged, parse_flags
 from common.tools.prove.launch_plan import PlannedInterruption, ProbePlan
 from common.tools.prove.launching import LaunchResult, launch, launch_warm, observed_command
-from common.tools.prove.observation import (
-    Interrupted,
-    ObservedLaunch,
-    ObservedRun,
-    read_launches,
-)
+from common.tools.prove.records.observed_run import ObservedLaunch, ObservedRun, read_launches
+from common.tools.prove.records.run_records import Interrupted
 from common.tools.prove.warm import WarmProcess
 from common.tools.recipe import Recipe
 

@@ -4,15 +4,13 @@ from collections.abc import Mapping
 
 from common.tools.prove.bench import Cause
 from common.tools.prove.differences import Difference, Subject
-from common.tools.prove.observation import (
+from common.tools.prove.records.observed_run import ObservedLaunch, ObservedRun, differing_keys
+from common.tools.prove.records.run_records import (
     OF_RECIPE,
     Description,
     EvaluationBatch,
     MicroBatch,
-    ObservedLaunch,
-    ObservedRun,
     ValueType,
-    differing_keys,
 )
 
 MAX_CAUSES = 4  # the most causes that a check names

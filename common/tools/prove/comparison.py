@@ -20,14 +20,9 @@ from common.tools.prove.instruments.updates import (
     LATER_WEIGHTS,
 )
 from common.tools.prove.launch_plan import PlannedInterruption
-from common.tools.prove.notes import MixingModule, OptimizerStep, SampleMixing
-from common.tools.prove.observation import (
-    MicroBatch,
-    ObservedEvaluation,
-    ObservedRun,
-    Recorded,
-    differing_keys,
-)
+from common.tools.prove.records.instrument_records import MixingModule, OptimizerStep, SampleMixing
+from common.tools.prove.records.observed_run import ObservedRun, differing_keys
+from common.tools.prove.records.run_records import MicroBatch, ObservedEvaluation, Recorded
 
 INSTRUMENTS = tuple(
     f"common.tools.prove.instruments.{name}"

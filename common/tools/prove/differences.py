@@ -5,13 +5,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from common.tools.prove.observation import (
+from common.tools.prove.records.observed_run import ObservedLaunch, ObservedRun
+from common.tools.prove.records.run_records import (
     EvaluationBatch,
     Finished,
     MicroBatch,
     ObservedEvaluation,
-    ObservedLaunch,
-    ObservedRun,
     Recorded,
     Saved,
 )

@@ -13,8 +13,8 @@ from common.checkpoints import store
 from common.run_directory.records import Receipt
 from common.storage.files import UNFINISHED
 from common.tools.prove.launch_plan import PlannedInterruption
-from common.tools.prove.observation import Interrupted
-from common.tools.prove.observed import Manner
+from common.tools.prove.records.base import Manner
+from common.tools.prove.records.run_records import Interrupted
 from common.tools.prove.session import Session
 
 RunFacts = dict[str, JsonValue]  # the facts about the run that a checkpoint stores
@@ -23,7 +23,7 @@ RunFacts = dict[str, JsonValue]  # the facts about the run that a checkpoint sto
 class Interrupter:
     """Interrupts a run once: kills all ranks, as a power cut would, or asks the run to stop.
 
-    The observers call the methods at the points where a run may be interrupted.
+    `RunObserver` calls the methods at the points where a run may be interrupted.
     """
 
     def __init__(self, session: Session, planned: PlannedInterruption | None) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from common.tools.prove.observed import Manner
+from common.tools.prove.records.base import Manner
 
 PLAN_VARIABLE = "ACCELERATE_RECIPES_PROBE"
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import NamedTuple, TypeVar
 
-from common.tools.prove.notes import EvaluationLoss, OutcomeColumns
+from common.tools.prove.records.instrument_records import EvaluationLoss, OutcomeColumns
 
 CORRECT_TOLERANCE = 1e-4  # relative; the recipe computes in fp32
 # Relative. A mistake explains a logged figure only if it gives that figure within this tolerance.

@@ -22,7 +22,7 @@ from common.tools.prove.comparison import (
     weight_distance,
 )
 from common.tools.prove.instruments.updates import COMPARED_UPDATE
-from common.tools.prove.observation import ObservedRun
+from common.tools.prove.records.observed_run import ObservedRun
 
 # Relative. Within it, a ratio of gradient norms counts as equal to a number.
 RATIO_TOLERANCE = 0.02

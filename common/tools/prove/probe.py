@@ -1,7 +1,7 @@
 """Runs a recipe under observation: `python common/tools/prove/probe.py RECIPE FLAGS...`.
 
-The recipe is not edited. Observers wrap the methods of its run, in this process only. The bench
-starts this script, and passes the plan in an environment variable.
+The recipe is not edited. `RunObserver` wraps the methods of its run, in this process only. The
+bench starts this script, and passes the plan in an environment variable.
 """
 
 import os
@@ -10,22 +10,22 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-from common.system.machine import rank
+from common.system.launch_variables import rank
 from common.tools.prove.few_samples import limit_samples
 from common.tools.prove.interrupting import Interrupter
 from common.tools.prove.launch_plan import ProbePlan, plan_of_this_process
-from common.tools.prove.observers import Observers
+from common.tools.prove.run_observer import RunObserver
 from common.tools.prove.session import Session
 
 
 def observe(plan: ProbePlan) -> None:
-    """Limit the samples, and install the observers and instruments, as a plan says."""
+    """Limit the samples, and install the observer and the instruments, as a plan says."""
     session = Session(plan.path, plan.launch, rank())
     # A planned kill ends all ranks, and the bench ends any that remain. Both read the process ids.
     process_file = plan.path / f"launch-{plan.launch}-rank-{session.rank}.pid"
     process_file.write_text(str(os.getpid()), encoding="utf-8")
     limit_samples(plan.training_samples, plan.evaluation_samples)
-    Observers(session, Interrupter(session, plan.interruption), plan.is_observed).install()
+    RunObserver(session, Interrupter(session, plan.interruption), plan.is_observed).install()
     for instrument in plan.instruments:
         import_module(instrument).install(session)
 

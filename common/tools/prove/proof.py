@@ -9,13 +9,14 @@ from tempfile import mkdtemp
 
 import torch
 
-from common.console import CONSOLE, say
+from common.console import say
+from common.console.messages import CONSOLE
 from common.errors import UserError
 from common.failures.sentences import writing
 from common.run_directory.provenance import saved_attempts
 from common.run_directory.stored_run import StoredRun
 from common.storage.digests import sha256_of_file
-from common.system.machine import current_time
+from common.system.clock import current_time
 from common.system.platforms import command_line, shown_path
 from common.tools.prove import receipt as receipts
 from common.tools.prove.bench import Bench, Check, RunFailedError, RunSpec, Verdict

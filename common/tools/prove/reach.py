@@ -15,8 +15,8 @@ from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.scheduler import AcceleratedScheduler
 from torch import nn
 
-from common.tools.prove.observation import OF_RECIPE
 from common.tools.prove.own_code import callers, is_own_frame, is_own_module
+from common.tools.prove.records.run_records import OF_RECIPE
 from common.tools.prove.value_search import ReachableValues, ValueSearch
 
 

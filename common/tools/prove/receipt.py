@@ -8,8 +8,8 @@ from common.errors import UserError
 from common.run_directory.records import Environment, Record, read_record
 from common.storage.json_files import write_json
 from common.system.git import ask_git, commit_of
-from common.system.machine import processor_name
 from common.system.platforms import usable_cores
+from common.system.processor import processor_name
 
 FORMAT = 1  # the version of the receipt's structure
 

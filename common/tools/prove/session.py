@@ -1,4 +1,4 @@
-"""The state that observers and instruments share in an observed process."""
+"""The state that the observer and the instruments share in an observed process."""
 
 import functools
 from collections.abc import Callable
@@ -9,8 +9,7 @@ from typing import BinaryIO
 
 from common.data.loader import Loader
 from common.run import Run
-from common.tools.prove.observation import line_of
-from common.tools.prove.observed import Observed, Phase
+from common.tools.prove.records.base import ObservedRecord, Phase, line_of
 
 
 @dataclass
@@ -18,7 +17,7 @@ class Session:
     """The observation of one launch on one rank.
 
     An instrument is a module with a function `install(session)`, which the probe calls before the
-    recipe runs. It wraps functions with `wrap`, and writes the records of `notes` with `write`.
+    recipe runs. It wraps functions with `wrap`, and writes an `InstrumentRecord` with `write`.
     """
 
     folder: Path  # the folder of the observed run
@@ -81,7 +80,7 @@ class Session:
                 return split
         return ""
 
-    def write(self, record: Observed) -> None:
+    def write(self, record: ObservedRecord) -> None:
         """Write a record at once, so that a kill does not lose it."""
         if self.file is None:
             path = self.folder / f"launch-{self.launch}-rank-{self.rank}.jsonl"

@@ -10,7 +10,8 @@ from statistics import median
 from common.tools.prove.bench import Bench, RunSpec
 from common.tools.prove.flags import as_words
 from common.tools.prove.instruments.memory import MEASURED_EVERY
-from common.tools.prove.observation import ObservedRun, Recorded
+from common.tools.prove.records.observed_run import ObservedRun
+from common.tools.prove.records.run_records import Recorded
 
 MAX_UPDATES = 60
 MIN_UPDATES = 40

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 
 from common.tools.prove.bench import Cause
 from common.tools.prove.checked_figures import CheckedFigures
-from common.tools.prove.notes import TrainingLoss
-from common.tools.prove.observation import ObservedLaunch, ObservedRun, Recorded
 from common.tools.prove.outcomes import known_name
+from common.tools.prove.records.instrument_records import TrainingLoss
+from common.tools.prove.records.observed_run import ObservedLaunch, ObservedRun
+from common.tools.prove.records.run_records import Recorded
 
 SHARE_TOLERANCE = 1e-4  # relative, for shares of samples
 # Relative. The loop may compute distances in the precision of the model, such as bf16.

@@ -19,8 +19,8 @@ from common.checkpoints.state import Stateful
 from common.config import TrainingConfig
 from common.data.samples import Data, Samples
 from common.tools.prove.digests import PLAIN_TYPES, digest_of_state
-from common.tools.prove.observation import Description, ValueType
 from common.tools.prove.own_code import is_own_module
+from common.tools.prove.records.run_records import Description, ValueType
 
 MAX_VALUES = 20_000  # the most values that a search visits
 MAX_ITEMS = 2_000  # the most items of a container whose items are visited one by one

@@ -32,7 +32,7 @@ from common.system.platforms import (
     start_in_own_group,
 )
 
-LIBRARIES = ("common.run", "common.tools.prove.observers", "common.tools.prove.probe")
+LIBRARIES = ("common.run", "common.tools.prove.run_observer", "common.tools.prove.probe")
 
 
 class LaunchRequest(TypedDict):

@@ -8,14 +8,15 @@ from pathlib import Path
 
 import torch
 
-from common.console import CONSOLE, say, warn
+from common.console import say, warn
+from common.console.messages import CONSOLE
 from common.errors import UserError
 from common.failures.sentences import writing
 from common.run_directory.provenance import machine_facts
 from common.run_directory.records import CONFIG
 from common.storage.digests import sha256_of_file
+from common.system.clock import current_time
 from common.system.devices import device_name
-from common.system.machine import current_time
 from common.system.platforms import command_line, shown_path
 from common.tools.launching.launched_run import LaunchedRun
 from common.tools.launching.stopping import stoppable
@@ -252,18 +253,27 @@ def train(
             advice=advice_to_repeat(past),
         )
     new = read_past_run(output)
-    if new.stored.is_complete or is_far_enough(output, past):
-        return new
-    if new.stored.status.status == "failed" and past.stored.status.status == "failed" and new.rows:
-        say(f"both runs failed; the new one: {run.reason()}")
-        return new
+    if not (new.stored.is_complete or is_far_enough(output, past)):
+        refuse_early_end(new, past, run.reason())
+    return new
+
+
+def refuse_early_end(new: PastRun, past: PastRun, reason: str) -> None:
+    """Raise a `UserError` if the new run ended too early; if both runs failed, say so instead.
+
+    Args:
+        reason: why the new run ended.
+    """
+    new_status = new.stored.status.status
+    past_status = past.stored.status.status
+    if new_status == "failed" and past_status == "failed" and new.rows:
+        say(f"both runs failed; the new one: {reason}")
+        return
     advice = advice_to_repeat(past)
-    if (
-        new.stored.status.status == "preempted"
-    ):  # a signal stopped it, so nothing needs to be mended
+    if new_status == "preempted":  # a signal stopped it, so nothing needs to be mended
         advice = "repeat the command, which continues the new run"
     raise UserError(
-        f"the new run ended at update {new.last_step} of {past.last_step}: {run.reason()}",
+        f"the new run ended at update {new.last_step} of {past.last_step}: {reason}",
         advice=advice,
     )
 

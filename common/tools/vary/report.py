@@ -72,10 +72,7 @@ def report(
     text = markdown_report(title, all_warnings, arranged(rows), all_lines)
     write_text(directory / "table.md", text)
     if has_repetitions(comparison):
-        for column, runs in enumerate(finished.values(), start=1):  # column 0 has the headings
-            # Cut the ratio to the first variant off: it says nothing in the card of one model.
-            cells = [[row[0], row[column].partition(" (")[0]] for row in rows]
-            add_to_cards(runs, "\n".join(markdown_table(cells)))
+        add_means_to_cards(finished, rows)
     plot_comparison(comparison, directory / "picture.png")
     say(f"table: {shown_path(directory / 'table.md')}, with picture.png beside it")
 
@@ -208,6 +205,19 @@ def markdown_report(
     paragraphs = [line.strip() for line in conclusions]
     parts = [title, *quoted_warnings, table, *paragraphs]
     return "\n\n".join(parts) + "\n"
+
+
+def add_means_to_cards(finished: Mapping[str, Sequence[str]], rows: Sequence[Row]) -> None:
+    """Write the means of each variant into the model cards of its runs.
+
+    Args:
+        finished: directories of the finished runs, by variant.
+        rows: the table of means. The first column has the headings, and each variant has a column.
+    """
+    for column, runs in enumerate(finished.values(), start=1):
+        # Cut the ratio to the first variant off: it says nothing in the card of one model.
+        cells = [[row[0], row[column].partition(" (")[0]] for row in rows]
+        add_to_cards(runs, "\n".join(markdown_table(cells)))
 
 
 def add_to_cards(runs: Sequence[str], table: str) -> None:

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from optuna.distributions import CategoricalDistribution
 
-from common.console import CONSOLE, say
+from common.console import say
+from common.console.messages import CONSOLE
 from common.errors import UserError
 from common.flags import check_number
 from common.run_directory.status import current_status

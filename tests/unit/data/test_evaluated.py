@@ -17,9 +17,9 @@ from common.config import TrainingConfig
 from common.data.cache import Prepared, PreparedFacts
 from common.data.evaluated import EvaluatedModel, TrainedOn, is_same_place, own_configuration
 from common.data.images import ImageData, load_images
-from common.data.prepared import check_as_trained, with_labels_of
 from common.data.sources import DataSource, find_named, for_evaluation
 from common.data.text import TextData, load_text
+from common.data.unseen_samples import check_as_trained, with_labels_of
 from common.errors import UserError
 from tests.local_data import sentences, write_csv
 from tests.unit.data.loading import images, refusal, text

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from common import console
+from common.console import messages
 from common.output.standard_streams import ignore_lost_output, without_native_messages
 
 
@@ -27,8 +27,8 @@ def test_output_that_fails_ends_no_run(monkeypatch: pytest.MonkeyPatch, broken: 
         patch.setattr("sys.stdout", io.TextIOWrapper(open(writer, "wb"), encoding="utf-8"))  # noqa: SIM115
         ignore_lost_output()
         for _ in range(3):
-            console.say("x" * 10_000)
-            console.CONSOLE.print("a table")
+            messages.say("x" * 10_000)
+            messages.CONSOLE.print("a table")
     assert_output_fails(broken)
 
 
@@ -96,8 +96,8 @@ def test_letters_that_the_terminal_lacks_are_escaped(monkeypatch: pytest.MonkeyP
     with monkeypatch.context() as patch:
         patch.setattr("sys.stdout", io.TextIOWrapper(written, encoding="ascii"))
         ignore_lost_output()
-        console.say("ü")
-        console.CONSOLE.print("日")
+        messages.say("ü")
+        messages.CONSOLE.print("日")
         assert written.getvalue() == b"\\xfc\n\\u65e5\n"
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common import console
+from common.console import messages
 from common.errors import UserError
 from common.system.printable import MAX_LINE_LENGTH, printable
 from common.system.text_secrets import has_secret, without_secrets, without_tokens
@@ -68,10 +68,10 @@ def test_printed_and_recorded_text_is_escaped(
 ) -> None:
     """The example clears a terminal."""
     kept: list[str] = []
-    monkeypatch.setattr(console, "LINE_LISTENERS", [kept.append])
-    console.say("run \x1b[2J")
-    console.warn("run \x1b[2J")
-    console.log_line("run \x1b[2J")
+    monkeypatch.setattr(messages, "LINE_LISTENERS", [kept.append])
+    messages.say("run \x1b[2J")
+    messages.warn("run \x1b[2J")
+    messages.log_line("run \x1b[2J")
     assert capsys.readouterr().out == "run \\x1b[2J\n" * 2
     assert kept == ["run \\x1b[2J"] * 3
 

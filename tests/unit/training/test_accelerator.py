@@ -19,7 +19,7 @@ from benchmarks.harness.ports import free_port
 from common.config import TrainingConfig
 from common.errors import UserError
 from common.system.devices import is_cpu_asked_for
-from common.system.machine import FALSE_WORDS, TRUE_WORDS
+from common.system.launch_variables import FALSE_WORDS, TRUE_WORDS
 from common.track import facts
 from common.training import accelerator, launcher_checks
 from common.training.precision import running_precision, set_kernels

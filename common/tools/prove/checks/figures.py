@@ -16,9 +16,10 @@ from common.run_directory.stored_run import StoredRun
 from common.tools.prove.bench import Bench, Cause, Check, Verdict, failed_verdict
 from common.tools.prove.checked_figures import CheckedFigures, has_outcomes, numbers_in_words
 from common.tools.prove.comparison import run_with_layout, update_layouts
-from common.tools.prove.notes import EvaluationLoss, LogInterval, TrainingMode
-from common.tools.prove.observation import ObservedEvaluation, ObservedRun, Recorded
 from common.tools.prove.outcomes import SplitPass, check_figure, split_passes_of
+from common.tools.prove.records.instrument_records import EvaluationLoss, LogInterval, TrainingMode
+from common.tools.prove.records.observed_run import ObservedRun
+from common.tools.prove.records.run_records import ObservedEvaluation, Recorded
 from common.tools.prove.steady import steady_run
 from common.tools.prove.training_losses import ADVICE_OF_LOSS, checked_losses
 from common.tools.prove.training_metrics import checked_metrics

@@ -11,7 +11,8 @@ from common.tools.prove.margins import (
     ObjectiveValue,
     improvement,
 )
-from common.tools.prove.observation import ObservedEvaluation, ObservedRun
+from common.tools.prove.records.observed_run import ObservedRun
+from common.tools.prove.records.run_records import ObservedEvaluation
 
 LONGER_FACTOR = 4  # the longer run has this many times the updates of the first run
 EVALUATION_SAMPLES = 513  # the most of each split; more than in other runs, for a smaller margin

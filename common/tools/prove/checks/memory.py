@@ -6,8 +6,8 @@ from itertools import pairwise
 from statistics import median
 
 from common.tools.prove.bench import Bench, Check, Verdict
-from common.tools.prove.notes import GrowingTensors, MemoryInUse
-from common.tools.prove.observation import ObservedRun
+from common.tools.prove.records.instrument_records import GrowingTensors, MemoryInUse
+from common.tools.prove.records.observed_run import ObservedRun
 from common.tools.prove.steady import eventful_run, steady_run
 
 MEBIBYTE = 2**20

@@ -24,8 +24,6 @@ from common.tools.prove.comparison import (
 )
 from common.tools.prove.instruments.updates import COMPARED_UPDATE
 from common.tools.prove.launch_plan import PlannedInterruption
-from common.tools.prove.notes import SampleMixing
-from common.tools.prove.observation import ObservedRun
 from common.tools.prove.pairs import (
     RunPair,
     cause_of_figures,
@@ -36,6 +34,8 @@ from common.tools.prove.pairs import (
     is_near,
     values_in_words,
 )
+from common.tools.prove.records.instrument_records import SampleMixing
+from common.tools.prove.records.observed_run import ObservedRun
 
 STOPPED_AFTER = COMPARED_UPDATE - 1  # the resumed run makes the compared update
 KILLED_AFTER = COMPARED_UPDATE + 2  # later than the checkpoint after update 3

@@ -6,8 +6,9 @@ from common.tools.prove.bench import Bench, Check, RunSpec, Verdict, failed_verd
 from common.tools.prove.causes import causes_after_resume
 from common.tools.prove.differences import first_difference
 from common.tools.prove.launch_plan import PlannedInterruption
-from common.tools.prove.observation import Interrupted, ObservedEvaluation, ObservedRun, Saved
-from common.tools.prove.observed import Manner
+from common.tools.prove.records.base import Manner
+from common.tools.prove.records.observed_run import ObservedRun
+from common.tools.prove.records.run_records import Interrupted, ObservedEvaluation, Saved
 from common.tools.prove.results import Results, differences_of_results
 
 MANNERS: tuple[Manner, ...] = ("update", "update", "save", "evaluation", "stop")

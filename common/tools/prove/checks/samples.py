@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from common.tools.prove.bench import Bench, Cause, Check, RunFailedError, Verdict, failed_verdict
 from common.tools.prove.checks.resuming import interrupted_spec
 from common.tools.prove.comparison import run_with_layout, update_layouts
-from common.tools.prove.notes import MissingRows, UnusedRows
-from common.tools.prove.observation import (
+from common.tools.prove.records.instrument_records import MissingRows, UnusedRows
+from common.tools.prove.records.observed_run import ObservedLaunch, ObservedRun
+from common.tools.prove.records.run_records import (
     EvaluationBatch,
     MicroBatch,
     ObservedEvaluation,
-    ObservedLaunch,
-    ObservedRun,
     Recorded,
 )
 

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from common.tools.prove.bench import Bench, Check, RunSpec, Verdict
 from common.tools.prove.flags import as_words
-from common.tools.prove.notes import Wait
-from common.tools.prove.observation import ObservedRun
+from common.tools.prove.records.instrument_records import Wait
+from common.tools.prove.records.observed_run import ObservedRun
 
 UPDATES = 12
 LOG_EVERY = 4

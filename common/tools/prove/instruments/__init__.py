@@ -1,1 +1,1 @@
-"""Observers for single checks, in addition to those of all runs; see `prove.session`."""
+"""Observers for single checks, in addition to `RunObserver`; see `prove.session`."""

@@ -12,7 +12,7 @@ from torch import nn
 
 from common.measure.meters import Meters
 from common.run import Run
-from common.tools.prove.notes import LogInterval
+from common.tools.prove.records.instrument_records import LogInterval
 from common.tools.prove.session import Session
 
 

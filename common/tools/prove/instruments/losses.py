@@ -23,8 +23,13 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from common.data.loader import Loader
 from common.data.samples import BatchesWithWork
 from common.data.workers import MicroBatches
-from common.tools.prove.notes import EvaluationLoss, OutcomeColumns, TrainingLoss, TrainingMode
 from common.tools.prove.outcomes import FIGURE_FUNCTIONS, outcomes_of_columns
+from common.tools.prove.records.instrument_records import (
+    EvaluationLoss,
+    OutcomeColumns,
+    TrainingLoss,
+    TrainingMode,
+)
 from common.tools.prove.session import Session
 
 CLASS_LOSSES = ("cross_entropy", "nll_loss")

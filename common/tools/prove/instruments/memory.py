@@ -20,7 +20,7 @@ from common.checkpoints.shards import is_sharded
 from common.run import Run
 from common.system.devices import allocated_bytes
 from common.tools.prove.instruments.holders import holder_of
-from common.tools.prove.notes import GrowingTensors, MemoryInUse
+from common.tools.prove.records.instrument_records import GrowingTensors, MemoryInUse
 from common.tools.prove.session import Session
 
 MEASURED_EVERY = 5  # updates; each measured update has a log line, where the run adds up its values

@@ -17,7 +17,7 @@ from torch.utils import _pytree as tree
 from common.data.loader import Loader
 from common.data.samples import BatchesWithWork
 from common.run import Run
-from common.tools.prove.notes import MissingRows, UnusedRows
+from common.tools.prove.records.instrument_records import MissingRows, UnusedRows
 from common.tools.prove.session import Session
 
 

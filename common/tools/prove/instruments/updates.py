@@ -16,7 +16,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from common.checkpoints.adapters import bare_optimizer
 from common.checkpoints.shards import is_sharded
 from common.run import Run
-from common.tools.prove.notes import OptimizerStep, SampleMixing
+from common.tools.prove.records.instrument_records import OptimizerStep, SampleMixing
 from common.tools.prove.session import Session
 from common.training.unequal_weights import networks_of
 

@@ -40,7 +40,7 @@ from common.lifecycle.evaluations import Evaluations
 from common.measure.value_checks import Metrics
 from common.run import Run
 from common.system.installed_code import is_in_standard_library, is_installed
-from common.tools.prove.notes import Wait
+from common.tools.prove.records.instrument_records import Wait
 from common.tools.prove.session import Session
 
 # The arguments of any function of torch; each function has types of its own.

@@ -21,7 +21,7 @@ from common.run_directory.records import RunConfig
 from common.tools.compare.command import main
 from common.tools.compare.comparison import compare
 from common.tools.compare.figures import FIGURES
-from common.tools.compare.output import as_json
+from common.tools.compare.output_formats import as_json
 from common.tools.compare.readers import read_runs, record_of
 from common.tools.compare.table import as_markdown, notes, show, table_cells, warnings
 from common.track.facts import decided_otherwise

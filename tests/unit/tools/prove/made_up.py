@@ -7,18 +7,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
-from common.tools.prove.notes import OptimizerStep, SampleMixing
-from common.tools.prove.observation import (
-    AnyObserved,
+from common.tools.prove.records.base import ObservedRecord, Phase
+from common.tools.prove.records.instrument_records import OptimizerStep, SampleMixing
+from common.tools.prove.records.observed_run import AnyObservedRecord, ObservedLaunch, ObservedRun
+from common.tools.prove.records.run_records import (
     EvaluationBatch,
     MicroBatch,
     ObservedEvaluation,
-    ObservedLaunch,
-    ObservedRun,
     Recorded,
     Started,
 )
-from common.tools.prove.observed import Observed, Phase
 
 
 def started(
@@ -121,9 +119,9 @@ def evaluated(
 
 
 def run_with(
-    *ranks: Sequence[Observed],
+    *ranks: Sequence[ObservedRecord],
     directory: Path = Path("nowhere"),
-    later: Sequence[Sequence[Observed]] = (),
+    later: Sequence[Sequence[ObservedRecord]] = (),
     rows: Sequence[Mapping[str, float]] | None = None,
     summary: Mapping[str, float] | None = None,
 ) -> ObservedRun:
@@ -139,7 +137,7 @@ def run_with(
     launches = []
     for number, records_of_ranks in enumerate((ranks, later)):
         for rank, records in enumerate(records_of_ranks):
-            observed = cast("tuple[AnyObserved, ...]", tuple(records))
+            observed = cast("tuple[AnyObservedRecord, ...]", tuple(records))
             launches.append(ObservedLaunch(number, rank, observed))
     if rows is not None:
         text = "".join(json.dumps(row) + "\n" for row in rows)

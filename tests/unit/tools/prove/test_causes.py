@@ -10,14 +10,9 @@ from hypothesis import strategies as st
 
 from common.tools.prove.causes import cause_of_lost, causes_after_resume, causes_of_repeat
 from common.tools.prove.differences import first_difference
-from common.tools.prove.observation import (
-    OF_RECIPE,
-    Description,
-    MicroBatch,
-    ObservedLaunch,
-    ValueType,
-)
-from tests.unit.tools.prove.observed import UPDATES, changed, launch, run
+from common.tools.prove.records.observed_run import ObservedLaunch
+from common.tools.prove.records.run_records import OF_RECIPE, Description, MicroBatch, ValueType
+from tests.unit.tools.prove.made_up_trainings import UPDATES, changed, launch, run
 
 DESCRIBED = {
     "ema": Description(type="stateful", text="Average with state_dict, local variable of main()"),

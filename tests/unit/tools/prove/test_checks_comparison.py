@@ -15,10 +15,10 @@ from common.tools.prove.bench import RunFailedError
 from common.tools.prove.checks import accumulation, processes
 from common.tools.prove.comparison import UpdateLayout, updates_of
 from common.tools.prove.instruments.updates import FIRST_WEIGHTS, LATER_WEIGHTS
-from common.tools.prove.notes import MixingModule, SampleMixing
-from common.tools.prove.observation import ObservedRun
-from common.tools.prove.observed import Observed
 from common.tools.prove.pairs import RunPair
+from common.tools.prove.records.base import ObservedRecord
+from common.tools.prove.records.instrument_records import MixingModule, SampleMixing
+from common.tools.prove.records.observed_run import ObservedRun
 from tests.unit.tools.prove.made_up import (
     evaluated,
     micro_batch,
@@ -55,7 +55,7 @@ def run_with_layout(
     save_file({"model.weight": torch.full((2,), weights)}, directory / LATER_WEIGHTS)
     ranks = []
     for _ in range(way.processes):
-        records: list[Observed] = [
+        records: list[ObservedRecord] = [
             started(accumulation=way.accumulation),
             mixing or sample_mixing(),
         ]

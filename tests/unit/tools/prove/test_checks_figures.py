@@ -25,9 +25,6 @@ from common.tools.prove.checks.figures import (
     verdict_of,
 )
 from common.tools.prove.instruments.losses import means_of_outputs
-from common.tools.prove.notes import EvaluationLoss, LogInterval, TrainingLoss, TrainingMode
-from common.tools.prove.observation import ObservedRun
-from common.tools.prove.observed import Observed
 from common.tools.prove.outcomes import (
     FIGURE_FUNCTIONS,
     SampleOutcome,
@@ -36,6 +33,14 @@ from common.tools.prove.outcomes import (
     macro_f1,
     split_passes_of,
 )
+from common.tools.prove.records.base import ObservedRecord
+from common.tools.prove.records.instrument_records import (
+    EvaluationLoss,
+    LogInterval,
+    TrainingLoss,
+    TrainingMode,
+)
+from common.tools.prove.records.observed_run import ObservedRun
 from common.tools.prove.training_losses import checked_losses
 from common.tools.prove.training_metrics import checked_metrics
 from tests.unit.tools.prove.made_up import evaluated, recorded, run_with, started
@@ -183,9 +188,9 @@ def test_logged_figures_are_checked(tmp_path: Path) -> None:
 
 def run_that_records(*factors: float, world_size: int = 1, accumulation: int = 1) -> ObservedRun:
     """Return a run that computes losses, and records a sum of their multiples."""
-    ranks: list[list[Observed]] = []
+    ranks: list[list[ObservedRecord]] = []
     for rank in range(world_size):
-        records: list[Observed] = [started(world_size=world_size, accumulation=accumulation)]
+        records: list[ObservedRecord] = [started(world_size=world_size, accumulation=accumulation)]
         for step, value in enumerate([3.0, 2.0, 1.5]):
             total = 0.0
             for number, factor in enumerate(factors):
@@ -234,7 +239,7 @@ def test_loss_that_is_divided_by_the_accumulation_is_explained() -> None:
 
 def test_rows_are_means_of_what_was_recorded(tmp_path: Path) -> None:
     """Each row covers two updates, and the metric has different numbers of elements."""
-    records: list[Observed] = [started()]
+    records: list[ObservedRecord] = [started()]
     for step, loss in enumerate([1.0, 3.0, 5.0, 7.0]):
         records.append(recorded(step, loss=loss, metrics={"hits": (step, step + 1)}))
     rows = [
@@ -257,7 +262,7 @@ def test_rows_and_summaries_may_have_null_and_a_torn_end(
     data: st.DataObject, tmp_path: Path
 ) -> None:
     """A run stores NaN and infinities as null. Null for a figure that is finite is wrong."""
-    records: list[Observed] = [started(), evaluation_loss([0, 1], [1, 2])]
+    records: list[ObservedRecord] = [started(), evaluation_loss([0, 1], [1, 2])]
     rows: list[dict[str, float | None]] = []
     has_wrong_null = []  # by row
     for step in (2, 4):

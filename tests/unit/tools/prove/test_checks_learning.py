@@ -18,9 +18,9 @@ from common.tools.prove.margins import (
     ObjectiveValue,
     improvement,
 )
-from common.tools.prove.observation import AnyObserved, ObservedLaunch, ObservedRun
 from common.tools.prove.outcomes import SampleOutcome, SplitPass
-from tests.unit.tools.prove.observed import evaluated, run, started
+from common.tools.prove.records.observed_run import AnyObservedRecord, ObservedLaunch, ObservedRun
+from tests.unit.tools.prove.made_up_trainings import evaluated, run, started
 
 ACCURACY = Objective("accuracy", "max")
 SAMPLES = 400
@@ -46,7 +46,7 @@ class MadeUpBench:
 def observed_run(accuracies: Sequence[float]) -> ObservedRun:
     """Return a run whose first accuracy is that before training."""
     sizes = {"train": 14, "validation": SAMPLES}
-    records: list[AnyObserved] = [started().model_copy(update={"split_sizes": sizes})]
+    records: list[AnyObservedRecord] = [started().model_copy(update={"split_sizes": sizes})]
     for number, accuracy in enumerate(accuracies):
         phase = "validation" if number else "rehearsal"
         records.append(evaluated(number, accuracy, phase))

@@ -15,7 +15,7 @@ from common.tools.prove.checks import memory
 from common.tools.prove.checks.memory import MAX_GROWTH, MEBIBYTE, verdict_of
 from common.tools.prove.instruments.holders import holder_of
 from common.tools.prove.instruments.memory import bytes_in_use, live_tensors, storage_bytes
-from common.tools.prove.notes import GrowingTensors, MemoryInUse
+from common.tools.prove.records.instrument_records import GrowingTensors, MemoryInUse
 from tests.unit.tools.prove.made_up import run_with
 
 KEPT: list[torch.Tensor] = []

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import pytest
 
 from common.tools.prove.checks.samples import causes_of, completed_epochs
-from common.tools.prove.notes import MissingRows, UnusedRows
-from common.tools.prove.observation import ObservedRun
-from common.tools.prove.observed import Observed
+from common.tools.prove.records.base import ObservedRecord
+from common.tools.prove.records.instrument_records import MissingRows, UnusedRows
+from common.tools.prove.records.observed_run import ObservedRun
 from tests.unit.tools.prove.made_up import (
     evaluated,
     evaluation_batch,
@@ -28,9 +28,9 @@ EPOCHS = (
 )
 
 
-def training(updates: Sequence[tuple[int, int, Sequence[int]]] = EPOCHS) -> list[Observed]:
+def training(updates: Sequence[tuple[int, int, Sequence[int]]] = EPOCHS) -> list[ObservedRecord]:
     """Return the records of updates: number, epoch and samples."""
-    records: list[Observed] = [started()]
+    records: list[ObservedRecord] = [started()]
     for step, epoch, samples in updates:
         records += [micro_batch(step, samples=samples, epoch=epoch), recorded(step)]
     return records
@@ -59,9 +59,9 @@ def test_missing_samples_are_counted() -> None:
     assert "epoch 2 used 7 of 10 training samples, and only 2 may be left out" in sentence
 
 
-def rank_of_two(updates: Sequence[tuple[int, int, Sequence[int]]]) -> list[Observed]:
+def rank_of_two(updates: Sequence[tuple[int, int, Sequence[int]]]) -> list[ObservedRecord]:
     """Return the records of one of two processes, each with 2 of the 4 samples of an update."""
-    records: list[Observed] = [started(batch_size=2, world_size=2)]
+    records: list[ObservedRecord] = [started(batch_size=2, world_size=2)]
     for step, epoch, samples in updates:
         records += [micro_batch(step, samples=samples, epoch=epoch), recorded(step)]
     return records
@@ -99,7 +99,11 @@ def test_update_repeated_with_other_samples_is_named() -> None:
 
 
 def test_batch_that_is_not_recorded_is_named() -> None:
-    records: list[Observed] = [started(), micro_batch(0), micro_batch(0, samples=(4, 5, 6, 7))]
+    records: list[ObservedRecord] = [
+        started(),
+        micro_batch(0),
+        micro_batch(0, samples=(4, 5, 6, 7)),
+    ]
     run = run_with([*records, recorded(0)])
     assert "took a batch for update 1 and did not record it: 4 samples" in sentences(run)[0]
 

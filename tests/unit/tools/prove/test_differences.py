@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.tools.prove.differences import COMPARED_FIELDS, first_difference
-from common.tools.prove.observation import AnyObserved, ObservedLaunch
-from tests.unit.tools.prove.observed import UPDATES, changed, evaluated, launch, run, saved
+from common.tools.prove.records.observed_run import AnyObservedRecord, ObservedLaunch
+from tests.unit.tools.prove.made_up_trainings import UPDATES, changed, evaluated, launch, run, saved
 
 REFERENCE = run(launch(0))
 OTHERS = {
@@ -82,7 +82,7 @@ def test_saves_before_and_after_an_evaluation_are_told_apart(first_step: int) ->
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_loss_that_is_not_finite_equals_itself(value: float) -> None:
-    twice: list[AnyObserved] = []
+    twice: list[AnyObservedRecord] = []
     runs = []
     for _ in range(2):
         other, record = changed(launch(0), 2, loss=float(str(value)))

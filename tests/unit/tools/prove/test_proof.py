@@ -29,7 +29,6 @@ from common.tools.prove.flags import (
     parse_flags,
     proof_flags,
 )
-from common.tools.prove.observation import RECORD, line_of, read_launches
 from common.tools.prove.proof import has_passed, proven_code
 from common.tools.prove.receipt import (
     FORMAT,
@@ -40,11 +39,13 @@ from common.tools.prove.receipt import (
     read_receipt,
     write_receipt,
 )
+from common.tools.prove.records.base import line_of
+from common.tools.prove.records.observed_run import RECORD, read_launches
 from common.tools.prove.report import badge, rows_of_checks, show_report
 from common.tools.rows import first_differing_row
 from tests.git_repository import commit_all
 from tests.launch import REPOSITORY
-from tests.unit.tools.prove.observed import (
+from tests.unit.tools.prove.made_up_trainings import (
     UPDATES,
     evaluated,
     launch,

@@ -1,4 +1,4 @@
-"""How ranks agree to stop, and what ends a run."""
+"""How ranks agree to stop or on a failed checkpoint, and what ends a run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import errno
 import itertools
 import os
 import signal
-import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,8 +15,10 @@ import torch
 
 from common.checkpoints.store import OtherRankError, SaveFailure
 from common.errors import Preempted, ReplacedDirectoryError, TrainingError
-from common.training import stop
-from common.training.stop import StopAgreement, StopRequest
+from common.system.platforms import STOP_SIGNALS
+from common.training import stop_agreement
+from common.training.stop_agreement import StopAgreement
+from common.training.stop_request import StopRequest
 
 
 def no_request() -> StopRequest:
@@ -30,7 +31,9 @@ def no_request() -> StopRequest:
 def test_ranks_agree_about_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     """This holds from the second check on, even if the duration of updates changes."""
     clock = 0.0
-    monkeypatch.setattr("common.training.stop.time", SimpleNamespace(perf_counter=lambda: clock))
+    monkeypatch.setattr(
+        "common.training.stop_agreement.time", SimpleNamespace(perf_counter=lambda: clock)
+    )
     ranks: Any = SimpleNamespace(
         num_processes=2, device=torch.device("cpu"), reduce=lambda mine, _: 2 * mine
     )
@@ -53,7 +56,7 @@ def test_ranks_agree_on_the_age_of_a_checkpoint(monkeypatch: pytest.MonkeyPatch)
     """The clock of rank 0 decides, in the row that ranks exchange anyway."""
     clock = 0.0
     sent: list[torch.Tensor] = []  # the row of rank 0
-    monkeypatch.setattr(stop, "time", SimpleNamespace(perf_counter=lambda: clock))
+    monkeypatch.setattr(stop_agreement, "time", SimpleNamespace(perf_counter=lambda: clock))
 
     def reduce_on_rank_zero(row: torch.Tensor, reduction: str) -> torch.Tensor:
         sent[:] = [row]
@@ -74,7 +77,7 @@ def test_ranks_agree_on_the_age_of_a_checkpoint(monkeypatch: pytest.MonkeyPatch)
 
     def check(step: int) -> list[bool]:
         for rank, agreement in enumerate(agreements):
-            monkeypatch.setattr(stop, "is_main_rank", lambda rank=rank: rank == 0)
+            monkeypatch.setattr(stop_agreement, "is_main_rank", lambda rank=rank: rank == 0)
             agreement.check(step)
         return [agreement.is_checkpoint_old for agreement in agreements]
 
@@ -83,7 +86,7 @@ def test_ranks_agree_on_the_age_of_a_checkpoint(monkeypatch: pytest.MonkeyPatch)
         agreement.note_checkpoint()
     agreements[1].saved_at = -1000.0  # another clock
     assert check(2) == [False, False]
-    clock = stop.CHECKPOINT_SECONDS - 1
+    clock = stop_agreement.CHECKPOINT_SECONDS - 1
     assert check(3) == [False, False]
     clock += 2
     assert check(4) == [True, True]
@@ -124,7 +127,9 @@ def test_rank_that_failed_names_the_cause(monkeypatch: pytest.MonkeyPatch) -> No
     """Rank 0 only knows that another rank failed. That rank knows why."""
     waiting = SaveFailure.of(OtherRankError("rank 1 is at fault"), rank=0)
     cause = SaveFailure.of(OSError(errno.ENOSPC, "could not write its part"), rank=1)
-    monkeypatch.setattr(stop, "gather_from_ranks", lambda accelerator, failure: [failure, cause])
+    monkeypatch.setattr(
+        stop_agreement, "gather_from_ranks", lambda accelerator, failure: [failure, cause]
+    )
     two: Any = SimpleNamespace(num_processes=2)
     with pytest.raises(TrainingError, match=r"rank 1: .*could not write its part") as error:
         StopAgreement(two, Path("runs/a"), lambda: None, no_request()).raise_failure(waiting)
@@ -143,7 +148,7 @@ def test_replaced_directory_cannot_be_resumed() -> None:
         agreement.raise_failure(SaveFailure.of(OSError(words), rank=0))
 
 
-@pytest.mark.parametrize("number", stop.STOP_SIGNALS)
+@pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_only_sigint_counts_as_ctrl_c(number: int) -> None:
     """The run's folder may be called SIGINT, and another signal stop the run."""
     alone: Any = SimpleNamespace(num_processes=1)
@@ -154,18 +159,3 @@ def test_only_sigint_counts_as_ctrl_c(number: int) -> None:
     with pytest.raises(Preempted) as stopped:
         agreement.stop(3)
     assert stopped.value.is_by_ctrl_c == (number == signal.SIGINT)
-
-
-def test_signal_handlers_are_restored_and_threads_set_none() -> None:
-    """A notebook has handlers of its own, and a thread may not set any."""
-    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
-    request = StopRequest(acts_on_signals=True)
-    assert signal.getsignal(signal.SIGTERM) == request.receive
-    request.release()
-    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
-    requests: list[StopRequest] = []
-    thread = threading.Thread(target=lambda: requests.append(StopRequest(acts_on_signals=True)))
-    thread.start()
-    thread.join()
-    assert requests[0].reason is None
-    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before

@@ -1,69 +1,11 @@
-"""This process's rank, world size and CPU threads; the machine's cores, network and clock."""
+"""The processor: its name and kind, and how many threads and cores a process takes."""
 
 import os
 import platform
-import socket
-from contextlib import suppress
-from datetime import UTC, datetime
 from pathlib import Path
 
+from common.system.launch_variables import local_world_size
 from common.system.platforms import usable_cores
-
-# Words for yes in the environment, which Accelerate reads in the same way.
-TRUE_WORDS = ("1", "true", "yes", "on", "y", "t")
-FALSE_WORDS = ("0", "false", "no", "off", "n", "f")
-
-
-def count_of(name: str, default: int) -> int:
-    """Return an integer from the environment, or the default if it is missing or malformed.
-
-    Its range is not checked.
-    """
-    try:
-        return int(os.environ.get(name, default))
-    except ValueError:
-        return default
-
-
-def rank() -> int:
-    return count_of("RANK", 0)
-
-
-def is_main_rank() -> bool:
-    """Whether this process is rank 0, which prints and writes for the whole job."""
-    return rank() == 0
-
-
-def world_size() -> int:
-    return count_of("WORLD_SIZE", 1)
-
-
-def local_world_size() -> int:
-    return max(1, count_of("LOCAL_WORLD_SIZE", 1))
-
-
-def several_machines() -> bool:
-    return world_size() > local_world_size()
-
-
-def name_interface() -> None:
-    """Set GLOO_SOCKET_IFNAME to the network interface that leads to the first machine.
-
-    Otherwise gloo might choose the loopback, over which other machines can't be reached. A job on
-    one machine needs no interface. A value that the user has set stays.
-    """
-    import psutil
-
-    if not several_machines() or "GLOO_SOCKET_IFNAME" in os.environ:
-        return
-    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((os.environ.get("MASTER_ADDR", ""), 1))  # chooses a route, sends nothing
-        own_address = probe.getsockname()[0]
-        if own_address.startswith("127."):  # this is the first machine, reached by its own name
-            return
-        for name, addresses in psutil.net_if_addrs().items():
-            if any(address.address == own_address for address in addresses):
-                os.environ["GLOO_SOCKET_IFNAME"] = name
 
 
 def cpu_threads(requested: int | None = None) -> int:
@@ -127,8 +69,3 @@ def cpu_info() -> dict[str, str]:
         name, _, value = line.partition(":")
         info[name.strip()] = value.strip()
     return info
-
-
-def current_time() -> str:
-    """Return the time in UTC, to the second, in ISO 8601."""
-    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Iterator
 
 import pytest
 
 from common.system.platforms import STOP_SIGNALS
-from common.training.stop import StopRequest
+from common.training.stop_request import StopRequest
 
 
 @pytest.fixture(autouse=True)
@@ -39,3 +40,18 @@ def test_sighup_is_a_request_to_stop_unless_ignored() -> None:
         request = StopRequest(acts_on_signals)
         os.kill(os.getpid(), signal.SIGHUP)
         assert request.reason is None
+
+
+def test_signal_handlers_are_restored_and_threads_set_none() -> None:
+    """A notebook has handlers of its own, and a thread may not set any."""
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    request = StopRequest(acts_on_signals=True)
+    assert signal.getsignal(signal.SIGTERM) == request.receive
+    request.release()
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+    requests: list[StopRequest] = []
+    thread = threading.Thread(target=lambda: requests.append(StopRequest(acts_on_signals=True)))
+    thread.start()
+    thread.join()
+    assert requests[0].reason is None
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before

@@ -2,10 +2,10 @@
 
 from typing import Literal
 
-from common.tools.prove.observed import Observed, Phase
+from common.tools.prove.records.base import ObservedRecord, Phase
 
 
-class Note(Observed):
+class InstrumentRecord(ObservedRecord):
     """A record that an instrument has written."""
 
     step: int  # the number of updates before it
@@ -14,7 +14,7 @@ class Note(Observed):
 # Updates
 
 
-class SampleMixing(Note):
+class SampleMixing(InstrumentRecord):
     """The batch norms, which mix the samples of a micro-batch, and whether the loss does so too."""
 
     kind: Literal["sample_mixing"] = "sample_mixing"
@@ -22,14 +22,14 @@ class SampleMixing(Note):
     couples_samples: bool  # whether the recipe declares that its loss couples samples
 
 
-class MixingModule(Note):
+class MixingModule(InstrumentRecord):
     """A module other than batch norm mixes samples within a micro-batch."""
 
     kind: Literal["mixing_module"] = "mixing_module"
     module: str  # the class name
 
 
-class OptimizerStep(Note):
+class OptimizerStep(InstrumentRecord):
     """An optimizer is about to make an update."""
 
     kind: Literal["optimizer_step"] = "optimizer_step"
@@ -41,7 +41,7 @@ class OptimizerStep(Note):
 # Losses and evaluations
 
 
-class TrainingLoss(Note):
+class TrainingLoss(InstrumentRecord):
     """A function of torch has computed a loss in training."""
 
     kind: Literal["training_loss"] = "training_loss"
@@ -52,7 +52,7 @@ class TrainingLoss(Note):
     means: dict[str, float] = {}
 
 
-class OutcomeColumns(Observed):
+class OutcomeColumns(ObservedRecord):
     """Values for each sample of a batch that follow from the model's outputs; None if unknown."""
 
     hits: list[float] | None = None  # shares of a sample's elements that are classified correctly
@@ -64,7 +64,7 @@ class OutcomeColumns(Observed):
     classes: int = 0
 
 
-class EvaluationLoss(Note):
+class EvaluationLoss(InstrumentRecord):
     """A function of torch has computed a loss for a batch of an evaluation."""
 
     kind: Literal["evaluation_loss"] = "evaluation_loss"
@@ -78,7 +78,7 @@ class EvaluationLoss(Note):
     of_samples: OutcomeColumns = OutcomeColumns()
 
 
-class TrainingMode(Note):
+class TrainingMode(InstrumentRecord):
     """A layer that behaves differently in training was in training mode in an evaluation."""
 
     kind: Literal["training_mode"] = "training_mode"
@@ -90,7 +90,7 @@ class TrainingMode(Note):
 # Rows of a batch
 
 
-class UnusedRows(Note):
+class UnusedRows(InstrumentRecord):
     """The positions of a micro-batch on which its loss does not depend."""
 
     kind: Literal["unused_rows"] = "unused_rows"
@@ -98,7 +98,7 @@ class UnusedRows(Note):
     unused: list[int]  # positions in the micro-batch
 
 
-class MissingRows(Note):
+class MissingRows(InstrumentRecord):
     """The model got fewer samples than the batch has."""
 
     kind: Literal["missing_rows"] = "missing_rows"
@@ -109,7 +109,7 @@ class MissingRows(Note):
 # Time and memory
 
 
-class LogInterval(Note):
+class LogInterval(InstrumentRecord):
     """The time between two log lines with only updates between them.
 
     `step` is the update of the later log line.
@@ -120,7 +120,7 @@ class LogInterval(Note):
     seconds: float
 
 
-class MemoryInUse(Note):
+class MemoryInUse(InstrumentRecord):
     """The memory in use after an update, in bytes; None where it can't be measured."""
 
     kind: Literal["memory"] = "memory"
@@ -131,7 +131,7 @@ class MemoryInUse(Note):
     tensor_bytes: int
 
 
-class GrowingTensors(Note):
+class GrowingTensors(InstrumentRecord):
     """Tensors of one dtype and shape whose number keeps growing."""
 
     kind: Literal["growing"] = "growing"
@@ -142,7 +142,7 @@ class GrowingTensors(Note):
     holder: str  # the variable that holds them, in words
 
 
-class Wait(Note):
+class Wait(InstrumentRecord):
     """The loop has waited for the device."""
 
     kind: Literal["wait"] = "wait"

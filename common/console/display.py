@@ -1,61 +1,22 @@
-"""What the terminal shows, on rank 0 only: the progress bar, progress lines, and messages.
+"""The display of a run's progress on rank 0: the progress bar, or printed progress lines.
 
 The texts of progress lines are composed in `common.track.report`.
 """
 
 import atexit
 import contextlib
-import gc
-import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from types import FrameType
 
 from rich import progress
-from rich.console import Console
 from rich.live import Live
 
-from common.system.machine import is_main_rank, rank
-from common.system.printable import printable
+from common.console.messages import CONSOLE, log_line, say
+from common.system.launch_variables import is_main_rank
 
-CONSOLE = Console(highlight=False, soft_wrap=True)
 LIBRARIES = ("torch", "accelerate", "transformers", "datasets", "wandb")  # slow imports
-LAUNCHER_TRACEBACKS = (
-    "the launcher may now print KeyboardInterrupt or SignalException, which is not an error"
-)
-# Functions that get each line of rank 0, besides the terminal.
-LINE_LISTENERS: list[Callable[[str], None]] = []
-
-
-def say(message: str, style: str | None = None) -> None:
-    """On rank 0, print a line, above the bar if there is one, and pass it to `LINE_LISTENERS`."""
-    if is_main_rank():
-        message = printable(message)
-        log_line(message)
-        if CONSOLE.is_terminal:
-            CONSOLE.print(message, markup=False, style=style)
-        else:
-            print(message, flush=True)  # as rich would print it, in a tenth of the time
-
-
-def warn(message: str, *, every_rank: bool = False) -> None:
-    """Print a warning: on rank 0, or with `every_rank` on each rank that calls this."""
-    if every_rank and not is_main_rank():
-        print(f"rank {rank()}: {printable(message)}", flush=True)
-    else:
-        say(message, style="yellow")
-
-
-def log_line(line: str) -> None:
-    """Pass a line to all of `LINE_LISTENERS`, such as the run's log, without printing it."""
-    line = printable(line)
-    for listener in LINE_LISTENERS:
-        listener(line)
-
-
 # The log lines that a run may print: so many at once, and so many more with each second.
 LINES_AT_ONCE = 100
 LINES_PER_SECOND = 5
@@ -189,26 +150,3 @@ class Display:
 
 
 DISPLAY = Display()
-
-
-def begin() -> None:
-    """Prepare a recipe's process for its imports, which take seconds.
-
-    - A terminal shows which library is being loaded.
-    - Ctrl-C ends the program with one sentence, until the run handles signals itself.
-    - A current directory that no longer exists ends the program with one sentence.
-    - At exit, Python skips a garbage collection that would take a second and free nothing.
-    """
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        message = f"stopped by Ctrl-C before the first update; {LAUNCHER_TRACEBACKS}"
-        raise SystemExit(message if is_main_rank() else 1)
-
-    signal.signal(signal.SIGINT, stop)
-    try:
-        os.getcwd()
-    except OSError:  # otherwise torch's libraries would end the process, without advice
-        message = "error: the current directory was removed: change to a folder that exists"
-        raise SystemExit(message if is_main_rank() else 1) from None
-    atexit.register(gc.freeze)
-    DISPLAY.begin()

@@ -1,8 +1,8 @@
-"""The observers of a run, which record its batches, random states, losses and weights.
+"""The observer of a run, which records its batches, random states, losses and weights.
 
-They wrap the methods of the run that a recipe calls, and the loaders. They draw no random numbers
-and change no state, so an observed run trains with the same bits as any other. Only the rehearsal
-differs: it reads all samples. The observers read every tensor, which waits for the device, so runs
+It wraps the methods of the run that a recipe calls, and the loaders. It draws no random numbers and
+changes no state, so an observed run trains with the same bits as any other. Only the rehearsal
+differs: it reads all samples. The observer reads every tensor, which waits for the device, so runs
 that measure speed or memory, or need only the results, leave these records out.
 """
 
@@ -28,7 +28,9 @@ from common.measure.value_checks import Measured, Metrics
 from common.run import Run
 from common.tools.prove.digests import digest_of_state, generator_digests
 from common.tools.prove.interrupting import Interrupter
-from common.tools.prove.observation import (
+from common.tools.prove.reach import Reach
+from common.tools.prove.records.base import Phase
+from common.tools.prove.records.run_records import (
     Description,
     EvaluationBatch,
     Finished,
@@ -38,23 +40,21 @@ from common.tools.prove.observation import (
     Saved,
     Started,
 )
-from common.tools.prove.observed import Phase
-from common.tools.prove.reach import Reach
 from common.tools.prove.session import Session
 
 Loss = torch.Tensor | float
 NUMERIC = (int, float, torch.Tensor, np.ndarray, np.number, np.bool_)
 
 
-class Observers:
-    """The observers in one process."""
+class RunObserver:
+    """Observes the run in one process."""
 
     def __init__(self, session: Session, interrupter: Interrupter, is_observed: bool) -> None:
         """Prepare to observe.
 
         Args:
-            is_observed: whether to write the records that read tensors. If not, the observers
-                write only the start, the figures of evaluations, an interruption and the end.
+            is_observed: whether to write the records that read tensors. If not, the observer
+                writes only the start, the figures of evaluations, an interruption and the end.
         """
         self.session = session
         self.interrupter = interrupter

@@ -1,7 +1,7 @@
-"""Chooses which samples of prepared data a run uses, in training and in evaluation.
+"""Chooses the samples of a run that only evaluates: those that its model has not seen in training.
 
-A run that only evaluates must not use samples on which its model was trained. So it finds out which
-samples the training run held out, or that no known run was trained on the data.
+Such a run finds out which samples the training run held out, or that no known run was trained on
+the data. A run that trains uses all prepared data.
 """
 
 from collections.abc import Callable, Mapping
@@ -32,7 +32,7 @@ class Preparation(Generic[FactsType]):
         return cached(source, self.prepare, self.version, self.names, self.settings)
 
 
-def prepared(
+def prepared_samples(
     source: DataSource,
     prepare: Callable[..., FactsType],
     version: str,

@@ -1,7 +1,13 @@
-"""What a run does after its updates.
+"""Refuses flags that were set and that nothing has used by the end of the first update.
 
-It logs the figures of each log interval. After the first update, it refuses flags that nothing
-used.
+Otherwise, the user would believe in an effect that a flag does not have. Four modules share the
+work, because no single one can tell for every flag:
+
+- `common.command_line.flag_reads` notes which flags code has read so far.
+- `common.command_line.flag_uses` finds the lines of the recipe that may use a flag later.
+- This module asks both after the first update, and refuses the flags that neither knows.
+- `common.data.unused_flags` refuses flags on data, as soon as the data are loaded. The library
+  reads all of them to find the data, so reading is no use; a data set states those that it uses.
 """
 
 from pathlib import Path
@@ -9,38 +15,10 @@ from pathlib import Path
 from common.command_line.flag_reads import unread_flags, unused_flag_error
 from common.command_line.flag_uses import find_flag_uses
 from common.console import say
-from common.errors import UserError
 from common.flags import spelled
-from common.lifecycle.stages import Context, KeptParts
-from common.metric_names import TRAINING_LOSS
+from common.lifecycle.stages import Context
 from common.ranks.agreement import gather_from_ranks
 from common.run_directory.records import Flags
-from common.training.rates import learning_rates
-
-
-def log_interval(context: Context, kept: KeptParts) -> None:
-    """Add the figures of the interval that ends here to the row of the current step.
-
-    Raises:
-        TrainingError: an update had non-finite gradients, or the loss is NaN.
-        UserError: the recipe recorded a metric under a name that the run uses itself, or the run's
-            directory no longer belongs to this run.
-    """
-    context.directory.require_ownership(max_age=1.0)
-    values = context.meters.interval()
-    context.guard.check(context.progress.global_step, values.get(TRAINING_LOSS, 0.0))
-    own_values = {**context.guard.figures(), **learning_rates(kept.optimizers)}
-    names_in_both = sorted(values.keys() & own_values.keys())
-    if names_in_both:
-        name = names_in_both[0]
-        raise UserError(
-            (
-                f"run.record got the metric {name.removeprefix('train/')!r}, but the run itself "
-                f"already logs {name}"
-            ),
-            advice="give the metric another name",
-        )
-    context.logs.interval({**values, **own_values})
 
 
 def refuse_unread_flags(context: Context, stated_flags: Flags) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from common.models.views import Views
+from common.models.test_time_augmentation import Views
 
 
 class Recorder(nn.Module):

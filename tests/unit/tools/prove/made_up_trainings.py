@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from common.tools.prove.observation import (
-    AnyObserved,
+from common.tools.prove.records.observed_run import AnyObservedRecord, ObservedLaunch, ObservedRun
+from common.tools.prove.records.run_records import (
     Description,
     MicroBatch,
     ObservedEvaluation,
-    ObservedLaunch,
-    ObservedRun,
     Recorded,
     Saved,
     Started,
@@ -86,7 +84,7 @@ def saved(step: int) -> Saved:
 
 def launch(number: int, first: int = 0, end: int = UPDATES, rank: int = 0) -> ObservedLaunch:
     """Return a launch that makes the updates from `first` to `end` - 1."""
-    records: list[AnyObserved] = [started(first)]
+    records: list[AnyObservedRecord] = [started(first)]
     for step in range(first, end):
         records += [micro_batch(step), recorded(step)]
         if (step + 1) % 3 == 0:
@@ -100,7 +98,7 @@ def run(*launches: ObservedLaunch) -> ObservedRun:
 
 def changed(
     source: ObservedLaunch, position: int, **values: object
-) -> tuple[ObservedLaunch, AnyObserved]:
+) -> tuple[ObservedLaunch, AnyObservedRecord]:
     """Return a launch with changed values in one of its records, and this record."""
     record = source.records[position].model_copy(update=values)
     records = (*source.records[:position], record, *source.records[position + 1 :])

@@ -1,4 +1,4 @@
-"""Write a comparison as text or JSON, and as a picture or a web page if the user wants them."""
+"""Writes a comparison in the chosen formats: text, Markdown or JSON, a picture, a web page."""
 
 import json
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from common.console import CONSOLE
+from common.console.messages import CONSOLE
 from common.storage.json_files import json_safe
 from common.tools.compare.comparison import Comparison, compare
 from common.tools.compare.readers import read_runs

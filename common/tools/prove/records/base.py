@@ -1,4 +1,4 @@
-"""The base class of all records that an observed run writes, and types that they share."""
+"""The base class of all records of an observed run, their form in a file, and shared types."""
 
 from typing import Literal
 
@@ -11,10 +11,15 @@ Phase = Literal["rehearsal", "validation", "final"]
 Manner = Literal["update", "save", "evaluation", "stop"]
 
 
-class Observed(BaseModel):
+class ObservedRecord(BaseModel):
     """A record of an observed run. Values must have the declared types."""
 
     # JSON has no NaN and no infinities, but a loss or a figure may be one. Write them as constants.
     model_config = ConfigDict(
         frozen=True, strict=True, extra="forbid", ser_json_inf_nan="constants"
     )
+
+
+def line_of(record: ObservedRecord) -> bytes:
+    """Return a record as a line of its file."""
+    return record.model_dump_json().encode() + b"\n"

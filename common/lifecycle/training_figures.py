@@ -1,0 +1,31 @@
+"""Logs the figures of training since the last log line, with gradients and learning rates."""
+
+from common.errors import UserError
+from common.lifecycle.stages import Context, KeptParts
+from common.metric_names import TRAINING_LOSS
+from common.training.rates import learning_rates
+
+
+def log_interval(context: Context, kept: KeptParts) -> None:
+    """Add the figures of the interval that ends here to the row of the current step.
+
+    Raises:
+        TrainingError: an update had non-finite gradients, or the loss is NaN.
+        UserError: the recipe recorded a metric under a name that the run uses itself, or the run's
+            directory no longer belongs to this run.
+    """
+    context.directory.require_ownership(max_age=1.0)
+    values = context.meters.interval()
+    context.guard.check(context.progress.global_step, values.get(TRAINING_LOSS, 0.0))
+    own_values = {**context.guard.figures(), **learning_rates(kept.optimizers)}
+    names_in_both = sorted(values.keys() & own_values.keys())
+    if names_in_both:
+        name = names_in_both[0]
+        raise UserError(
+            (
+                f"run.record got the metric {name.removeprefix('train/')!r}, but the run itself "
+                f"already logs {name}"
+            ),
+            advice="give the metric another name",
+        )
+    context.logs.interval({**values, **own_values})

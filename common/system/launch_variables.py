@@ -1,0 +1,39 @@
+"""The variables that a launcher sets: this process's rank, and the number of processes."""
+
+import os
+
+# Words for yes in the environment, which Accelerate reads in the same way.
+TRUE_WORDS = ("1", "true", "yes", "on", "y", "t")
+FALSE_WORDS = ("0", "false", "no", "off", "n", "f")
+
+
+def count_of(name: str, default: int) -> int:
+    """Return an integer from the environment, or the default if it is missing or malformed.
+
+    Its range is not checked.
+    """
+    try:
+        return int(os.environ.get(name, default))
+    except ValueError:
+        return default
+
+
+def rank() -> int:
+    return count_of("RANK", 0)
+
+
+def is_main_rank() -> bool:
+    """Whether this process is rank 0, which prints and writes for the whole job."""
+    return rank() == 0
+
+
+def world_size() -> int:
+    return count_of("WORLD_SIZE", 1)
+
+
+def local_world_size() -> int:
+    return max(1, count_of("LOCAL_WORLD_SIZE", 1))
+
+
+def several_machines() -> bool:
+    return world_size() > local_world_size()

@@ -1,0 +1,126 @@
+"""The records of a run and its loop that `RunObserver` writes, in every observed run."""
+
+from typing import Literal
+
+from common.tools.prove.records.base import Manner, ObservedRecord, Phase
+
+
+class Started(ObservedRecord):
+    """`run.start` has returned: the run is ready for its loop, and has restored any checkpoint."""
+
+    kind: Literal["started"] = "started"
+    step: int  # the number of updates that the restored checkpoint has; 0 without one
+    world_size: int
+    total_steps: int
+    updates_per_epoch: int
+    samples_per_update: int  # over all ranks
+    batch_size: int  # samples in a micro-batch of one rank
+    accumulation: int
+    device: str
+    precision: str
+    split_sizes: dict[str, int]  # the number of samples that this proof uses, by split
+    validation_split: str
+    test_split: str
+    parts: list[str]  # the names that the recipe passed to `run.keep`
+    modules: dict[str, int]  # how many modules of each class the kept networks have
+
+
+# The types of reachable values that need different advice.
+ValueType = Literal["generator", "buffer", "network", "stateful", "file", "text", "other"]
+
+
+OF_RECIPE = "global variable of the recipe"  # ends the text of such a value's `Description`
+
+
+class Description(ObservedRecord):
+    """The description of a value that the recipe can reach."""
+
+    type: ValueType
+    text: str  # its class and the variable that it belongs to, in words
+
+
+class MicroBatch(ObservedRecord):
+    """`run.batches` is about to give a batch to the loop. All digests are from this moment.
+
+    `state` and `parts` are read only at the first micro-batch of an update. They hold only entries
+    that have changed since the previous `MicroBatch` of the launch. `ObservedLaunch.micro_batches`
+    adds the others.
+    """
+
+    kind: Literal["micro_batch"] = "micro_batch"
+    step: int  # the number of updates before this batch
+    micro_batch: int  # the number of the micro-batch within the update
+    epoch: int
+    samples: list[int]  # the sample indices of this rank
+    batch: str  # the digest of all tensors of the batch
+    generators: dict[str, str]  # digests by generator: torch, numpy, python, the device
+    parts: dict[str, str]  # digests of the parts that checkpoints hold, by name
+    state: dict[str, str]  # digests of all other values that the recipe can reach, by path
+    gone: list[str]  # paths of `state` that can no longer be reached
+    described: dict[str, Description]  # the descriptions of paths that are new in `state`
+
+
+class Recorded(ObservedRecord):
+    """The loop has called `run.record` for a micro-batch."""
+
+    kind: Literal["recorded"] = "recorded"
+    step: int  # the number of updates before this batch, as in its `MicroBatch`
+    micro_batch: int
+    is_update: bool  # whether it was the last micro-batch of its update
+    loss: float  # the mean over the elements
+    metrics: dict[str, tuple[float, int]]  # the sum and number of this rank's elements, by name
+    generators: dict[str, str]  # digests after the loop has used the batch
+    learning_rates: list[float]  # one for each group of each kept optimizer, after this batch
+    clock: float  # seconds of `time.perf_counter`, for the time of an update
+
+
+class EvaluationBatch(ObservedRecord):
+    """A loader has given a batch to an evaluation."""
+
+    kind: Literal["evaluation_batch"] = "evaluation_batch"
+    step: int
+    phase: Phase  # "final" for the evaluation after the loop
+    split: str
+    samples: list[int]
+    batch: str
+    generators: dict[str, str]  # digests before the evaluation uses the batch
+
+
+class ObservedEvaluation(ObservedRecord):
+    """The figures of an evaluation, as the recipe passed them to `run.log` or `run.finish`.
+
+    The proof lets the rehearsal before the first update read all samples, so its figures are those
+    of the model before training.
+    """
+
+    kind: Literal["evaluation"] = "evaluation"
+    step: int
+    phase: Phase
+    split: str
+    figures: dict[str, float]
+
+
+class Saved(ObservedRecord):
+    """The recipe has called `run.save`. The digests were taken just before."""
+
+    kind: Literal["saved"] = "saved"
+    step: int
+    parts: dict[str, str]
+    generators: dict[str, str]
+
+
+class Interrupted(ObservedRecord):
+    """The probe is about to interrupt the run, as the proof has planned."""
+
+    kind: Literal["interrupted"] = "interrupted"
+    step: int
+    manner: Manner
+    place: str  # in words, such as "after update 4"
+
+
+class Finished(ObservedRecord):
+    """`run.finish` has returned."""
+
+    kind: Literal["finished"] = "finished"
+    step: int
+    parts: dict[str, str]
