@@ -152,9 +152,13 @@ def check_number(
         value: the flag's value; None if the flag is not passed, which is no error.
         least: the smallest number allowed; `most` is the largest.
     """
-    expected = None if value is None else expected_number(value, least, most)
-    if expected is not None:
-        raise UserError(f"{spelled(name)} {value!r:.99} is out of range", advice=f"pass {expected}")
+    if value is None:
+        return
+    allowed_numbers = expected_number(value, least, most)
+    if allowed_numbers is not None:
+        raise UserError(
+            f"{spelled(name)} {value!r:.99} is out of range", advice=f"pass {allowed_numbers}"
+        )
 
 
 def first_misfit(config_class: type, name: str, value: object) -> Misfit | None:

@@ -49,23 +49,35 @@ class PinnedMemory:
     def empty_like(self, value: torch.Tensor) -> torch.Tensor:
         """Return an uninitialised tensor with the shape and dtype of `value`, in pinned memory.
 
-        It takes the next free bytes of the piece in use, or of the next piece that has room. If no
-        piece has room, a new piece is pinned. The strides are those that torch gives a copy: the
-        order of the dimensions in memory stays, and gaps are left out.
+        The strides are those that torch gives a copy: the order of the dimensions in memory stays,
+        and gaps are left out.
         """
-        size = value.nbytes
-        while self.position < len(self.pieces):
-            if self.offset + size <= self.pieces[self.position].nbytes:
-                break
-            self.position += 1
-            self.offset = 0
-        else:  # no piece has room
-            piece_size = max(size, PIECE_BYTES)
-            self.pieces.append(torch.empty(piece_size, dtype=torch.uint8, pin_memory=True))
-        memory = self.pieces[self.position][self.offset : self.offset + size]
-        self.offset += -(-size // ALIGNMENT) * ALIGNMENT  # rounded up
+        memory = self.take(value.nbytes)
         strides = torch.empty_like(value, device="meta").stride()
         return memory.view(value.dtype).as_strided(value.shape, strides)
+
+    def take(self, size: int) -> torch.Tensor:
+        """Return the next free bytes, uint8 [size].
+
+        They are in the piece in use, or in the next piece that has room. If no piece has room, a
+        new one is pinned.
+        """
+        while not self.has_room(size):
+            if self.position == len(self.pieces):
+                piece_size = max(size, PIECE_BYTES)
+                self.pieces.append(torch.empty(piece_size, dtype=torch.uint8, pin_memory=True))
+            else:
+                self.position += 1
+                self.offset = 0
+        memory = self.pieces[self.position][self.offset : self.offset + size]
+        self.offset += -(-size // ALIGNMENT) * ALIGNMENT  # rounded up
+        return memory
+
+    def has_room(self, size: int) -> bool:
+        """Whether the piece in use has so many free bytes."""
+        if self.position == len(self.pieces):
+            return False
+        return self.offset + size <= self.pieces[self.position].nbytes
 
 
 class HostCopies:

@@ -249,7 +249,7 @@ class LabelledData:
             )
         if not all(isinstance(label, (str, int, float)) for label in distinct):
             raise UserError(
-                f"{where} contains neither text nor whole numbers, so it can't be the label",
+                f"{where} contains values such as lists or bytes, which can't be classes",
                 advice=CLASSES_ADVICE,
             )
         self.classes = sorted(distinct, key=lambda label: (isinstance(label, str), label))

@@ -73,13 +73,14 @@ class Reader:
 
     samples: Samples
 
-    def __getitem__(self, request: tuple[np.ndarray, int | None]) -> Batch:
+    def __getitem__(self, request: tuple[np.ndarray, int | None]) -> Batch | UserError:
         sample_indices, epoch = request
         try:
             return self.samples.read(torch.from_numpy(sample_indices), epoch)
         except UserError as error:
             # A `UserError` exits the process that raises it. The worker must live on, and so it
-            # sends the error instead of the batch.
+            # sends the error instead of the batch. A plain `UserError` can be pickled, whatever
+            # subclass was raised.
             return UserError(error.problem, advice=error.advice, resumable=error.resumable)
 
 

@@ -91,9 +91,9 @@ def restore(started: StartedRun, resume_path: Path) -> State | None:
     """
     context = started.context
     last_checkpoint = named_checkpoint(resume_path)
-    # Each rank reads its own files, so one rank alone may fail, and notes this in `status.json`.
-    # Rank 0 must not overwrite this note. So it waits here for all ranks, and `write_run_config`
-    # notes only later that the run goes on.
+    # Each rank reads its own files, so one rank alone may fail and note this in `status.json`. So
+    # all ranks wait for each other here. `write_run_config` notes only later that the run goes on,
+    # and thus never overwrites the note of a failure.
     restored = do_on_each_rank(
         context.accelerator,
         lambda: restore_newest(

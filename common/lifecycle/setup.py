@@ -73,8 +73,8 @@ def take_directory(
 ) -> tuple[Objective, ShardingAccelerator, RunDirectory]:
     """Parse the objective, build the Accelerator, and take the run directory.
 
-    A mistake in any of these is noted in the status of the run to resume. Otherwise a supervisor
-    would repeat the command forever.
+    If a mistake in any of these ends the command, `refuse_to_resume` notes it in the status of the
+    run to resume. Otherwise a supervisor would repeat the command forever.
     """
     resumes = config.resume is not None
     try:

@@ -113,11 +113,11 @@ def describe_edit(saved: Mapping[str, object], id_files: Iterable[RunIdFile]) ->
     """
     excerpt = excerpt_of(saved)
     run_id = excerpt.run_id
-    config = excerpt.config or {}
+    edited_flags = excerpt.config or {}
     for id_file in id_files:
         if id_file.run_id != run_id:
             return f"its run_id is {run_id!s:.50}, but that of {id_file.path} is {id_file.run_id}"
-        changes = differing_flags(id_file.flags(), config)
+        changes = differing_flags(id_file.flags(), edited_flags)
         if changes:
             phrases = flags_in_words(changes, "{flag} was {saved} and is {current} now")
             return listed(phrases)

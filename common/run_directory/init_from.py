@@ -74,7 +74,8 @@ def weights_file(path: str | Path) -> Path:
     names = os.listdir(local_path) if os.path.isdir(local_path) else []
     if PUBLISHED in names and WEIGHTS in names:
         return local_path / WEIGHTS
-    # With `path` instead of `local_path`, an error shows what the user typed.
+    # The path is a run or a finished model's folder. With `path` instead of `local_path`, an error
+    # shows what the user typed.
     return model_folder(path) / WEIGHTS
 
 

@@ -47,10 +47,10 @@ def printable(text: str) -> str:
     what to do.
     """
     shortened = LONG_LINE.sub(shorten, text)
-    return UNSAFE.sub(escape, with_decoded_bytes(shortened))
+    return UNSAFE.sub(escape, with_restored_letters(shortened))
 
 
-def with_decoded_bytes(text: str) -> str:
+def with_restored_letters(text: str) -> str:
     """Restore letters that Python decoded to surrogate escapes in a locale limited to ASCII.
 
     Bytes that are no UTF-8 stay escapes, and so does any other surrogate.

@@ -46,7 +46,7 @@ class ChosenDevice(NamedTuple):
     """The type of device that trains."""
 
     is_cpu: bool
-    is_known_to_accelerate: bool  # whether Accelerate knows the type; true for the CPU
+    is_device_known: bool  # whether Accelerate knows the type; true for the CPU
 
 
 @launching()
@@ -72,7 +72,7 @@ def build_accelerator(
     uses_fsdp = take_fsdp_request()  # before the constructor, which would use Accelerate's FSDP
     accelerator = make_accelerator(config, options, device, precision)
     refuse_missing_processes(accelerator.num_processes)
-    enable_precision(accelerator, precision, device.is_known_to_accelerate)
+    enable_precision(accelerator, precision, device.is_device_known)
     set_kernels(precision, config.deterministic)  # after Accelerate, which may turn TF32 on
     if uses_fsdp and accelerator.num_processes > 1:
         shard(accelerator, config)
@@ -89,10 +89,10 @@ def choose_device() -> ChosenDevice:
         UserError: this machine has fewer accelerators than processes.
     """
     if is_cpu_asked_for() or not torch.accelerator.is_available():
-        return ChosenDevice(is_cpu=True, is_known_to_accelerate=True)
+        return ChosenDevice(is_cpu=True, is_device_known=True)
     is_known = name_device_for_accelerate()
     refuse_missing_devices()
-    return ChosenDevice(is_cpu=False, is_known_to_accelerate=is_known)
+    return ChosenDevice(is_cpu=False, is_device_known=is_known)
 
 
 def make_accelerator(
@@ -110,7 +110,7 @@ def make_accelerator(
     )
     # Accelerate refuses 16 bits on a device that it does not know (see `enable_precision`), and
     # TF32 is not one of Accelerate's precisions (see `set_kernels`).
-    is_set_by_accelerate = device.is_known_to_accelerate and precision != "tf32"
+    is_set_by_accelerate = device.is_device_known and precision != "tf32"
     accelerator = ShardingAccelerator(
         cpu=device.is_cpu,
         mixed_precision=precision if is_set_by_accelerate else "no",

@@ -87,20 +87,23 @@ class Gatherer:
 
         The error is also raised for a single number, which has no rows.
 
-        The comparison exchanges Python objects, for which the host waits for an accelerator. So
-        rows on an accelerator are compared only once for each shape and dtype.
+        The ranks exchange the shapes as Python objects. On an accelerator, this makes the host wait
+        for the device, so each rank compares a shape and dtype only once. If a known shape on one
+        rank then meets a new one on another, the run ends at the collective timeout.
         """
         shape_and_dtype = tuple(rows.shape), str(rows.dtype)
         if shape_and_dtype in self.known_equal and rows.device.type != "cpu":
             return
         shapes_of_ranks = gather_from_ranks(self.accelerator, shape_and_dtype)
         # A single number (ndim 0) has no rows to gather.
-        if len(set(shapes_of_ranks)) > 1 or not rows.ndim:
+        differ = len(set(shapes_of_ranks)) > 1
+        if differ or not rows.ndim:
             shown = ", ".join(f"{shape} of {dtype}" for shape, dtype in shapes_of_ranks)
             advice = (
                 "pass tensors with one row per sample and the same shape and dtype on each rank: "
                 "pad rows to one length, and in an evaluation, take batches of the same number of "
                 "rows from run.equal_batches(loader)"
             )
-            raise UserError(f"run.gather got tensors that can't be joined ({shown})", advice=advice)
+            problem = "tensors that differ between ranks" if differ else "single numbers"
+            raise UserError(f"run.gather got {problem} ({shown})", advice=advice)
         self.known_equal.add(shape_and_dtype)

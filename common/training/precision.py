@@ -133,16 +133,14 @@ def warn_of_slow_bf16(precision: Precision, resumes: bool) -> None:
         warn(f"{problem}: pass --mixed-precision no")
 
 
-def enable_precision(
-    accelerator: Accelerator, precision: Precision, is_known_to_accelerate: bool
-) -> None:
+def enable_precision(accelerator: Accelerator, precision: Precision, is_device_known: bool) -> None:
     """Turn on 16-bit precisions where Accelerate does not, and give fp16 its loss scale.
 
     Args:
         precision: the precision that runs; see `choose_precision`.
-        is_known_to_accelerate: whether Accelerate knows the type of the device.
+        is_device_known: whether Accelerate knows the type of the device.
     """
-    if precision in SIXTEEN_BIT_DTYPES and not is_known_to_accelerate:
+    if precision in SIXTEEN_BIT_DTYPES and not is_device_known:
         # Accelerate refuses these precisions on devices that it does not know.
         accelerator.state._mixed_precision = precision
         accelerator.native_amp = True

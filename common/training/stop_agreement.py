@@ -75,8 +75,8 @@ class StopAgreement:
     def raise_failure(self, failure: SaveFailure | None) -> None:
         """Raise the same `TrainingError` on all ranks, with the cause and what to do.
 
-        Only a failure of the disk is resumable, because it may be gone when the run is started
-        again.
+        A supervisor starts the run again if the error is `resumable`. Only a failure of the disk
+        is: the disk may work, or have space, by then.
         """
         failures_by_rank = gather_from_ranks(self.accelerator, failure)
         failures = [each for each in failures_by_rank if each is not None]

@@ -127,15 +127,17 @@ def metric_names(run: RunRecord) -> list[str]:
 
 def limit_of_points(comparison: Comparison, metrics_of_runs: Sequence[Sequence[str]]) -> int:
     """Return the largest number of points of a curve with which the page stays small enough."""
-    lengths = []
+    lengths: list[int] = []
     for run, names in zip(comparison.runs, metrics_of_runs, strict=True):
         counts = Counter(name for row in run.rows for name in row)
-        lengths += [counts[name] for name in names]
+        lengths.extend(counts[name] for name in names)
     for group in comparison.groups:
         if len(group.run_indices) > 1:
+            # The group's mean has a curve for each metric, about as long as that of its first run.
             # A point of a mean takes as much space as two points of a run.
-            first = group.run_indices[0]
-            lengths += [2 * len(comparison.runs[first].rows)] * len(metrics_of_runs[first])
+            first_index = group.run_indices[0]
+            length_of_mean = 2 * len(comparison.runs[first_index].rows)
+            lengths.extend(length_of_mean for _ in metrics_of_runs[first_index])
     return points_per_curve(lengths, MAX_POINTS, MIN_POINTS, MAX_POINTS_IN_ALL)
 
 

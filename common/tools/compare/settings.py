@@ -35,7 +35,7 @@ def settings_that_must_agree(run: RunConfig) -> Settings:
     """Return the settings that make the figures of two runs incomparable if they differ."""
     return {
         **settings_of_task(run),
-        **settings_of_machine(run),
+        **settings_of_measurement(run),
         **changes_of_recipe(run),
     }
 
@@ -53,8 +53,8 @@ def settings_of_task(run: RunConfig) -> Settings:
     }
 
 
-def settings_of_machine(run: RunConfig) -> Settings:
-    """Return the device and the versions on which the run was measured."""
+def settings_of_measurement(run: RunConfig) -> Settings:
+    """Return the device, the effective batch and the versions with which figures were measured."""
     environment = run.environment
     settings: dict[str, object] = {"device": environment.device}
     if environment.device_type == "cpu":  # on other devices, the host hardly changes figures

@@ -125,19 +125,21 @@ def figures_of_group(
         objectives: the objectives of all runs of the comparison.
         standard_errors: the standard errors of these objectives.
     """
-    speeds = [logarithm(figures.metrics[THROUGHPUT]) for figures in comparison.figures]
-    indices = finished_indices(comparison, group)
-    speed_of_lines = Sample.of([])
-    if indices:
-        speed_of_lines = sample_of_log_lines(comparison.runs[indices[0]])
+    speeds_of_runs = [
+        logarithm(run_figures.metrics[THROUGHPUT]) for run_figures in comparison.figures
+    ]
     first_index = group.run_indices[0]
+    finished = finished_indices(comparison, group)
+    speed_of_lines = Sample.of([])
+    if finished:
+        speed_of_lines = sample_of_log_lines(comparison.runs[finished[0]])
     return GroupFigures(
         group=group,
         first_run=comparison.runs[first_index],
-        run_count=len(indices),
+        run_count=len(finished),
         objective=sample_of_seeds(comparison, group, objectives),
         standard_error=standard_errors[first_index],
-        speed=sample_of_runs(comparison, group, speeds),
+        speed=sample_of_runs(comparison, group, speeds_of_runs),
         speed_of_lines=speed_of_lines,
     )
 

@@ -26,9 +26,10 @@ class RunSpec:
     # Modules with a function `install(session)`, which the probe calls before the recipe runs. See
     # `common.tools.prove.session.Session`.
     instruments: tuple[str, ...] = ()
-    # Whether to write the records that read tensors. Reading a tensor waits for the device, so runs
-    # that measure speed, memory or waits, or need only the results, leave these records out.
-    is_observed: bool = True
+    # Whether to write the records of updates and samples that read tensors. Reading a tensor waits
+    # for the device, so runs that measure speed, memory or waits, or need only the results, leave
+    # these records out.
+    reads_tensors: bool = True
     interruptions: tuple[PlannedInterruption, ...] = ()  # one for each launch before the last one
     # The number of processes of the launches after the first one; None: the same number.
     resumed_processes: int | None = None
@@ -163,7 +164,7 @@ class Bench:
             launch=number,
             training_samples=self.flags.training_samples,
             evaluation_samples=spec.evaluation_samples or self.flags.evaluation_samples,
-            is_observed=spec.is_observed,
+            reads_tensors=spec.reads_tensors,
             instruments=spec.instruments,
             interruption=interruption,
         )

@@ -35,7 +35,7 @@ class ProbePlan(BaseModel):
     launch: int
     training_samples: int  # the most samples of the training split
     evaluation_samples: int  # the most samples of each other split
-    is_observed: bool = True  # whether to write the records that read tensors
+    reads_tensors: bool = True  # whether to write the records that read tensors
     instruments: tuple[str, ...] = ()  # modules with a function `install(session)`
     interruption: PlannedInterruption | None = None
 

@@ -25,7 +25,7 @@ def observe(plan: ProbePlan) -> None:
     process_file = plan.path / f"launch-{plan.launch}-rank-{session.rank}.pid"
     process_file.write_text(str(os.getpid()), encoding="utf-8")
     limit_samples(plan.training_samples, plan.evaluation_samples)
-    RunObserver(session, Interrupter(session, plan.interruption), plan.is_observed).install()
+    RunObserver(session, Interrupter(session, plan.interruption), plan.reads_tensors).install()
     for instrument in plan.instruments:
         import_module(instrument).install(session)
 

@@ -28,7 +28,7 @@ class Reach:
 
         Args:
             kept: the parts that the recipe passed to `run.keep`, by name.
-            run: the recipe's run. Its attributes do not belong to the recipe.
+            run: the recipe's run. The search leaves out its attributes: they are the library's.
         """
         self.run = run
         self.kept: dict[int, str] = {}  # names of kept objects and wrapped objects, by id
@@ -36,7 +36,8 @@ class Reach:
             for wrapped in part_and_wrapped(part):
                 self.kept[id(wrapped)] = name
         self.own: dict[str, types.ModuleType] = {}  # the recipe's own modules by name
-        self.module_count = 0  # the number of imported modules when `own` was set
+        # How many modules were imported when `own` was set; more of them may make it outdated.
+        self.module_count = 0
 
     def look(self, frame: types.FrameType) -> ReachableValues:
         """Return the values in reach of the loop's frame, its callers and the recipe's modules."""

@@ -49,16 +49,16 @@ NUMERIC = (int, float, torch.Tensor, np.ndarray, np.number, np.bool_)
 class RunObserver:
     """Observes the run in one process."""
 
-    def __init__(self, session: Session, interrupter: Interrupter, is_observed: bool) -> None:
+    def __init__(self, session: Session, interrupter: Interrupter, reads_tensors: bool) -> None:
         """Prepare to observe.
 
         Args:
-            is_observed: whether to write the records that read tensors. If not, the observer
+            reads_tensors: whether to write the records that read tensors. If not, the observer
                 writes only the start, the figures of evaluations, an interruption and the end.
         """
         self.session = session
         self.interrupter = interrupter
-        self.is_observed = is_observed
+        self.reads_tensors = reads_tensors
         self.kept: dict[str, Stateful] = {}  # the parts that the recipe passed to `run.keep`
         self.reach: Reach | None = None
         # The digests at the last record of a micro-batch. The next record has only the changes.
@@ -142,7 +142,7 @@ class RunObserver:
     ) -> Iterator[Batch]:
         self.session.begin_batches()
         for batch in original(run, loader):
-            if self.is_observed:
+            if self.reads_tensors:
                 # A generator's caller is the code that asks it for the next value. So the frame is
                 # that of the function with the loop.
                 self.write_micro_batch(run, batch, sys._getframe(1))
@@ -207,7 +207,7 @@ class RunObserver:
         step_before = session.step  # `original` counts an update
         is_update = bool(run.accelerator.sync_gradients)
         original(run, loss, metrics)  # first, because it refuses values that can't be written below
-        if self.is_observed:
+        if self.reads_tensors:
             self.write_recorded(run, step_before, is_update, loss, metrics or {})
         session.end_micro_batch(is_update=is_update)
         if is_update:
@@ -244,7 +244,7 @@ class RunObserver:
         return rates
 
     def around_save(self, original: Callable[[Run], None], run: Run) -> None:
-        if self.is_observed:
+        if self.reads_tensors:
             session = self.session
             session.write(
                 Saved(
@@ -332,7 +332,7 @@ class RunObserver:
         phase = session.evaluation_phase
         if phase != "rehearsal":
             self.interrupter.before_evaluation_batch(number, count)
-        if not self.is_observed:
+        if not self.reads_tensors:
             return
         run = session.run
         assert run is not None
@@ -360,7 +360,7 @@ class RunObserver:
     ) -> None:
         original(run, evaluation)
         self.write_evaluation("final", run.loaded.test_split, evaluation)
-        parts = self.digests_of_parts(run) if self.is_observed else {}
+        parts = self.digests_of_parts(run) if self.reads_tensors else {}
         self.session.write(Finished(step=self.session.step, parts=parts))
 
 

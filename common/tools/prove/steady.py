@@ -39,7 +39,7 @@ def steady_run(bench: Bench) -> ObservedRun:
             "common.tools.prove.instruments.memory",
             "common.tools.prove.instruments.clock",
         ),
-        is_observed=False,
+        reads_tensors=False,
     )
     return bench.run(spec)
 
@@ -59,7 +59,7 @@ def eventful_run(bench: Bench) -> ObservedRun:
             early_stopping=None,
         ),
         instruments=("common.tools.prove.instruments.memory",),
-        is_observed=False,
+        reads_tensors=False,
     )
     return bench.run(spec)
 

@@ -138,8 +138,8 @@ def unknown_code_error(past: PastRun) -> UserError:
 def current_folder(tree: CodeTree, past: PastRun) -> Path:
     """Return the folder with the current state of a tree.
 
-    A published run does not say where its code lies. For such a run, the result is a repository
-    that has the tree's commit, or else the first one to search.
+    A published run does not say where its code lies. For such a run, the result is the first of
+    `folders_to_search` that has the tree's commit; if none has it, simply the first of them.
 
     Raises:
         UserError: the folder does not exist any more, or is unknown.

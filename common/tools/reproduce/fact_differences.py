@@ -27,8 +27,8 @@ from common.tools.reproduce.receipt import FactDifference
 def differences_of(past: PastRun, new: PastRun) -> list[FactDifference]:
     """Return the facts in which two runs differ. A fact that one of them lacks is not compared.
 
-    The new run trains from its first update like the last attempt of the old run. So the facts in
-    which earlier attempts of the old run differ from its last one are differences, too.
+    If the old run was resumed, the new run uses the facts of the last attempt from the first update
+    on. So facts that changed between the attempts of the old run are also returned.
     """
     return [
         *differences_of_last_attempts(past, new),

@@ -79,8 +79,8 @@ def publish_receipt(run: PastRun, folder: Path) -> None:
 
     If there is no receipt of this run, remove the one that an earlier published run left there.
     """
-    reproduced = default_output(run.directory)
-    receipt = read_receipt(reproduced)
+    reproduction_folder = default_output(run.directory)
+    receipt = read_receipt(reproduction_folder)
     if receipt is None or receipt.original_run_id != run.saved_config.run_id:
         (folder / RECEIPT).unlink(missing_ok=True)
         return

@@ -276,6 +276,7 @@ def resolved_words(recipe: Recipe, run: RunRecord) -> list[str]:
     With these flags, a repetition makes the same choices wherever it runs.
     """
     stated = stated_flags(run)
+    # A run keeps the precision that it chose with its environment, and other choices as flags.
     resolved = {**run.flags, "mixed_precision": run.saved_config.environment.mixed_precision}
     words: list[str] = []
     for name in (field.name for field in fields(recipe.config_class)):
@@ -284,6 +285,7 @@ def resolved_words(recipe: Recipe, run: RunRecord) -> list[str]:
             name == "dataset_config" and not stated.get(name)
         )
         value = resolved.get(name)
+        # There is nothing to state if the run kept `auto`, or if the data set has no configuration.
         if run_chose and isinstance(value, str) and value != "auto":
             words += [spelled(name), value]
     return words

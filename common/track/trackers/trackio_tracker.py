@@ -19,7 +19,7 @@ from accelerate import tracking
 from common.console import warn
 from common.metric_names import STEP
 from common.system.platforms import quoted
-from common.system.printable import with_decoded_bytes
+from common.system.printable import with_restored_letters
 from common.track.names import flat
 from common.track.recorded_media import Entry, HistogramEntry, ImagesEntry, TableEntry
 from common.track.trackers.tracker import (
@@ -53,7 +53,7 @@ class TrackioTracker(Tracker):
         # the database. Move them here as well, to see which rows there are.
         self.trackio.fragments.import_inbox_dir()
         config = run.config
-        name = with_decoded_bytes(config.run_name or run.directory.name)
+        name = with_restored_letters(config.run_name or run.directory.name)
         arguments = {
             "name": self.unused_name(config.project, name, run.saved_config.run_id),
             "group": config.group,

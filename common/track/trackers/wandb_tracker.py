@@ -16,7 +16,7 @@ from common.measure.value_checks import Metrics
 from common.metric_names import STEP, TRAINING_LOSS
 from common.objective import EVALUATED_SPLITS, PREFIXES, Objective
 from common.system.platforms import quoted, shown_path
-from common.system.printable import with_decoded_bytes
+from common.system.printable import with_restored_letters
 from common.track.names import SPLITS, flat
 from common.track.recorded_media import Entry, HistogramEntry, ImagesEntry, TableEntry
 from common.track.trackers import wandb_panels
@@ -195,7 +195,9 @@ def init_arguments(run: TrackedRun) -> dict[str, object]:
     return {
         "id": run.saved_config.wandb_run_id,
         "resume": "allow",
-        "name": with_decoded_bytes(config.run_name or variable("WANDB_NAME") or run.directory.name),
+        "name": with_restored_letters(
+            config.run_name or variable("WANDB_NAME") or run.directory.name
+        ),
         "dir": wandb_folder(run.directory),
         "group": config.group or variable("WANDB_RUN_GROUP"),
         "job_type": variable("WANDB_JOB_TYPE") or default_job_type,
@@ -223,5 +225,5 @@ def private_settings() -> "wandb.Settings":
 
 def short_tags(tags: Sequence[str]) -> list[str]:
     """Return the tags in a form that W&B accepts: shortened, without empty or repeated tags."""
-    shortened = [with_decoded_bytes(tag).strip()[:MAX_TAG_LENGTH] for tag in tags if tag.strip()]
+    shortened = [with_restored_letters(tag).strip()[:MAX_TAG_LENGTH] for tag in tags if tag.strip()]
     return list(dict.fromkeys(shortened))

@@ -85,7 +85,7 @@ def on_rank(rank: int, folder: Path) -> None:
     assert gather(halves).tolist() == [[1.5, 1.5], [2.5, 2.5]]
     with pytest.raises(UserError) as refused:
         gather(torch.ones(2 + rank, 3))
-    assert "run.gather got tensors that can't be joined ((2, 3)" in refused.value.message
+    assert "run.gather got tensors that differ between ranks ((2, 3)" in refused.value.message
     assert "(3, 3)" in refused.value.message
     with pytest.raises(UserError) as refused:
         gather(torch.ones(2, 3 + rank))

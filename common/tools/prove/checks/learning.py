@@ -118,12 +118,15 @@ def longer_run(bench: Bench) -> ObservedRun:
 
 
 def learning_spec(name: str, flags: tuple[str, ...] = ()) -> RunSpec:
-    """Return the specification of a run whose evaluations have many samples, with outcomes."""
+    """Return the specification of a run whose evaluations have many samples.
+
+    `INSTRUMENTS` record the outcome of each evaluated sample.
+    """
     return RunSpec(
         name,
         flags,
         instruments=INSTRUMENTS,
-        is_observed=False,
+        reads_tensors=False,
         evaluation_samples=EVALUATION_SAMPLES,
     )
 

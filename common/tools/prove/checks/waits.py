@@ -32,7 +32,7 @@ def check_waits(bench: Bench) -> Verdict:
             compile=False,
         ),
         instruments=("common.tools.prove.instruments.waits",),
-        is_observed=False,
+        reads_tensors=False,
     )
     return verdict_of(bench.run(spec))
 
@@ -51,7 +51,7 @@ def verdict_of(run: ObservedRun) -> Verdict:
     causes: list[str] = []
     waits_of_packages: list[str] = []
     for line, updates in sorted(updates_by_line.items()):
-        sentence = wait_in_words(line, f"in {len(updates)} of {checked} updates")
+        sentence = wait_in_words(line, len(updates), checked)
         (waits_of_packages if line.is_installed else causes).append(sentence)
     compared = f"each operation of the loop in {checked} updates without a log line"
     if waits_of_packages:
@@ -81,12 +81,17 @@ def waiting_line_of(wait: Wait) -> WaitingLine:
     )
 
 
-def wait_in_words(waiting_line: WaitingLine, updates: str) -> str:
-    """Return a sentence about a line that waits, in which updates, and the line that called it."""
+def wait_in_words(waiting_line: WaitingLine, waiting_updates: int, checked_updates: int) -> str:
+    """Return a sentence about a line that waits for the device, and about the line that called it.
+
+    Args:
+        waiting_updates: the number of updates in which the line waited.
+        checked_updates: the number of updates that were checked.
+    """
     text = linecache.getline(waiting_line.file, waiting_line.line).strip()
     sentence = (
         f"{Path(waiting_line.file).name}, line {waiting_line.line}, waits for the device by "
-        f"{waiting_line.operation}, {updates}: {text}"
+        f"{waiting_line.operation}, in {waiting_updates} of {checked_updates} updates: {text}"
     )
     if (waiting_line.caller_file, waiting_line.caller_line) == (
         waiting_line.file,
