@@ -16,8 +16,8 @@ from common.output.standard_streams import end_on_lost_output
 class Tool(NamedTuple):
     """A subcommand. Its module is imported only when it runs, so that help stays quick."""
 
-    module: str  # the module's name; it has a function `main(words)`
-    summary: str
+    module: str  # the full name of a module that has a function `main(words)`
+    summary: str  # a line in the list of tools
 
 
 TOOLS = {
@@ -42,14 +42,16 @@ def main(words: Sequence[str] | None = None) -> None:
     Raises:
         UserError: there is no such tool.
     """
-    name, *rest = [*(sys.argv[1:] if words is None else words)] or ["--help"]
+    if words is None:
+        words = sys.argv[1:]
+    name = words[0] if words else "--help"
     if name in ("-h", "--help"):
         end_on_lost_output()  # each tool does this itself, in `tool_parser`
         print(overview())
         return
     if name not in TOOLS:
         raise UserError(f"there is no command recipes {name}", advice=advice_for_unknown(name))
-    importlib.import_module(TOOLS[name].module).main(rest)
+    importlib.import_module(TOOLS[name].module).main([*words[1:]])
 
 
 def overview() -> str:

@@ -48,7 +48,7 @@ def refuse_early_flags(
         words: the whole command line.
         flags: the words that the parser does not know: the recipe's flags, and their values.
         subject: the word that the parser took for the recipe or run.
-        kind: what the subject is: "recipe" or "run".
+        kind: "recipe" or "run", for the message.
         example: a correct command without flags, such as "recipes prove recipes/resnet.py".
     """
     if flags and words.index(flags[0]) < words.index(subject):

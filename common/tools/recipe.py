@@ -31,13 +31,14 @@ def loading(path: Path) -> Iterator[None]:
     """Turn any error while Python loads a recipe into a `UserError` that names the line."""
     try:
         yield
-    except (SystemExit, KeyboardInterrupt, GeneratorExit):  # exits; a `UserError` is one, too
+    except (SystemExit, KeyboardInterrupt, GeneratorExit):  # a `UserError` is a `SystemExit`
         raise
     except BaseException as error:  # includes a panic in Rust code, which is not an `Exception`
         location = error_location(error, path)
         remedy = "correct the file"
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
-        # A module of this library may have another name than when the recipe was copied.
+        # No package has a missing module of this library. It was probably renamed after the recipe
+        # was copied.
         if missing is not None and not missing.startswith("common."):
             remedy = f"install the package that has {missing}, or correct the import"
         raise UserError(
@@ -49,8 +50,9 @@ def loading(path: Path) -> Iterator[None]:
 def error_location(error: BaseException, path: Path) -> str:
     """Return the file and line of the user's code where an error arose, as in ``a.py, line 3: ``.
 
-    The user's code is the recipe and what it imports from its own folder. The result is empty if
-    the error passed through none of this code, or if the error's own text has the line.
+    The text ends in a colon and a space, so that the cause can follow. The user's code is the
+    recipe and what it imports from its own folder. The result is empty if the error passed through
+    none of this code, or if the error's own text has the line.
     """
     if isinstance(error, SyntaxError):  # its text names the file and the line
         return ""

@@ -8,7 +8,7 @@ from pydantic import JsonValue
 from common.metric_names import STEP
 from common.run_directory.records import MetricsRow, is_number
 
-# The prefixes of figures that depend on the clock or on the state of the machine.
+# The prefixes of the names of figures that depend on the clock or on the state of the machine.
 CLOCK_PREFIXES = ("perf/", "memory/", "gpu/", "time/")
 
 
@@ -34,8 +34,8 @@ def first_differing_figure(
 ) -> str | None:
     """Return the name of the first figure in which two rows differ; None if they are equal.
 
-    Figures that depend on the clock are not compared. A null, which stands for NaN and infinities,
-    equals only null.
+    Figures that depend on the clock are not compared. A null, which stands for NaN and infinities
+    in the file, equals only null. In rows that were never written to a file, NaN equals NaN.
     """
     first = without_clock(first_row)
     second = without_clock(second_row)
@@ -49,32 +49,33 @@ def first_differing_figure(
 def first_differing_row(
     first_rows: Sequence[MetricsRow], second_rows: Sequence[MetricsRow]
 ) -> str | None:
-    """Return a text on the first difference between two runs' rows; None if there is none.
+    """Return a clause on the first row in which two runs differ; None if all rows are equal.
 
-    Figures that depend on the clock are not compared. A different number of rows is a difference,
-    too, but a different figure comes first.
+    The clause names the row, the figure and both values. Figures that depend on the clock are not
+    compared. If one run has more rows, and the rows before them are equal, the clause has the
+    numbers of rows.
     """
     for first_row, second_row in zip(first_rows, second_rows, strict=False):
         name = first_differing_figure(first_row, second_row)
         if name is not None:
             return (
                 f"the row of update {first_row.get(STEP)} has {name} "
-                f"{entry_in_words(first_row, name)} and {entry_in_words(second_row, name)}"
+                f"{figure_in_words(first_row, name)} and {figure_in_words(second_row, name)}"
             )
     if len(first_rows) != len(second_rows):
         return f"the runs have {len(first_rows)} and {len(second_rows)} rows"
     return None
 
 
-def entry_in_words(row: Mapping[str, JsonValue], name: str) -> str:
-    """Return the entry of a row for a sentence, which may be missing or NaN."""
+def figure_in_words(row: Mapping[str, JsonValue], name: str) -> str:
+    """Return a figure of a row for a sentence, also if the row lacks it or has null for it."""
     if name not in row:
         return "(missing)"
     return "(NaN or infinite)" if row[name] is None else str(row[name])
 
 
 def is_same(first: JsonValue, second: JsonValue) -> bool:
-    """Whether two figures are equal; NaN equals NaN."""
+    """Return whether two figures are equal. Unlike in Python, NaN equals NaN here."""
     if isinstance(first, float) and isinstance(second, float) and math.isnan(first):
         return math.isnan(second)
     return first == second

@@ -29,7 +29,7 @@ def first_differing_tensor(
 
 
 def have_same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Whether two tensors have the same shape, dtype and bits.
+    """Return whether two tensors have the same shape, dtype and bits.
 
     By their bits, a NaN equals the same NaN, and 0.0 differs from -0.0.
     """

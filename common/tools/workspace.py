@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from wandb_workspaces.reports.v2.interface import BlockTypes, PanelTypes
     from wandb_workspaces.workspaces import Workspace
 
-    Panels = dict[str, list[PanelTypes]]  # the panels of each section, by its title
+    Panels = dict[str, list[PanelTypes]]  # the panels of each section, by the section's title
 
 # Besides the lines over steps, these metrics get a bar for each run's last value.
 BARS = (THROUGHPUT, PEAK_ALLOCATED)
@@ -82,34 +82,40 @@ def goal_metrics(objective: str | None) -> list[str]:
     return [name for name, metric in METRICS.items() if "/" not in name and metric.better == "max"]
 
 
-def panels(goals: Sequence[str]) -> dict[str, dict[str, list[str]]]:
+def metrics_of_panels(goals: Sequence[str]) -> dict[str, dict[str, list[str]]]:
     """Return the names of the metrics that each line panel shows.
 
     The outer key is the title of the panel's section, the inner key is the panel's own title. A
     metric that splits share has one panel with a line for each split.
 
     Args:
-        goals: the metrics to list first. They may be a recipe's own.
+        goals: the metrics to list first, without their split. They may be a recipe's own.
     """
     sections: dict[str, dict[str, list[str]]] = {}
     for name in dict.fromkeys([*goals, *METRICS]):  # without repetitions
         metric = metric_named(name)
         if metric.panel:  # otherwise the metric has no chart
+            # A metric that splits share is listed without a split, so its name has no slash.
             names = [name] if "/" in name else [f"{split}/{name}" for split in SPLITS]
             sections.setdefault(metric.panel, {})[metric.heading] = names
     return sections
 
 
 def panel_objects(goals: Sequence[str]) -> "Panels":
-    """Return W&B's panels by the title of their section: bars first, then lines over steps."""
+    """Return W&B's panels by the title of their section: bars first, then lines over steps.
+
+    Args:
+        goals: metrics that may be the runs' objectives, without their split.
+    """
     import wandb_workspaces.reports.v2 as reports
 
     bar_metrics = [*(f"val/best_{goal}" for goal in goals), *BARS]
     bars = [
         reports.BarPlot(title=metric_named(name).heading, metrics=[name]) for name in bar_metrics
     ]
+    # The lists are copied for mypy: a list of one type of panel is not a list of several types.
     sections: Panels = {"At the end": [*bars]}
-    for title, lines in panels(goals).items():
+    for title, lines in metrics_of_panels(goals).items():
         sections[title] = [
             reports.LinePlot(title=heading, x=STEP, y=[*names]) for heading, names in lines.items()
         ]
@@ -129,7 +135,7 @@ def build_view(entity: str, project: str, name: str, goals: Sequence[str]) -> "W
 
     # The columns are the objectives' best and final values, and the throughput.
     final_metrics = [f"{prefix}{goal}" for prefix in ("val/best_", "test/") for goal in goals]
-    columns = [f"summary:{metric}" for metric in (*final_metrics, BARS[0])]
+    columns = [f"summary:{metric}" for metric in (*final_metrics, THROUGHPUT)]
     sections = [
         workspaces.Section(name=title, is_open=True, panels=section_panels)
         for title, section_panels in panel_objects(goals).items()

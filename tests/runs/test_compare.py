@@ -14,7 +14,7 @@ from common.tools.compare.command import main
 from common.tools.compare.comparison import compare as compare_runs
 from common.tools.compare.readers import read_runs
 from common.tools.compare.table import notes
-from common.tools.workspace import panels
+from common.tools.workspace import metrics_of_panels
 from tests.launch import Finished, Runner, clean_environment, run_command
 
 FLAGS = ("--dataset", "digits", "--epochs", 2, "--batch-size", 128, "--hidden-sizes", 32)
@@ -136,7 +136,10 @@ def test_offline_folder_that_was_cut_short(runs: dict[str, Finished], tmp_path: 
 def test_view_at_wandb_shows_all_that_is_logged(learned_mlp: Finished) -> None:
     """Every metric that a run logs has a panel, except plain counts and times."""
     logged = {name for row in learned_mlp.metrics for name in row}
-    shown = {name for titles in panels([]).values() for names in titles.values() for name in names}
+    shown: set[str] = set()
+    for panels in metrics_of_panels([]).values():
+        for names in panels.values():
+            shown.update(names)
     left = {name for name in logged - shown if not name.startswith(("progress/", "time/"))}
     assert left <= {"val/count", "test/count", "val/best_accuracy"}
 

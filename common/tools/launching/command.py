@@ -17,6 +17,7 @@ def options_for(processes: int) -> list[str]:
     if processes == 1:
         return []
     any_free_port = ["--main_process_port", "0"]
+    # --multi_gpu also starts several processes on a CPU, where --cpu would start only one.
     return ["--multi_gpu", "--num_processes", str(processes), *any_free_port]
 
 
@@ -37,7 +38,7 @@ def launch_command(launcher_options: Sequence[str], script: str, words: Sequence
 def command_of_run(
     launcher_options: Sequence[str], recipe: str, flags: Sequence[str], directory: Path
 ) -> list[str]:
-    """Return the command that starts a run in `directory`, or resumes the run there.
+    """Return the command that starts a run in `directory`, or resumes the unfinished run there.
 
     Args:
         launcher_options: see `options_for`.

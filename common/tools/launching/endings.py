@@ -25,7 +25,11 @@ def ending_in_words(status: int, log: Path, most_lines: int = 1) -> str:
 def last_error(text: str, most_lines: int) -> str:
     """Return the last error in an output; without one, its last lines that are not empty.
 
-    The result is empty if the output is.
+    Lines are joined by slashes. The result is empty if the output is.
+
+    Args:
+        text: the output of a process.
+        most_lines: the number of last lines to return if no line is an error.
     """
     stripped = [line.strip(FRAME) for line in text.splitlines()]
     lines = [line for line in stripped if line]

@@ -21,11 +21,12 @@ def locked_folder_of_runs(directory: Path, flag: str, command_to_continue: str) 
         command_to_continue: the command that continues the work, for a message.
 
     Raises:
-        UserError: another job is writing to the folder, or it can't be created or written.
+        UserError: another job is writing to the folder, or the folder can't be created or written.
         SystemExit: with status 130, after Ctrl-C or SIGTERM.
     """
     with writing(f"{flag} {directory}"):
         directory.mkdir(parents=True, exist_ok=True)
         (directory / LOCK).touch()  # a folder without write permission fails here, with advice
+    # Another job may go on for hours, so do not wait for it.
     with locked(directory / LOCK, patience=0, flag=flag), stoppable(command_to_continue):
         yield

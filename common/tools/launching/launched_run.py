@@ -77,7 +77,7 @@ class LaunchedRun:
                 time.sleep(POLL_SECONDS)
 
     def close(self) -> None:
-        """Ask a running run to save itself and end; kill it after `STOP_SECONDS`."""
+        """Ask a running run to save itself and end, and wait; kill it after `STOP_SECONDS`."""
         if self.process is None or not self.is_running():
             return
         # A launcher may end before the recipe that it launched, so wait for all processes.

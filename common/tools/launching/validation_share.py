@@ -8,6 +8,9 @@ def with_validation_share(shared: Sequence[str]) -> list[str]:
 
     Test data must not choose between runs. If the data have no validation split, this share of
     the training data serves as validation data.
+
+    Args:
+        shared: flags as `parse_space` returns them, where no word is ``--flag=value``.
     """
     if "--validation-share" in shared:
         return [*shared]

@@ -11,18 +11,18 @@ from common.tools.predict.predictor import Predictor
 
 WARM_UP_BATCHES = 3  # the number of first batches that are not measured
 MIN_BATCHES = 20
-SECONDS = 5.0  # the shortest duration of a measurement, with its warm-up
+MIN_SECONDS = 5.0  # the shortest duration of a measurement, with its warm-up
 
 
 def benchmark(predictor: Predictor, inputs: Sequence[str]) -> dict[str, object]:
     """Return the latency and the throughput of batches, with the conditions of the measurement.
 
     A batch is measured from the files or texts to the probabilities on the host. The inputs are
-    repeated until `MIN_BATCHES` were measured and `SECONDS` have passed.
+    repeated until `MIN_BATCHES` were measured and `MIN_SECONDS` have passed.
     """
     endless_inputs = itertools.cycle(inputs)
     durations: list[float] = []  # seconds of each batch
-    while len(durations) < WARM_UP_BATCHES + MIN_BATCHES or sum(durations) < SECONDS:
+    while len(durations) < WARM_UP_BATCHES + MIN_BATCHES or sum(durations) < MIN_SECONDS:
         started = time.perf_counter()
         predictor([*itertools.islice(endless_inputs, predictor.batch_size)])
         durations.append(time.perf_counter() - started)

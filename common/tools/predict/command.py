@@ -61,7 +61,11 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 def read_command_line(words: Sequence[str] | None) -> argparse.Namespace:
-    """Return the arguments; a `UserError` for numbers out of range."""
+    """Return the arguments.
+
+    Raises:
+        UserError: a number is out of range.
+    """
     precisions = typing.get_args(typing.get_type_hints(TrainingConfig)["mixed_precision"])
     parser = tool_parser("predict", __doc__, "%(prog)s RUN FILE... | - [options]")
     parser.add_argument("run", metavar="RUN", help="a run's directory or model folder")
@@ -127,9 +131,9 @@ def print_predictions(
         probabilities = ranked.values[:, :top_k].tolist()
         classes = ranked.indices[:, :top_k].tolist()
         for sample, values, indices in zip(chunk, probabilities, classes, strict=True):
-            top = {
-                names[index]: round(value, 6) for index, value in zip(indices, values, strict=True)
-            }
+            top: dict[str, float] = {}
+            for index, value in zip(indices, values, strict=True):
+                top[names[index]] = round(value, 6)
             prediction = {
                 input_name: sample,
                 "label": names[indices[0]],

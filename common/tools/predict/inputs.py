@@ -84,7 +84,8 @@ def images_in(folder: Path) -> list[str]:
     """
     suffixes = image_suffixes()
     paths: list[str] = []
-    visited: set[str] = set()  # a link to a folder above it would lead round and round
+    # The real paths of visited folders. A link to a folder above it would lead round and round.
+    visited: set[str] = set()
 
     def refuse(problem: OSError) -> None:
         raise UserError(

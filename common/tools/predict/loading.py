@@ -1,4 +1,4 @@
-"""Load the trained model of a run, of a recipe or of any copy, as a module."""
+"""Load the trained model of a run, of a recipe or of any copy, as a PyTorch module."""
 
 import os
 from pathlib import Path
@@ -62,7 +62,7 @@ def finished_model(run: Path) -> Path:
         raise UserError(
             f"{run} has no model yet, and its status is {status}", advice=advice_to_go_on(run)
         )
-    return model_folder(run, "")
+    return model_folder(run, flag="")  # the message needs no flag before the path
 
 
 def load_transformers_model(
@@ -86,16 +86,16 @@ def load_transformers_model(
     source = str(folder)
     options = {"attn_implementation": "sdpa"}
     if hasattr(transformers, class_name):
-        model, loading = load_pretrained(class_name, source, source, **options)
+        model, loading_info = load_pretrained(class_name, name=source, subject=source, **options)
     else:
         # The class extends a class of Transformers, and has its `from_pretrained`. The type that
         # `class_of_recipe` returns does not say so, hence `Any`.
         model_class: Any = class_of_recipe(folder, facts, recipe_file)
         with reading(source, "copy the folder again from its source, or train the model again"):
-            model, loading = model_class.from_pretrained(
+            model, loading_info = model_class.from_pretrained(
                 source, output_loading_info=True, use_safetensors=True, dtype="float32", **options
             )
-    missing = loading["missing_keys"]
+    missing = loading_info["missing_keys"]
     if missing:  # Transformers fills missing weights with random values
         raise UserError(
             f"{folder} is incomplete, because {WEIGHTS} has no {min(map(str, missing))}",
@@ -137,11 +137,16 @@ def class_of_recipe(
 ) -> type[nn.Module]:
     """Return the model's class, which the recipe's file defines or imports.
 
+    Args:
+        folder: the model's folder, for a message.
+        facts: the contents of `model.json`.
+        recipe_file: the file; None for this repository's own recipes.
+
     Raises:
         UserError: the file has no model of this name.
     """
     path = recipe_of_repository(folder, facts) if recipe_file is None else Path(recipe_file)
-    class_name = str(facts.class_name)
+    class_name = str(facts.class_name)  # a damaged file may lack it, and nothing is called "None"
     model_class = getattr(load_recipe(path).module, class_name, None)
     if not (isinstance(model_class, type) and issubclass(model_class, nn.Module)):
         raise UserError(

@@ -71,12 +71,15 @@ class Predictor:
         """
         self.folder = finished_model(Path(run))
         self.batch_size = batch_size
-        self.input = read_input_description(self.folder / MODEL_JSON, str(run), recipe)
+        description = read_input_description(self.folder / MODEL_JSON, str(run), recipe)
         self.accelerator = build_accelerator(TrainingConfig(mixed_precision=mixed_precision))
-        self.is_text = isinstance(self.input, TextInput)
-        self.class_names = [str(name) for name in self.input.class_names]
-        # The number of texts in a sample, which is 1 for images.
-        self.columns = len(self.input.text_columns) if isinstance(self.input, TextInput) else 1
+        self.input_description = description
+        self.is_text = isinstance(description, TextInput)
+        self.class_names = [str(name) for name in description.class_names]
+        # An input is one text, or a pair of texts. For images, this number does not matter.
+        self.texts_per_input = (
+            len(description.text_columns) if isinstance(description, TextInput) else 1
+        )
         # On a CPU, recipes leave out the padding of texts. The predictor must do the same.
         self.leaves_out_padding = self.is_text and self.accelerator.device.type == "cpu"
         model = self.for_evaluation(load_model(self.folder, recipe))
@@ -101,7 +104,7 @@ class Predictor:
             ValueError: the number of outputs is not the number of class names, or a name occurs
                 twice.
         """
-        text = "a " * PROBE_WORDS + "\t" * (self.columns - 1)  # a second text is empty
+        text = "a " * PROBE_WORDS + "\t" * (self.texts_per_input - 1)  # a second text is empty
         probabilities = self([text] if self.is_text else [Image.new("L", (1, 1))])
         repeated = [name for name, count in Counter(self.class_names).items() if count > 1]
         if repeated:
@@ -156,7 +159,11 @@ class Predictor:
         return probabilities
 
     def out_of_memory_error(self, count: int) -> UserError:
-        """Return the error for a prediction of `count` inputs that ran out of memory."""
+        """Return the error for a prediction that ran out of memory.
+
+        Args:
+            count: the number of inputs of the prediction.
+        """
         size = min(self.batch_size, count)
         advice = "end other programs that use this memory"
         if size > 1:
@@ -173,19 +180,19 @@ class Predictor:
 
         Samples need labels, so these have the label 0, which nothing reads.
         """
-        expected = self.input
-        assert isinstance(expected, ImageInput)
+        description = self.input_description
+        assert isinstance(description, ImageInput)
         decode = partial(
             pixels_of,
-            size=expected.image_size,
-            channels=expected.channels,
-            white_level=expected.white_level or FULL_SCALE,
+            size=description.image_size,
+            channels=description.channels,
+            white_level=description.white_level or FULL_SCALE,
         )
         with ThreadPoolExecutor() as pool:
             pixels = np.stack([*pool.map(decode, inputs)])
         labels = np.zeros(len(pixels), dtype=np.int64)
         dtype = compute_dtype(self.accelerator)
-        return CachedImages(pixels, labels, expected.mean, expected.std, dtype)
+        return CachedImages(pixels, labels, description.mean, description.std, dtype)
 
     def texts(self, inputs: Sequence[Input]) -> CachedText:
         """Encode texts as in training.
@@ -195,14 +202,14 @@ class Predictor:
         Raises:
             UserError: an input does not have as many texts as the model takes.
         """
-        assert isinstance(self.input, TextInput)
+        assert isinstance(self.input_description, TextInput)
         rows = [str(text).split("\t") for text in inputs]
         for row in rows:
-            if len(row) != self.columns:
+            if len(row) != self.texts_per_input:
                 texts = "1 text" if len(row) == 1 else f"{len(row)} texts with tabs between them"
                 expected = (
                     "two texts with a tab between them"
-                    if self.columns == 2
+                    if self.texts_per_input == 2
                     else "one text without a tab"
                 )
                 raise UserError(
@@ -211,7 +218,7 @@ class Predictor:
                 )
         with reading(f"the tokenizer in {self.folder}", "copy the folder again from its source"):
             columns = list(zip(*rows, strict=True))
-            arrays = encode(self.tokenizer, columns, self.input.max_length)
+            arrays = encode(self.tokenizer, columns, self.input_description.max_length)
         labels = np.zeros(len(rows), dtype=np.int64)
         positions = token_positions if self.leaves_out_padding else None
         return CachedText(*arrays, labels, token_positions=positions)

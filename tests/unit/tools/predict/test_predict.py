@@ -271,7 +271,7 @@ def test_benchmark_reports_consistent_figures(
     predicted: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Throughput agrees with the latency of batches."""
-    monkeypatch.setattr("common.tools.predict.benchmark.SECONDS", 0.0)
+    monkeypatch.setattr("common.tools.predict.benchmark.MIN_SECONDS", 0.0)
     arguments = (image(tmp_path, "a.png"), "--batch-size", 8, "--benchmark", "--device", "cpu")
     (result,) = predicted(*arguments, "--mixed-precision", "no")
     assert 0 < result["p50_milliseconds"] <= result["p95_milliseconds"]
