@@ -132,17 +132,20 @@ def ratio_to_baseline(figures: RunFigures, baseline: RunFigures, name: str) -> f
 
 
 def unfair_pairs(
-    runs: Sequence[RunRecord], differences: Mapping[str, Sequence[object]], labels: set[str]
+    runs: Sequence[RunRecord],
+    differences: Mapping[str, Sequence[object]],
+    labels_that_must_agree: set[str],
 ) -> list[UnfairPair]:
     """Return the differences from the baseline that make a run's figures incomparable.
 
     Args:
         differences: each run's value of the settings in which the runs differ, by label.
-        labels: the labels of the settings that make figures incomparable.
+        labels_that_must_agree: the labels of the settings that make figures incomparable if they
+            differ.
     """
     pairs: list[UnfairPair] = []
     for label, values in differences.items():
-        if label not in labels:
+        if label not in labels_that_must_agree:
             continue
         baseline_value = values[0]
         for run, value in zip(runs, values, strict=True):

@@ -11,7 +11,7 @@ from common.tools.compare.readers import RunRecord
 # The measures of progress on the x-axis of curves, with the heading of the axis.
 X_AXES = {STEP: "updates", SAMPLES: "samples", TRAINING_SECONDS: "training time"}
 
-Curve = Mapping[float, tuple[float, float]]  # the point (x, y) of each step
+Curve = Mapping[float, tuple[float, float]]  # the point (x, y) of each step, by step
 
 
 class MeanPoint(NamedTuple):
@@ -58,9 +58,11 @@ def mean_curve(curves: Sequence[Curve]) -> list[MeanPoint]:
 
 
 def deviation_from(mean: float, values: Sequence[float]) -> float:
-    """Return the standard deviation of at least two values.
+    """Return the standard deviation of at least two values from their mean.
 
     `statistics.stdev` computes with exact fractions, which takes too long for every point of a
     curve.
     """
-    return math.dist(values, [mean] * len(values)) / math.sqrt(len(values) - 1)
+    # The distance of two points is the root of the sum of the squared differences.
+    distance_from_mean = math.dist(values, [mean] * len(values))
+    return distance_from_mean / math.sqrt(len(values) - 1)

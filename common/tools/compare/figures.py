@@ -102,7 +102,7 @@ def figures_of(run: RunRecord, target: float | None) -> RunFigures:
     """
     best_split, final_split = run.splits
     final = final_metrics(run)
-    # A run without a summary has not ended, so its best value is the best so far.
+    # A run without a summary has not ended, so its best value is the best of its rows so far.
     best = run.summary.get(run.objective.best_key, run.objective.best(run.values(run.goal)))
     memory_kind, peak = peak_memory(run)
     metrics = {name: figure_of_run(run, name) for name in FIGURES}
@@ -186,7 +186,8 @@ def final_metrics(run: RunRecord) -> dict[str, float]:
     """Return the metrics of the final evaluation, without the prefix of their split."""
     # The pattern leaves out best values, which belong to earlier evaluations, and names with a full
     # stop, which W&B adds.
-    pattern = re.compile(rf"{PREFIXES[run.splits[1]]}/(?!best_)([^.]+)")
+    _, final_split = run.splits
+    pattern = re.compile(rf"{PREFIXES[final_split]}/(?!best_)([^.]+)")
     matches = {name: pattern.fullmatch(name) for name in run.summary}
     return {match[1]: run.summary[name] for name, match in matches.items() if match}
 

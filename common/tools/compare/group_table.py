@@ -14,7 +14,7 @@ from common.tools.statistics.samples import Sample
 from common.track.names import Metric
 
 MEAN_AND_DEVIATION = "mean ± standard deviation"
-MAX_SEEDS = 12  # seeds that a cell lists
+MAX_SEEDS = 12  # the most seeds that a cell lists
 
 
 def has_repetitions(comparison: Comparison) -> bool:
@@ -35,8 +35,8 @@ def group_cells(comparison: Comparison) -> list[list[str]]:
     corner = MEAN_AND_DEVIATION if has_repetitions(comparison) else ""
     rows = [[corner, *group_labels(comparison)]]
     if has_repetitions(comparison):
-        rows.append(["runs", *run_counts(comparison)])
-        rows.append(["seeds", *seed_lists(comparison)])
+        rows.append(["runs", *cells_of_run_counts(comparison)])
+        rows.append(["seeds", *cells_of_seeds(comparison)])
     for row in figure_rows(comparison):
         samples = samples_of(row, comparison)
         if any(sample.count for sample in samples):
@@ -44,28 +44,33 @@ def group_cells(comparison: Comparison) -> list[list[str]]:
     return rows
 
 
-def run_counts(comparison: Comparison) -> list[str]:
-    """Return the number of finished runs in each group, and of the runs that were left out."""
-    counts = []
+def cells_of_run_counts(comparison: Comparison) -> list[str]:
+    """Return how many runs of each group finished, and how many were left out: ``3 (1 left out)``.
+
+    Runs that are unfinished, or that were passed twice, are left out.
+    """
+    cells = []
     for group in comparison.groups:
         count = len(finished_indices(comparison, group))
         left_out = len(group.run_indices) - count
-        counts.append(f"{count} ({left_out} left out)" if left_out else str(count))
-    return counts
+        cells.append(f"{count} ({left_out} left out)" if left_out else str(count))
+    return cells
 
 
-def seed_lists(comparison: Comparison) -> list[str]:
-    """Return the seeds of each group's finished runs.
+def cells_of_seeds(comparison: Comparison) -> list[str]:
+    """Return the seeds of each group's finished runs, such as ``0 1 2``.
 
     A cell has only the number of seeds if they are many, or if a run does not state its seed.
     """
-    lists = []
+    cells = []
     for group in comparison.groups:
         indices = finished_indices(comparison, group)
         seeds = [*dict.fromkeys(seed_of(comparison.runs[index]) for index in indices)]
-        is_short = len(seeds) <= MAX_SEEDS and all(seed.isdecimal() for seed in seeds)
-        lists.append(" ".join(seeds) if is_short else f"{len(seeds)} seeds")
-    return lists
+        # `seed_of` returns a text that is no number for a run that does not state its seed.
+        are_stated = all(seed.isdecimal() for seed in seeds)
+        is_listed = are_stated and len(seeds) <= MAX_SEEDS
+        cells.append(" ".join(seeds) if is_listed else f"{len(seeds)} seeds")
+    return cells
 
 
 def samples_of(row: FigureRow, comparison: Comparison) -> list[Sample]:
@@ -78,7 +83,13 @@ def samples_of(row: FigureRow, comparison: Comparison) -> list[Sample]:
 
 
 def cells_of(row: FigureRow, samples: Sequence[Sample], comparison: Comparison) -> list[str]:
-    """Return the cells of one metric: mean, standard deviation, and the ratio to the baseline."""
+    """Return the cells of one metric: mean, standard deviation, and the ratio to the baseline.
+
+    Args:
+        row: the metric of all runs.
+        samples: each group's values of the metric, in the order of the groups.
+        comparison: the runs in their groups, the baseline first.
+    """
     # A device's memory and the host's can't be compared, so they have no ratio.
     are_comparable = len(set(row.known_qualifiers.values())) <= 1
     # The table of runs has ratios of speed and of memory. This table also has a ratio of energy.

@@ -39,18 +39,18 @@ def write_comparison(options: Options) -> None:
     else:
         show(comparison)
     # Programs read the output of --json, so it has nothing but the JSON.
-    has_paths = options.output_format != "json"
+    prints_paths = options.output_format != "json"
     if options.plot is not None:
         from common.tools.compare.plot import plot_comparison  # which imports matplotlib
 
         plot_comparison(comparison, options.plot)
-        if has_paths:
+        if prints_paths:
             CONSOLE.print(f"picture: {options.plot}", markup=False)
     if options.html is not None:
         from common.tools.compare.page import write_page
 
         write_page(comparison, options.html)
-        if has_paths:
+        if prints_paths:
             CONSOLE.print(f"page: {options.html}", markup=False)
 
 

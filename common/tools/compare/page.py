@@ -53,6 +53,7 @@ def page_of(comparison: Comparison) -> str:
         "style_digest": digest_for_policy(style),
         "script_digest": digest_for_policy(script),
         "subject": text_as_html(f"{baseline.recipe} on {baseline.data.name}"),
+        # An HTML attribute of the legend's entries for means. It hides them if there are no means.
         "repetitions": "" if has_repetitions(comparison) else "hidden",
         "warnings": warnings_as_html(report),
         "tables": "\n".join(map(table_as_html, report.tables)),

@@ -94,8 +94,9 @@ def draw_curves(
     point_count = 0
     for group, style in zip(comparison.groups, styles, strict=True):
         runs = [comparison.runs[index] for index in group.run_indices]
-        evaluation = PREFIXES[runs[0].splits[0]]
-        for prefix, stage_style in (("train", TRAINING), (evaluation, EVALUATION)):
+        split_in_training, _ = runs[0].splits
+        evaluation_prefix = PREFIXES[split_in_training]
+        for prefix, stage_style in (("train", TRAINING), (evaluation_prefix, EVALUATION)):
             curves = [curve_of(run, f"{prefix}/{metric}", x_name) for run in runs]
             draw_group(axes, curves, style, stage_style)
             point_count += sum(map(len, curves))
@@ -120,16 +121,18 @@ def draw_group(axes: Axes, all_curves: Sequence[Curve], style: Style, stage_styl
     curves = [curve for curve in all_curves if curve]
     if len(curves) < 2:
         for curve in curves:
-            axes.plot(*zip(*curve.values(), strict=True), **style, **stage_style)
+            x_values, y_values = zip(*curve.values(), strict=True)
+            axes.plot(x_values, y_values, **style, **stage_style)
         return
     for curve in curves:
-        axes.plot(*zip(*curve.values(), strict=True), **{**style, **SINGLE_SEED})
+        x_values, y_values = zip(*curve.values(), strict=True)
+        axes.plot(x_values, y_values, **{**style, **SINGLE_SEED})
     points = mean_curve(curves)
-    x_values = [point.x for point in points]
+    mean_x_values = [point.x for point in points]
     lows = [point.mean - point.deviation for point in points]
     highs = [point.mean + point.deviation for point in points]
-    axes.plot(x_values, [point.mean for point in points], **style, **stage_style)
-    axes.fill_between(x_values, lows, highs, color=style["color"], **BAND)
+    axes.plot(mean_x_values, [point.mean for point in points], **style, **stage_style)
+    axes.fill_between(mean_x_values, lows, highs, color=style["color"], **BAND)
 
 
 def draw_bars(axes: Axes, comparison: Comparison, styles: Sequence[Style], name: str) -> None:
@@ -154,8 +157,8 @@ def draw_bars(axes: Axes, comparison: Comparison, styles: Sequence[Style], name:
         title_parts += sorted(kind for kind in kinds if kind is not None)
     axes.set_title(", ".join(title_parts))
     ends = [length + error for length, error in zip(lengths, errors, strict=True)]
-    room = 1.5 if any(errors) else 1.3  # leaves space for the labels
-    axes.set_xlim(0, room * max(ends) or 1)  # 1 if all bars are empty
+    space_for_labels = 1.5 if any(errors) else 1.3
+    axes.set_xlim(0, (space_for_labels * max(ends)) or 1)  # 1 if all bars are empty
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
 
 

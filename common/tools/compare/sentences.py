@@ -14,14 +14,14 @@ MAX_EXPONENT = 700.0  # float64 ends at about e to the power of 709
 # ------------------------------------------------------------------------------- The objective
 
 
-def difference(
+def difference_text(
     objective: Objective,
     baseline: Sample,
     group: Sample,
     interval: ConfidenceInterval | None,
     needed: int | None,
 ) -> str:
-    """Return the verdict on two groups of several seeds each.
+    """Return the verdict on the objective of two groups of several seeds each.
 
     Args:
         objective: says which direction is better.
@@ -48,15 +48,18 @@ def difference(
     if interval.excludes_zero:
         return f"{gain_text(objective, gain, form)} ({span})"
     return (
-        f"{not_distinguishable(baseline, group, needed, 'seed')} "
+        f"{not_distinguishable_text(baseline, group, needed, 'seed')} "
         f"({gain_text(objective, gain, form)}, {span})"
     )
 
 
-def difference_of_single_seeds(
+def difference_text_of_single_seeds(
     objective: Objective, baseline: Sample, group: Sample, errors: Sequence[float | None]
 ) -> str:
-    """Return the text if a group has only one seed: both values, and advice to repeat the runs.
+    """Return the text on the objective if a group has only one seed.
+
+    The text has both values and advice to repeat runs, but no verdict: one seed does not show how
+    much the objective varies by chance.
 
     Args:
         errors: the standard errors of the baseline and of the group from their number of samples;
@@ -114,7 +117,7 @@ def decimals_for(half_width: float) -> int:
 # ------------------------------------------------------------------------------ The throughput
 
 
-def ratio(
+def ratio_text(
     baseline: Sample, group: Sample, interval: ConfidenceInterval | None, needed: int | None
 ) -> str:
     """Return the verdict on the throughput of two groups of several runs each.
@@ -129,13 +132,14 @@ def ratio(
     if interval is None:
         return f"{times} as fast; there is no interval, because all runs of a group are equal"
     if interval.excludes_zero:
-        return f"{times} as fast ({ratio_span(interval)})"
+        return f"{times} as fast ({ratio_span_text(interval)})"
     return (
-        f"{not_distinguishable(baseline, group, needed, 'run')} ({times}, {ratio_span(interval)})"
+        f"{not_distinguishable_text(baseline, group, needed, 'run')} "
+        f"({times}, {ratio_span_text(interval)})"
     )
 
 
-def ratio_of_single_runs(
+def ratio_text_of_single_runs(
     baseline: Sample, group: Sample, interval: ConfidenceInterval | None
 ) -> str:
     """Return the text on the throughput if a group has only one run.
@@ -152,7 +156,7 @@ def ratio_of_single_runs(
         advice = "repeat the single one to see how much runs differ by chance"
     if interval is None:
         return f"{times}: {advice}"
-    span = f"{ratio_span(interval)} by the log lines within the runs"
+    span = f"{ratio_span_text(interval)} by the log lines within the runs"
     if interval.excludes_zero:
         return f"{times} ({span}): {advice}"
     return f"{times}, which even their log lines do not distinguish ({span}): {advice}"
@@ -165,7 +169,7 @@ def ratio_of_rates(baseline: Sample, group: Sample) -> float:
     return exponential(group.mean - baseline.mean)
 
 
-def ratio_span(interval: ConfidenceInterval) -> str:
+def ratio_span_text(interval: ConfidenceInterval) -> str:
     """Return the interval of a ratio of rates, from that of the difference of their logarithms."""
     low = exponential(interval.low)
     high = exponential(interval.high)
@@ -180,8 +184,15 @@ def exponential(value: float) -> float:
 # --------------------------------------------------------------------------------------- Both
 
 
-def not_distinguishable(baseline: Sample, group: Sample, needed: int | None, noun: str) -> str:
-    """Return how many repetitions there are, and how many could show such a difference."""
+def not_distinguishable_text(baseline: Sample, group: Sample, needed: int | None, noun: str) -> str:
+    """Return that two groups are not distinguishable, and how many repetitions could show more.
+
+    Args:
+        baseline: the baseline's values.
+        group: the group's values.
+        needed: the repetitions per group that could show such a difference; see `runs_needed`.
+        noun: the word for a repetition, "seed" or "run".
+    """
     counts = f"n = {baseline.count}"
     if baseline.count != group.count:
         counts += f" and {group.count}"
@@ -193,5 +204,5 @@ def not_distinguishable(baseline: Sample, group: Sample, needed: int | None, nou
 
 
 def percent(confidence: float) -> str:
-    """Return a confidence such as "95 %", or "98.3 %" where it was corrected."""
+    """Return a confidence as text, such as "95 %", or "98.3 %" where it was corrected."""
     return f"{100 * confidence:.3g} %"

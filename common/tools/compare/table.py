@@ -30,7 +30,7 @@ GROUPS_TITLE = "groups of runs that differ in the seed alone"
 UNFAIR = "not a fair comparison"
 
 
-def warnings(comparison: Comparison) -> list[str]:
+def unfair_warnings(comparison: Comparison) -> list[str]:
     """Return one sentence for each run that can't fairly be compared with the baseline."""
     texts_by_run: dict[str, list[str]] = {}
     for pair in comparison.unfair:
@@ -117,8 +117,8 @@ def table_cells(comparison: Comparison) -> list[list[str]]:
         if row.is_final_objective and has_standard_error(comparison):
             rows.append(cells_of_standard_errors(comparison))
     if comparison.target is not None:
-        times = map(time_to_target, comparison.figures)
-        rows.append([f"time to {target_text(comparison)}", *times])
+        target_cells = map(target_cell, comparison.figures)
+        rows.append([f"time to {target_text(comparison)}", *target_cells])
     return arranged(rows)
 
 
@@ -170,8 +170,8 @@ def arranged(rows: list[list[str]]) -> list[list[str]]:
     return [list(cells) for cells in zip(*rows, strict=True)] if is_wide else rows
 
 
-def time_to_target(figures: RunFigures) -> str:
-    """Return the cell of a run in the row of the target."""
+def target_cell(figures: RunFigures) -> str:
+    """Return when a run reached the target, such as ``12.3 s (step 400)``, or ``not reached``."""
     if figures.reached_target is None:  # there is no target, or no evaluation
         return UNKNOWN
     if not figures.reached_target:
@@ -187,14 +187,14 @@ class LabelledWarning(NamedTuple):
     text: str
 
 
-def labelled_warnings(comparison: Comparison, differences: Sequence[str]) -> list[LabelledWarning]:
+def labelled_warnings(comparison: Comparison, unfair_texts: Sequence[str]) -> list[LabelledWarning]:
     """Return all reasons not to trust a comparison, in the order of their weight.
 
     Args:
-        differences: sentences on runs that can't fairly be compared; see `warnings`.
+        unfair_texts: sentences on runs that can't fairly be compared; see `unfair_warnings`.
     """
     return [
-        *(LabelledWarning(UNFAIR, text) for text in differences),
+        *(LabelledWarning(UNFAIR, text) for text in unfair_texts),
         *(LabelledWarning("busy machine", text) for text in load_warnings(comparison)),
     ]
 
@@ -225,7 +225,7 @@ def report_of(comparison: Comparison, most_pairs: int | None = MAX_PAIRS_IN_TEXT
     Args:
         most_pairs: how many pairs of groups to show verdicts on; None for all of them.
     """
-    all_warnings = labelled_warnings(comparison, warnings(comparison))
+    all_warnings = labelled_warnings(comparison, unfair_warnings(comparison))
     tables = [TitledTable("", table_cells(comparison))]
     if has_repetitions(comparison):
         tables.append(TitledTable(GROUPS_TITLE, arranged(group_cells(comparison))))

@@ -1,4 +1,4 @@
-"""Fewer points for long curves, without hiding their extremes."""
+"""Thins long curves: fewer points, without hiding the extremes."""
 
 from collections.abc import Sequence
 
@@ -39,6 +39,7 @@ def points_per_curve(lengths: Sequence[int], most: int, fewest: int, most_in_all
         fewest: the smallest limit, even if the points are too many in all with it.
         most_in_all: the most points of all curves together.
     """
+    # Curves that are shorter than the limit do not shrink, so try smaller limits in turn.
     limit = most
     while limit > fewest and sum(min(length, limit) for length in lengths) > most_in_all:
         limit = max(fewest, limit * 3 // 4)

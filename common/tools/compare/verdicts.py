@@ -122,21 +122,21 @@ def figures_of_group(
     """Return the figures by which a group is judged.
 
     Args:
-        objectives: the objectives of all runs of the comparison.
-        standard_errors: the standard errors of these objectives.
+        objectives: the objective's values of all runs of the comparison.
+        standard_errors: the standard errors of these values.
     """
     speeds_of_runs = [
         logarithm(run_figures.metrics[THROUGHPUT]) for run_figures in comparison.figures
     ]
     first_index = group.run_indices[0]
-    finished = finished_indices(comparison, group)
+    finished_run_indices = finished_indices(comparison, group)
     speed_of_lines = Sample.of([])
-    if finished:
-        speed_of_lines = sample_of_log_lines(comparison.runs[finished[0]])
+    if finished_run_indices:
+        speed_of_lines = sample_of_log_lines(comparison.runs[finished_run_indices[0]])
     return GroupFigures(
         group=group,
         first_run=comparison.runs[first_index],
-        run_count=len(finished),
+        run_count=len(finished_run_indices),
         objective=sample_of_seeds(comparison, group, objectives),
         standard_error=standard_errors[first_index],
         speed=sample_of_runs(comparison, group, speeds_of_runs),
@@ -174,10 +174,10 @@ def verdict_on_objective(
     interval = welch_interval(baseline_sample, group_sample, confidence)
     needed = runs_needed(baseline_sample, group_sample, confidence)
     if are_repeated(baseline_sample, group_sample):
-        text = sentences.difference(objective, baseline_sample, group_sample, interval, needed)
+        text = sentences.difference_text(objective, baseline_sample, group_sample, interval, needed)
     else:
         errors = [baseline.standard_error, group.standard_error]
-        text = sentences.difference_of_single_seeds(
+        text = sentences.difference_text_of_single_seeds(
             objective, baseline_sample, group_sample, errors
         )
     stage = "best" if by_validation else "final"
@@ -213,10 +213,10 @@ def verdict_on_throughput(
     if are_repeated(baseline_sample, group_sample):
         interval = welch_interval(baseline_sample, group_sample, confidence)
         needed = runs_needed(baseline_sample, group_sample, confidence)
-        text = sentences.ratio(baseline_sample, group_sample, interval, needed)
+        text = sentences.ratio_text(baseline_sample, group_sample, interval, needed)
     else:
         interval = welch_interval(baseline.speed_of_lines, group.speed_of_lines, confidence)
-        text = sentences.ratio_of_single_runs(baseline_sample, group_sample, interval)
+        text = sentences.ratio_text_of_single_runs(baseline_sample, group_sample, interval)
     figure = metric_named(THROUGHPUT).label
     return make_verdict(
         baseline.group, group.group, figure, text, baseline_sample, group_sample, interval, needed

@@ -1,4 +1,4 @@
-"""Report on variants: a table of means over seeds, conclusions, a picture, and model cards."""
+"""Report on variants: a table of means over seeds, verdicts, a picture, and model cards."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -17,7 +17,12 @@ from common.tools.compare.group_table import group_cells, has_repetitions
 from common.tools.compare.groups import SEED
 from common.tools.compare.readers import RunRecord, read_runs
 from common.tools.compare.setting_text import value_text
-from common.tools.compare.table import LabelledWarning, arranged, labelled_warnings, warnings
+from common.tools.compare.table import (
+    LabelledWarning,
+    arranged,
+    labelled_warnings,
+    unfair_warnings,
+)
 from common.tools.compare.verdicts import GroupVerdict, correction_note, verdict_lines, verdicts_of
 
 # The heading of the section of a model card that `add_to_cards` writes.
@@ -31,7 +36,7 @@ def report(
     *,
     sets_seed: bool = False,
 ) -> None:
-    """Show means over seeds with their standard deviations, and conclusions about the variants.
+    """Show means over seeds with their standard deviations, and verdicts on pairs of variants.
 
     They are also written to `table.md`, and a picture to `picture.png`. If any variant has several
     runs, the model card of each run gets the means of its variant.
@@ -54,17 +59,17 @@ def report(
             advice="correct the causes that are printed above, and repeat the command",
         )
     comparison = compare_variants(finished)
-    unlabelled_warnings = [
-        *warnings(one_run_each(comparison)),
+    unfair_texts = [
+        *unfair_warnings(one_run_each(comparison)),
         *warnings_within_groups(comparison),
     ]
-    all_warnings = labelled_warnings(comparison, unlabelled_warnings)
+    all_warnings = labelled_warnings(comparison, unfair_texts)
     for label, warning in all_warnings:
         say(f"{label}: {warning}")
     title = title_of(comparison.runs[0])
     rows = group_cells(comparison)
     verdicts = verdicts_of(comparison, by_validation=has_validation_data(comparison))
-    remarks = conclusions(comparison, verdicts, finished, seed_count, sets_seed)
+    remarks = remarks_on_verdicts(comparison, verdicts, finished, seed_count, sets_seed)
     print_table(arranged(rows), title=title)
     for line in [*verdict_lines(verdicts, source_of_all="table.md"), *remarks]:
         say(line)
@@ -85,7 +90,7 @@ def compare_variants(finished: Mapping[str, Sequence[str]]) -> Comparison:
 
 
 def one_run_each(comparison: Comparison) -> Comparison:
-    """Return a comparison of one run of each variant, called by the variant's title.
+    """Return a comparison of the first run of each variant, called by the variant's title.
 
     Variants differ in the same settings with every seed, so this comparison has each warning once.
     """
@@ -148,14 +153,22 @@ def has_validation_data(comparison: Comparison) -> bool:
     return comparison.runs[0].splits[0] == "validation"
 
 
-def conclusions(
+def remarks_on_verdicts(
     comparison: Comparison,
     verdicts: Sequence[GroupVerdict],
     finished: Mapping[str, Sequence[str]],
     seed_count: int,
     sets_seed: bool,
 ) -> list[str]:
-    """Return sentences on the limits of the verdicts, and advice on how to overcome them."""
+    """Return sentences on the limits of the verdicts, and advice on how to overcome them.
+
+    Args:
+        comparison: all finished runs, in a group for each variant.
+        verdicts: the verdicts on pairs of variants.
+        finished: directories of the finished runs, by the variant's title.
+        seed_count: how many runs each variant should have.
+        sets_seed: whether the recipe's flags have a --seed of their own.
+    """
     lines: list[str] = []
     correction = correction_note(verdicts)
     if correction is not None:
@@ -176,17 +189,21 @@ def conclusions(
 
 
 def way_to_validate(comparison: Comparison) -> str:
-    """Return how to get validation data. A share above 0 was passed where the recipe ignores it."""
+    """Return how to get validation data, for runs that have none."""
     share = comparison.runs[0].flags.get("validation_share")
     if share is None:
         return "add --validation-share 0.1"
-    if share:
+    if share:  # the recipe ignored the share, because the runs would have validation data otherwise
         return "add a validation split to the data"
     return "pass --validation-share 0.1 instead of 0; if you pass --output-dir, name another folder"
 
 
 def advice_on_seeds(sets_seed: bool) -> str:
-    """Return the advice to train with several seeds. `--seeds` does not go with `--seed`."""
+    """Return the advice to train with several seeds.
+
+    Args:
+        sets_seed: whether the recipe's flags have a --seed of their own, which --seeds excludes.
+    """
     way_on = "the same command with --seeds 3 keeps these runs and adds others"
     if sets_seed:
         way_on = "pass --seeds 3 instead of --seed; if you pass --output-dir, name another folder"
@@ -197,12 +214,12 @@ def markdown_report(
     title: str,
     warnings: Sequence[LabelledWarning],
     rows: Sequence[Row],
-    conclusions: Sequence[str],
+    lines: Sequence[str],
 ) -> str:
-    """Return `table.md`: the title, quoted warnings, the table, and a paragraph per conclusion."""
+    """Return `table.md`: the title, quoted warnings, the table, and a paragraph for each line."""
     quoted_warnings = [f"> **{label}** {warning}" for label, warning in warnings]
     table = "\n".join(markdown_table(rows))
-    paragraphs = [line.strip() for line in conclusions]
+    paragraphs = [line.strip() for line in lines]
     parts = [title, *quoted_warnings, table, *paragraphs]
     return "\n\n".join(parts) + "\n"
 

@@ -1,7 +1,6 @@
 """Run the variants of a recipe: every combination of the values that vary, for each seed."""
 
 import itertools
-import math
 import os
 import re
 import shlex
@@ -31,7 +30,7 @@ from common.tools.vary.records import read_command, write_command
 from common.tools.vary.report import report
 from common.track.names import precision_name
 
-# What a variant's name has instead of a value that says nothing without its flag.
+# The part of a variant's name for each value that says nothing without its flag.
 NAMES_OF_VALUES = {
     "true": "{flag}",
     "false": "no-{flag}",
@@ -87,7 +86,7 @@ def run_variants(
     space, shared = parse_space(flags, load_recipe(Path(recipe)), least=0)
     refuse_ranges(space)
     sets_seed = "seed" in space or "--seed" in shared
-    refuse_seeds(seeds, sets_seed=sets_seed)
+    check_seeds(seeds, sets_seed=sets_seed)
     process_counts = read_process_counts(num_processes)
     variants = list_variants(space, process_counts)
     if len(variants) > 1:
@@ -125,7 +124,7 @@ def train_all(
 
 
 def flags_of_variants(shared: list[str]) -> list[str]:
-    """Return the flags that variants share; if a validation share is added, the user is told."""
+    """Return the flags that variants share, with a validation share; print a line if it is new."""
     flags = with_validation_share(shared)
     if flags != shared:
         say(
@@ -145,10 +144,11 @@ def refuse_ranges(space: Space) -> None:
             )
 
 
-def refuse_seeds(seeds: int, *, sets_seed: bool) -> None:
+def check_seeds(seeds: int, *, sets_seed: bool) -> None:
     """Raise a UserError if `--seeds` is out of range or contradicts `--seed`.
 
     Args:
+        seeds: the value of `--seeds`.
         sets_seed: whether the recipe's flags have a --seed of their own.
     """
     if seeds > 1 and sets_seed:
@@ -172,6 +172,10 @@ def read_process_counts(num_processes: str) -> list[str]:
 def list_variants(space: Space, process_counts: Sequence[str]) -> list[Variant]:
     """Return all combinations of values and numbers of processes.
 
+    Args:
+        space: the flags that vary, with choices alone.
+        process_counts: the numbers of processes, as typed.
+
     Raises:
         UserError: two variants would have the same name, and so the same directory.
     """
@@ -179,15 +183,16 @@ def list_variants(space: Space, process_counts: Sequence[str]) -> list[Variant]:
     for distribution in space.values():
         assert isinstance(distribution, CategoricalDistribution)  # the caller refused ranges
         choices.append([str(choice) for choice in distribution.choices])
+    combinations = list(itertools.product(process_counts, *choices))
     variants = {}
-    for count, *chosen_values in itertools.product(process_counts, *choices):
+    for processes, *chosen_values in combinations:
         values = dict(zip(space, chosen_values, strict=True))
-        processes = count if len(process_counts) > 1 else ""
-        name = variant_name(processes, values)
-        words = command_words(space, values)
-        variants[name] = Variant(name, variant_title(processes, values), count, words)
+        varied_processes = processes if len(process_counts) > 1 else ""
+        name = variant_name(varied_processes, values)
+        title = variant_title(varied_processes, values)
+        variants[name] = Variant(name, title, processes, command_words(space, values))
     # Variants with the same name have replaced each other in the dictionary.
-    if len(variants) < math.prod(map(len, (process_counts, *choices))):
+    if len(variants) < len(combinations):
         raise UserError(
             "two variants would have the same folder, because their values differ only in "
             "characters that are left out of the names of folders",
@@ -196,14 +201,14 @@ def list_variants(space: Space, process_counts: Sequence[str]) -> list[Variant]:
     return list(variants.values())
 
 
-def variant_name(processes: str, values: dict[str, str]) -> str:
+def variant_name(varied_processes: str, values: dict[str, str]) -> str:
     """Return a variant's name: its values, with the flag where the value alone says nothing.
 
     The name is also that of a folder, so all characters become dashes except letters, digits and a
     few signs.
 
     Args:
-        processes: the number of processes; empty if all variants have the same number.
+        varied_processes: the number of processes; empty if all variants have the same number.
         values: the variant's values, by flag. If there are none, the name is ``alone``.
     """
     parts = []
@@ -212,21 +217,21 @@ def variant_name(processes: str, values: dict[str, str]) -> str:
             parts.append(precision_name(value))
         else:
             parts.append(NAMES_OF_VALUES.get(value, value).replace("{flag}", flag))
-    if processes:
-        parts.append(f"{processes}-processes")
+    if varied_processes:
+        parts.append(f"{varied_processes}-processes")
     return re.sub(r"[^\w.+-]+", "-", "_".join(parts)) or "alone"
 
 
-def variant_title(processes: str, values: dict[str, str]) -> str:
+def variant_title(varied_processes: str, values: dict[str, str]) -> str:
     """Return a variant's name in tables: its flags with their values, such as ``dropout=0.1``.
 
     Args:
-        processes: the number of processes; empty if all variants have the same number.
+        varied_processes: the number of processes; empty if all variants have the same number.
         values: the variant's values, by flag. If there are none, the title is ``these flags``.
     """
     parts = [f"{flag}={value}" for flag, value in values.items()]
-    if processes:
-        parts.append(f"processes={processes}")
+    if varied_processes:
+        parts.append(f"processes={varied_processes}")
     return ", ".join(parts) or "these flags"
 
 

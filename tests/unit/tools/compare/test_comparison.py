@@ -23,7 +23,7 @@ from common.tools.compare.comparison import compare
 from common.tools.compare.figures import FIGURES
 from common.tools.compare.output_formats import as_json
 from common.tools.compare.readers import read_runs, record_of
-from common.tools.compare.table import as_markdown, notes, show, table_cells, warnings
+from common.tools.compare.table import as_markdown, notes, show, table_cells, unfair_warnings
 from common.track.facts import decided_otherwise
 from common.track.names import flat, unflat
 from tests.unit.tools.compare.run_folders import FACTS, rows, write_run
@@ -92,7 +92,7 @@ def test_different_objectives_are_unfair_but_shown(tmp_path: Path) -> None:
     first = write_run(tmp_path / "first")
     second = write_run(tmp_path / "second", LESS, rows([3.0, 0.5], metric="rmse"))
     comparison = compare(read_runs([first, second]))
-    assert warnings(comparison) == ["first and second: objective accuracy:max and rmse:min"]
+    assert unfair_warnings(comparison) == ["first and second: objective accuracy:max and rmse:min"]
     shown = table(first, second, target=0.8)
     assert shown["objective"] == ["accuracy:max", "rmse:min"]
     assert shown["best objective, validation"] == ["0.9000", "0.5000"]
@@ -154,7 +154,7 @@ def test_unfair_pair_is_named(path: str, value: Any, tmp_path: Path) -> None:
         write_run(tmp_path / "theirs", {path: value}),
         write_run(tmp_path / "same"),
     ]
-    (warning,) = warnings(compare(read_runs(sources)))
+    (warning,) = unfair_warnings(compare(read_runs(sources)))
     assert warning.startswith("mine and theirs: ")
     before: Any = FACTS
     for name in path.split("."):
@@ -195,7 +195,7 @@ def test_threads_matter_on_a_cpu_only(tmp_path: Path) -> None:
                 "environment.threads_per_process": threads,
             }
             sources.append(write_run(folder, facts))
-        assert len(warnings(compare(read_runs(sources)))) == expected
+        assert len(unfair_warnings(compare(read_runs(sources)))) == expected
 
 
 def test_processors_of_one_name_are_told_apart(tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ def test_processors_of_one_name_are_told_apart(tmp_path: Path) -> None:
             sources.append(write_run(tmp_path / device / str(model), facts))
         comparison = compare(read_runs(sources))
         assert len(comparison.groups) == groups
-        texts = warnings(comparison)
+        texts = unfair_warnings(comparison)
         assert len(texts) == groups - 1
         assert all("processor AMD EPYC, family 25, model 1, AVX2 and " in text for text in texts)
 
