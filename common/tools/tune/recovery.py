@@ -49,8 +49,9 @@ class TrialsOnDisk:
         """
         runs = {}
         for path in sorted(directory.glob(f"{TRIAL}*/config.json")):
-            with suppress(ValueError):  # leaves out other folders, such as trial-notes
-                runs[int(path.parent.name.removeprefix(TRIAL))] = read_directory(path.parent)
+            number = path.parent.name.removeprefix(TRIAL)
+            if number.isdecimal():  # leaves out other folders, such as trial-notes
+                runs[int(number)] = read_directory(path.parent)
         values = {number: values_tried(space, run) for number, run in runs.items()}
         if runs:
             # Any trial's values will do, because only the flags that all trials share are checked.
@@ -61,11 +62,11 @@ class TrialsOnDisk:
         return cls(runs, values)
 
     def disagreement(self, study: Study, space: Space, best_key: str) -> str | None:
-        """Return a text on the first difference between a study and the trials' directories.
+        """Return a clause on the first difference between a study and the trials' directories.
 
-        The result is None if they agree. A trial without a directory can't be compared. A study
-        whose file can be read may still have lost trials or values. Without this check, the search
-        would go on from wrong results.
+        In the clause, "it" is the study. The result is None if they agree. A trial without a
+        directory can't be compared. A study whose file can be read may still have lost trials or
+        values. Without this check, the search would go on from wrong results.
 
         Args:
             study: the study in its file.
@@ -229,7 +230,8 @@ def require_shared_flags(
     if expected.get("effective_batch_size") is not None:
         # Then the run itself chooses the accumulation, by its number of processes.
         may_differ.add("gradient_accumulation_steps")
-    for name in expected.keys() & stated.keys() - may_differ:
+    must_agree = stated.keys() - may_differ
+    for name in expected.keys() & must_agree:
         expected_value = expected[name]
         run_value = stated[name]
         # If the search states `auto`, the run may have any value: a resumed run states the value

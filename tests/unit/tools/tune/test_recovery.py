@@ -239,6 +239,16 @@ def test_whole_study_is_not_rebuilt(tmp_path: Path) -> None:
     assert not [*tmp_path.glob("study.db.*")]
 
 
+def test_other_folders_are_no_trials(whole_search: Path, tmp_path: Path) -> None:
+    """A folder whose name has no number is not read, so it may hold damaged files."""
+    shutil.copytree(whole_search, tmp_path, dirs_exist_ok=True)
+    for name in ("trial-notes", "trial-", "trial--1"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+    assert len(reopened(tmp_path).get_trials()) == 3
+    assert not [*tmp_path.glob("study.db.*")]
+
+
 def test_choices_are_compared_as_values() -> None:
     """Choices are compared as the recipe's parser reads them."""
     for choice, value in (("64", 64), ("1e-2", 0.01), ("8 16", [8, 16]), ("true", True)):
