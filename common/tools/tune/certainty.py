@@ -27,7 +27,7 @@ from common.track.names import metric_named
 
 
 def certainty_lines(
-    trials: Sequence[RunRecord], recipe: Recipe, space: Space, tried_settings: int
+    trials: Sequence[RunRecord], recipe: Recipe, space: Space, tried_settings_count: int
 ) -> list[str]:
     """Return sentences on the lead of the best settings over the second, and over the defaults.
 
@@ -39,26 +39,26 @@ def certainty_lines(
         trials: the runs of finished trials. A run whose summary was lost is left out.
         recipe: the recipe, which has the default values of the flags.
         space: the flags that were searched.
-        tried_settings: the number of settings that the search tried, also in trials that it stopped
-            early. If `trials` has more settings than this, their number counts instead.
+        tried_settings_count: the number of settings that the search tried, also in trials that it
+            stopped early. If `trials` has more settings than this, their number counts instead.
     """
     groups = group_trials(trials, recipe.objective, space)
     if not groups:
         return []
     best, *others = groups
-    candidates = max(tried_settings, len(groups))
+    candidate_count = max(tried_settings_count, len(groups))
     lines = []
     if others:
-        text = pair_text(best, others[0], recipe.objective, candidates)
+        text = pair_text(best, others[0], recipe.objective, candidate_count)
         lines.append(f"{text} (the second)")
-    lines += lines_on_defaults(groups, recipe, space, candidates)
+    lines += lines_on_defaults(groups, recipe, space, candidate_count)
     if others:
-        lines.append(advice_on_seeds(groups, candidates))
+        lines.append(note_on_luck(groups, candidate_count))
     return lines
 
 
 def lines_on_defaults(
-    groups: Sequence[TrialGroup], recipe: Recipe, space: Space, candidates: int
+    groups: Sequence[TrialGroup], recipe: Recipe, space: Space, candidate_count: int
 ) -> list[str]:
     """Return one sentence, in a list, that compares the best settings with the defaults.
 
@@ -80,7 +80,7 @@ def lines_on_defaults(
         ]
     if best in defaults:
         return [f"{best.name} has the recipe's default values of the searched flags"]
-    text = pair_text(best, defaults[0], recipe.objective, candidates)
+    text = pair_text(best, defaults[0], recipe.objective, candidate_count)
     return [f"{text} (the recipe's default values)"]
 
 
@@ -117,38 +117,43 @@ def defaults_of(recipe: Recipe) -> dict[str, object]:
     return defaults
 
 
-def advice_on_seeds(groups: Sequence[TrialGroup], candidates: int) -> str:
-    """Return a sentence on why the best settings may be worse than they seem."""
+def note_on_luck(groups: Sequence[TrialGroup], candidate_count: int) -> str:
+    """Return a sentence on why the best settings may be worse than they seem.
+
+    If each trial is one seed, the sentence also says what to do.
+    """
     if groups[0].is_repeated:
         return (
-            f"the best of {candidates} settings is partly the luckiest, so new seeds will probably "
-            "be a little worse"
+            f"the best of {candidate_count} settings is partly the luckiest, so new seeds will "
+            "probably be a little worse"
         )
     return (
-        f"each trial is one seed, and the best of {candidates} is partly the luckiest: repeat "
+        f"each trial is one seed, and the best of {candidate_count} is partly the luckiest: repeat "
         "it and its rivals with several seeds to be sure (recipes vary has --seeds)"
     )
 
 
-def pair_text(best: TrialGroup, other: TrialGroup, objective: Objective, candidates: int) -> str:
+def pair_text(
+    best: TrialGroup, other: TrialGroup, objective: Objective, candidate_count: int
+) -> str:
     """Return the lead of the best settings over others, and whether that may be chance.
 
     Args:
-        candidates: how many settings the best ones were chosen from.
+        candidate_count: how many settings the best ones were chosen from.
     """
     if best.is_repeated and other.is_repeated:
-        return text_by_seeds(best, other, objective, candidates)
-    return text_by_samples(best, other, objective, candidates)
+        return text_by_seeds(best, other, objective, candidate_count)
+    return text_by_samples(best, other, objective, candidate_count)
 
 
 def text_by_seeds(
-    best: TrialGroup, other: TrialGroup, objective: Objective, candidates: int
+    best: TrialGroup, other: TrialGroup, objective: Objective, candidate_count: int
 ) -> str:
     """Return the lead of the best settings over others, with its interval from their seeds."""
     names = f"{best.name} against {other.name}"
     scale, unit = scale_of(objective)
     lead = scale * abs(best.mean - other.mean)
-    interval = interval_of_lead(best, other, candidates)
+    interval = interval_of_lead(best, other, candidate_count)
     if interval is None:
         return f"{names}: {lead:.3g}{unit} ahead, and no seed of either differs from the others"
     half_width = scale * (interval.high - interval.low) / 2
@@ -161,19 +166,20 @@ def text_by_seeds(
 
 
 def interval_of_lead(
-    best: TrialGroup, other: TrialGroup, candidates: int
+    best: TrialGroup, other: TrialGroup, candidate_count: int
 ) -> ConfidenceInterval | None:
     """Return Welch's interval of the difference between settings, from their seeds.
 
     The interval is wide enough for the best of several candidates. The result is None if no seed
     differs from the others.
     """
-    confidence = simultaneous_confidence(candidates - 1)
+    rival_count = candidate_count - 1
+    confidence = simultaneous_confidence(rival_count)
     return welch_interval(other.sample, best.sample, confidence)
 
 
 def text_by_samples(
-    best: TrialGroup, other: TrialGroup, objective: Objective, candidates: int
+    best: TrialGroup, other: TrialGroup, objective: Objective, candidate_count: int
 ) -> str:
     """Return the lead of the best settings over others, judged by the sampling error.
 
@@ -193,14 +199,14 @@ def text_by_samples(
     figures = (
         f"{lead:{form}}{unit} ahead, with a standard error of {scale * error:{form}} by the samples"
     )
-    if not exceeds_chance(abs(best.mean - other.mean), error, candidates):
+    if not exceeds_chance(abs(best.mean - other.mean), error, candidate_count):
         return f"{names}: {figures}, so they can't be told apart"
-    choice = f", for the best of {candidates}" if candidates > 2 else ""
+    choice = f", for the best of {candidate_count}" if candidate_count > 2 else ""
     return f"{names}: {figures}, which is more than the choice of samples explains{choice}"
 
 
 def error_of_lead(best: TrialGroup, other: TrialGroup) -> float | None:
-    """Return the standard error of a difference from the number of samples; None if unknown.
+    """Return the standard error of the lead, from the number of samples; None if unknown.
 
     The error is that of independent samples. All trials are evaluated on the same samples, so the
     true error is smaller.
@@ -211,13 +217,14 @@ def error_of_lead(best: TrialGroup, other: TrialGroup) -> float | None:
     return math.hypot(errors[0], errors[1])
 
 
-def exceeds_chance(lead: float, error: float, candidates: int) -> bool:
+def exceeds_chance(lead: float, error: float, candidate_count: int) -> bool:
     """Return whether the best of several candidates is ahead of another by more than chance.
 
     Args:
         lead: the lead of the best candidate, at least 0.
         error: the standard error of the difference of two candidates.
-        candidates: how many candidates there are, these two included.
+        candidate_count: how many candidates there are, with these two.
     """
-    confidence = simultaneous_confidence(candidates - 1)
+    rival_count = candidate_count - 1
+    confidence = simultaneous_confidence(rival_count)
     return lead > NormalDist().inv_cdf(0.5 + confidence / 2) * error

@@ -46,8 +46,9 @@ def read_command_line(words: list[str]) -> tuple[Path, SearchSettings]:
     )
     parser.add_argument("--no-pruning", action="store_true", help="never stop a trial early")
     # The recipe is the first word or missing. A later word may be the value of a recipe's flag.
-    recipe = words.pop(0) if words and not words[0].startswith("-") else None
-    arguments, flags = parser.parse_known_args(words)
+    has_recipe = bool(words) and not words[0].startswith("-")
+    recipe = words[0] if has_recipe else None
+    arguments, flags = parser.parse_known_args(words[1:] if has_recipe else words)
     check_number("trials", arguments.trials, least=1)
     settings = saved_settings(arguments, recipe, flags)
     if settings is not None:

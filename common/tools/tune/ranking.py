@@ -48,7 +48,7 @@ def group_trials(
     runs_of_groups: dict[str, list[RunRecord]] = {}
     for run in trials:
         if math.isfinite(run.summary.get(objective.best_key, math.nan)):
-            runs_of_groups.setdefault(settings_of_run(run, space), []).append(run)
+            runs_of_groups.setdefault(settings_key_of_run(run, space), []).append(run)
     groups = []
     for runs in runs_of_groups.values():
         runs.sort(key=lambda run: sign * run.summary[objective.best_key], reverse=True)
@@ -62,13 +62,13 @@ def sign_of(objective: Objective) -> int:
     return 1 if objective.mode == "max" else -1
 
 
-def settings_of_run(run: RunRecord, space: Space) -> str:
+def settings_key_of_run(run: RunRecord, space: Space) -> str:
     """Return a text that is equal for runs with the same searched values except for the seed."""
     names = sorted(field_name(flag) for flag in space if flag != SEED)
     return json.dumps([run.flags.get(name) for name in names], default=str)
 
 
-def settings_of_trial(trial: FrozenTrial) -> str:
+def settings_key_of_trial(trial: FrozenTrial) -> str:
     """Return a text that is equal for trials with the same values except for the seed."""
     values = {flag: value for flag, value in trial.params.items() if flag != SEED}
     return json.dumps(values, sort_keys=True, default=str)
@@ -83,28 +83,33 @@ def ranked_by_settings(trials: Sequence[FrozenTrial], sign: int) -> list[FrozenT
     Args:
         sign: 1 if more is better, -1 if less is better.
     """
-    values_of_seeds: dict[str, dict[object, float]] = {}
+    values_by_settings: dict[str, dict[object, float]] = {}  # each with a value for each seed
     for trial in trials:
-        seeds = values_of_seeds.setdefault(settings_of_trial(trial), {})
-        seeds[trial.params.get(SEED)] = value_of(trial)
-    means = {settings: fmean(values.values()) for settings, values in values_of_seeds.items()}
+        value_by_seed = values_by_settings.setdefault(settings_key_of_trial(trial), {})
+        value_by_seed[trial.params.get(SEED)] = value_of(trial)
+    means: dict[str, float] = {}
+    for settings_key, value_by_seed in values_by_settings.items():
+        means[settings_key] = fmean(value_by_seed.values())
 
     def rank(trial: FrozenTrial) -> tuple[float, str, float]:
-        settings = settings_of_trial(trial)
-        return (-sign * means[settings], settings, -sign * value_of(trial))
+        settings_key = settings_key_of_trial(trial)
+        # The key keeps trials with the same settings together, if other settings have equal means.
+        return (-sign * means[settings_key], settings_key, -sign * value_of(trial))
 
     return sorted(trials, key=rank)
 
 
 def count_of_settings(trials: Sequence[FrozenTrial]) -> int:
     """Return how many different settings trials have, not counting the seed."""
-    return len({settings_of_trial(trial) for trial in trials})
+    return len({settings_key_of_trial(trial) for trial in trials})
 
 
-def mean_of_settings(trials: Sequence[FrozenTrial], trial: FrozenTrial) -> tuple[float, int]:
+def mean_and_count_of_settings(
+    trials: Sequence[FrozenTrial], trial: FrozenTrial
+) -> tuple[float, int]:
     """Return the mean value of all trials with the settings of `trial`, and their number."""
-    settings = settings_of_trial(trial)
-    values = [value_of(other) for other in trials if settings_of_trial(other) == settings]
+    key = settings_key_of_trial(trial)
+    values = [value_of(other) for other in trials if settings_key_of_trial(other) == key]
     return fmean(values), len(values)
 
 

@@ -29,7 +29,7 @@ from common.tools.launching.launched_run import LaunchedRun
 from common.tools.launching.validation_share import with_validation_share
 from common.tools.recipe import Recipe, load_recipe
 from common.tools.tune.certainty import certainty_lines
-from common.tools.tune.ranking import count_of_settings, mean_of_settings
+from common.tools.tune.ranking import count_of_settings, mean_and_count_of_settings
 from common.tools.tune.records import write_settings
 from common.tools.tune.recovery import (
     STEPS_PER_EPOCH,
@@ -119,9 +119,9 @@ class Search:
             seconds = duration(time.monotonic() - started)
             flags = command_line(trial_flags)
             say(f"{directory.name} of {total}  {flags}  {result.message}  {seconds}")
-            # The lists are equal only if the first trials all failed and there are no others.
-            states = [trial.state for trial in self.study.get_trials(deepcopy=False)]
-            if states == [TrialState.FAIL] * min(FIRST_TRIALS, total):
+            states = [begun_trial.state for begun_trial in self.study.get_trials(deepcopy=False)]
+            have_all_failed = all(state == TrialState.FAIL for state in states)
+            if have_all_failed and len(states) == min(FIRST_TRIALS, total):
                 raise UserError(
                     f"all trials so far failed; {directory.name} {result.message}",
                     advice=self.advice_after_failures(),
@@ -151,7 +151,12 @@ class Search:
         return self.directory / f"{TRIAL}{trial.number:03d}"
 
     def command(self, trial_flags: Sequence[str], directory: Path) -> list[str]:
-        """Return the command that starts a trial in a directory, or resumes the trial there."""
+        """Return the command that starts a trial in a directory, or resumes the trial there.
+
+        Args:
+            trial_flags: the words that give the searched flags the trial's values.
+            directory: the trial's directory.
+        """
         config_file = self.settings.config_file
         launcher_options = ["--config_file", config_file] if config_file is not None else []
         flags = [*trial_flags, *self.shared]
@@ -274,15 +279,17 @@ def report(search: Search, recipe: Recipe) -> None:
     picture = search.directory / "search.png"
     plot_search(search.study, metric.heading, picture)
     say(f"picture: {shown_path(picture)}")
-    tried = search.study.get_trials(states=(TrialState.COMPLETE, TrialState.PRUNED))
+    tried_trials = search.study.get_trials(states=(TrialState.COMPLETE, TrialState.PRUNED))
+    tried_settings_count = count_of_settings(tried_trials)
     records = readable_records(search, ranked)
-    for line in certainty_lines(records, recipe, search.space, count_of_settings(tried)):
+    for line in certainty_lines(records, recipe, search.space, tried_settings_count):
         say(line)
     best = ranked[0]
-    mean, count = mean_of_settings(ranked, best)
+    mean, count = mean_and_count_of_settings(ranked, best)
     others = f" and {count - 1} more with these settings" if count > 1 else ""
-    average = "mean " if count > 1 else ""
-    figure = f"{average}validation {metric.label} {metric.text(mean)}"
+    figure = f"validation {metric.label} {metric.text(mean)}"
+    if count > 1:
+        figure = f"mean {figure}"
     say(f"best: {search.directory_of(best).name}{others}, {figure}")
     say(search.best_command(best, recipe))
 

@@ -9,7 +9,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 
 from common.config import parse_config
 from common.errors import UserError
-from common.flags import field_name, role_of, spelled
+from common.flags import field_name, role_of
 from common.system.platforms import split_words
 from common.tools.recipe import Recipe
 
@@ -38,14 +38,13 @@ def parse_space(words: Sequence[str], recipe: Recipe, least: int = 1) -> tuple[S
     hints = typing.get_type_hints(recipe.config_class)
     space: Space = {}
     shared: list[str] = []
-    for word, values in words_by_flag(words).items():
-        name = field_name(word)
+    for flag, values in values_by_flag(words).items():
+        name = field_name(flag)
         if name.removeprefix("no_") in FLAGS_OF_ONE_RUN:
             raise UserError(
-                f"{word} is for a single run, but this command trains several runs",
-                advice=f"leave {word} out",
+                f"{flag} is for a single run, but this command trains several runs",
+                advice=f"leave {flag} out",
             )
-        flag = spelled(name)
         distribution = None
         # A comma or a colon may belong to the name of a file or a data set, so flags with such
         # names are never searched.
@@ -113,50 +112,54 @@ def values_at_ends(distribution: Distribution) -> Sequence[object]:
     return (distribution.low, distribution.high)
 
 
-def words_by_flag(words: Sequence[str]) -> dict[str, list[str]]:
+def values_by_flag(words: Sequence[str]) -> dict[str, list[str]]:
     """Return the values of each flag, in the order of the command line.
+
+    The keys are spelled as in ``--batch-size``. A switch has no values.
 
     Raises:
         UserError: a value has no flag, or a flag occurs twice, also as ``--no-…``.
     """
-    values_by_flag: dict[str, list[str]] = {}
+    values_of_flags: dict[str, list[str]] = {}
     for word in words:
         if not word.startswith("--"):
-            if not values_by_flag:
+            if not values_of_flags:
                 raise UserError(
                     f"{word} is a value without a flag", advice="write the flag before it"
                 )
-            last_flag = next(reversed(values_by_flag))
-            values_by_flag[last_flag].append(word)
+            last_flag = next(reversed(values_of_flags))
+            values_of_flags[last_flag].append(word)
             continue
         flag, equals, value = word.partition("=")  # without "=", the values are the next words
         flag = flag.replace("_", "-")
         is_negative = flag.startswith("--no-")
         opposite = f"--{flag.removeprefix('--no-')}" if is_negative else f"--no-{flag[2:]}"
-        if flag in values_by_flag or opposite in values_by_flag:  # only the last value would count
+        # The recipe's parser would take the last value without a word about the first.
+        if flag in values_of_flags or opposite in values_of_flags:
             problem = f"{flag} is given twice"
-            if opposite in values_by_flag:
+            if opposite in values_of_flags:
                 problem = f"{flag} contradicts {opposite}"
             raise UserError(problem, advice="leave one of the two out")
-        values_by_flag[flag] = [value] if equals else []
-    return values_by_flag
+        values_of_flags[flag] = [value] if equals else []
+    return values_of_flags
 
 
 def parse_values(
-    flag: str, value: str, number: type[int] | type[float] | None
+    flag: str, value: str, value_type: type[int] | type[float] | None
 ) -> Distribution | None:
     """Return the range or the choices in a flag's value; None for a single value.
 
     Args:
         flag: the flag's spelling, for messages.
         value: the flag's value as typed.
-        number: the type of the flag's values if they are numbers, which can have a range.
+        value_type: the type of the flag's values if they are numbers, which can have a range; None
+            for other values.
 
     Raises:
         UserError: the range is malformed, or a choice is empty.
     """
-    if number is not None and ":" in value:
-        return parse_range(flag, value, number)
+    if value_type is not None and ":" in value:
+        return parse_range(flag, value, value_type)
     choices = tuple(dict.fromkeys(choice.strip() for choice in value.split(",")))
     if "" in choices and len(choices) > 1:
         raise UserError(
@@ -167,7 +170,7 @@ def parse_values(
 
 
 def parse_range(
-    flag: str, value: str, number: type[int] | type[float]
+    flag: str, value: str, value_type: type[int] | type[float]
 ) -> IntDistribution | FloatDistribution:
     """Return the range that ``low:high`` or ``low:high:log`` describes.
 
@@ -175,13 +178,13 @@ def parse_range(
         UserError: the text is malformed, or Optuna refuses the range.
     """
     low, high, *scale = value.split(":")
-    distribution = IntDistribution if number is int else FloatDistribution
+    distribution = IntDistribution if value_type is int else FloatDistribution
     try:
         if scale not in ([], ["log"]):
             raise ValueError(f"the scale {':'.join(scale)!r} is unknown")
-        return distribution(number(low), number(high), log=bool(scale))  # type: ignore[arg-type]
+        return distribution(value_type(low), value_type(high), log=bool(scale))  # type: ignore[arg-type]
     except ValueError as problem:
-        numbers = "whole numbers" if number is int else "numbers"
+        numbers = "whole numbers" if value_type is int else "numbers"
         advice = (
             f"write low:high, two {numbers} with low below high, or low:high:log with low above 0"
         )
@@ -189,7 +192,12 @@ def parse_range(
 
 
 def command_words(space: Space, values: Mapping[str, object]) -> list[str]:
-    """Return the words that give each searched flag its value on a command line."""
+    """Return the words that give each searched flag its value on a command line.
+
+    Args:
+        space: the searched flags.
+        values: a value for each of them, as a study keeps it: a number, or the text of a choice.
+    """
     words: list[str] = []
     for name, distribution in space.items():
         value = values[name]

@@ -57,7 +57,7 @@ def trials(folder: Path, *values: tuple[float, float], metric: str = "accuracy")
 def test_trials_within_the_chance_of_samples_are_not_told_apart(tmp_path: Path) -> None:
     """One of 100 samples is less than the standard error."""
     records = trials(tmp_path, (0.97, 0.2), (0.96, 0.0))
-    second, default, advice = certainty_lines(records, recipe(), SPACE, tried_settings=0)
+    second, default, advice = certainty_lines(records, recipe(), SPACE, tried_settings_count=0)
     assert second == (
         "trial-000 against trial-001: 1.0 points ahead, with a standard error of 2.6 by the "
         "samples, so they can't be told apart (the second)"
@@ -69,7 +69,7 @@ def test_trials_within_the_chance_of_samples_are_not_told_apart(tmp_path: Path) 
 def test_large_lead_is_more_than_the_chance_of_samples(tmp_path: Path) -> None:
     """The advice to repeat stays, because seeds are another chance."""
     records = trials(tmp_path, (0.97, 0.2), (0.60, 0.1))
-    second, default, advice = certainty_lines(records, recipe(), SPACE, tried_settings=0)
+    second, default, advice = certainty_lines(records, recipe(), SPACE, tried_settings_count=0)
     assert "37.0 points ahead, with a standard error of 5.2 by the samples, which is more" in second
     assert default.startswith("no finished trial has the recipe's default values")
     assert "several seeds" in advice
@@ -78,7 +78,7 @@ def test_large_lead_is_more_than_the_chance_of_samples(tmp_path: Path) -> None:
 def test_default_may_be_the_best(tmp_path: Path) -> None:
     """Then nothing was gained."""
     records = trials(tmp_path, (0.97, 0.0), (0.60, 0.1))
-    lines = certainty_lines(records, recipe(), SPACE, tried_settings=0)
+    lines = certainty_lines(records, recipe(), SPACE, tried_settings_count=0)
     assert lines[1] == "trial-000 has the recipe's default values of the searched flags"
 
 
@@ -86,25 +86,25 @@ def test_default_may_be_unknown(tmp_path: Path) -> None:
     """A default that the recipe chooses at its start can't be compared with a trial's value."""
     records = trials(tmp_path, (0.97, 0.2), (0.96, 0.0))
     space = {**SPACE, "max-steps": CategoricalDistribution(("3", "4"))}
-    lines = certainty_lines(records, recipe(), space, tried_settings=0)
+    lines = certainty_lines(records, recipe(), space, tried_settings_count=0)
     assert lines[1].startswith("the recipe has no fixed default of --max-steps, so the search")
 
 
 def test_objective_without_a_standard_error(tmp_path: Path) -> None:
     """Only seeds can tell how much of the difference is chance."""
     records = trials(tmp_path, (0.97, 0.2), (0.96, 0.1), metric="r2")
-    line = certainty_lines(records, recipe("r2:max"), SPACE, tried_settings=0)[0]
+    line = certainty_lines(records, recipe("r2:max"), SPACE, tried_settings_count=0)[0]
     assert "0.9700 and 0.9600, and nothing shows how much of a difference in R² is chance" in line
 
 
 def test_single_or_missing_trials(tmp_path: Path) -> None:
     """One trial has nothing beside it, and a trial may have lost its summary."""
     (record,) = trials(tmp_path / "one", (0.97, 0.2))
-    assert len(certainty_lines([record], recipe(), SPACE, tried_settings=0)) == 1
+    assert len(certainty_lines([record], recipe(), SPACE, tried_settings_count=0)) == 1
     (tmp_path / "one" / "trial-000" / "summary.json").unlink()
     records = read_runs([str(tmp_path / "one" / "trial-000")])
-    assert certainty_lines(records, recipe(), SPACE, tried_settings=0) == []
-    assert certainty_lines([], recipe(), SPACE, tried_settings=0) == []
+    assert certainty_lines(records, recipe(), SPACE, tried_settings_count=0) == []
+    assert certainty_lines([], recipe(), SPACE, tried_settings_count=0) == []
 
 
 # Trials that differ in the seed alone
@@ -135,7 +135,7 @@ def test_trials_that_differ_in_the_seed_are_one_group(tmp_path: Path) -> None:
         (0.951, 0.0, 1),
         (0.952, 0.0, 2),
     )
-    second, default, advice = certainty_lines(records, recipe(), SEEDS, tried_settings=0)
+    second, default, advice = certainty_lines(records, recipe(), SEEDS, tried_settings_count=0)
     bounds = stats.ttest_ind(
         [0.950, 0.951, 0.952], [0.990, 0.800, 0.790], equal_var=False
     ).confidence_interval(0.95)
@@ -159,14 +159,14 @@ def test_clear_lead_over_seeds(tmp_path: Path) -> None:
         (0.901, 0.1, 1),
         (0.902, 0.1, 2),
     )
-    line = certainty_lines(records, recipe(), SEEDS, tried_settings=0)[0]
+    line = certainty_lines(records, recipe(), SEEDS, tried_settings_count=0)[0]
     assert "5.00 points ahead (95 % interval 4.77 to 5.23), which is more than the choice" in line
 
 
 def test_repeated_seed_is_no_further_evidence(tmp_path: Path) -> None:
     """The same settings and seed give the same result."""
     records = seeded_trials(tmp_path, (0.97, 0.2, 0), (0.97, 0.2, 0), (0.96, 0.1, 0))
-    line = certainty_lines(records, recipe(), SEEDS, tried_settings=0)[0]
+    line = certainty_lines(records, recipe(), SEEDS, tried_settings_count=0)[0]
     assert "with a standard error of 2.6 by the samples" in line
 
 
@@ -200,13 +200,13 @@ def test_lead_must_exceed_that_of_the_luckiest_of_many(tmp_path: Path) -> None:
     """A lead that would be clear between two trials is expected of the best of twenty."""
     values = [(0.99, 0.2), *((0.92, 0.3 + number / 100) for number in range(18)), (0.90, 0.0)]
     pair = trials(tmp_path / "pair", values[0], values[-1])
-    assert "which is more" in certainty_lines(pair, recipe(), SPACE, tried_settings=0)[0]
+    assert "which is more" in certainty_lines(pair, recipe(), SPACE, tried_settings_count=0)[0]
     _, default, advice = certainty_lines(
-        trials(tmp_path / "all", *values), recipe(), SPACE, tried_settings=0
+        trials(tmp_path / "all", *values), recipe(), SPACE, tried_settings_count=0
     )
     assert "so they can't be told apart (the recipe's default values)" in default
     assert "the best of 20 is partly the luckiest" in advice
-    stopped_early = certainty_lines(pair, recipe(), SPACE, tried_settings=20)
+    stopped_early = certainty_lines(pair, recipe(), SPACE, tried_settings_count=20)
     assert "so they can't be told apart (the second)" in stopped_early[0]
 
 
