@@ -156,7 +156,7 @@ class Run:
         early_stopping = EarlyStopping(self.config, self.context.best, validation_split)
         signals = RunSignals(
             is_asked_to_stop=self.is_asked_to_stop,
-            is_stop_announced=self.context.agreement.is_announced,
+            is_stop_announced=self.context.agreement.is_stop_announced,
             is_rehearsing=lambda: self.evaluations.rehearsal.is_reading,
         )
         loaders = make_loaders(self.config, self.accelerator, data.splits, signals)
@@ -341,7 +341,7 @@ class Run:
             self.log_training()
         if self.context.guard.is_due:
             self.context.guard.check(step)
-        if step % agreement.every == 0:
+        if step % agreement.check_every == 0:
             agreement.check(step)
         started.profiler.step()
 

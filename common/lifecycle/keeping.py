@@ -11,7 +11,7 @@ from common.checkpoints.adapters import bare_optimizer
 from common.checkpoints.state import Stateful
 from common.errors import UserError
 from common.lifecycle.stages import Context, KeptParts
-from common.training.optim import leave_unfit_fused_path, start_momentum
+from common.training.optim import start_momentum, turn_off_unfit_fused_kernel
 
 
 def keep(
@@ -30,7 +30,7 @@ def keep(
     """
     for name, part in parts.items():
         bare_part = bare_optimizer(part)
-        leave_unfit_fused_path(bare_part, context.accelerator.device)
+        turn_off_unfit_fused_kernel(bare_part, context.accelerator.device)
         start_momentum(bare_part)
         context.parts.add(name, part)
     refuse_unkept_part(context.accelerator, parts.values())

@@ -136,7 +136,7 @@ class ClassificationSums(Sums):
         reduced = self.over_all_ranks()
         classes = len(self.class_names)
         confusion = None
-        # The defaults are for an evaluation in which no rank had a sample.
+        # `no_counts` is for an evaluation in which no rank had a sample.
         if self.has_matrix:
             no_counts = torch.zeros(classes**2, dtype=torch.float64)
             confusion = reduced.totals.get("classified", no_counts).view(classes, classes)

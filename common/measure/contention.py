@@ -9,7 +9,8 @@ from common.system.platforms import load_average, usable_cores
 
 # A warning needs all of the following.
 MIN_SECONDS = 2  # an interval of at least this many seconds
-SMALL_SHARE = 0.7  # less than this share of the CPU time that threads ask for; alone, they get 0.9
+# Less than this share of the CPU time that threads ask for. Without other programs, they get 0.9.
+SMALL_SHARE = 0.7
 HIGH_LOAD = 1.5  # at least this many threads that want to run, for each core
 
 
@@ -23,7 +24,7 @@ class ContentionWatch:
         self.is_warned = False
 
     def warn_if_contended(self) -> None:
-        """Look at the interval that ends with this log line."""
+        """Warn if other programs slowed down the interval that ends with this log line."""
         wall_before, cpu_before = self.clocks
         self.clocks = (time.perf_counter(), time.process_time())
         if self.is_warned or self.device.type != "cpu":
@@ -57,7 +58,8 @@ def contention_sentence(
         load: the system's load average.
     """
     share = cpu_seconds / max(wall_seconds * threads, 1e-9)
-    if wall_seconds < MIN_SECONDS or load < HIGH_LOAD * cores or share >= SMALL_SHARE:
+    is_contended = load >= HIGH_LOAD * cores and share < SMALL_SHARE
+    if wall_seconds < MIN_SECONDS or not is_contended:
         return None
     contention = f"other programs use the same cores (load {load:.1f} on {cores})"
     if threads == 1:

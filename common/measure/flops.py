@@ -48,6 +48,8 @@ def training_flops(model: nn.Module, compute_loss: ComputeLoss, samples: Samples
 
     Args:
         model: the model without the wrapper that Accelerate adds for several processes.
+        compute_loss: the recipe's function; it is called once for each length of samples.
+        samples: the training samples, which give the shapes.
 
     Raises:
         Exception: an error of any class, if the model needs values; see
@@ -57,8 +59,8 @@ def training_flops(model: nn.Module, compute_loss: ComputeLoss, samples: Samples
     tensors = {}
     for name, tensor in own_tensors(model):
         if tensor not in stand_ins:
-            shape_alone = torch.empty_like(tensor, device="meta")
-            stand_ins[tensor] = shape_alone.requires_grad_(tensor.requires_grad)
+            without_values = torch.empty_like(tensor, device="meta")
+            stand_ins[tensor] = without_values.requires_grad_(tensor.requires_grad)
         tensors[name] = stand_ins[tensor]
     if not samples.has_tokens:
         batches = {0.0: samples.example(1, 0)}
@@ -145,7 +147,7 @@ def samples_of_each_length(lengths: np.ndarray) -> dict[float, torch.Tensor]:
 
     The lengths are the 10 %, 50 % and 90 % quantiles of all lengths, some of which may be equal.
     """
-    order = np.argsort(lengths, kind="stable")
+    order = np.argsort(lengths, kind="stable")  # the numbers of the samples, shortest first
     shares = (0.1, 0.5, 0.9)
     numbers = [int(order[int(share * (len(order) - 1))]) for share in shares]
     return {float(lengths[number]): torch.tensor([number]) for number in numbers}
@@ -172,6 +174,7 @@ def count_operations(
     """Return the operations of one forward and backward pass.
 
     Args:
+        batch: one sample, or several, whose operations are all counted.
         tensors: the tensors to use instead of the model's own, by name.
     """
     from torch.utils.flop_counter import FlopCounterMode

@@ -10,8 +10,8 @@ from torch import Tensor
 
 # The system counts CPU time in steps of about 10 ms, so a shorter time says nothing.
 MIN_SECONDS = 0.5
-# The least share of the elapsed time that the counters must show. Some containers show a machine
-# whose counters stand still.
+# The counters must add up to at least this share of the elapsed time. Some containers show a
+# machine whose counters stand still.
 MIN_SHARE = 0.5
 
 
@@ -121,7 +121,8 @@ def other_cpu_fraction(times_of_ranks: Tensor, ranks_per_machine: int) -> float 
     """
     shares = []
     for times_of_machine in times_of_ranks.split(ranks_per_machine):
-        # The ranks of a machine read the same counters, at slightly different times.
+        # The ranks of a machine read the same counters, at slightly different times, so their mean
+        # counts. The last field, each rank's own time, adds up to the time of the job.
         elapsed, total, busy, _ = times_of_machine.mean(0).tolist()
         job_seconds = float(times_of_machine[:, 3].sum())
         if elapsed < MIN_SECONDS or total < MIN_SHARE * elapsed:

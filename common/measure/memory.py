@@ -20,7 +20,8 @@ MEBIBYTE = 2**20
 CLEAR_REFS = Path("/proc/self/clear_refs")
 OWN_CGROUPS = Path("/proc/self/cgroup")
 CGROUPS = Path("/sys/fs/cgroup")
-Peaks = tuple[int, int]  # the most bytes in use, and reserved by the device's allocator
+# The most bytes in use, and the most bytes reserved by the device's allocator; 0 if unknown.
+Peaks = tuple[int, int]
 # The peaks before the system's marks were last reset: first the peaks of the whole process, then
 # those of each open `MemoryTracker`. Each tracker resets the marks, so the earlier peaks are kept
 # here.
@@ -168,8 +169,9 @@ def process_peak() -> Peaks:
         status = Path("/proc/self/status").read_text(encoding="utf-8")
     except OSError:
         status = ""
-    marks = re.findall(r"VmHWM:\s+(\d+) kB", status)
-    return max([resident_bytes(), *(1024 * int(mark) for mark in marks)]), 0
+    marks = [1024 * int(kib) for kib in re.findall(r"VmHWM:\s+(\d+) kB", status)]
+    peak = max([resident_bytes(), *marks])
+    return peak, 0
 
 
 def forget_peaks(device: torch.device) -> None:

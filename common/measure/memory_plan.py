@@ -61,6 +61,7 @@ class MemoryPlan:
         """Plan the memory of a model, its gradients and its optimizer.
 
         Args:
+            loader: the training loader, for the length of the longest batch.
             when_measured: is called once, after the first updates have been measured, with the
                 share of the device's memory that the plan takes.
         """
@@ -70,8 +71,9 @@ class MemoryPlan:
         self.optimizer = bare_optimizer(optimizer)
         self.when_measured = when_measured
         self.most_tokens = most_tokens_of_batch(loader)
-        # The tokens of the longest micro-batch so far. Infinity means that no activations are
-        # measured: a compiled model would be compiled with the hooks, and again without them.
+        # The tokens of the longest micro-batch so far; -1 before the first. Infinity means that no
+        # activations are measured: a compiled model would be compiled with the hooks, and again
+        # without them.
         self.watched_tokens = math.inf if is_compiled(model) else -1
         self.first_updates = ExitStack()  # closes the tracker and the hook after the first updates
         self.updates = 0
@@ -266,11 +268,13 @@ def saved_storages(known: Iterable[torch.Tensor]) -> Iterator[dict[int, int]]:
     sizes = {local(tensor).untyped_storage().data_ptr(): 0 for tensor in known}
 
     def note(tensor: torch.Tensor) -> torch.Tensor:
+        """Record the storage of a tensor that autograd saves; return what autograd is to save."""
         storage = tensor.untyped_storage()
         # FSDP gathers a layer's full weights for its forward pass and frees them afterwards, so
         # they are not activations. `known` has only their shards, so they are recognised by their
         # class. A saved tensor may be a view of a weight.
-        is_weight = isinstance(tensor if tensor._base is None else tensor._base, nn.Parameter)
+        base = tensor if tensor._base is None else tensor._base
+        is_weight = isinstance(base, nn.Parameter)
         sizes.setdefault(storage.data_ptr(), 0 if is_weight else storage.nbytes())
         return tensor
 

@@ -51,8 +51,9 @@ from common.system.devices import synchronize_stream
 from common.system.launch_variables import local_world_size
 
 BUSY_SHARE = 0.8  # share of the time; a GPU that nothing holds up is busy for a larger share
-# Measured peaks of one device may differ by less than this factor, for example under load.
-OTHER_DEVICE = 1.5
+# If two measured peaks differ by more than this factor, they are of different devices. Those of one
+# device differ too, for example under load, but by less.
+OTHER_DEVICE_RATIO = 1.5
 
 
 class MetersState(TypedDict):
@@ -84,11 +85,12 @@ class Meters:
         self.load = MachineLoad()
         self.flops: TrainingFlops | None = None
         self.peak = 0.0  # TFLOP/s of a device; 0 if unknown
-        self.peak_source = ""
-        self.peak_before = 0.0  # that of the attempt before this one; 0 if there was none
+        self.peak_source = ""  # "data sheet", "measured" or "unknown"; see `peak_tflops`
+        self.peak_before = 0.0  # the peak in the attempt before this one; 0 if there was none
         self.contention = ContentionWatch(self.device)
         self.rising_memory = RisingMemoryWatch(self.device)
-        self.utilizations: list[float] = []  # mean of the GPUs in each interval, from 0 to 1
+        # For each interval, the mean utilisation of all GPUs, from 0 to 1.
+        self.utilizations: list[float] = []
 
     def find_flops(
         self, model: nn.Module, compute_loss: ComputeLoss, samples: Samples, dtype: torch.dtype
@@ -148,11 +150,11 @@ class Meters:
         """
         self.contention.warn_if_contended()
         with self.stopwatch.stopped():
-            used = memory_used(self.device) | self.power.readings()
-            self.rising_memory.warn_if_rising(used[HOST_MEMORY])
+            readings = memory_used(self.device) | self.power.readings()
+            self.rising_memory.warn_if_rising(readings[HOST_MEMORY])
             own_sums = self.sums.take()
             row = self.sums.row(own_sums)
-            figures, rows = self.of_all_ranks(self.stopwatch.lap(), used, row)
+            figures, rows = self.gather_figures(self.stopwatch.lap(), readings, row)
             # The first column counts the metrics of a rank that are not in its row yet. If a rank
             # has such metrics, the ranks agree on them, and gather longer rows.
             if rows[:, 0].any():
@@ -167,11 +169,12 @@ class Meters:
 
         It must be called on all ranks.
         """
-        used = memory_used(self.device)
+        readings = memory_used(self.device)
         # The summary shows the peak, and not the memory at the end.
-        used[HOST_MEMORY] = peaks(torch.device("cpu"))[0] / MEBIBYTE
+        readings[HOST_MEMORY] = peaks(torch.device("cpu"))[0] / MEBIBYTE
+        # In `rows` below, column 0 has the losses, and the others have the fields of `CpuTimes`.
         numbers = [self.sums.last_loss(), *self.load.times().values()]
-        figures, rows = self.of_all_ranks(self.stopwatch.whole_run, used, numbers)
+        figures, rows = self.gather_figures(self.stopwatch.whole_run, readings, numbers)
         figures[TRAINING_LOSS] = float(rows[:, 0].mean())
         if self.was_on_another_device():
             figures.pop(MFU, None)  # the time on the other device is a share of another peak
@@ -185,34 +188,36 @@ class Meters:
         if not self.peak or not self.peak_before:
             return False
         ratio = self.peak / self.peak_before
-        return max(ratio, 1 / ratio) > OTHER_DEVICE
+        return max(ratio, 1 / ratio) > OTHER_DEVICE_RATIO
 
-    def of_all_ranks(
-        self, interval: Interval, used: Mapping[str, float], numbers: list[float]
+    def gather_figures(
+        self, interval: Interval, readings: Mapping[str, float], numbers: list[float]
     ) -> tuple[dict[str, float], Tensor]:
         """Gather the measurements of all ranks, in one collective.
 
         Args:
             interval: this rank's time and work.
-            used: this rank's memory, and its GPU's utilisation and power, by metric.
+            readings: this rank's memory, and its GPU's utilisation and power, by metric.
             numbers: n further numbers of this rank.
 
         Returns:
             The figures, without those that a rank can't report; and the `numbers` of all ranks,
-            float64 [world_size, n]. A figure of `used` is the maximum over ranks. But
-            ``gpu/utilization`` is the mean, and ``gpu/utilization_min`` is added.
+            float64 [world_size, n]. The figures are the ``perf/`` metrics, and of each of the
+            `readings` the maximum over ranks. But ``gpu/utilization`` is the mean, and
+            ``gpu/utilization_min`` is added.
         """
         own_interval = [*vars(interval).values()]
-        own_used = [*used.values()]
-        rows = self.gather_rows([*own_interval, *own_used, *numbers])
-        sizes = [len(own_interval), len(own_used), len(numbers)]
-        intervals, used_by_ranks, numbers_of_ranks = rows.split(sizes, dim=1)
+        own_readings = [*readings.values()]
+        rows = self.gather_rows([*own_interval, *own_readings, *numbers])
+        sizes = [len(own_interval), len(own_readings), len(numbers)]
+        intervals, readings_of_ranks, numbers_of_ranks = rows.split(sizes, dim=1)
         figures: dict[str, float] = {}
         if interval.updates:  # an interval whose updates were all profiled has no speed
             figures |= throughput(intervals, self.flops, self.peak)
-        figures |= dict(zip(used, used_by_ranks.amax(0).tolist(), strict=True))
-        if GPU_UTILIZATION in used:
-            utilization = used_by_ranks[:, [*used].index(GPU_UTILIZATION)]
+        figures |= dict(zip(readings, readings_of_ranks.amax(0).tolist(), strict=True))
+        if GPU_UTILIZATION in readings:
+            column = [*readings].index(GPU_UTILIZATION)
+            utilization = readings_of_ranks[:, column]
             figures[GPU_UTILIZATION] = float(utilization.mean())
             figures[MIN_GPU_UTILIZATION] = float(utilization.min())
         # NaN stands for a value that the GPU driver of at least one rank does not report.

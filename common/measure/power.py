@@ -33,14 +33,14 @@ class PowerMeter:
                 self.handle = pynvml.nvmlDeviceGetHandleByUUID(identity)
                 self.nvml = pynvml
         self.sampled_at = 0.0  # clock time of the last call of `sample`
-        self.sampled_until = 0  # the time of the last sample, by the driver's clock
+        self.sampled_until = 0  # the time of the last sample, in µs by the driver's clock
         self.samples: list[int] = []  # samples of the utilisation, in percent
         self.last_reading = (time.perf_counter(), self.joules())
         self.utilization()  # this drops the samples from before the run
 
     def ask(self, function: str, *arguments: int) -> Any:
         """Return the result of one of NVML's functions for this GPU; None if it can't be called."""
-        with suppress(Exception):
+        with suppress(Exception):  # without NVML, `self.nvml` is None and has no function
             return getattr(self.nvml, function)(self.handle, *arguments)
         return None
 

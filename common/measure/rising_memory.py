@@ -25,12 +25,12 @@ class RisingMemoryWatch:
         self.owners_warned_of: set[str] = set()
 
     def warn_if_rising(self, host: float) -> None:
-        """Look at the memory at a log line.
+        """Note the memory at a log line, and warn if it has kept rising.
 
         Args:
             host: the memory of the process, in MiB.
         """
-        memory = {"the process": host}
+        memory = {"the process": host}  # MiB by owner
         if has_own_memory_figures(self.device):
             memory["the GPU"] = memory_now(self.device) / MEBIBYTE
         for owner, size in memory.items():

@@ -61,7 +61,11 @@ class StopwatchState(TypedDict):
 
 @dataclass
 class Stopwatch:
-    """Counts the training time and work of one rank; evaluation and saving are left out."""
+    """Counts the training time and work of one rank; evaluation and saving are left out.
+
+    It counts between `start` and `stop`. A lap is the time and work between two calls of `lap`,
+    which log lines make.
+    """
 
     synchronize: Callable[[], None]
     clock: Callable[[], float]
@@ -138,7 +142,7 @@ class Stopwatch:
     def useful_seconds(self) -> float:
         """The seconds that all updates would have taken without compilation and warming up."""
         steady = self.whole_run
-        if steady is self.marked:  # there were only first updates
+        if steady is self.marked:  # there were only first updates, so `whole_run` counts them
             return steady.seconds
         # Without warming up, the first updates would have taken as long as the others, but no
         # longer than they did take.
@@ -210,20 +214,21 @@ def throughput(
     Args:
         intervals: float64 [world_size, 7], the fields of each rank's `Interval`.
         flops: the operations of a sample; None: there are no TFLOP/s and no MFU.
-        peak: the most TFLOP/s that a device can do; 0 if unknown.
+        peak: the most TFLOP/s that a device can do; 0 if unknown: there is no MFU.
     """
     total = Interval(*intervals.sum(0).tolist())
     devices = len(intervals)
-    # The columns are in the order of `Interval`: 0 is the time, and 1 the time spent waiting.
-    time_of_each = intervals[:, 0].clamp(min=1e-9)
-    seconds = float(time_of_each.max())
+    # The columns are in the order of `Interval`.
+    seconds_of_ranks = intervals[:, 0].clamp(min=1e-9)
+    wait_seconds_of_ranks = intervals[:, 1]
+    seconds = float(seconds_of_ranks.max())
     rate = total.samples / seconds
     updates = max(total.updates / devices, 1)  # each device counts every update
     metrics = {
         THROUGHPUT: rate,
         THROUGHPUT_PER_DEVICE: rate / devices,
         STEP_MILLISECONDS: 1000 * seconds / updates,
-        DATA_WAIT: float((intervals[:, 1] / time_of_each).max()),
+        DATA_WAIT: float((wait_seconds_of_ranks / seconds_of_ranks).max()),
     }
     if total.tokens:
         metrics[TOKEN_THROUGHPUT] = total.tokens / seconds

@@ -24,10 +24,10 @@ Totals = dict[str, torch.Tensor]
 # A function that computes figures from totals, which are float64 on the host and include "count".
 Finish = Callable[[Totals], Mapping[str, Measured]]
 
-# A figure counts as halved if its ratio is one half up to this relative error. The loss may have a
-# larger error, because it may be computed in bf16, which is less exact.
-HALVED_ERROR_OF_LOSS = 0.01
+# A figure counts as halved if it falls to one half of its value, up to this relative error.
 HALVED_ERROR = 0.001
+# The loss may have a larger error, because it may be computed in bf16, which is less exact.
+HALVED_ERROR_OF_LOSS = 0.01
 
 
 @dataclass
@@ -100,7 +100,8 @@ def is_halved(name: str, value_before: Measured, value_after: Measured) -> bool:
     if name == "count" or before.numel() != 1 or not float(before):
         return False
     relative_error = abs(float(after / before) / 0.5 - 1)
-    return relative_error <= (HALVED_ERROR_OF_LOSS if name == "loss" else HALVED_ERROR)
+    allowed_error = HALVED_ERROR_OF_LOSS if name == "loss" else HALVED_ERROR
+    return relative_error <= allowed_error
 
 
 @dataclass
@@ -236,7 +237,7 @@ class Sums:
             local_sums["elements", name] = elements
         sums = sum_over_ranks(self.accelerator, local_sums)
         # If a recipe called both `add` and `record`, each method counted all samples. So one of the
-        # two counts is taken, and not their sum.
+        # two counts is taken, and not their sum. Without a call of `add`, its count is 0.
         count = sums["count", "added"] or sums["count", "recorded"]
         totals = {"count": count}
         means = {}
@@ -316,7 +317,8 @@ def of_all_ranks(accelerator: Accelerator, figures: Mapping[str, Measured]) -> E
         local_values = torch.tensor([values[name] for name in names], dtype=torch.float64)
         means = reduce_numbers(accelerator, local_values, "mean").tolist()
         return Evaluation(dict(zip(names, means, strict=True)))
-    # A rank may lack some figures, or have them in another order: count the ranks that have each.
+    # A rank may lack some figures, or have them in another order. So each figure is summed together
+    # with the number of ranks that have it.
     local_pairs = [(values.get(name, 0.0), float(name in values)) for name in names]
     pair_values = torch.tensor(local_pairs, dtype=torch.float64)
     pairs = reduce_numbers(accelerator, pair_values, "sum").tolist()

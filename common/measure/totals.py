@@ -24,7 +24,7 @@ class PairTotal:
 
     def __init__(self, high: torch.Tensor, low: torch.Tensor) -> None:
         self.high = high  # the total, rounded to fp32
-        self.low = low  # what the rounding cut off, so `high + low` is the total
+        self.low = low  # the rounding error of `high`, so `high + low` is the total
 
     @classmethod
     def of(cls, values: torch.Tensor) -> "PairTotal":

@@ -68,7 +68,8 @@ class TrainingSums:
         """Record one micro-batch, without waiting for the device.
 
         Args:
-            loss: the micro-batch's mean loss, a tensor or a plain number.
+            loss: the micro-batch's mean loss, a plain number or a tensor. If the tensor has several
+                elements, such as a loss for each sample, they are averaged like those of a metric.
             metrics: tensors of any shape or plain numbers, whose elements are averaged.
 
         Raises:
@@ -76,15 +77,16 @@ class TrainingSums:
         """
         # `measured_value` detaches tensors, because a pending tensor must not keep the graph of
         # activations.
-        mean_loss = measured_value("loss", loss, "run.record")
-        values = {"loss": mean_loss}
+        measured_loss = measured_value("loss", loss, "run.record")
+        values = {"loss": measured_loss}
         for name, value in metrics.items():
             values[name] = measured_value(name, value, "run.record")
         if "loss" in metrics:
-            refuse_another_loss(mean_loss, values["loss"], "run.record")
+            refuse_another_loss(measured_loss, values["loss"], "run.record")
         self.pending.append(values)
-        if isinstance(mean_loss, torch.Tensor) and mean_loss.ndim:
-            mean_loss = mean_of(mean_loss)
+        mean_loss = measured_loss
+        if isinstance(measured_loss, torch.Tensor) and measured_loss.ndim:
+            mean_loss = mean_of(measured_loss)
         self.last_update.append(mean_loss)
         if len(self.pending) >= self.FOLD_EVERY:
             self.fold()

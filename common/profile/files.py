@@ -30,7 +30,7 @@ COLUMNS = {
 
 
 def write_profile(
-    folder: Path, profile: TorchProfile, device: torch.device, before: int, by_shape: bool
+    folder: Path, profile: TorchProfile, device: torch.device, bytes_before: int, by_shape: bool
 ) -> list[str]:
     """Write all files of a finished profile, except its verdict.
 
@@ -38,7 +38,7 @@ def write_profile(
         folder: where the files go; it is created.
         profile: the finished profile.
         device: the device of the training.
-        before: the bytes that tensors on the device took before the profile began.
+        bytes_before: the bytes that tensors on the device took before the recorded updates.
         by_shape: whether the tables have a row for each operation and shape of inputs, and not one
             for each operation.
 
@@ -58,7 +58,7 @@ def write_profile(
         writer.writerow(COLUMNS)
         for row in rows:
             writer.writerow([getattr(row, attribute) for attribute in COLUMNS.values()])
-    draw_memory(folder / "memory.png", profile, device, before)
+    draw_memory(folder / "memory.png", profile, device, bytes_before)
     return slowest_operations(rows, sort_key, by_shape)
 
 
@@ -104,7 +104,7 @@ def memory_changes(profile: TorchProfile, device: torch.device) -> list[tuple[fl
     return [((nanoseconds - start) / 1e6, size) for nanoseconds, size in changes]
 
 
-def draw_memory(path: Path, profile: TorchProfile, device: torch.device, before: int) -> None:
+def draw_memory(path: Path, profile: TorchProfile, device: torch.device, bytes_before: int) -> None:
     """Draw the memory of tensors over time, with a line at the end of each update.
 
     Nothing is drawn if matplotlib is not installed, or if no memory changed.
@@ -113,7 +113,7 @@ def draw_memory(path: Path, profile: TorchProfile, device: torch.device, before:
         path: the path of the picture.
         profile: the finished profile.
         device: the device whose memory is drawn.
-        before: the bytes that tensors on the device took before the profile began.
+        bytes_before: the bytes that tensors on the device took before the recorded updates.
     """
     try:
         from matplotlib.figure import Figure
@@ -127,10 +127,10 @@ def draw_memory(path: Path, profile: TorchProfile, device: torch.device, before:
         return
     milliseconds = [time for time, _ in changes]
     added_bytes = torch.tensor([size for _, size in changes]).cumsum(0)
-    # The bytes that tensors on a CPU took before are not known. The curve shows the bytes above its
-    # lowest point, which becomes 0.
+    # On a CPU, `bytes_before` is the memory of the whole process, and the memory of its tensors is
+    # not known. The curve then shows the bytes above its lowest point, which becomes 0.
     is_total_known = has_own_memory_figures(device)
-    base = before if is_total_known else -min(0, int(added_bytes.min()))
+    base = bytes_before if is_total_known else -min(0, int(added_bytes.min()))
     mebibytes = ((base + added_bytes) / MEBIBYTE).tolist()
     figure = Figure(figsize=(10, 4), layout="constrained")
     axes = figure.subplots()

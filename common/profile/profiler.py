@@ -117,7 +117,7 @@ class Profiler:
             )
             if window is None:
                 self.meter.finish()
-                least = FIRST_UPDATES + 3
+                least = FIRST_UPDATES + 3  # the end of the shortest window
                 warn(f"the run is not profiled, because fewer than {least} updates are left")
                 return batches
             self.procedure = self.measure(window, global_step)
@@ -182,8 +182,8 @@ class Profiler:
         if self.accelerator.is_main_process:
             try:
                 yield from self.profile(window, updates, busy_seconds_per_update)
-                numbers = f"{first + window.warm_up + 1} to {first + window.end}"
-                say(f"        updates {numbers} are left out of perf/; {self.folder}")
+                update_range = f"{first + window.warm_up + 1} to {first + window.end}"
+                say(f"        updates {update_range} are left out of perf/; {self.folder}")
             except Exception as problem:  # a failed profile must not stop the training
                 warn(f"--profile failed ({cause_text(problem)}); training goes on")
         # Wait for the remaining updates: on rank 0 those after an error, on other ranks all.
@@ -223,10 +223,10 @@ class Profiler:
             synchronize_stream(device)
             # Profiled updates are slower, unless other programs slowed the timed updates down. So
             # the report gets the shorter of the two times.
-            profiled_seconds = (time.perf_counter() - start) / recorded_updates
+            profiled_seconds_per_update = (time.perf_counter() - start) / recorded_updates
             profile.step()
-            busy = min(busy_seconds_per_update, profiled_seconds)
-            self.write_and_report(profile, bytes_before, recorded_updates, busy)
+            shorter_time = min(busy_seconds_per_update, profiled_seconds_per_update)
+            self.write_and_report(profile, bytes_before, recorded_updates, shorter_time)
 
     def write_and_report(
         self,

@@ -70,22 +70,30 @@ class Reporter:
         else:
             totals = verdict.cpu_kernel_milliseconds(events)
         kernels = {category: total / recorded_updates for category, total in totals.items()}
+        # A device whose kernels torch can time is a GPU, which runs them asynchronously.
         self.judge(kernels, timing, has_kernel_times, slowest)
 
     def judge(
-        self, kernels: dict[str, float], timing: Timing, is_gpu: bool, slowest: list[str]
+        self,
+        kernels: dict[str, float],
+        timing: Timing,
+        is_asynchronous: bool,
+        slowest: list[str],
     ) -> None:
         """Print the verdict on the speed, write `verdict.json`, and send both to the tracker.
 
         Args:
             kernels: the milliseconds of an update's "memory" and "compute" kernels.
             timing: the time of the updates.
-            is_gpu: whether kernels run while the loop goes on.
+            is_asynchronous: whether kernels run while the loop goes on, as on a GPU.
             slowest: a text for each of the three slowest operations.
         """
-        busy = 1000 * timing.busy_seconds_per_update
-        waiting = self.config.gradient_accumulation_steps * timing.seconds_per_batch
-        cost = verdict.cost_of_update(kernels, busy, 1000 * waiting, is_asynchronous=is_gpu)
+        busy_milliseconds = 1000 * timing.busy_seconds_per_update
+        batches_per_update = self.config.gradient_accumulation_steps
+        waiting_seconds = batches_per_update * timing.seconds_per_batch
+        cost = verdict.cost_of_update(
+            kernels, busy_milliseconds, 1000 * waiting_seconds, is_asynchronous=is_asynchronous
+        )
         judgement = verdict.judge(
             cost,
             self.config,

@@ -73,16 +73,19 @@ def cpu_kernel_milliseconds(events: "Sequence[FunctionEvent]") -> dict[str, floa
         if event.thread not in training_threads or waits_for_data(event):
             continue
         category = cost_category(event.name)
-        if category in totals:  # "launch" is not: `cost_of_update` computes it from the rest
+        # "launch" is not among the totals: `cost_of_update` computes its time as what is left.
+        if category in totals:
             totals[category] += event.self_cpu_time_total / 1000
     return totals
 
 
 def waits_for_data(event: "FunctionEvent | None") -> bool:
     """Whether an event lies inside a range in which the loop waits for a batch."""
-    while event is not None and event.name != DATA:
+    while event is not None:
+        if event.name == DATA:
+            return True
         event = event.cpu_parent
-    return event is not None
+    return False
 
 
 def gpu_kernel_milliseconds(events: "Sequence[FunctionEvent]") -> dict[str, float]:
@@ -100,7 +103,7 @@ def gpu_kernel_milliseconds(events: "Sequence[FunctionEvent]") -> dict[str, floa
 
 
 def cost_of_update(
-    kernels: dict[str, float], rest: float, data: float, *, is_asynchronous: bool
+    kernels: dict[str, float], busy: float, data: float, *, is_asynchronous: bool
 ) -> UpdateCost:
     """Split the time of one update into its parts; all times are in milliseconds.
 
@@ -109,12 +112,12 @@ def cost_of_update(
 
     Args:
         kernels: the time of one profiled update in "memory" and in "compute" kernels.
-        rest: the time of one update that was not profiled, without `data`.
+        busy: the time of one update that was not profiled, without `data`.
         data: the time for which the loop waits for the update's batches.
         is_asynchronous: whether the device may run kernels while the loop waits.
     """
-    whole = rest + data
-    time_for_kernels = whole if is_asynchronous else rest
+    whole = busy + data
+    time_for_kernels = whole if is_asynchronous else busy
     # If the kernels take longer than `time_for_kernels`, the profiler slowed them down.
     scale = min(1.0, time_for_kernels / max(sum(kernels.values()), 1e-9))
     memory = kernels["memory"] * scale

@@ -66,7 +66,8 @@ class WaitMeter:
                 batches_of_wait = min(batches_at_once, batches_left - position)
             self.count(waited, batches_of_wait, makes_several=batches_at_once > 1)
             yield batch
-        yield from batches  # the profile is over, so nothing is timed any more
+        # Either the profile is over, so nothing is timed any more, or no batch is left.
+        yield from batches
 
     def enter(self, phase: str) -> None:
         """Mark the beginning of a phase, if phases are marked now."""

@@ -76,7 +76,7 @@ def build_accelerator(
     set_kernels(precision, config.deterministic)  # after Accelerate, which may turn TF32 on
     if uses_fsdp and accelerator.num_processes > 1:
         shard(accelerator, config)
-    utils.set_seed(config.seed)
+    utils.set_seed(config.seed)  # the same seed on all ranks, for the same initial weights
     return accelerator
 
 
@@ -144,7 +144,7 @@ def shard(accelerator: ShardingAccelerator, config: TrainingConfig) -> None:
 
 
 def prepare_cpu(config: TrainingConfig, precision: Precision) -> None:
-    """Set the threads and the memory limit of a training on a CPU.
+    """Set the threads and the memory limit of a training on a CPU; warn if it would be slow.
 
     Raises:
         UserError: gradients are to be compressed to bf16, which gloo can't sum.
@@ -178,9 +178,10 @@ def name_device_for_accelerate() -> bool:
     environment names the type. This function sets the variable.
     """
     device = default_device()
-    # This property ignores its instance, so it can be asked before there is an instance.
-    accelerate_default = PartialState.default_device
-    if accelerate_default.fget(None).type == device.type:
+    # `default_device` is a property of instances, but there is no instance yet. Its getter ignores
+    # the instance, so it can be called with None.
+    accelerates_device = PartialState.default_device.fget(None)
+    if accelerates_device.type == device.type:
         return True
     os.environ.setdefault("ACCELERATE_TORCH_DEVICE", device.type)
     return False

@@ -80,7 +80,7 @@ class FreezableDDP(DistributedDataParallel):
     """
 
     handler: utils.DistributedDataParallelKwargs
-    names: list[str]  # names of all parameters
+    names: list[str]  # names of all parameters, in the order of `all_parameters`
     all_parameters: list[nn.Parameter]
     registered: list[bool]  # for each parameter, whether DDP averages its gradient
     # Whether this update has gradients of earlier micro-batches that are not averaged yet.
@@ -119,10 +119,10 @@ class FreezableDDP(DistributedDataParallel):
             TrainingError: the last update's loss did not depend on a registered parameter.
         """
         if torch.is_grad_enabled():
-            trainable = self.registered
-            if self.require_backward_grad_sync:
+            if self.require_backward_grad_sync:  # the last micro-batch of an update
                 trainable = self.register_trainable()
             else:
+                trainable = self.registered
                 self.has_accumulated = True
             if True not in trainable:  # another network is being trained: nothing to average
                 return self.module(*inputs, **named_inputs)
@@ -134,10 +134,11 @@ class FreezableDDP(DistributedDataParallel):
             raise self.missing_gradient_error(str(problem)) from None
 
     def register_trainable(self) -> list[bool]:
-        """Register the parameters that require gradients.
+        """Register the parameters that require gradients, if they differ from the registered ones.
 
-        If no parameter requires gradients, the registered ones stay: a recipe may freeze a network
-        for a moment.
+        Gradients that a layer got in this update before it was frozen are averaged first. If no
+        parameter requires gradients, the registered ones stay: a recipe may freeze a network for a
+        moment.
 
         Returns:
             For each parameter, whether it requires gradients.

@@ -4,6 +4,7 @@ import gc
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -96,7 +97,7 @@ def fit_batch_size(
     largest = requested if config.resume is not None else len(loader.samples)
     sizes = sizes_to_try(requested, per_update, largest)
     trials = search(sizes, requested, try_size)
-    memory.forget_peaks(loader.device)
+    memory.forget_peaks(loader.device)  # the run reports the peaks of its training only
     rates, peaks = combine_over_ranks(trials, sizes, accelerator)
     show_trials(rates, peaks)
     chosen = choose_size(rates, config, loaders)
@@ -137,7 +138,8 @@ def choose_size(
     # If the requested size does not fit, begin with the largest size that fits.
     start = requested if requested in fitting else same_updates[-1]
     chosen = fastest(fitting, same_updates, start)
-    say_fastest(fastest(fitting, fitting, chosen), per_update)
+    fastest_of_all = fastest(fitting, [*fitting], chosen)  # it may change the updates
+    say_fastest(fastest_of_all, per_update)
     return chosen
 
 
@@ -252,14 +254,14 @@ def collective_in_loss(model: nn.Module, loader: Loader, compute_loss: ComputeLo
     The loss is computed on two samples. The model keeps its buffers, and has no gradients.
     """
     # The call below changes buffers, such as batch norm's statistics.
-    put_buffers_back = keep_buffers(model)
+    restore_buffers = keep_buffers(model)
     batch = loader.batch_of(torch.arange(min(2, len(loader.samples))))
     model.train()
     with as_written(model), CollectiveFinder() as finder:
         loss, _ = compute_loss(model, batch)
         loss.backward()
     model.zero_grad()
-    put_buffers_back()
+    restore_buffers()
     return finder.name
 
 
@@ -288,11 +290,17 @@ def sizes_to_try(requested: int, per_update: int, largest: int) -> list[int]:
       divisor is at most half of the next.
     - Above the requested size are its doublings up to `largest`. Some may change the updates. The
       user is told if such a size is the fastest, but it is not chosen.
+
+    Args:
+        requested: the size that the flags state.
+        per_update: the samples of an update on this rank.
+        largest: the largest size to try, unless the requested size is larger.
     """
     sizes = [requested]
     while sizes[0] > 1:
         half = sizes[0] // 2
-        sizes.insert(0, max(n for n in range(1, half + 1) if per_update % n == 0))
+        next_smaller = max(n for n in range(1, half + 1) if per_update % n == 0)
+        sizes.insert(0, next_smaller)
     while sizes[-1] * 2 <= largest:
         sizes.append(sizes[-1] * 2)
     return sizes
@@ -315,7 +323,7 @@ def search(sizes: list[int], requested: int, try_size: Callable[[int], Trial]) -
             if trials[size].rate:
                 break
     # A requested size that does not fit has no room either, so no larger size is tried.
-    for size, larger in zip(sizes[index:], sizes[index + 1 :], strict=False):
+    for size, larger in pairwise(sizes[index:]):
         if not trials[size].has_room:
             break
         trials[larger] = try_size(larger)
@@ -330,7 +338,7 @@ def fastest(rates: Mapping[int, float], sizes: Iterable[int], start: int) -> int
     Args:
         rates: samples/s by size.
         sizes: the candidates, in ascending order.
-        start: the size to use without a good reason for another size.
+        start: the size to use if no larger size is clearly faster.
     """
     best = start
     for size in sizes:
@@ -358,7 +366,7 @@ def attempt(
     spare_bytes = 0.0
     if is_accelerator(device) and is_compiled(model):
         spare_bytes = COMPILE_MARGIN * memory.device_memory(device)
-    put_buffers_back = keep_buffers(model)
+    restore_buffers = keep_buffers(model)
     tracker = memory.MemoryTracker(device)
     model.train()
     try:
@@ -375,7 +383,7 @@ def attempt(
         rate = 0.0
     finally:
         model.zero_grad()
-        put_buffers_back()
+        restore_buffers()
         gc.collect()
         empty_cache(device)
     # The second figure is the memory that the limit of a container leaves.

@@ -31,10 +31,11 @@ class Best:
     """
 
     objective: Objective
-    is_kept: bool = True  # whether `--keep best` saves the best model; checkpoints name its file
+    # Whether the best model is saved (`--keep best`). Then checkpoints name its file.
+    is_kept: bool = True
     value: float | None = None
     step: int = -1  # the update after which the kept model was evaluated; -1 if there is none
-    evaluations_since_best: int = 0  # evaluations since the first with this value
+    evaluations_since_best: int = 0  # evaluations after the first one that had this value
     loss: float | None = None  # the loss of the kept model, if its evaluation had one
 
     def record(self, value: float, step: int, loss: float | None = None) -> bool:

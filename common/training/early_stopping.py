@@ -45,8 +45,8 @@ class EarlyStopping:
     def decide(self, global_step: int) -> bool:
         """Return whether the run ends early, after update `global_step`.
 
-        The first time that it does, a line is printed. The flag `--early-stopping` takes effect
-        only here, so this method marks the flag as read.
+        The first time that the answer is yes, this method prints a line. The flag
+        `--early-stopping` takes effect only here, so this method marks the flag as read.
         """
         mark_read(self.config, "early_stopping")
         patience = self.config.early_stopping

@@ -62,7 +62,7 @@ def seed_generators(device: torch.device, seed: int) -> None:
 
 
 def keep_buffers(model: nn.Module) -> Callable[[], None]:
-    """Return a function that restores all buffers of `model` to their current values.
+    """Copy all buffers of `model`; return a function that restores them to their current values.
 
     The rehearsal and `--auto-batch-size` use it, because they must leave no trace in the buffers.
     The rehearsal is an evaluation, which averages buffers. `--auto-batch-size` makes forward passes
@@ -71,11 +71,11 @@ def keep_buffers(model: nn.Module) -> Callable[[], None]:
     buffers = [*model.buffers()]
     values = [buffer.clone() for buffer in buffers]
 
-    def put_back() -> None:
+    def restore_buffers() -> None:
         for buffer, value in zip(buffers, values, strict=True):
             buffer.copy_(value)
 
-    return put_back
+    return restore_buffers
 
 
 def average_buffers(accelerator: Accelerator, model: nn.Module) -> Callable[[], None]:

@@ -95,9 +95,9 @@ class Gatherer:
         if shape_and_dtype in self.known_equal and rows.device.type != "cpu":
             return
         shapes_of_ranks = gather_from_ranks(self.accelerator, shape_and_dtype)
-        # A single number (ndim 0) has no rows to gather.
         differ = len(set(shapes_of_ranks)) > 1
-        if differ or not rows.ndim:
+        is_single_number = rows.ndim == 0
+        if differ or is_single_number:
             shown = ", ".join(f"{shape} of {dtype}" for shape, dtype in shapes_of_ranks)
             advice = (
                 "pass tensors with one row per sample and the same shape and dtype on each rank: "

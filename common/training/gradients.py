@@ -251,7 +251,8 @@ class GradientGuard:
 
         Args:
             global_step: the number of updates made.
-            loss: the mean training loss since the last log line; 0 if the loss is not known here.
+            loss: the mean training loss since the last log line. The default passes the check, for
+                a call without a log line, where the loss is not known.
 
         Raises:
             TrainingError: an update was skipped, or the loss is NaN. In fp16, whose loss scale has
@@ -279,24 +280,28 @@ class GradientGuard:
             )
 
     def figures(self) -> dict[str, float]:
-        """Return the ``train/`` and ``gradients/`` metrics; call it after `check`."""
+        """Return the ``train/`` and ``gradients/`` metrics; called on all ranks.
+
+        Call `check` first, which counts the skipped updates up to now.
+        """
         metrics = {GRADIENT_NORM: float(self.grad_norm), SKIPPED_UPDATES: self.skipped}
         if self.is_fp16:
             metrics[LOSS_SCALE] = self.accelerator.scaler.get_scale()
         return metrics | self.layer_norms()
 
     def layer_norms(self) -> dict[str, float]:
-        """Return the gradient norm of each layer over all of its parameters.
+        """Return the ``gradients/`` metrics: the norm of each layer over all of its parameters.
 
-        The result is empty without `by_layer`.
+        The result is empty without `by_layer`. This must be called on all ranks, because the norms
+        of sharded gradients are combined in collectives.
         """
         norms = [norm_over_ranks(norm) for norm in self.gradient_norms.values()]
         values = torch.stack(norms).tolist() if norms else []
-        squares = defaultdict[str, float](float)
+        sums_of_squares = defaultdict[str, float](float)
         for name, norm in zip(self.gradient_norms, values, strict=True):
             layer = name.rpartition(".")[0]
-            squares[f"gradients/{layer}"] += norm**2
-        return {layer: math.sqrt(square) for layer, square in squares.items()}
+            sums_of_squares[f"gradients/{layer}"] += norm**2
+        return {metric: math.sqrt(total) for metric, total in sums_of_squares.items()}
 
     def state_dict(self) -> GuardState:
         self.count_skipped()

@@ -20,7 +20,7 @@ from common.system.launch_variables import (
 )
 from common.system.wording import counted
 
-LAUNCH = (
+LAUNCH_ADVICE = (
     "start the recipe with accelerate launch --config_file accelerate_configs/multi_cpu.yaml (or "
     "another file of that folder), or with accelerate launch --multi_gpu --num_processes N"
 )
@@ -30,7 +30,8 @@ UNSUPPORTED_LAUNCHERS = {
     "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM",
     "ACCELERATE_USE_PARALLELISM_CONFIG": "tensor or context parallelism",
 }
-# Variables in which Accelerate expects a word for yes or no. Other words raise an error there.
+# Variables in which Accelerate expects a word for yes or no. At other words, Accelerate raises an
+# error.
 YES_OR_NO = (
     USE_CPU_VARIABLE,
     "ACCELERATE_CPU_AFFINITY",
@@ -56,7 +57,7 @@ def launching() -> Iterator[None]:
             ) from None
         raise UserError(
             f"the launched processes can't start ({cause})",
-            advice=f"correct the setting that this error names, or {LAUNCH}",
+            advice=f"correct the setting that this error names, or {LAUNCH_ADVICE}",
             every_rank=True,
             resumable=outcome_of(error).resumable,
         ) from None
@@ -117,7 +118,9 @@ def refuse_wrong_rank() -> None:
             problem = f"RANK is {rank()}, but WORLD_SIZE is not set"
         raise UserError(
             f"the environment variable {problem}",
-            advice=f"unset both variables to train in one process, or {LAUNCH}, which sets them",
+            advice=(
+                f"unset both variables to train in one process, or {LAUNCH_ADVICE}, which sets them"
+            ),
             every_rank=True,
         )
 
@@ -163,7 +166,9 @@ def refuse_missing_processes(processes: int) -> None:
     """
     if processes != world_size():
         problem = f"but each of them sees {processes}"
-        raise UserError(f"the launcher started {world_size()} processes, {problem}", advice=LAUNCH)
+        raise UserError(
+            f"the launcher started {world_size()} processes, {problem}", advice=LAUNCH_ADVICE
+        )
     # For `--cpu` or MULTI_CPU, `accelerate launch` sets these variables if several processes are
     # asked for, but it starts only one, without WORLD_SIZE.
     expects_more = {"ACCELERATE_USE_CPU", "MASTER_ADDR"} <= {*os.environ}
@@ -171,5 +176,5 @@ def refuse_missing_processes(processes: int) -> None:
         raise UserError(
             "the launcher started one process, although its command or configuration asks for "
             "several; or MASTER_ADDR is set, although there is only one process",
-            advice=f"{LAUNCH}, or unset MASTER_ADDR if you set it yourself",
+            advice=f"{LAUNCH_ADVICE}, or unset MASTER_ADDR if you set it yourself",
         )

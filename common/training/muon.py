@@ -37,8 +37,8 @@ class Muon(Optimizer):
     to the norm of a matrix whose rows have length 1, so it must stand before a batch norm, which
     ignores the scale. Parameters of other groups are updated as by `torch.optim.SGD`.
 
-    `torch.optim.Muon` can't take its place: it takes matrices only, so filters and parameters
-    without orthogonal updates would need other optimizers.
+    `torch.optim.Muon` can't take the place of this class: it takes matrices only, so filters and
+    parameters without orthogonal updates would need other optimizers.
     """
 
     # The step obeys the two attributes below: if `found_inf` is 1, it changes nothing. It does so
@@ -138,10 +138,11 @@ def muon_groups(model: nn.Module, learning_rate: float, weight_decay: float) -> 
 
 
 def orthogonal_direction(direction: torch.Tensor, steps: int) -> torch.Tensor:
-    """Return the orthogonal direction that is close to a filter's own.
+    """Return approximately the orthogonal matrix nearest to a direction, in the direction's shape.
 
     Args:
-        direction: [channels out, ...], whole, or sharded by FSDP2.
+        direction: the direction of a filter's update, [channels out, ...], whole, or sharded by
+            FSDP2. It counts as a matrix [channels out, the rest].
         steps: the number of iterations; see `orthogonalized`.
 
     Returns:

@@ -12,8 +12,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from common.console import warn
 from common.system.devices import FusedOptimizer, honours_scaling
 
-# Some parameters and their options by name, in the form and of the type that torch's optimizers
-# have. An optimizer may have options of any type.
+# A parameter group of torch's optimizers: the parameters under "params", and their options by name.
+# An option may be of any type.
 ParameterGroup = dict[str, Any]
 
 
@@ -70,7 +70,7 @@ SCALES: dict[str, Callable[[float], float]] = {
 }
 
 
-def leave_unfit_fused_path(optimizer: object, device: torch.device) -> None:
+def turn_off_unfit_fused_kernel(optimizer: object, device: torch.device) -> None:
     """Turn an optimizer's fused kernel off if the kernel can't skip an update on this device.
 
     Such a kernel would apply updates with non-finite gradients. Without the kernel, the host
@@ -98,7 +98,7 @@ def start_momentum(optimizer: object) -> None:
 
     SGD's fused kernel allocates the buffers uninitialised and fills them in the first update. If an
     fp16 overflow skips that update, the second update would read uninitialised memory. Other
-    objects are left alone, as in `leave_unfit_fused_path`.
+    objects are left alone, as in `turn_off_unfit_fused_kernel`.
     """
     if not isinstance(optimizer, torch.optim.SGD):
         return

@@ -64,8 +64,8 @@ def one_sample_advice(config: TrainingConfig, has_placed_data: bool) -> str:
     """Return advice for a run in which not even one sample per batch fits into memory.
 
     A resume can't change what the model computes, so the advice names such flags for a new run.
-    Call this only for an error, because it reads `--gradient-checkpointing`: see
-    `common.command_line.flag_reads`.
+    Call this only for an error. It reads `--gradient-checkpointing`, so the flag would count as
+    used in a run that goes on (see `common.command_line.flag_reads`).
 
     Args:
         has_placed_data: whether `--data-placement workers` would free memory.
@@ -86,7 +86,7 @@ def command_with_half_the_batch(config: TrainingConfig, directory: Path) -> str:
 
     The command halves the micro-batch, and doubles the accumulation if the run trains.
     """
-    has_begun = (directory / CONFIG).is_file()
+    has_begun = (directory / CONFIG).is_file()  # a run writes this file before its first update
     arguments = ["--resume", str(directory)] if has_begun else sys.argv[1:]
     script = sys.argv[0]
     command = f"{launcher_command(script)} {command_line([script, *arguments])}"

@@ -66,14 +66,17 @@ class Plan:
         # If a run has many short epochs, not every epoch is followed by an evaluation.
         epoch_interval = math.ceil(self.total_steps / self.updates_per_epoch / MAX_EVALUATIONS)
         self.eval_every = config.eval_every or epoch_interval * self.updates_per_epoch
-        # Whether the first interval has more rows; see `logs`.
-        self.logs_first = config.log_every is None
+        # Whether the first interval has more rows than the one at its end; see `logs`.
+        self.has_early_rows = config.log_every is None
         # Without the flag, only the ends of epochs and of the run have checkpoints.
         self.save_every = config.checkpoint_every or self.total_steps
         self.config = config
-        base = config.base_batch_size or type(config).batch_size  # the default of the recipe
-        self.scale_to_apply = SCALES[config.scale_learning_rate](self.samples_per_update / base)
-        # `schedule` sets these. A recipe that does not call it has learning rates of its own.
+        # The batch that the learning rate is stated for; by default the recipe's own batch size.
+        base_batch_size = config.base_batch_size or type(config).batch_size
+        batch_ratio = self.samples_per_update / base_batch_size
+        # The factor by which `schedule` will scale learning rates.
+        self.scale_to_apply = SCALES[config.scale_learning_rate](batch_ratio)
+        # `schedule` sets the following. A recipe that does not call it has its own learning rates.
         self.rate_scale = 1.0
         self.warmup_steps = 0
         self.peak_learning_rate: float | None = None
@@ -114,7 +117,7 @@ class Plan:
         because the loss changes most there.
         """
         # A power of two has one bit, so `step & (step - 1)` is 0.
-        is_early_row = self.logs_first and step < self.log_every and step & (step - 1) == 0
+        is_early_row = self.has_early_rows and step < self.log_every and step & (step - 1) == 0
         return step % self.log_every == 0 or is_early_row or self.ends(step)
 
     def evaluates(self, step: int) -> bool:

@@ -25,8 +25,8 @@ TF32_REMARK = " (it needs a GPU such as NVIDIA's since Ampere, 2020)"
 # float64, which many Intel GPUs lack. Apple is missing here, because its GPUs compute fp16 no
 # faster than fp32, and each unfused fp16 update would wait for the GPU.
 AUTO_PRECISIONS: dict[str, Precision] = {"cuda": "fp16", "xpu": "bf16"}
-LAUNCHERS_PRECISION = "ACCELERATE_MIXED_PRECISION"
-# By the value of that variable, in lower case.
+LAUNCHER_PRECISION_VARIABLE = "ACCELERATE_MIXED_PRECISION"
+# The precision to run in, by the value of `LAUNCHER_PRECISION_VARIABLE` in lower case.
 SUPPORTED_OF_LAUNCHER: dict[str, Precision] = {"no": "no", "fp16": "fp16", "bf16": "bf16"}
 # The dtype of each 16-bit precision. A run in any other precision has float32 tensors.
 SIXTEEN_BIT_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -72,14 +72,14 @@ def launchers_precision() -> Precision:
     """Return the precision that the launcher asks for; "no" if it asks for no precision.
 
     Raises:
-        UserError: the variable names no precision that recipes have.
+        UserError: `LAUNCHER_PRECISION_VARIABLE` names a precision that recipes lack.
     """
-    value = os.environ.get(LAUNCHERS_PRECISION) or "no"
+    value = os.environ.get(LAUNCHER_PRECISION_VARIABLE) or "no"
     precision = SUPPORTED_OF_LAUNCHER.get(value.lower())
     if precision is None:
         raise UserError(
-            f"the environment variable {LAUNCHERS_PRECISION} is {value!r:.50}, which is not a "
-            "precision that recipes support",
+            f"the environment variable {LAUNCHER_PRECISION_VARIABLE} is {value!r:.50}, which is "
+            "not a precision that recipes support",
             advice=(
                 "set mixed_precision to no, fp16 or bf16 in the launcher's command or "
                 "configuration file, or unset the variable if you set it yourself"

@@ -17,7 +17,7 @@ class ProgressState(TypedDict):
 
 @dataclass
 class Progress:
-    """How far a run has come: the part of a checkpoint that a person looks for first."""
+    """The number of updates that a run has made, and the seconds that it has taken."""
 
     global_step: int = 0  # number of updates made
     # The time of `perf_counter` when the run began, moved back by the seconds of earlier attempts.

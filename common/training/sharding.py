@@ -244,6 +244,7 @@ class ShardingAccelerator(Accelerator):
             )
 
         def first_forward(module: nn.Module, *args: object, **kwargs: object) -> object:
+            """Shard the copy, then call it; this method serves the copy's first call only."""
             del module.forward  # the method of its class is used from now on
             self.shard(module)
             return module(*args, **kwargs)
@@ -293,12 +294,15 @@ def refuse_other_weights(model: nn.Module) -> None:
     `functional_call` swaps weights, but FSDP2 would silently compute with the network's own
     weights.
     """
-    # Three lists, in the order of the fields of `ParameterPlace`.
-    dictionaries, names, own_parameters = map(list, zip(*parameter_places(model), strict=True))
+    places = parameter_places(model)
+    dictionaries = [place.dictionary for place in places]
+    names = [place.name for place in places]
+    own_parameters = [place.parameter for place in places]
 
     def require_own_weights(*unused: object) -> None:
         # Every forward pass makes this comparison, so `map` runs it in C.
-        if not all(map(is_, map(dict.get, dictionaries, names), own_parameters)):
+        current_parameters = map(dict.get, dictionaries, names)
+        if not all(map(is_, current_parameters, own_parameters)):
             raise UserError(
                 "the network is sharded, and its parameters were replaced, for example by "
                 "functional_call",

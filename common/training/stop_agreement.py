@@ -39,11 +39,12 @@ class StopAgreement:
 
     accelerator: ShardingAccelerator
     directory: Path
-    failure: Callable[[], SaveFailure | None]  # why this rank could not write its last checkpoint
+    # A function that returns why this rank could not write its last checkpoint, None if it could.
+    failure: Callable[[], SaveFailure | None]
     request: StopRequest
-    stopping: bool = False
-    every: int = 1  # updates between two checks, the same on all ranks
-    asked_at: tuple[int, float] | None = None  # update and clock of the last check
+    stopping: bool = False  # whether all ranks have agreed to stop
+    check_every: int = 1  # updates between two checks, the same on all ranks
+    last_check: tuple[int, float] | None = None  # update and clock of the last check
     announced: bool = False  # whether a rank announced a request in the process group's store
     next_look: float = 0.0  # clock at which this rank looks into the store again
     is_checkpoint_old: bool = True  # the same on all ranks; true where there is no checkpoint yet
@@ -65,7 +66,8 @@ class StopAgreement:
         failure = self.failure()
         age = time.perf_counter() - self.saved_at
         is_old = age >= CHECKPOINT_SECONDS and is_main_rank()
-        flags = [self.request.reason is not None, failure is not None, is_old]
+        is_requested = self.request.reason is not None
+        flags = [is_requested, failure is not None, is_old]
         if self.accelerator.num_processes > 1:
             flags = self.ask_all(flags, global_step)
         self.stopping, failed, self.is_checkpoint_old = flags
@@ -98,18 +100,18 @@ class StopAgreement:
     def ask_all(self, flags: list[bool], global_step: int) -> list[bool]:
         """Return which flags are set on any rank; also choose the interval to the next check."""
         now = time.perf_counter()
-        last_step, last_time = self.asked_at or (global_step, now)
-        self.asked_at = global_step, now
+        last_step, last_time = self.last_check or (global_step, now)
+        self.last_check = global_step, now
         *flag_sums, seconds = sum_in_fp32(self.accelerator, [*flags, now - last_time])
         updates = global_step - last_step
         if updates > 0:
             # A check should come about once a second, so the interval is the number of updates in a
             # second. `seconds` is a sum over ranks, so the updates of all ranks are divided by it.
             updates_of_ranks = updates * self.accelerator.num_processes
-            self.every = max(1, int(updates_of_ranks / max(seconds, 1e-3)))
+            self.check_every = max(1, int(updates_of_ranks / max(seconds, 1e-3)))
         return [value > 0 for value in flag_sums]
 
-    def is_announced(self) -> bool:
+    def is_stop_announced(self) -> bool:
         """Whether any rank was asked to stop, as far as this rank knows.
 
         Loaders call this before each batch of an evaluation, to end it early. Ranks may have

@@ -90,7 +90,7 @@ class StopRequest:
                 self.is_by_ctrl_c = number == signal.SIGINT
             self.since = now
             if self.ends_at_once:
-                self.end_at_once()
+                self.raise_if_requested()
         elif not launcher_died and now - self.since > SAME_REQUEST_SECONDS:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
@@ -104,6 +104,10 @@ class StopRequest:
             Preempted: at once, if a signal has asked the process to stop.
         """
         self.ends_at_once = True
+        self.raise_if_requested()
+
+    def raise_if_requested(self) -> None:
+        """Raise `Preempted` if a signal has asked the process to stop before the first update."""
         if self.reason is not None:
             raise Preempted(
                 f"stopped by {self.reason} before the first update: start the same command again",

@@ -19,7 +19,7 @@ from common.system import devices
 from common.system.devices import streams, trials
 from common.training.evaluation import seed_generators
 from common.training.gradients import GradientGuard
-from common.training.optim import leave_unfit_fused_path
+from common.training.optim import turn_off_unfit_fused_kernel
 from tests.launch import REPOSITORY
 
 CPU = torch.device("cpu")
@@ -196,7 +196,7 @@ def test_fused_kernels_are_tried(
     """A trial shows whether each optimizer honours `grad_scale` and `found_inf`."""
     optimizer = optimizer_class([nn.Parameter(torch.ones(3))], fused=True, **options)
     assert devices.honours_scaling(optimizer, CPU) is expected
-    leave_unfit_fused_path(optimizer, CPU)
+    turn_off_unfit_fused_kernel(optimizer, CPU)
     assert optimizer.param_groups[0]["fused"] is expected
     assert bool(getattr(optimizer, "_step_supports_amp_scaling", False)) is expected
 
@@ -206,7 +206,7 @@ def test_non_finite_updates_are_skipped_on_any_device(optimizer_class: Any, caps
     """The device's fused kernel may not be able to skip them."""
     model = nn.Linear(3, 1)
     optimizer: Optimizer = optimizer_class(model.parameters(), lr=0.1, fused=True)
-    leave_unfit_fused_path(optimizer, CPU)
+    turn_off_unfit_fused_kernel(optimizer, CPU)
     assert ("can't skip an update" in capsys.readouterr().out) == (optimizer_class is IgnoresSkips)
     accelerator: Any = SimpleNamespace(
         device=CPU, scaler=None, unscale_gradients=lambda optimizer: None

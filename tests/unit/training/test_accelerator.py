@@ -230,7 +230,7 @@ def test_malformed_port_is_a_mistake_of_the_launch() -> None:
     """The message names the launcher's settings to use."""
     message = launch_one_of_two(MASTER_ADDR="127.0.0.1", MASTER_PORT="x")
     assert message.startswith("error: the launched processes can't start (ValueError: ")
-    assert message.endswith(launcher_checks.LAUNCH)
+    assert message.endswith(launcher_checks.LAUNCH_ADVICE)
 
 
 def test_commit_is_found_in_a_checkout() -> None:

@@ -112,10 +112,10 @@ def test_buffers_are_restored() -> None:
     """All of them are, integers included."""
     model = network(0)
     before = [buffer.clone() for buffer in model.buffers()]
-    put_back = keep_buffers(model)
+    restore_buffers = keep_buffers(model)
     for buffer in model.buffers():
         buffer.add_(3)
-    put_back()
+    restore_buffers()
     assert all(map(torch.equal, before, model.buffers()))
 
 

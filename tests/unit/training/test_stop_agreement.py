@@ -41,7 +41,7 @@ def test_ranks_agree_about_once_a_second(monkeypatch: pytest.MonkeyPatch) -> Non
     check_times = []
     for global_step in range(1, 2001):
         clock += 0.01 if global_step <= 1000 else 0.1
-        if global_step % agreement.every == 0:
+        if global_step % agreement.check_every == 0:
             check_times.append(clock)
             agreement.check(global_step)
     assert check_times[:2] == pytest.approx([0.01, 0.02])
