@@ -16,9 +16,9 @@ from common.data.guess import Feature
 from common.data.local_files import (
     LocalFiles,
     dangling_error,
-    dangling_note,
     find_files,
     following,
+    notes_on_dangling_links,
 )
 from common.data.mistakes import empty_split_error, other_columns_error
 from common.data.sources import DataSource
@@ -62,7 +62,7 @@ class CsvOptions(TypedDict, total=False):
     encoding: str
 
 
-class Builder(NamedTuple):
+class OpenedBuilder(NamedTuple):
     """A builder of `datasets`, which knows the files of a data set, and notes on these files."""
 
     builder: "DatasetBuilder"
@@ -71,7 +71,7 @@ class Builder(NamedTuple):
     notes: list[str]  # printed for the user
 
 
-def open_builder(source: DataSource) -> Builder:
+def open_builder(source: DataSource) -> OpenedBuilder:
     """Find the files of a data set that is not built in.
 
     `datasets` only lists them here; their contents are read later.
@@ -101,7 +101,7 @@ def open_builder(source: DataSource) -> Builder:
     with reading(description, DATA_ADVICE), following(linked_folders):
         builder = datasets.load_dataset_builder(**arguments)
     notes = [] if local_files is None else notes_on_files(builder, local_files)
-    return Builder(builder, arguments, linked_folders, notes)
+    return OpenedBuilder(builder, arguments, linked_folders, notes)
 
 
 def glob_pattern(path: str) -> str:
@@ -128,23 +128,18 @@ def notes_on_files(builder: "DatasetBuilder", local_files: LocalFiles) -> list[s
             that leads nowhere stands for a whole class, table or split.
     """
     data_files = builder.config.data_files or {}
-    # The number of splits that each file is in.
-    counts = Counter(str(file) for file in chain(*data_files.values()))
-    repeated = [file for file, count in counts.items() if count > 1]
-    if repeated:
-        raise UserError(
-            f"{repeated[0]} is in two splits of data set {local_files.folder}, because its path "
-            "contains the names of two splits, or because README.md lists it in both",
-            advice="rename the file or its folder, or correct data_files in README.md",
-        )
-    suffixes = {os.path.splitext(file)[1] for file in counts}
+    files_in_splits = [str(file) for file in chain(*data_files.values())]
+    refuse_file_in_two_splits(files_in_splits, local_files.folder)
+    files_read = set(files_in_splits)
+    suffixes = {os.path.splitext(file)[1] for file in files_read}
     lowercase_suffixes = {suffix.lower() for suffix in suffixes}
     are_tables = builder.name in TABLE_BUILDERS
-    notes = dangling_note(local_files, lowercase_suffixes, are_tables=are_tables)
+    notes = notes_on_dangling_links(local_files, lowercase_suffixes, are_tables=are_tables)
+    # A file with another suffix, such as a README.md, is not meant to be read.
     unread = [
         path
         for path in local_files.files
-        if path not in counts
+        if path not in files_read
         and os.path.splitext(path)[1] in suffixes
         and not local_files.is_hidden(path)
     ]
@@ -153,6 +148,23 @@ def notes_on_files(builder: "DatasetBuilder", local_files: LocalFiles) -> list[s
         files = counted(len(unread), "file is", "files are")
         notes.append(f"{files} in no split and not read, such as {example}")
     return notes
+
+
+def refuse_file_in_two_splits(files_in_splits: list[str], folder: str) -> None:
+    """Raise a `UserError` if a file is in two splits of a data set.
+
+    Args:
+        files_in_splits: the paths of the files of all splits; a file in two splits is here twice.
+        folder: the folder of the data set, for the message.
+    """
+    counts = Counter(files_in_splits)
+    repeated = [file for file, count in counts.items() if count > 1]
+    if repeated:
+        raise UserError(
+            f"{repeated[0]} is in two splits of data set {folder}, because its path "
+            "contains the names of two splits, or because README.md lists it in both",
+            advice="rename the file or its folder, or correct data_files in README.md",
+        )
 
 
 def load_splits(source: DataSource) -> tuple["DatasetDict", list[str]]:
@@ -197,22 +209,36 @@ def find_dialects(builder: "DatasetBuilder") -> dict[str, Dialect]:
     """
     data_files = builder.config.data_files or {}
     files = [str(file) for file in chain(*data_files.values())]
-    local_files = [file for file in files if os.path.isfile(file)]
+    paths = [file for file in files if os.path.isfile(file)]  # without files on the Hub
     if builder.name != "csv":
-        for file in local_files:
-            if os.path.basename(file) == "metadata.csv" and find_dialect(file) != DEFAULT:
-                raise UserError(
-                    f"{file} can't be read, because it is {find_dialect(file)}",
-                    advice="save the file in UTF-8, with commas between the columns",
-                )
+        check_metadata_files(paths)
         return {}
     if builder.config.encoding is not None or builder.config.sep not in SEPARATORS:
         return {}  # the README of the data set states the dialect
-    tables = [file for file in local_files if file.lower().endswith((".csv", ".tsv"))]
+    tables = [file for file in paths if file.lower().endswith((".csv", ".tsv"))]
     dialects = {file: find_dialect(file) for file in tables}
     expected = Dialect(builder.config.sep, "utf-8")
     are_as_expected = all(dialect == expected for dialect in dialects.values())
     return {} if are_as_expected else dialects
+
+
+def check_metadata_files(paths: list[str]) -> None:
+    """Raise a `UserError` if a `metadata.csv` beside images is not in UTF-8 with commas.
+
+    `datasets` reads these files without options, so a dialect can't be stated for them.
+
+    Args:
+        paths: the local files of the data set.
+    """
+    for path in paths:
+        if os.path.basename(path) != "metadata.csv":
+            continue
+        dialect = find_dialect(path)
+        if dialect != DEFAULT:
+            raise UserError(
+                f"{path} can't be read, because it is {dialect}",
+                advice="save the file in UTF-8, with commas between the columns",
+            )
 
 
 def dialect_notes(dialects: dict[str, Dialect], source: DataSource) -> list[str]:
@@ -244,7 +270,7 @@ def csv_options(dialect: Dialect | None) -> CsvOptions:
     return options
 
 
-def load_in_dialects(opened: Builder, dialects: dict[str, Dialect]) -> "DatasetDict":
+def load_in_dialects(opened: OpenedBuilder, dialects: dict[str, Dialect]) -> "DatasetDict":
     """Read all splits of a data set, each CSV file in its dialect.
 
     Args:

@@ -71,7 +71,7 @@ def cached(
     source: DataSource,
     prepare: Callable[..., FactsType],
     version: str,
-    names: tuple[str, ...],
+    array_names: tuple[str, ...],
     settings: Mapping[str, object],
 ) -> Prepared[FactsType]:
     """Return a data set from the cache; prepare it first if it is not there or is damaged.
@@ -81,20 +81,21 @@ def cached(
 
     Args:
         prepare: a function that gets the source, an empty folder, and the settings by name. It
-            writes the array SPLIT_NAME.npy to the folder for each split and each of `names`. For a
-            streamed data set, it writes only SPLIT_groups.npy for each split. It returns the facts
-            about the data, with a list "splits".
+            writes the array SPLIT_NAME.npy to the folder for each split and each of `array_names`.
+            For a streamed data set, it writes only SPLIT_groups.npy for each split. It returns the
+            facts about the data, with a list "splits".
         version: a text that changes when `prepare` makes other data with the same settings.
-        names: the names of the arrays of each split.
+        array_names: the names of the arrays of each split; not used for a streamed data set.
         settings: the arguments of `prepare`, by name. JSON must be able to hold them.
 
     Raises:
         UserError: the data can't be read, or the cache can't be written.
     """
     if source.streaming:
-        # Raise the 3 whenever the layout or the choice of the row groups changes, or their classes.
+        # Raise the 3 whenever the arrays of row groups get another layout, or `ParquetTables`
+        # chooses other row groups or other classes from the same files.
         version = f"rows-3-{version}"
-        names = ("groups",)
+        array_names = ("groups",)
     # Keep the keyword `kind`: `cache_folder` hashes it with its value, so all caches would be made
     # again with another keyword.
     folder = cache_folder(source, kind=version, **settings)
@@ -102,7 +103,7 @@ def cached(
         ensure_cache(folder, partial(prepare, source, **settings))
         contents = read_json(folder / FACTS_JSON)
         arrays = {
-            split: [np.load(folder / f"{split}_{name}.npy", mmap_mode="r") for name in names]
+            split: [np.load(folder / f"{split}_{name}.npy", mmap_mode="r") for name in array_names]
             for split in contents.pop("splits")
         }
     # Remove the digests and the signature, which `make_cache` has added.

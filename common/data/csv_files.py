@@ -277,7 +277,8 @@ def find_separator(sample: str, is_whole: bool) -> str:
 def split_into_rows(sample: str, separator: str, is_whole: bool) -> list[list[str]]:
     """Split the beginning of a CSV file into rows, the header included, without empty rows.
 
-    The last row is left out if it may be cut off. The list is empty if `csv` can't read the rows.
+    The last row is left out if it may be cut off, unless it is the only one. The list is empty if
+    `csv` can't read the rows.
 
     Args:
         is_whole: whether `sample` is the whole file.
@@ -286,4 +287,6 @@ def split_into_rows(sample: str, separator: str, is_whole: bool) -> list[list[st
         rows = [row for row in csv.reader(io.StringIO(sample), delimiter=separator) if row]
     except csv.Error:
         return []
-    return rows if is_whole or len(rows) < 2 else rows[:-1]
+    if is_whole or len(rows) == 1:
+        return rows
+    return rows[:-1]

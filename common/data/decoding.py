@@ -26,9 +26,9 @@ from common.failures.sentences import reading
 if TYPE_CHECKING:
     from datasets import Dataset
 
-# The end of a file's name, which begins with that of a split. The file has the paths of the split's
+# The end of the name of a file, after the name of a split. The file has the paths of the split's
 # images, in the order of the samples.
-NAMES_FILE = "_files.json"
+PATHS_SUFFIX = "_files.json"
 DECODED_BYTES = 2**26  # the most bytes of decoded images that are in memory at once
 SAMPLED_IMAGES = 1024  # images that are examined before a streamed data set is used
 MAX_DEFAULT_SIZE = 224  # pixels; larger images are resized unless --image-size says otherwise
@@ -41,7 +41,7 @@ class EncodedImage(TypedDict):
     bytes: bytes | None
 
 
-class Shape(NamedTuple):
+class ImageFormat(NamedTuple):
     """The format to which all images of a data set are decoded."""
 
     size: int  # height and width, in pixels
@@ -50,8 +50,8 @@ class Shape(NamedTuple):
     is_resized: bool  # whether one or more of the images have another size
 
 
-class RequestedShape(NamedTuple):
-    """What the user or the model requires of the format; None: the images determine it."""
+class RequestedFormat(NamedTuple):
+    """What the user or the model requires of an `ImageFormat`; None: the images determine it."""
 
     size: int | None
     channels: int | None
@@ -70,7 +70,7 @@ class ImageFacts(PreparedFacts, Scaling):
 
     channels: int  # 1 or 3
     image_size: int  # height and width, in pixels
-    white_level: int | None  # see `Shape`
+    white_level: int | None  # see `ImageFormat`
 
 
 def prepare_images(
@@ -100,110 +100,130 @@ def prepare_images(
     """
     import datasets
 
-    table = (ParquetTables if source.streaming else Tables)(source, label_column)
+    table_class = ParquetTables if source.streaming else Tables
+    table = table_class(source, label_column)
     candidates = table.columns_of(datasets.Image)
     # Without the flag, the only column of images is taken; the flag may name any such column.
     (column,) = table.choose_columns("--image-column", image_column, candidates, candidates)
-    requested = RequestedShape(size, channels, white_level)
+    requested = RequestedFormat(size, channels, white_level)
     if isinstance(table, ParquetTables):
-        shape, pixel_counts = examine_sample(table, column, source, folder, requested)
+        image_format, pixel_counts = prepare_streamed_images(
+            table, column, source, folder, requested
+        )
     else:
-        shape, pixel_counts = decode_all(table, column, source, folder, requested)
+        image_format, pixel_counts = prepare_whole_images(table, column, source, folder, requested)
     # A requested white level is that of the evaluated model, so only an inferred one gets a note.
-    if shape.white_level is not None and white_level is None:
-        white = f"{shape.white_level:,}"
+    if image_format.white_level is not None and white_level is None:
+        white = f"{image_format.white_level:,}"
         table.notes.append(f"images have more than 8 bits a channel: {white} is white")
     return {
-        "channels": shape.channels,
-        "image_size": shape.size,
-        "white_level": shape.white_level,
+        "channels": image_format.channels,
+        "image_size": image_format.size,
+        "white_level": image_format.white_level,
         **scaling_by(pixel_counts),
         **table.facts(),
     }
 
 
-def examine_sample(
+def prepare_streamed_images(
     table: ParquetTables,
     column: str,
     source: DataSource,
     folder: Path,
-    requested: RequestedShape,
-) -> tuple[Shape, np.ndarray]:
+    requested: RequestedFormat,
+) -> tuple[ImageFormat, np.ndarray]:
     """Write the places of the row groups, and decode a sample of the images of the first split.
 
     Args:
         column: the column of images.
 
     Returns:
-        The format for all images, and `counts_of` the sampled ones.
+        The format for all images, and how often each value of a pixel occurs in the sampled ones:
+        see `count_pixel_values`.
     """
     rows = table.write_groups(folder, [column])
     images: list[EncodedImage] = [image for (image,) in rows.sample(SAMPLED_IMAGES)]
-    shape = shape_of(images, source, table.first_role, requested)
-    decode = decoder_of(source, table.first_role, shape)
-    pixel_counts = counts_of(np.stack([decode(image) for image in images]))
+    image_format = choose_format(images, source, table.first_role, requested)
+    decode = decoder_of(source, table.first_role, image_format)
+    pixel_counts = count_pixel_values(np.stack([decode(image) for image in images]))
     table.notes.append(f"image size and scaling come from {len(images):,} of the images")
-    return shape, pixel_counts
+    return image_format, pixel_counts
 
 
-def decode_all(
+def prepare_whole_images(
     table: Tables,
     column: str,
     source: DataSource,
     folder: Path,
-    requested: RequestedShape,
-) -> tuple[Shape, np.ndarray]:
+    requested: RequestedFormat,
+) -> tuple[ImageFormat, np.ndarray]:
     """Decode all images, and write them, their labels and their paths to `folder`.
 
     Args:
         column: the column of images.
 
     Returns:
-        The format of the images, and `counts_of` the images of the first split.
+        The format of the images, and how often each value of a pixel occurs in those of the first
+        split: see `count_pixel_values`.
     """
+    read_undecoded(table, column)
     drop_missing_images(table, column)
-    shape = shape_of(table.splits[table.first_role][column], source, table.first_role, requested)
-    if shape.is_resized:
-        table.notes.append(f"images resized and centre-cropped to {shape.size}×{shape.size}")
-    image_bytes = shape.size * shape.size * shape.channels
-    check_disk_space(len(table) * image_bytes, folder)
+    first_images = table.splits[table.first_role][column]
+    image_format = choose_format(first_images, source, table.first_role, requested)
+    size = image_format.size
+    if image_format.is_resized:
+        table.notes.append(f"images resized and centre-cropped to {size}×{size}")
+    image_bytes = size * size * image_format.channels
+    require_disk_space(len(table) * image_bytes, folder)
     say(f"decoding {len(table):,} images once, for this and later runs")
+    # At least one image, even if it alone takes more than `DECODED_BYTES`.
     images_at_once = min(256, 1 + DECODED_BYTES // image_bytes)
-    pixel_counts = np.zeros((shape.channels, 256), dtype=np.int64)
+    pixel_counts = np.zeros((image_format.channels, 256), dtype=np.int64)
     with ThreadPoolExecutor() as pool:
         for name, split in table.splits.items():
-            decode = decoder_of(source, name, shape)
+            decode = decoder_of(source, name, image_format)
             paths: list[str | None] = []  # complete after `write_array` has read all batches
             batches = decoded_batches(split, column, images_at_once, decode, pool, paths)
             if name == table.first_role:
                 batches = counting_pixels(batches, pixel_counts)
             write_array(folder / f"{name}_images.npy", batches, len(split))
             write_array(folder / f"{name}_labels.npy", [table.labels[name]], len(split))
-            write_names(folder / f"{name}{NAMES_FILE}", paths, source.location)
-    return shape, pixel_counts
+            write_paths(folder / f"{name}{PATHS_SUFFIX}", paths, source.location)
+    return image_format, pixel_counts
 
 
-def drop_missing_images(table: Tables, column: str) -> None:
-    """Have `datasets` return the images undecoded, and drop the rows without an image.
+def read_undecoded(table: Tables, column: str) -> None:
+    """Have `datasets` return the images of all splits as `EncodedImage`.
 
     Later steps decode the images themselves, in threads and to the right size.
     """
     import datasets
 
+    for name, split in table.splits.items():
+        table.splits[name] = split.cast_column(column, datasets.Image(decode=False))
+
+
+def drop_missing_images(table: Tables, column: str) -> None:
+    """Drop the rows of all splits without an image, and note how many.
+
+    Args:
+        column: the column of images, which `read_undecoded` has set up.
+    """
+    # `keep` may remove a split, so the loop goes over a copy of the dict's items.
     for name, split in list(table.splits.items()):
-        encoded = split.cast_column(column, datasets.Image(decode=False))
-        table.splits[name] = encoded
-        # `encoded[column]` reads one image after the other. All of them might not fit into memory.
-        rows = [
-            row
-            for row, image in enumerate(encoded[column])
-            if image and any(value is not None for value in image.values())
-        ]
+        # `split[column]` reads one image after the other. All of them might not fit into memory.
+        rows = [row for row, image in enumerate(split[column]) if not is_missing_image(image)]
         table.keep(name, rows, "image")
 
 
-def check_disk_space(needed_bytes: int, folder: Path) -> None:
+def is_missing_image(image: EncodedImage | None) -> bool:
+    """Whether a cell of a column of images is empty, or has neither a path nor the bytes."""
+    return not image or all(value is None for value in image.values())
+
+
+def require_disk_space(needed_bytes: int, folder: Path) -> None:
     """Raise a `UserError` if the disk of `folder` has less free space than needed."""
+    # `folder` has a temporary name until it is complete, so the message names its parent.
     if needed_bytes > shutil.disk_usage(folder).free:
         raise UserError(
             (
@@ -239,27 +259,34 @@ def decoded_batches(
 def counting_pixels(
     batches: Iterable[np.ndarray], pixel_counts: np.ndarray
 ) -> Iterator[np.ndarray]:
-    """Yield the batches of images, and add `counts_of` each to `pixel_counts`.
+    """Yield the batches of images, and add the counts of each to `pixel_counts`, in place.
 
-    So the images are counted while they are written, and need not be decoded again for the scaling.
+    So the pixels are counted while the images are written, and no image is decoded again for the
+    scaling.
+
+    Args:
+        pixel_counts: int64 [channels, 256]; see `count_pixel_values`.
     """
     for images in batches:
-        pixel_counts += counts_of(images)
+        pixel_counts += count_pixel_values(images)
         yield images
 
 
-def write_names(file: Path, paths: list[str | None], location: str) -> None:
+def write_paths(file: Path, paths: list[str | None], location: str) -> None:
     """Write the paths of images as JSON, relative to the data set's folder.
 
     `ImageSamples.files` reads them. Nothing is written if an image has no path, because positions
     in the list would no longer be sample indices.
+
+    Args:
+        location: the location of the `DataSource`.
     """
-    names = []
+    relative_paths = []
     for path in paths:
         if not path:
             return
-        names.append(os.path.relpath(path, location) if os.path.isabs(path) else path)
-    file.write_text(json.dumps(names), encoding="utf-8")
+        relative_paths.append(os.path.relpath(path, location) if os.path.isabs(path) else path)
+    file.write_text(json.dumps(relative_paths), encoding="utf-8")
 
 
 @dataclass(frozen=True)
@@ -280,8 +307,10 @@ class Decoder:
             return image_to_pixels(image, self.size, self.channels, self.white_level)
 
 
-def decoder_of(source: DataSource, split: str, shape: Shape) -> Decoder:
-    return Decoder(source, split, shape.size, shape.channels, shape.white_level)
+def decoder_of(source: DataSource, split: str, image_format: ImageFormat) -> Decoder:
+    return Decoder(
+        source, split, image_format.size, image_format.channels, image_format.white_level
+    )
 
 
 @contextmanager
@@ -346,12 +375,12 @@ def outside_error(path: str, source: DataSource) -> UserError:
     )
 
 
-def shape_of(
+def choose_format(
     encoded_images: Iterable[EncodedImage],
     source: DataSource,
     split: str,
-    requested: RequestedShape,
-) -> Shape:
+    requested: RequestedFormat,
+) -> ImageFormat:
     """Examine the images of a split, and choose the format to which all images are decoded.
 
     The requested values are taken as they are. Otherwise:
@@ -385,10 +414,10 @@ def shape_of(
         median = int(np.median([min(image_size) for image_size in sizes]))
         size = min(MAX_DEFAULT_SIZE, median)
     is_resized = set(sizes) != {(size, size)}
-    return Shape(size, channels, white_level, is_resized)
+    return ImageFormat(size, channels, white_level, is_resized)
 
 
-def counts_of(images: np.ndarray) -> np.ndarray:
+def count_pixel_values(images: np.ndarray) -> np.ndarray:
     """Count how often each value of a pixel occurs in each channel.
 
     The counts of many batches can be added, and `scaling_by` computes the scaling from them.
@@ -409,7 +438,7 @@ def scaling_by(pixel_counts: np.ndarray) -> Scaling:
     """Return the mean and the standard deviation of the pixels of each channel.
 
     Args:
-        pixel_counts: int64 [channels, 256], from `counts_of`.
+        pixel_counts: int64 [channels, 256], from `count_pixel_values`.
     """
     # The values 0 … 255 of a pixel, scaled to 0 … 1: [channels, 256], the shape of the counts.
     levels = np.broadcast_to(np.arange(256) / 255, pixel_counts.shape)

@@ -21,7 +21,7 @@ def copied_to_device(batches: Iterable[Batch], device: torch.device) -> Iterator
         return
     copying = devices.new_stream(device)
     training = devices.current_stream(device)
-    latest: list[Batch] = []  # the batch that was copied last, if any
+    latest: list[Batch] = []  # has the batch that was copied last; empty before the first one
     for batch in batches:
         # Make training wait for the previous copy. The next copy is queued after that, so training
         # does not wait for it.

@@ -85,7 +85,9 @@ def training_history(model: str | None) -> list[TrainedOn]:
         directory of a run. A single file of weights is an example.
     """
     history: list[TrainedOn] = []
-    while model is not None and len(history) < MAX_GENERATIONS and not os.path.isfile(model):
+    if model is not None and os.path.isfile(model):
+        return history
+    while model is not None and len(history) < MAX_GENERATIONS:
         try:
             folder = weights_file(model).parent
         except UserError:  # not reported here, because the code that loads the weights does so
@@ -157,5 +159,5 @@ def is_same_place(trained: TrainedOn, location: str, configuration: str | None) 
 
 
 def is_same_path(path: str, other: str) -> bool:
-    """Whether two paths lead to the same place; it need not exist."""
+    """Whether two paths lead to the same place, which need not exist."""
     return os.path.realpath(path) == os.path.realpath(other)

@@ -50,6 +50,9 @@ def spread_positions(count: int, limit: int) -> list[int]:
     """Return at most `limit` positions, spread evenly over ``range(count)`` from first to last.
 
     If `count` is not larger than `limit`, all positions are returned.
+
+    Args:
+        limit: at least 2, for the first and the last position.
     """
     if count <= limit:
         return [*range(count)]

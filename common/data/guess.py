@@ -1,7 +1,7 @@
 """Guesses which columns of a table hold the classes or free text.
 
-They are needed for a table whose columns show this neither by their types nor by their names, such
-as a plain CSV file.
+Such guesses are needed for tables like plain CSV files, in which neither the types nor the names of
+the columns show what they hold.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -110,8 +110,8 @@ def guess_texts(columns: Iterable[str], values_of: ValuesOf) -> list[str]:
     for column in columns:
         values = [value for value in values_of(column) if isinstance(value, str) and value]
         distinct = set(values)
-        with_several_words = sum(len(value.split()) > 1 for value in distinct)
-        are_sentences = with_several_words > len(distinct) / 2
+        num_with_several_words = sum(len(value.split()) > 1 for value in distinct)
+        are_sentences = num_with_several_words > len(distinct) / 2
         if are_sentences and len(distinct) > most_classes(len(values)):
             texts.append(column)
     return texts

@@ -17,7 +17,7 @@ import torch
 from common.data.cache import RowGroupIndex
 from common.data.decoding import (
     MAX_DEFAULT_SIZE,
-    NAMES_FILE,
+    PATHS_SUFFIX,
     Decoder,
     ImageFacts,
     Scaling,
@@ -49,7 +49,7 @@ class ImageSamples(Samples):
 
     max_shift = 0  # pixels by which a training image is shifted at most
     flip = False  # whether half of the training images are mirrored
-    names_file: Path | None = None  # JSON with the images' paths, if they are known
+    paths_file: Path | None = None  # JSON with the images' paths, if they are known
 
     def __init__(self, mean: list[float], std: list[float], dtype: torch.dtype) -> None:
         """Store how pixels are scaled.
@@ -66,9 +66,9 @@ class ImageSamples(Samples):
     @property
     def files(self) -> list[str] | None:
         """The images' paths within the data set, in their order; None if they are not known."""
-        if self.names_file is None or not self.names_file.is_file():
+        if self.paths_file is None or not self.paths_file.is_file():
             return None
-        return json.loads(self.names_file.read_text(encoding="utf-8"))
+        return json.loads(self.paths_file.read_text(encoding="utf-8"))
 
     def finish(self, batch: Batch, samples: torch.Tensor, epoch: int | None) -> Batch:
         """Augment the images of a training batch, and scale the pixels of any batch.
@@ -317,7 +317,7 @@ def load_images(
     # Synthetic images have no folder, and no paths.
     if folder is not None:
         for name, split in splits.items():
-            split.names_file = folder / f"{name}{NAMES_FILE}"
+            split.paths_file = folder / f"{name}{PATHS_SUFFIX}"
     return ImageData(
         name=source.name,
         splits=splits,

@@ -206,9 +206,11 @@ def own_rows(rows: Iterator[object]) -> Iterator[object]:
     The last samples are dropped if they are fewer than the ranks, so that all ranks get the same
     number.
     """
-    # `zip` gets the same iterator `world_size` times. So each group has the next `world_size` rows.
-    groups = zip(*[rows] * world_size(), strict=False)
-    return (group[rank()] for group in groups)
+    while True:
+        group = list(islice(rows, world_size()))
+        if len(group) < world_size():
+            return
+        yield group[rank()]
 
 
 @dataclass(frozen=True)
@@ -223,6 +225,6 @@ class IterableOrder(TrainingOrder):
         batches and ranks.
         """
         first = first_update * self.accumulation
-        count = self.updates_per_epoch * self.accumulation
-        numbers = torch.arange(first, count)[:, None] * self.world_size + self.rank
+        end = self.updates_per_epoch * self.accumulation
+        numbers = torch.arange(first, end)[:, None] * self.world_size + self.rank
         return numbers.expand(-1, self.batch_size)

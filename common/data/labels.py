@@ -161,7 +161,7 @@ class LabelledData:
 
         Args:
             flag: the flag's spelling, for messages.
-            flag_value: the value of the flag; None or empty: it is not set.
+            flag_value: the value of the flag; None or an empty tuple: it is not set.
             candidates: the columns to choose if the flag is not set.
             suitable: the columns whose type the flag allows.
             at_most: how many columns may be chosen.
@@ -174,15 +174,15 @@ class LabelledData:
             if column not in suitable:
                 raise self.unsuitable_column_error(flag, column, suitable)
         if not 1 <= len(columns) <= at_most:
-            needed = "one column" if at_most == 1 else f"one column or up to {at_most}"
-            candidate_names = f" ({', '.join(columns)})" if columns else ""
+            column_names = f" ({', '.join(columns)})" if columns else ""
             if flag_value:
-                problem = f"{flag} names {len(columns)} columns{candidate_names}, which is too many"
+                problem = f"{flag} names {len(columns)} columns{column_names}, which is too many"
             else:
                 problem = (
                     f"data set {self.name} has {len(columns) or 'no'} columns that {flag} could "
-                    f"stand for{candidate_names}"
+                    f"stand for{column_names}"
                 )
+            needed = "one column" if at_most == 1 else f"one column or up to {at_most}"
             wish = f"name {needed} with {flag}; the suitable columns are"
             raise UserError(problem, advice=self.advice_to_choose(flag, suitable, wish))
         return columns

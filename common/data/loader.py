@@ -101,7 +101,8 @@ class Loader:
         if placement == "device":
             check_fits(size, free, device)
         if placement == "auto":
-            fits = size is not None and size < (free / 2 if room is None else room)
+            allowed = free / 2 if room is None else room
+            fits = size is not None and size < allowed
             placement = "device" if fits else "workers"
         self.placement = placement
         self.num_workers = worker_count(samples, num_workers) if placement == "workers" else 0
@@ -128,9 +129,11 @@ class Loader:
 
     @property
     def batches_per_gather(self) -> int:
-        """How many batches are gathered at once; one if batches differ in length, as in text."""
+        """How many batches are gathered at once; 1 also if workers make each batch by itself."""
         size = self.samples.num_bytes
-        if self.placement == "workers" or self.samples.lengths is not None or not size:
+        if self.placement == "workers" or not size:
+            return 1
+        if self.samples.lengths is not None:  # batches differ in length, as in text
             return 1
         gather_bytes = GATHER_BYTES_OF_CPU
         if is_accelerator(self.device):
@@ -188,8 +191,8 @@ class Loader:
             is_real = self.rehearsal_of(is_real)
         else:
             batches = (batch for batch, _ in self.make_batches(samples, None))
-        for batch, counts in zip(batches, is_real, strict=True):
-            yield batch, counts.to(self.device)
+        for batch, is_real_in_batch in zip(batches, is_real, strict=True):
+            yield batch, is_real_in_batch.to(self.device)
 
     def rehearsal_of(self, batches: list[torch.Tensor]) -> list[torch.Tensor]:
         """Return the few batches of a rehearsal, from the `batches` of an evaluation.

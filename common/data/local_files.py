@@ -17,7 +17,7 @@ TABLE_SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
 # If links lead to one folder more often than this, the search for files might never end.
 MAX_VISITS = 16
 # The advice for links that lead nowhere.
-FETCH = (
+FETCH_ADVICE = (
     "fetch the files (for example with git annex get or dvc pull), or correct or remove the links"
 )
 # Paths that `datasets` ignores: hidden ones, __MACOSX and __pycache__.
@@ -170,8 +170,10 @@ def following(linked_folders: set[str]) -> Iterator[None]:
         LocalFileSystem.info = info_of  # type: ignore[method-assign]
 
 
-def dangling_note(local_files: LocalFiles, suffixes: set[str], *, are_tables: bool) -> list[str]:
-    """Return a note on the links of a data set that lead nowhere; an empty list without such links.
+def notes_on_dangling_links(
+    local_files: LocalFiles, suffixes: set[str], *, are_tables: bool
+) -> list[str]:
+    """Return a note on links to images that lead nowhere; an empty list without such links.
 
     Tools such as git-annex and DVC leave such links instead of files that were not fetched. The
     run goes on if some of many images are missing, but not without a whole class, table or split.
@@ -193,10 +195,12 @@ def dangling_note(local_files: LocalFiles, suffixes: set[str], *, are_tables: bo
         suffix = os.path.splitext(path)[1].lower()
         parent = os.path.dirname(path)
         # A link without a suffix may stand for a folder even if files without a suffix are read.
-        is_folder = parent in parents_of_folders and (suffix not in suffixes or suffix == "")
+        has_suffix_of_folder = suffix == "" or suffix not in suffixes
+        may_be_folder = has_suffix_of_folder and parent in parents_of_folders
         is_missing_table = suffix in suffixes and are_tables
+        # The link's folder has no other file that is read.
         is_empty_class = suffix in suffixes and parent not in folders_with_data
-        if is_folder or is_missing_table or is_empty_class or not readable:
+        if may_be_folder or is_missing_table or is_empty_class or not readable:
             missing = "a split" if is_missing_table else "a class or split"
             raise dangling_error(local_files, path, missing)
         if suffix in suffixes:
@@ -206,7 +210,10 @@ def dangling_note(local_files: LocalFiles, suffixes: set[str], *, are_tables: bo
     count = len(missing_images)
     total = count + sum(not local_files.is_hidden(path) for path in readable)
     example = repr(local_files.relative(missing_images[0]))
-    return [f"{count:,} of {total:,} files are links to missing files, such as {example}: {FETCH}"]
+    return [
+        f"{count:,} of {total:,} files are links to missing files, such as {example}: "
+        f"{FETCH_ADVICE}"
+    ]
 
 
 def dangling_error(local_files: LocalFiles, path: str, missing: str) -> UserError:
@@ -219,5 +226,5 @@ def dangling_error(local_files: LocalFiles, path: str, missing: str) -> UserErro
     return UserError(
         f"{local_files.relative(path)!r} in data set {local_files.folder} is a link to a missing "
         f"file, so {missing} would be missing",
-        advice=FETCH,
+        advice=FETCH_ADVICE,
     )

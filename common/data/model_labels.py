@@ -66,12 +66,12 @@ def match_classes(
 
 
 def unknown_class_error(
-    name: str, class_names: list[str], model: str, model_classes: list[str]
+    dataset_name: str, class_names: list[str], model: str, model_classes: list[str]
 ) -> UserError:
     """Return the error for data with a class that the model does not have.
 
     Args:
-        name: the name of the data set.
+        dataset_name: the name of the data set.
         class_names: the classes of the data, of which at least one is not the model's.
         model: the value of `--init-from`.
         model_classes: the classes of the model.
@@ -79,12 +79,12 @@ def unknown_class_error(
     unknown = [class_name for class_name in class_names if class_name not in model_classes]
     # A class called 0 may stand for the model's class 0. So a class that is certainly unknown is a
     # better example, if there is one.
-    numbers = {str(label) for label in range(len(model_classes))}
-    certain = [class_name for class_name in unknown if class_name not in numbers]
-    example = (certain or unknown)[0]
+    names_that_are_numbers = {str(label) for label in range(len(model_classes))}
+    certainly_unknown = [name for name in unknown if name not in names_that_are_numbers]
+    example = (certainly_unknown or unknown)[0]
     return UserError(
         (
-            f"data set {name} has the class {example:.60}, but {model} knows only "
+            f"data set {dataset_name} has the class {example:.60}, but {model} knows only "
             f"{', '.join(model_classes):.200}"
         ),
         advice=(

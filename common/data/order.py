@@ -167,10 +167,10 @@ class BlockBatches(Sequence[torch.Tensor]):
         samples = np.empty_like(places)
         # The place in the row of the block that each sample is in.
         places_of_blocks = np.searchsorted(self.ends, places, side="right")
-        for number in np.unique(places_of_blocks):
-            block = self.row[number]
-            is_in_block = places_of_blocks == number
-            place_in_block = places[is_in_block] - self.ends[number] + self.sizes[block]
+        for place_of_block in np.unique(places_of_blocks):
+            block = self.row[place_of_block]
+            is_in_block = places_of_blocks == place_of_block
+            place_in_block = places[is_in_block] - self.ends[place_of_block] + self.sizes[block]
             shuffled_block = shuffled(int(self.sizes[block]), order.seed, self.epoch, int(block))
             samples[is_in_block] = self.starts[block] + shuffled_block[place_in_block]
         return torch.from_numpy(samples)
@@ -294,18 +294,21 @@ def hash_integers(*values: int) -> int:
     state = 0
     for value in values:
         # The masks keep 64 bits, as the arithmetic of a 64-bit register would.
-        state = (state ^ value) + 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF
-        state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
-        state = (state ^ state >> 27) * 0x94D049BB133111EB & 0xFFFFFFFFFFFFFFFF
+        state = ((state ^ value) + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
         state ^= state >> 31
-    return state >> 1
+    return state >> 1  # 63 bits fit into an int64
 
 
 def random_bits(seed: int, epoch: int, samples: torch.Tensor) -> torch.Tensor:
-    """Return 31 random bits for each of `samples`, by the finaliser of MurmurHash3.
+    """Return 31 random bits for each of `samples`.
 
     The bits depend only on the seed, the epoch and the sample. So a sample is augmented in
     the same way in any rank and batch.
+
+    The mixing is a shorter form of the finaliser of MurmurHash3: its two multiplications, with a
+    shift by 16 bits before each.
 
     Args:
         samples: int64 [batch], sample indices.
@@ -315,8 +318,8 @@ def random_bits(seed: int, epoch: int, samples: torch.Tensor) -> torch.Tensor:
     """
     # The third value, 1, makes the seed differ from that of the order of the epoch.
     bits = samples * 0x9E3779B1 + hash_integers(seed, epoch, 1) % 2**31
-    # The masks keep 32 bits, because the finaliser is defined for them.
+    # The masks keep 32 bits, for which these multipliers were chosen.
     for multiplier in (0x85EBCA6B, 0xC2B2AE35):
         bits = bits & 0xFFFFFFFF
-        bits = (bits ^ bits >> 16) * multiplier
+        bits = (bits ^ (bits >> 16)) * multiplier
     return (bits & 0xFFFFFFFF) >> 1

@@ -54,7 +54,10 @@ CHECKSUM = 4  # from `describe_group`
 
 
 class ParquetRows:
-    """The rows of one split by index; a few row groups are in memory at a time."""
+    """The rows of one split by index; a few row groups are in memory at a time.
+
+    A row group is a block of `common.data.order`. A block's number is its index in `groups`.
+    """
 
     def __init__(
         self, groups: np.ndarray, shards: list[str], columns: list[str], classes: list[LabelValue]
@@ -71,7 +74,7 @@ class ParquetRows:
         self.shards = shards
         self.columns = columns
         self.ends = self.groups[:, ROWS].cumsum()  # the first row after each row group
-        # Tables in memory, by row group. The most recently used table is the last.
+        # Tables in memory, by the number of their row group. The last one was used most recently.
         self.held: dict[int, pyarrow.Table] = {}
         # The number of each class by its label.
         self.numbers = {label: number for number, label in enumerate(classes)}
@@ -158,10 +161,7 @@ class ParquetRows:
             place = group[PLACE]
             path = self.shards[group[SHARD]]
             with opened_parquet(path) as file:
-                if (
-                    place >= file.num_row_groups
-                    or describe_group(file, place)[-1] != group[CHECKSUM]
-                ):
+                if not has_group(file, place, group[CHECKSUM]):
                     raise changed_file_error(path)
                 # `read_row_group` keeps the order of the file; `select` puts the label column last.
                 table = file.read_row_group(place, columns=self.columns).select(self.columns)
@@ -386,6 +386,14 @@ def describe_group(file: "pyarrow.parquet.ParquetFile", place: int) -> tuple[int
     metadata = file.metadata.row_group(place)
     checksum = zlib.crc32(str(metadata.to_dict()).encode())
     return metadata.num_rows, metadata.total_byte_size, checksum
+
+
+def has_group(file: "pyarrow.parquet.ParquetFile", place: int, checksum: int) -> bool:
+    """Whether a file still has a row group at this place, with this checksum."""
+    if place >= file.num_row_groups:
+        return False
+    _, _, current_checksum = describe_group(file, place)
+    return current_checksum == checksum
 
 
 def distinct_values(path: str, column: str) -> set[LabelValue]:

@@ -98,7 +98,7 @@ def raw_mode_of(image: ImageFile.ImageFile) -> str:
     """
     if not image.tile:
         return ""
-    arguments = image.tile[0][3]
+    arguments = image.tile[0][3]  # those of the tile's decoder; see `decoded_as`
     raw_mode = arguments[0] if isinstance(arguments, tuple) and arguments else arguments
     return raw_mode if isinstance(raw_mode, str) else ""
 

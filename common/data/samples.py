@@ -247,6 +247,7 @@ class DatasetSamples(Samples):
         # The seed is always 0, not that of the run: the digest must be the same for runs with
         # different seeds.
         uncollated.seed = 0
+        # Call the method of the base class, because this override would call itself without end.
         return Samples.fingerprint(uncollated)
 
 
@@ -380,6 +381,7 @@ class Data:
         """
         if not isinstance(split, Samples):
             lacking = lacking_methods(split)
+            # The second condition is there for the type checker.
             if lacking or not isinstance(split, MapStyle):
                 raise UserError(
                     (

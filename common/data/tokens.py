@@ -75,14 +75,16 @@ def prepare_text(
         UserError: the data can't be read, or the tokenizer can't be loaded or used.
         OSError: the tokenizer can't be written.
     """
-    table = (ParquetTables if source.streaming else Tables)(source, label_column)
+    table_class = ParquetTables if source.streaming else Tables
+    table = table_class(source, label_column)
     columns = table.find_texts("--text-columns", text_columns)
     if isinstance(table, ParquetTables):
-        encoder = prepare_streamed_text(table, columns, folder, checkpoint)
+        tokenizer = prepare_streamed_text(table, columns, folder, checkpoint)
     else:
-        encoder = prepare_whole_text(table, columns, folder, checkpoint, max_length)
-    save_tokenizer(encoder, folder / "tokenizer")
-    vocabulary_size = 1 + max(encoder.get_vocab().values())
+        tokenizer = prepare_whole_text(table, columns, folder, checkpoint, max_length)
+    save_tokenizer(tokenizer, folder / "tokenizer")
+    # The ids of tokens may have gaps, so the largest id counts, and not the number of tokens.
+    vocabulary_size = 1 + max(tokenizer.get_vocab().values())
     return {"vocabulary_size": vocabulary_size, "text_columns": columns, **table.facts()}
 
 
@@ -119,29 +121,31 @@ def prepare_whole_text(
     # With "scratch", there is a train split: if only one split is evaluated as a whole, the
     # checkpoint is the folder of the evaluated model.
     if checkpoint == "scratch":
-        encoder = train_wordpiece([text for column in texts["train"] for text in column])
+        tokenizer = train_wordpiece([text for column in texts["train"] for text in column])
     else:
-        encoder = load_tokenizer(checkpoint)
+        tokenizer = load_tokenizer(checkpoint)
     say(f"tokenising {counted(len(table), 'text')} once, for this and later runs")
     for name, split_texts in texts.items():
         advice = "check its files, or pass another model"
         with reading(f"the tokenizer of checkpoint {checkpoint}", advice):
-            encoded = encode(encoder, split_texts, max_length)
+            encoded = encode(tokenizer, split_texts, max_length)
         arrays = [*encoded, table.labels[name]]
         for array_name, array in zip(ARRAYS, arrays, strict=True):
             write_array(folder / f"{name}_{array_name}.npy", [array], len(array))
-    return encoder
+    return tokenizer
 
 
-def save_tokenizer(encoder: "PreTrainedTokenizerBase", folder: Path) -> None:
+def save_tokenizer(tokenizer: "PreTrainedTokenizerBase", folder: Path) -> None:
     """Write a tokenizer to a folder; raise an `OSError` if it can't be written."""
     try:
-        encoder.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
     except Exception as error:  # the Rust library raises a plain Exception for a full disk
         raise OSError(f"{folder}: {error}") from None
 
 
-def encode(encoder: "PreTrainedTokenizerBase", texts: Columns, max_length: int) -> list[np.ndarray]:
+def encode(
+    tokenizer: "PreTrainedTokenizerBase", texts: Columns, max_length: int
+) -> list[np.ndarray]:
     """Tokenise samples that have one or two texts each.
 
     Args:
@@ -164,10 +168,13 @@ def encode(encoder: "PreTrainedTokenizerBase", texts: Columns, max_length: int) 
     token_types: list[list[int]] = []
     for rows_of_call in slices_for_one_call(texts):
         columns = [[with_short_words(text) for text in column[rows_of_call]] for column in texts]
-        encoded = encoder(*columns, truncation=True, max_length=max_length)
+        encoded = tokenizer(*columns, truncation=True, max_length=max_length)
         rows += encoded["input_ids"]
+        types_of_rows = encoded.get("token_type_ids")
         # Not every tokenizer has types, which tell first and second texts apart.
-        token_types += encoded.get("token_type_ids") or [[]] * len(columns[0])
+        if not types_of_rows:
+            types_of_rows = [[] for _ in columns[0]]
+        token_types += types_of_rows
     if not all(rows):
         raise ValueError("it returns no tokens for some texts")
     # The second text of a sample begins at its first token of type 1.

@@ -35,7 +35,8 @@ NO_SHARED_MEMORY = "unable to allocate shared memory"  # a part of torch's error
 Reduced = tuple[Callable[..., object], tuple[object, ...]]
 # Torch's functions that make a batch of samples, by the samples' type.
 CollateFunctions = dict[type | tuple[type, ...], Callable[..., object]]
-# Torch's own function. In a worker, `collate_tensors` takes its place, and calls it.
+# Torch's own function that stacks tensors, in a worker in shared memory. There, `collate_tensors`
+# takes its place, and calls it.
 collate_in_shared_memory = default_collate_fn_map[torch.Tensor]
 
 
@@ -132,7 +133,9 @@ def free_descriptors() -> int | None:
     """Return how many more files this process can open; None if that is not known."""
     limit = descriptor_limit()
     used = open_descriptors()
-    return None if limit is None or used is None else limit - used
+    if limit is None or used is None:
+        return None
+    return limit - used
 
 
 def has_descriptors_for_sharing() -> bool:

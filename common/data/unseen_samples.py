@@ -24,27 +24,27 @@ class Preparation(Generic[FactsType]):
 
     prepare: Callable[..., FactsType]
     version: str
-    names: tuple[str, ...]
+    array_names: tuple[str, ...]
     settings: Mapping[str, object]
 
     def apply_to(self, source: DataSource) -> Prepared[FactsType]:
         """Return the prepared data of a source, from the cache if they are there."""
-        return cached(source, self.prepare, self.version, self.names, self.settings)
+        return cached(source, self.prepare, self.version, self.array_names, self.settings)
 
 
 def prepared_samples(
     source: DataSource,
     prepare: Callable[..., FactsType],
     version: str,
-    names: tuple[str, ...],
+    array_names: tuple[str, ...],
     settings: Mapping[str, object],
-    evaluation_settings: Mapping[str, object] | None,
+    evaluation_settings: Mapping[str, object],
 ) -> Prepared[FactsType]:
     """Return the prepared data of a run.
 
     If the run only evaluates a model, the labels are the numbers that the model's classes have.
 
-    `prepare`, `version`, `names` and `settings` are those of `cached`.
+    `prepare`, `version`, `array_names` and `settings` are those of `cached`.
 
     Args:
         evaluation_settings: if a split is evaluated as a whole, these are added to `settings`, and
@@ -55,18 +55,19 @@ def prepared_samples(
         UserError: the data can't be read; they have changed since the model was trained, so that it
             is not known which samples its run held out; or they have a class that the model lacks.
     """
-    preparation = Preparation(prepare, version, names, settings)
+    preparation = Preparation(prepare, version, array_names, settings)
     evaluated = source.evaluated
     if evaluated is None:
         return preparation.apply_to(source)
     if source.is_whole:
-        extended = replace(preparation, settings={**settings, **(evaluation_settings or {})})
+        extended = replace(preparation, settings={**settings, **evaluation_settings})
         data = prepare_whole(source, evaluated, preparation, extended)
     else:
         data = preparation.apply_to(source)
         # `for_evaluation` has kept only the run that was trained on this data set.
         check_as_trained(source, evaluated.trained_on[0], data)
-    return with_labels_of(evaluated, source, data)
+    renumber_labels(data, evaluated, source.name)
+    return data
 
 
 def prepare_whole(
@@ -168,9 +169,9 @@ def check_as_trained(source: DataSource, trained: TrainedOn, data: Prepared[Fact
     )
     # If nothing was held out, the data set has its own split to evaluate on, and changes of its
     # training samples do not matter.
-    is_held_out = data.facts["held_out"] > 0
+    has_held_out_samples = data.facts["held_out"] > 0
     is_unchanged_or_unknown = trained.fingerprint in (None, data.facts["fingerprint"])
-    if not is_held_out or is_unchanged_or_unknown:
+    if not has_held_out_samples or is_unchanged_or_unknown:
         return
     sizes = {name: size_of(arrays) for name, arrays in data.arrays.items()}
     if sizes != trained.sizes:
@@ -190,12 +191,12 @@ def check_as_trained(source: DataSource, trained: TrainedOn, data: Prepared[Fact
     )
 
 
-def with_labels_of(
-    evaluated: EvaluatedModel, source: DataSource, data: Prepared[FactsType]
-) -> Prepared[FactsType]:
-    """Number the classes of prepared data as the model does, and return the data.
+def renumber_labels(
+    data: Prepared[FactsType], evaluated: EvaluatedModel, dataset_name: str
+) -> None:
+    """Number the classes of prepared data as the model does, in place.
 
-    The arrays and the facts of `data` are replaced in place. They stay as they are if the model's
+    The arrays of labels and the facts of `data` are replaced. They stay as they are if the model's
     classes are the same or not known.
 
     Raises:
@@ -204,23 +205,22 @@ def with_labels_of(
     """
     class_names = data.facts["class_names"]
     if evaluated.class_names is None or evaluated.class_names == class_names:
-        return data
+        return
     if data.facts.get("index") is not None:
         raise UserError(
             (
-                f"the classes of data set {source.name} differ from those of {evaluated.model}, or "
-                "are in another order"
+                f"the classes of data set {dataset_name} differ from those of {evaluated.model}, "
+                "or are in another order"
             ),
             advice="pass --no-streaming, so that the classes can be matched by name",
         )
     # The last array of each split holds the labels.
-    occurring: set[int] = set()
+    used_labels: set[int] = set()
     for arrays in data.arrays.values():
-        occurring.update(np.unique(arrays[-1]).tolist())
-    model_labels, note = model_labels_of(evaluated, source.name, class_names, occurring)
+        used_labels.update(np.unique(arrays[-1]).tolist())
+    model_labels, note = model_labels_of(evaluated, dataset_name, class_names, used_labels)
     for arrays in data.arrays.values():
         arrays[-1] = model_labels[arrays[-1]]
     if note is not None:
         data.facts["notes"].append(note)
     data.facts["class_names"] = evaluated.class_names
-    return data

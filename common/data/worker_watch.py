@@ -88,8 +88,8 @@ class Watch(threading.Thread):
             elif waited > NOTICE_AFTER and since != self.announced:
                 self.announced = since
                 warn(
-                    f"data    waiting for a batch from {self.describe()}; the run ends if no batch "
-                    f"comes within {self.patience:.0f} s",
+                    f"data    waiting for a batch from {self.awaited_workers()}; the run ends if "
+                    f"no batch comes within {self.patience:.0f} s",
                     every_rank=True,
                 )
 
@@ -99,8 +99,11 @@ class Watch(threading.Thread):
         for worker in self.workers:
             worker.kill()
 
-    def describe(self) -> str:
-        """Return, for the message, the stopped workers, or all workers if none is stopped."""
+    def awaited_workers(self) -> str:
+        """Return the words for the workers that the process waits for, for the message.
+
+        They are the stopped workers, or all workers if none is stopped.
+        """
         stopped_pids = self.stopped_pids()
         if not stopped_pids:
             return f"the loader's workers (--num-workers {len(self.workers)})"

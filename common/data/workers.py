@@ -185,7 +185,7 @@ class Workers:
         self.requests.micro_batches = micro_batches
         self.requests.epoch = epoch
         num_yielded = 0
-        batch = None
+        batch = None  # the last batch that was received
         try:
             batches = self.begin()
             while num_yielded < len(micro_batches):
@@ -210,8 +210,8 @@ class Workers:
         if self.count > 0:
             obstacle = obstacle_to_workers(self.count)
             if obstacle is not None:
-                self.do_without(obstacle)
-        # `do_without` has set the count to 0 if there was an obstacle.
+                self.do_without_workers(obstacle)
+        # `do_without_workers` has set the count to 0 if there was an obstacle.
         if self.count == 0:
             return self.iterate()
         return self.start_workers()
@@ -230,7 +230,7 @@ class Workers:
                 raise
             for worker in new_children(earlier_children):
                 worker.kill()
-            self.do_without(str(error))
+            self.do_without_workers(str(error))
             return self.iterate()
         workers = new_children(earlier_children)
         # The lambda looks `is_stopping` up at each call, because tests replace it.
@@ -238,7 +238,7 @@ class Workers:
         self.watch.start()
         return batches
 
-    def do_without(self, obstacle: str) -> None:
+    def do_without_workers(self, obstacle: str) -> None:
         """Have this process make the batches, and tell the user why.
 
         Args:
@@ -268,10 +268,10 @@ class Workers:
             raise UserError(
                 batch.problem, advice=batch.advice, every_rank=True, resumable=batch.resumable
             )
-        self.check_shared_memory(batch)
+        self.warn_of_small_shared_memory(batch)
         return batch
 
-    def check_shared_memory(self, batch: Batch) -> None:
+    def warn_of_small_shared_memory(self, batch: Batch) -> None:
         """Warn once if shared memory is too small for the batches that workers make in advance.
 
         Batches of text differ in size, so each batch that is larger than all before it is checked.
@@ -319,14 +319,16 @@ class Workers:
             raise error
         watch.ended.set()
         error_text = str(error).strip()
+        lacks_files = TOO_MANY_FILES in error_text
         is_lost = WORKER_GONE in error_text or isinstance(error, (ConnectionError, EOFError))
         # torch begins the text of an error from inside a worker with "Caught".
         is_from_dataset = error_text.startswith("Caught")
-        if is_from_dataset or not (is_lost or TOO_MANY_FILES in error_text):
+        is_from_waiting = is_lost or lacks_files
+        if is_from_dataset or not is_from_waiting:
             raise error
         if watch.kill_reason == "no batch came":
             raise no_batch_error(self.patience, watch.were_stopped) from None
-        if TOO_MANY_FILES in error_text:
+        if lacks_files:
             raise too_many_files_error() from None
         # If a stop was requested, the watch killed the workers on purpose.
         if watch.kill_reason != "stop requested":

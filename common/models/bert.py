@@ -204,7 +204,7 @@ def load_bert(name: str, data: TextData, dropout: float) -> "BertForSequenceClas
         name,
         f"checkpoint {name}",
         ignore_mismatched_sizes=True,  # the checkpoint's head may be for other classes
-        **settings(data, dropout),
+        **bert_settings(data, dropout),
     )
     # Transformers puts random values instead of weights that are missing or don't fit. Only the
     # head and the pooler may have such values.
@@ -236,10 +236,10 @@ def small_bert(name: str, data: TextData, dropout: float) -> "BertForSequenceCla
     from transformers import BertConfig, BertForSequenceClassification
 
     sizes = {"vocab_size": data.vocabulary_size, **SMALL}
-    return BertForSequenceClassification(BertConfig(**sizes, **settings(data, dropout)))
+    return BertForSequenceClassification(BertConfig(**sizes, **bert_settings(data, dropout)))
 
 
-def settings(data: TextData, dropout: float) -> BertSettings:
+def bert_settings(data: TextData, dropout: float) -> BertSettings:
     """Return the options that pretrained and small BERTs have in common."""
     return {
         "num_labels": len(data.class_names),
@@ -256,6 +256,7 @@ def quiet_transformers() -> None:
     from transformers.utils import logging
 
     logging.set_verbosity_error()
-    # All releases of version 5 know this name; version 6 removes it.
+    # Recipes call the deprecated method, because all releases of version 5 have it. Version 6
+    # removes it.
     warnings.filterwarnings("ignore", message="`gradient_checkpointing_enable` is deprecated")
     logging.disable_progress_bar()

@@ -33,13 +33,13 @@ def compile_model(model: nn.Module, config: TrainingConfig) -> None:
     # `--auto-batch-size` may choose accumulation later.
     accumulates = config.gradient_accumulation_steps > 1 or config.auto_batch_size
     device_has_graphs = can_launch_graphs(default_device())
-    graphs = device_has_graphs and not accumulates and world_size() == 1
-    if device_has_graphs and not graphs:
+    uses_graphs = device_has_graphs and not accumulates and world_size() == 1
+    if device_has_graphs and not uses_graphs:
         say(
             "--compile does not use CUDA graphs, which need one process, no accumulation and no "
             "--auto-batch-size"
         )
-    model.compile(dynamic=False, mode="reduce-overhead" if graphs else None)
+    model.compile(dynamic=False, mode="reduce-overhead" if uses_graphs else None)
 
 
 def compile_layers(layers: Iterable[nn.Module]) -> None:

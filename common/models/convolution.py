@@ -14,8 +14,8 @@ class Convolution(nn.Conv2d):
     """A faster `nn.Conv2d`, whose results differ only in rounding.
 
     On a CPU, images of at most `MAX_PIXELS` pixels are computed as a product of matrices. This
-    product assumes one group, no dilation, and a number of zeros as the padding, so do not pass
-    other values of these options.
+    product assumes one group, no dilation, and zeros as the padding, whose width is stated in
+    pixels. Do not pass other values of these options.
     """
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:

@@ -76,40 +76,44 @@ def leave_out_padding(model: "BertForSequenceClassification") -> None:
 
 
 def pack_input(
-    encoder: nn.Module, inputs: tuple[torch.Tensor, ...], named: EncoderArguments
+    encoder: nn.Module, inputs: tuple[torch.Tensor, ...], arguments: EncoderArguments
 ) -> tuple[tuple[torch.Tensor], EncoderArguments] | None:
     """Pack the encoder's input [batch, length, width] to [1, tokens, width], as a forward hook.
 
     For a batch without `POSITIONS`, it returns None, and torch leaves the input as it is.
+
+    Args:
+        inputs: the positional arguments of the encoder, of which the first is the input.
+        arguments: its named arguments; on CUDA, `STARTS` is added to them.
     """
-    if POSITIONS not in named:
+    if POSITIONS not in arguments:
         return None
     hidden = inputs[0]
-    positions = named[POSITIONS]
+    positions = arguments[POSITIONS]
     if has_variable_length_kernel(hidden):
-        ends = named["attention_mask"].sum((1, 2, 3)).cumsum(0, dtype=torch.int32)
+        ends = arguments["attention_mask"].sum((1, 2, 3)).cumsum(0, dtype=torch.int32)
         starts = F.pad(ends, (1, 0))  # a 0 before the ends
         # The packed padding counts as one more sequence behind the real ones; it may be empty. So
         # the last entry is the number of all packed tokens.
-        named[STARTS] = F.pad(starts, (0, 1), value=len(positions))
+        arguments[STARTS] = F.pad(starts, (0, 1), value=len(positions))
     packed = hidden.flatten(0, 1).index_select(0, positions)[None]
-    return (packed,), named
+    return (packed,), arguments
 
 
 def unpack_output(
     encoder: nn.Module,
     inputs: tuple[torch.Tensor, ...],
-    named: EncoderArguments,
+    arguments: EncoderArguments,
     outputs: "BaseModelOutput",
 ) -> "BaseModelOutput":
     """Unpack the encoder's output to [batch, length, width], as a forward hook.
 
     Positions that were not packed become zeros. A batch without `POSITIONS` is left as it is.
     """
-    if POSITIONS in named:
+    if POSITIONS in arguments:
         packed = outputs.last_hidden_state[0]
-        mask = named["attention_mask"]
-        outputs.last_hidden_state = spread(packed, named[POSITIONS], len(mask), mask.shape[-1])
+        mask = arguments["attention_mask"]
+        outputs.last_hidden_state = spread(packed, arguments[POSITIONS], len(mask), mask.shape[-1])
     return outputs
 
 
@@ -182,7 +186,8 @@ def packed_attention(
         return spread(tokens, token_positions, batch, length).transpose(1, 2)
 
     attended = attend(unpacked(queries), unpacked(keys), unpacked(values), attention_mask, dropout)
-    return attended.transpose(1, 2).flatten(0, 1).index_select(0, token_positions)[None], None
+    rows = attended.transpose(1, 2).flatten(0, 1)  # [batch × length, heads, width]
+    return rows.index_select(0, token_positions)[None], None
 
 
 def flash_attention(

@@ -20,7 +20,7 @@ def recompute(module: nn.Module, *inputs: object) -> Any:
     before the first call, and changes only the copies.
     """
     buffers_before = {}
-    if not torch.compiler.is_compiling():  # compiled code does not repeat such changes
+    if not torch.compiler.is_compiling():  # compiled code changes buffers only once
         buffers_before = {name: buffer.clone() for name, buffer in module.named_buffers()}
     if not buffers_before:
         return checkpoint(module, *inputs, use_reentrant=False)

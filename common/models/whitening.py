@@ -2,14 +2,14 @@
 
 import torch
 
-SMALLEST_VARIANCE = 5e-4  # added to each variance, so that noise is not amplified
+ADDED_VARIANCE = 5e-4  # added to each variance, so that noise is not amplified
 
 
 def whitening_filters(images: torch.Tensor, kernel_size: int) -> torch.Tensor:
     """Return filters whose outputs, over all patches, are uncorrelated and have a variance near 1.
 
     They are the principal directions of the patches, each divided by its standard deviation. In
-    directions with little variance, `SMALLEST_VARIANCE` keeps the outputs smaller. The negative of
+    directions with little variance, `ADDED_VARIANCE` keeps the outputs smaller. The negative of
     each filter is added, because an activation such as ReLU cuts off one of the two signs (arXiv
     2404.00498, section 3.1).
 
@@ -25,6 +25,6 @@ def whitening_filters(images: torch.Tensor, kernel_size: int) -> torch.Tensor:
     patches = patches.permute(0, 2, 3, 1, 4, 5).reshape(-1, channels * kernel_size**2)
     covariance = (patches.T @ patches).double() / len(patches)
     variances, directions = torch.linalg.eigh(covariance)
-    filters = (directions / (variances + SMALLEST_VARIANCE).sqrt()).T
+    filters = (directions / (variances + ADDED_VARIANCE).sqrt()).T
     filters = filters.reshape(-1, channels, kernel_size, kernel_size)
     return torch.cat([filters, -filters]).float()

@@ -19,7 +19,7 @@ from common.data.evaluated import EvaluatedModel, TrainedOn, is_same_place, own_
 from common.data.images import ImageData, load_images
 from common.data.sources import DataSource, find_named, for_evaluation
 from common.data.text import TextData, load_text
-from common.data.unseen_samples import check_as_trained, with_labels_of
+from common.data.unseen_samples import check_as_trained, renumber_labels
 from common.errors import UserError
 from tests.local_data import sentences, write_csv
 from tests.unit.data.loading import images, refusal, text
@@ -231,13 +231,13 @@ def test_only_classes_that_occur_must_be_those_of_the_model(
     allowed = [label for label, name in enumerate(listed) if name in names]
     labels = random.choice(allowed, size=20)
     data = prepared_with(listed, test=labels[:10], train=labels[10:])
-    numbered = with_labels_of(model, SOURCE, data)
-    assert numbered.facts["class_names"] == model.class_names
-    model_labels = np.concatenate([arrays[-1] for arrays in numbered.arrays.values()])
+    renumber_labels(data, model, SOURCE.name)
+    assert data.facts["class_names"] == model.class_names
+    model_labels = np.concatenate([arrays[-1] for arrays in data.arrays.values()])
     assert model_labels.tolist() == [by_name[listed[label]] for label in labels]
     for label in {*range(len(listed))} - {*allowed}:
         data = prepared_with(listed, test=np.array([*allowed, label]))
-        message = refusal(lambda data=data: with_labels_of(model, SOURCE, data))
+        message = refusal(lambda data=data: renumber_labels(data, model, SOURCE.name))
         assert f"has the class {listed[label]}, but runs/one knows only cat, dog" in message
 
 
@@ -249,7 +249,7 @@ def test_message_names_the_class_that_does_not_fit(listed: list[str], named: str
     """A number that the model has is named only if other classes have the model's names."""
     model = EvaluatedModel("runs/one", ["cat", "dog", "emu"], {}, ())
     data = prepared_with(listed, test=np.arange(len(listed)))
-    assert f"has the class {named}, " in refusal(lambda: with_labels_of(model, SOURCE, data))
+    assert f"has the class {named}, " in refusal(lambda: renumber_labels(data, model, SOURCE.name))
 
 
 def test_training_without_validation_needs_a_test_split(tmp_path: Path) -> None:

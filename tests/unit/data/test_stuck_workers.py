@@ -270,10 +270,10 @@ def test_later_batch_too_large_for_shared_memory_is_announced(
     workers = make_loader(Odd(), 2).workers
     workers.free_shared_bytes = 5 * 400
     for length in (10, 100):
-        workers.check_shared_memory({"tokens": torch.zeros(length)})
+        workers.warn_of_small_shared_memory({"tokens": torch.zeros(length)})
         assert "shared memory" not in workers.announced
     for length in (101, 200):
-        workers.check_shared_memory({"tokens": torch.zeros(length)})
+        workers.warn_of_small_shared_memory({"tokens": torch.zeros(length)})
     assert capsys.readouterr().out.count("/dev/shm") == 1
 
 
