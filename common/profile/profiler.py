@@ -29,18 +29,19 @@ from common.training.plan import Plan
 
 
 class Window(NamedTuple):
-    """The updates to profile, counted from where this process starts or resumes the run.
+    """The updates to time and to profile, counted from where this process starts or resumes.
 
-    The updates between `FIRST_UPDATES` and `warm_up` are timed without the profiler.
+    First, updates are timed without the profiler. Then it runs, and slows updates down.
     """
 
+    timing: int  # the updates after this many are timed
     warm_up: int  # the profiler runs after this many updates, but discards what it records
     record: int  # the profiler keeps what it records after this many updates
     end: int  # the profile ends after this many updates
 
 
 def choose_window(first: int, total: int, interrupts: Callable[[int], bool]) -> Window | None:
-    """Choose the updates to profile, if possible without an evaluation or a save among them.
+    """Choose the updates to time and profile, if possible without evaluations and saves.
 
     Args:
         first: the update at which this process starts or resumes the run.
@@ -53,18 +54,20 @@ def choose_window(first: int, total: int, interrupts: Callable[[int], bool]) -> 
     """
     for size in (10, 5, 2, 1):  # updates that are timed, and again as many that are profiled
         warm_up_size = 2 if size > 1 else 1
-        earliest = FIRST_UPDATES + size
         # The window ends no later than the run. A search over more than 10,000 updates would take
         # too long.
-        latest = min(total - first - warm_up_size - size, earliest + 10_000)
-        for start in range(earliest, latest + 1):
-            window = Window(start, start + warm_up_size, start + warm_up_size + size)
-            # What follows the last update of the window does not disturb it, so `end` is left out.
-            if not any(interrupts(first + n) for n in range(start + 1, window.end)):
+        latest = min(total - first - 2 * size - warm_up_size, FIRST_UPDATES + 10_000)
+        for timing in range(FIRST_UPDATES, latest + 1):
+            warm_up = timing + size
+            record = warm_up + warm_up_size
+            window = Window(timing, warm_up, record, record + size)
+            # An evaluation after the last update before the window would disturb it: it is made
+            # when the loop has its next batch. What follows the window's own last update would not.
+            if not any(interrupts(first + n) for n in range(window.timing, window.end)):
                 return window
     # No window is free of evaluations and saves. Take the shortest window, in spite of them.
-    window = Window(FIRST_UPDATES + 1, FIRST_UPDATES + 2, FIRST_UPDATES + 3)
-    return window if first + window.end <= total else None
+    shortest = Window(FIRST_UPDATES, FIRST_UPDATES + 1, FIRST_UPDATES + 2, FIRST_UPDATES + 3)
+    return shortest if first + shortest.end <= total else None
 
 
 @dataclass
@@ -135,11 +138,11 @@ class Profiler:
         """Time some updates, then profile some. Each `yield` waits for the end of an update.
 
         Args:
-            window: the updates to profile.
+            window: the updates to time and to profile.
             first: the update at which this process starts or resumes the run.
         """
-        yield from wait_for_updates(FIRST_UPDATES)
-        timed_updates = window.warm_up - FIRST_UPDATES
+        yield from wait_for_updates(window.timing)
+        timed_updates = window.warm_up - window.timing
         timed_seconds = yield from self.time_updates(timed_updates)
         busy_seconds_per_update = (timed_seconds - self.meter.waited) / timed_updates
         with self.stopwatch.stopped():

@@ -27,19 +27,19 @@ from common.system.devices import trials
 @pytest.mark.parametrize("every", [7, 11, 25, 60, 1000])
 @pytest.mark.parametrize("first", [0, 5, 44])
 def test_window_lies_between_evaluations(first: int, every: int) -> None:
-    """No evaluation falls among the profiled updates, and timed updates come first."""
+    """No evaluation disturbs the timed and the profiled updates; timed updates come first."""
     window = choose_window(first, first + 200, lambda step: step % every == 0)
     assert window is not None
-    assert FIRST_UPDATES < window.warm_up < window.record < window.end <= 200
-    assert not [n for n in range(window.warm_up + 1, window.end) if (first + n) % every == 0]
+    assert FIRST_UPDATES <= window.timing < window.warm_up < window.record < window.end <= 200
+    assert not [n for n in range(window.timing, window.end) if (first + n) % every == 0]
 
 
 def test_window_is_as_large_as_the_run_allows() -> None:
     """Ten updates are timed and ten profiled, fewer in a short run, and none without room."""
     assert FIRST_UPDATES == 3
-    assert choose_window(0, 1000, lambda _: False) == Window(13, 15, 25)
-    assert choose_window(0, 16, lambda _: False) == Window(8, 10, 15)
-    assert choose_window(0, 6, lambda _: False) == Window(4, 5, 6)
+    assert choose_window(0, 1000, lambda _: False) == Window(3, 13, 15, 25)
+    assert choose_window(0, 16, lambda _: False) == Window(3, 8, 10, 15)
+    assert choose_window(0, 6, lambda _: False) == Window(3, 4, 5, 6)
     assert choose_window(0, 5, lambda _: False) is None
     assert choose_window(100, 105, lambda _: False) is None
 
