@@ -149,11 +149,11 @@ class UpdateDifference:
 
 def last_launches(run: ObservedRun) -> dict[int, int]:
     """Return the last launch that made each update, by the number of updates before it."""
-    launches: dict[int, int] = {}
-    for launch, record in run.all(Recorded):
+    last_launch: dict[int, int] = {}
+    for process, record in run.all(Recorded):
         if record.is_update:
-            launches[record.step] = max(launch.launch, launches.get(record.step, 0))
-    return launches
+            last_launch[record.step] = max(process.launch, last_launch.get(record.step, 0))
+    return last_launch
 
 
 def updates_of(run: ObservedRun) -> dict[int, Update]:
@@ -168,14 +168,14 @@ def updates_of(run: ObservedRun) -> dict[int, Update]:
     micro_batches: defaultdict[int, int] = defaultdict(int)
     norms: defaultdict[int, list[float]] = defaultdict(list)
     rates: defaultdict[int, list[float]] = defaultdict(list)
-    for launch, record in run.all(Recorded):
-        if last_launch.get(record.step) == launch.launch:
+    for process, record in run.all(Recorded):
+        if last_launch.get(record.step) == process.launch:
             losses[record.step].append(record.loss)
-            if launch.rank == 0:  # all ranks have the same number of micro-batches
+            if process.rank == 0:  # all ranks have the same number of micro-batches
                 micro_batches[record.step] += 1
-    for launch, optimizer_step in run.all(OptimizerStep):
+    for process, optimizer_step in run.all(OptimizerStep):
         step = optimizer_step.step
-        if launch.rank == 0 and last_launch.get(step) == launch.launch:
+        if process.rank == 0 and last_launch.get(step) == process.launch:
             norms[step].append(optimizer_step.gradient_norm)
             rates[step] += optimizer_step.learning_rates
     return {
@@ -284,17 +284,17 @@ def evaluations_of(run: ObservedRun) -> dict[tuple[int, str], dict[str, float]]:
     """Return the figures of each evaluation of rank 0, by update and phase."""
     return {
         (record.step, record.phase): record.figures
-        for launch, record in run.all(ObservedEvaluation)
-        if launch.rank == 0
+        for process, record in run.all(ObservedEvaluation)
+        if process.rank == 0
     }
 
 
 def drawn_generators(run: ObservedRun) -> list[str]:
     """Return the names of the random generators from which the loop draws as it uses a batch."""
     names: set[str] = set()
-    for launch in run.launches:
+    for process in run.processes:
         micro_batch: MicroBatch | None = None
-        for record in launch.records:
+        for record in process.records:
             if isinstance(record, MicroBatch):
                 micro_batch = record
             elif isinstance(record, Recorded) and micro_batch is not None:

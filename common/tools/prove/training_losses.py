@@ -149,9 +149,9 @@ def losses_of_ranks(run: ObservedRun) -> dict[Position, dict[int, list[float]]]:
     """Return the losses of all ranks, by micro-batch and by the number of the call within it."""
     values: defaultdict[Position, defaultdict[int, list[float]]]
     values = defaultdict(lambda: defaultdict(list))
-    for launch in run.launches:
+    for process in run.processes:
         calls: defaultdict[Position, int] = defaultdict(int)
-        for loss in launch.of(TrainingLoss):
+        for loss in process.of(TrainingLoss):
             position = loss.step, loss.micro_batch
             values[position][calls[position]].append(loss.value)
             calls[position] += 1

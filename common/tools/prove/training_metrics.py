@@ -12,7 +12,7 @@ from common.tools.prove.bench import Cause
 from common.tools.prove.checked_figures import CheckedFigures
 from common.tools.prove.outcomes import known_name
 from common.tools.prove.records.instrument_records import TrainingLoss
-from common.tools.prove.records.observed_run import ObservedLaunch, ObservedRun
+from common.tools.prove.records.observed_run import ObservedProcess, ObservedRun
 from common.tools.prove.records.run_records import Recorded
 
 SHARE_TOLERANCE = 1e-4  # relative, for shares of samples
@@ -39,9 +39,9 @@ def checked_metrics(run: ObservedRun) -> CheckedFigures:
     causes: dict[str, Cause] = {}  # by the name of the metric
     compared = 0
     unknown = 0
-    for launch in run.launches:
-        losses = losses_by_micro_batch(launch)
-        for record in launch.of(Recorded):
+    for process in run.processes:
+        losses = losses_by_micro_batch(process)
+        for record in process.of(Recorded):
             computed = losses.get((record.step, record.micro_batch), [])
             for name, (total, elements) in record.metrics.items():
                 value = total / elements if elements else math.nan
@@ -60,11 +60,11 @@ def checked_metrics(run: ObservedRun) -> CheckedFigures:
     return CheckedFigures("recorded metrics", (*causes.values(),), compared, unknown)
 
 
-def losses_by_micro_batch(launch: ObservedLaunch) -> dict[tuple[int, int], list[TrainingLoss]]:
+def losses_by_micro_batch(process: ObservedProcess) -> dict[tuple[int, int], list[TrainingLoss]]:
     """Return the computed losses, by the update and by the number of the micro-batch in it."""
     losses: defaultdict[tuple[int, int], list[TrainingLoss]] = defaultdict(list)
-    for note in launch.of(TrainingLoss):
-        losses[note.step, note.micro_batch].append(note)
+    for loss in process.of(TrainingLoss):
+        losses[loss.step, loss.micro_batch].append(loss)
     return losses
 
 

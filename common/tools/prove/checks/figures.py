@@ -147,7 +147,7 @@ def checked_evaluations(run: ObservedRun, trusted: Collection[str] | None = None
     """
     compared = 0
     unknown = 0
-    for record in run.launches[0].of(ObservedEvaluation):
+    for record in run.processes[0].of(ObservedEvaluation):
         split_passes = split_passes_of_evaluation(run, record)
         for name, value in logged_figures(run, record).items():
             figure_check = check_figure(name, value, split_passes)
@@ -172,7 +172,7 @@ def correct_figures(run: ObservedRun) -> set[str]:
     """Return the names of the figures that agree with their outcomes in each evaluation."""
     correct: set[str] = set()
     wrong: set[str] = set()
-    for record in run.launches[0].of(ObservedEvaluation):
+    for record in run.processes[0].of(ObservedEvaluation):
         split_passes = split_passes_of_evaluation(run, record)
         for name, value in logged_figures(run, record).items():
             is_correct = check_figure(name, value, split_passes).is_correct
@@ -210,9 +210,9 @@ def split_passes_of_evaluation(run: ObservedRun, evaluated: ObservedEvaluation) 
     """Return all passes of one evaluation over its split."""
     evaluation = (evaluated.step, evaluated.phase, evaluated.split)
     losses_by_rank: list[list[EvaluationLoss]] = []
-    for launch in run.of_launch(0):
+    for process in run.of_launch(0):
         losses = []
-        for loss in launch.of(EvaluationLoss):
+        for loss in process.of(EvaluationLoss):
             if (loss.step, loss.phase, loss.split) == evaluation:
                 losses.append(loss)
         losses_by_rank.append(losses)
@@ -227,7 +227,7 @@ def checked_speeds(run: ObservedRun) -> CheckedFigures:
     rows = {step_of_row(row): row for row in StoredRun(run.directory).rows}
     per_update = run.started.samples_per_update
     ratios = []
-    for interval in run.launches[0].of(LogInterval):
+    for interval in run.processes[0].of(LogInterval):
         # The record was written at the log line, after the update was counted.
         row = rows.get(interval.step, {})
         speed = number_or_none(row.get(THROUGHPUT))

@@ -71,7 +71,7 @@ def verdict_of(
         unit: the event with which memory may grow, for the message: "update" or "evaluation".
         most: the allowed growth of each type of memory, in MiB for each event.
     """
-    notes = run.launches[0].of(MemoryInUse)
+    notes = run.processes[0].of(MemoryInUse)
     notes = notes[len(notes) // 3 :]  # the first third is the warm-up
     if len(notes) < MIN_POINTS:
         return Verdict(None, "the run is too short to tell growth from the warm-up")
@@ -80,7 +80,7 @@ def verdict_of(
         f"{WORDS[growth.memory_type]} {growth.slope:+.4f} MiB an {unit} (at most {growth.most})"
         for growth in growths
     )
-    causes = [growth_in_words(tensors) for tensors in run.launches[0].of(GrowingTensors)]
+    causes = [growth_in_words(tensors) for tensors in run.processes[0].of(GrowingTensors)]
     too_much = [growth for growth in growths if growth.is_too_much]
     if not too_much:
         return Verdict(True, f"updates {notes[0].step} to {notes[-1].step}: {compared}")
