@@ -24,10 +24,12 @@ from common.tools.prove.records.instrument_records import MixingModule, Optimize
 from common.tools.prove.records.observed_run import ObservedRun, differing_keys
 from common.tools.prove.records.run_records import MicroBatch, ObservedEvaluation, Recorded
 
+# The instruments of the compared runs, as names of modules.
 INSTRUMENTS = tuple(
     f"common.tools.prove.instruments.{name}"
     for name in ("without_dropout", "updates", "mixing", "losses", "rows_used")
 )
+# One more instrument, for runs whose networks are computed in float64.
 IN_FLOAT64 = "common.tools.prove.instruments.in_float64"
 UPDATES = 6  # the number of compared updates
 # Relative tolerances.
@@ -133,7 +135,10 @@ class Update:
 
 @dataclass(frozen=True)
 class UpdateDifference:
-    """The first quantity in which the updates of two runs differ."""
+    """The first quantity in which the updates of two runs differ.
+
+    The baseline and the variant are the two runs of a `RunPair`.
+    """
 
     update: int  # the number of the update, from 1
     # "optimizers" is the number of optimizer steps in an update.
@@ -242,9 +247,9 @@ def weight_distance(baseline: ObservedRun, variant: ObservedRun) -> WeightDistan
     if not all(path.exists() for path in paths):
         return None
     start, end, variant_end = [load_file(path) for path in paths]
-    moved = 0.0  # the sum of squared movements
-    apart = 0.0  # the sum of squared differences
-    largest = 0.0
+    moved = 0.0  # the squared distance that the baseline's weights have moved
+    apart = 0.0  # the squared distance between the weights of both runs
+    largest = 0.0  # the squared distance of the parameter that differs most
     largest_name = ""
     for name, values in end.items():
         moved += float((values.double() - start[name].double()).square().sum())
@@ -273,6 +278,7 @@ def differing_figure(
             expected = baseline_figures.get(name)
             if expected is None:
                 continue
+            # Without a `count`, the number of samples is unknown, and may be as small as one.
             flipped_share = FLIPPED / max(1.0, figures.get("count", 1.0))
             tolerance = FIGURE_TOLERANCE * max(abs(value), abs(expected)) + flipped_share
             if abs(value - expected) > tolerance:

@@ -37,8 +37,8 @@ def checked_metrics(run: ObservedRun) -> CheckedFigures:
     Each name of a metric has one cause at most: the first wrong value.
     """
     causes: dict[str, Cause] = {}  # by the name of the metric
-    compared = 0
-    unknown = 0
+    compared_count = 0
+    unknown_count = 0
     for process in run.processes:
         losses = losses_by_micro_batch(process)
         for record in process.of(Recorded):
@@ -48,16 +48,16 @@ def checked_metrics(run: ObservedRun) -> CheckedFigures:
                 expected = expected_values(name, computed)
                 is_correct = follows_from_outputs(name, value, expected)
                 if is_correct is None:
-                    unknown += 1
+                    unknown_count += 1
                     continue
-                compared += 1
+                compared_count += 1
                 if not is_correct and name not in causes:
                     causes[name] = Cause(
                         f"the loop recorded {name} {value:.6g} in update {record.step + 1}, and "
                         f"the outputs of this micro-batch give {expected[0]:.6g}",
                         ADVICE,
                     )
-    return CheckedFigures("recorded metrics", (*causes.values(),), compared, unknown)
+    return CheckedFigures("recorded metrics", (*causes.values(),), compared_count, unknown_count)
 
 
 def losses_by_micro_batch(process: ObservedProcess) -> dict[tuple[int, int], list[TrainingLoss]]:

@@ -89,7 +89,10 @@ def interruptions_in_words(run: ObservedRun) -> str:
     kills: list[str] = []
     stops: list[str] = []
     for _, record in run.all(Interrupted):
-        (stops if record.manner == "stop" else kills).append(record.place)
+        if record.manner == "stop":
+            stops.append(record.place)
+        else:
+            kills.append(record.place)
     phrases = []
     if kills:
         phrases.append(f"killed {', '.join(kills)}")
