@@ -9,7 +9,7 @@ import pytest
 from common.tools.prove.command import main
 from common.tools.prove.comparison import UPDATES, updates_of
 from common.tools.prove.receipt import read_receipt
-from common.tools.prove.records.observed_run import ObservedRun, read_launches
+from common.tools.prove.records.observed_run import ObservedRun, read_processes
 from common.tools.prove.records.run_records import Interrupted, MicroBatch
 from tests.launch import REPOSITORY
 from tests.unit.data.test_parquet import images_folder
@@ -32,13 +32,13 @@ def test_a_recipe_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert receipt.processor == receipt.environment.processor
     assert [result.passed for result in receipt.checks] == [True, True, True]
     assert "3 of 3 checks passed (learns, repeatable, resumes)" in output.splitlines()[-2]
-    launches = read_launches(folder / "interrupted")
-    assert [len(launch.of(Interrupted)) for launch in launches] == [1, 1, 1, 1, 1, 0]
+    processes = read_processes(folder / "interrupted")
+    assert [len(process.of(Interrupted)) for process in processes] == [1, 1, 1, 1, 1, 0]
     # The interrupted launches together made each update, and none of them from the start.
-    steps = [{step for step, _ in launch.micro_batches} for launch in launches]
+    steps = [{step for step, _ in process.micro_batches} for process in processes]
     assert set().union(*steps) == {*range(receipt.updates)}
     assert min(steps[-1]) > 0
-    (reference,) = read_launches(folder / "reference")
+    (reference,) = read_processes(folder / "reference")
     assert {record.epoch for record in reference.of(MicroBatch)} == {0, 1, 2, 3}
 
 
@@ -77,8 +77,8 @@ def test_a_recipe_with_batch_norm_is_compared_in_float64(
     assert receipt.environment is not None  # although no check needed the reference run
     losses = []
     for name in ("divided-in-float64", "two-processes-in-float64"):
-        launches = read_launches(folder / name)
-        run = ObservedRun(name, folder / name, launches, seconds=0.0, command="")
+        processes = read_processes(folder / name)
+        run = ObservedRun(name, folder / name, processes, seconds=0.0, command="")
         losses.append([update.loss for update in updates_of(run).values()])
     assert len(losses[0]) == UPDATES
     assert losses[1] == pytest.approx(losses[0], rel=1e-9)

@@ -1,4 +1,25 @@
 """`recipes prove`: checks that a recipe keeps the guarantees of this library.
 
 It launches the recipe under observation. Each check is a module in `checks`.
+
+A proof runs its checks one after the other. A check asks the bench for observed runs, reads their
+records, and returns a verdict. The words of this package:
+
+- bench: launches observed runs, and keeps their records, so that several checks can use one run.
+- launch: one start of a run, on one process or several. A run that is interrupted and resumed has
+  several launches. Each process of a launch is a rank.
+- probe: the script that runs the recipe in each process of a launch, under observation.
+- session: the observation of one process, as the observer and the instruments share it.
+- observer: `RunObserver`. It records the batches, losses and states of each observed run.
+- instrument: a module that observes more, for single checks, such as memory.
+- record: one observation, such as a batch or a save. The observer and the instruments write it.
+- reference run: the uninterrupted run on one process, with which other runs are compared.
+- verdict: what a check returns. It has passed, has failed, or does not apply.
+- cause: a mistake in the recipe that explains a failed check, and the change that it needs.
+- reach: a recipe's loop reaches a value if its variables contain it. State that is within reach,
+  changes and is in no checkpoint is a likely cause of a difference after a resume.
+- holder: the variable of the recipe that holds tensors whose number keeps growing.
+- layout: the division of an update into micro-batches and processes.
+- figure: a number that the recipe logs, such as the accuracy of an evaluation.
+- outcome: how well the model did on one sample, such as the sample's loss.
 """

@@ -10,7 +10,7 @@ from common.system.platforms import command_line
 from common.tools.prove.flags import ProofFlags, flag_words, merged, parse_flags
 from common.tools.prove.launch_plan import PlannedInterruption, ProbePlan
 from common.tools.prove.launching import LaunchResult, launch, launch_warm, observed_command
-from common.tools.prove.records.observed_run import ObservedLaunch, ObservedRun, read_launches
+from common.tools.prove.records.observed_run import ObservedProcess, ObservedRun, read_processes
 from common.tools.prove.records.run_records import Interrupted
 from common.tools.prove.warm import WarmProcess
 from common.tools.recipe import Recipe
@@ -88,13 +88,13 @@ class Bench:
             raise RunFailedError(self.failed[spec])
         if spec not in self.finished:
             try:
-                self.finished[spec] = self.launch_all(spec)
+                self.finished[spec] = self.launch_until_finished(spec)
             except RunFailedError as problem:
                 self.failed[spec] = str(problem)
                 raise
         return self.finished[spec]
 
-    def launch_all(self, spec: RunSpec) -> ObservedRun:
+    def launch_until_finished(self, spec: RunSpec) -> ObservedRun:
         """Launch a run, and resume it after each interruption until it finishes.
 
         Raises:
@@ -109,10 +109,10 @@ class Bench:
         seconds = 0.0
         interruptions = [*spec.interruptions, None]  # the last launch has no interruption
         for number, interruption in enumerate(interruptions):
-            plan = self.plan(spec, folder, number, interruption)
-            result = self.launch_one(spec, words, processes, plan)
+            plan = self.probe_plan(spec, folder, number, interruption)
+            result = self.launch_once(spec, words, processes, plan)
             seconds += result.seconds
-            is_interrupted = was_interrupted(read_launches(folder), number)
+            is_interrupted = was_interrupted(read_processes(folder), number)
             if not is_interrupted:  # the run has ended, perhaps before a planned interruption
                 require_success(spec, number, result, directory)
                 break
@@ -120,10 +120,10 @@ class Bench:
             words = ["--resume", str(directory)]
             processes = spec.resumed_processes or spec.processes
         return ObservedRun(
-            spec.name, directory, read_launches(folder), seconds, command_line(command)
+            spec.name, directory, read_processes(folder), seconds, command_line(command)
         )
 
-    def launch_one(
+    def launch_once(
         self, spec: RunSpec, words: list[str], processes: int, plan: ProbePlan
     ) -> LaunchResult:
         """Run one launch of a run to its end, and return how it ended.
@@ -155,10 +155,14 @@ class Bench:
         folder.mkdir(parents=True)
         return folder
 
-    def plan(
+    def probe_plan(
         self, spec: RunSpec, folder: Path, number: int, interruption: PlannedInterruption | None
     ) -> ProbePlan:
-        """Return the plan for the probe of one launch."""
+        """Return the plan for the probe of one launch.
+
+        Args:
+            number: the number of the launch, from 0.
+        """
         return ProbePlan(
             folder=str(folder),
             launch=number,
@@ -170,9 +174,11 @@ class Bench:
         )
 
 
-def was_interrupted(launches: tuple[ObservedLaunch, ...], number: int) -> bool:
+def was_interrupted(observed_processes: Sequence[ObservedProcess], number: int) -> bool:
     """Whether the probe has interrupted the launch with this number."""
-    return any(launch.launch == number and launch.of(Interrupted) for launch in launches)
+    return any(
+        process.launch == number and process.of(Interrupted) for process in observed_processes
+    )
 
 
 def require_resumable(spec: RunSpec, number: int, result: LaunchResult, directory: Path) -> None:
@@ -206,13 +212,16 @@ def require_success(spec: RunSpec, number: int, result: LaunchResult, directory:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of a check."""
+    """What a check returns: whether the recipe has passed, and otherwise the causes and advice.
+
+    `run_check` in `proof.py` adds the check's name and duration, which gives a `CheckResult`.
+    """
 
     passed: bool | None  # None: the check does not apply to this recipe
     # What was compared, such as "40 updates, 14 rows, 6 tensors", or why the check does not apply.
     compared: str
     causes: tuple[str, ...] = ()  # sentences about the mistakes, the likeliest cause first
-    advice: str = ""  # the change that the recipe needs
+    advice: str = ""  # the change that the recipe needs; empty if it is unknown or not needed
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from common.tools.prove.bench import Cause
 from common.tools.prove.differences import Difference, Subject
-from common.tools.prove.records.observed_run import ObservedLaunch, ObservedRun, differing_keys
+from common.tools.prove.records.observed_run import ObservedProcess, ObservedRun, differing_keys
 from common.tools.prove.records.run_records import (
     OF_RECIPE,
     Description,
@@ -14,6 +14,7 @@ from common.tools.prove.records.run_records import (
 )
 
 MAX_CAUSES = 4  # the most causes that a check names
+# Advice for values that checkpoints lack. `name` and `path` are filled in.
 KEEP = "pass it to run.keep(..., {name}={path}), so that each checkpoint holds it"
 COMPUTE = (
     "compute it from run.progress.global_step or run.epoch, or hold it in an object with "
@@ -87,14 +88,15 @@ def causes_after_resume(
         difference: the first difference; None if only the results differ.
     """
     lost = lost_values(reference, other)
-    causes = [cause_of_lost(path, description) for path, description in lost.items()]
+    causes = [cause_of_lost_value(path, description) for path, description in lost.items()]
     if causes:
         return causes[:MAX_CAUSES]
     if difference is None:
         return []
     # The first micro-batch after a resume shows the state that the checkpoint restored. Launch 0 is
     # the first start, which resumed nothing.
-    is_in_restored_state = difference.launch > 0 and is_in_first_micro_batch(other, difference)
+    is_resumed = difference.launch > 0
+    is_in_restored_state = is_resumed and is_in_first_micro_batch(other, difference)
     if is_in_restored_state and difference.subject == "parts":
         return [cause_of_part(name) for name in difference.names]
     if is_in_restored_state and difference.subject == "generators":
@@ -107,9 +109,9 @@ def is_in_first_micro_batch(run: ObservedRun, difference: Difference) -> bool:
     record = difference.record
     if not isinstance(record, MicroBatch):
         return False
-    for launch in run.of_rank(difference.rank):
-        if launch.launch == difference.launch:
-            first = launch.of(MicroBatch)[0]
+    for process in run.of_rank(difference.rank):
+        if process.launch == difference.launch:
+            first = process.of(MicroBatch)[0]
             return (record.step, record.micro_batch) == (first.step, first.micro_batch)
     return False
 
@@ -117,50 +119,58 @@ def is_in_first_micro_batch(run: ObservedRun, difference: Difference) -> bool:
 def lost_values(reference: ObservedRun, other: ObservedRun) -> dict[str, Description]:
     """Return the values that changed during training and were not restored by a resume, by path.
 
-    `lost_at` says which values a resumed launch has lost when it begins. Some of them do no harm:
-    the loop sets a variable such as the last loss in each update, so it is right again one update
-    later. Such temporary values are returned only if no other value was lost. If a launch makes
-    only one update, all the values that it lost count as lasting.
+    Some values that a resumed launch lacks when it begins do no harm: the loop sets a variable such
+    as the last loss in each update, so it is right again one update later. Such temporary values
+    are returned only if no other value was lost. If a launch makes only one update, all the values
+    that it lost count as lasting.
     """
-    lasting: dict[str, Description] = {}
+    lasting: dict[str, Description] = {}  # values that were still wrong one update later
     temporary: dict[str, Description] = {}
-    for launch in other.launches:
-        uninterrupted = reference_of(reference, launch.rank)
-        if launch.launch == 0 or uninterrupted is None or not launch.micro_batches:
+    for process in other.processes:
+        uninterrupted = reference_process(reference, process.rank)
+        if process.launch == 0 or uninterrupted is None or not process.micro_batches:
             continue
-        steps = [step for step, number in launch.micro_batches if number == 0]
-        lost = lost_at(uninterrupted, launch, steps[0])
-        differing_later = lost
+        # An entry for each update of the launch: the number of updates before it.
+        steps = [step for step, micro_batch in process.micro_batches if micro_batch == 0]
+        lost_at_first = lost_before_update(uninterrupted, process, steps[0])
+        still_lost = lost_at_first
         if len(steps) > 1:
-            differing_later = lost_at(uninterrupted, launch, steps[1])
-        for path in lost:
-            group = lasting if path in differing_later else temporary
+            still_lost = lost_before_update(uninterrupted, process, steps[1])
+        for path in lost_at_first:
+            group = lasting if path in still_lost else temporary
             group.setdefault(path, uninterrupted.described.get(path, UNDESCRIBED))
     return sorted_by_likelihood(without_nested(lasting or temporary))
 
 
-def reference_of(reference: ObservedRun, rank: int) -> ObservedLaunch | None:
-    """Return the reference run's launch on a rank; None if the reference run has fewer ranks."""
-    launches = [launch for launch in reference.of_launch(0) if launch.rank == rank]
-    return launches[0] if launches else None
+def reference_process(reference: ObservedRun, rank: int) -> ObservedProcess | None:
+    """Return the reference run's process of a rank; None if the reference run has fewer ranks."""
+    processes = [process for process in reference.of_launch(0) if process.rank == rank]
+    return processes[0] if processes else None
 
 
-def lost_at(uninterrupted: ObservedLaunch, launch: ObservedLaunch, step: int) -> list[str]:
-    """Return the paths of the values that a resumed launch has lost by the end of update `step`.
+def lost_before_update(
+    uninterrupted: ObservedProcess, resumed: ObservedProcess, step: int
+) -> list[str]:
+    """Return the paths of the values that a resumed process lacks before one of its updates.
 
-    Such a value has appeared or changed in the uninterrupted run since the run's first micro-batch,
-    and the launch has a different value after the same update. If the uninterrupted run has no
-    record after this update, the list is empty.
+    Such a value has appeared or changed in the uninterrupted process since its first micro-batch,
+    and the resumed process has a different value at the same update. If the uninterrupted process
+    does not make this update, the list is empty.
+
+    Args:
+        step: the number of updates before the one whose first micro-batch is compared.
     """
     expected = uninterrupted.micro_batches.get((step, 0))
-    resumed = launch.micro_batches[step, 0]
     if expected is None:
         return []
+    resumed_state = resumed.micro_batches[step, 0].state
     initial_state = uninterrupted.of(MicroBatch)[0].state
     paths = []
     for path, digest in expected.state.items():
         has_changed = initial_state.get(path) != digest
-        if has_changed and path in resumed.state and resumed.state[path] != digest:
+        # A path that the resumed process can't reach says nothing about its value.
+        is_wrong = path in resumed_state and resumed_state[path] != digest
+        if has_changed and is_wrong:
             paths.append(path)
     return paths
 
@@ -185,7 +195,7 @@ def sorted_by_likelihood(described: Mapping[str, Description]) -> dict[str, Desc
     return dict(sorted(described.items(), key=position))
 
 
-def cause_of_lost(path: str, description: Description) -> Cause:
+def cause_of_lost_value(path: str, description: Description) -> Cause:
     """Return the cause that a value is missing in checkpoints."""
     name = path.rpartition(".")[2]
     if not name.isidentifier():  # as in `items[0]`, so the user has to choose a name
@@ -251,14 +261,17 @@ def early_differences(
             the training does not differ, so the values of all updates count.
     """
     described: dict[str, Description] = {}
-    for launch, twin in zip(reference.launches, other.launches, strict=False):
-        for position, record in launch.micro_batches.items():
-            is_later = difference is not None and record.step > difference.step
-            if position[1] != 0 or position not in twin.micro_batches or is_later:
+    for process, twin in zip(reference.processes, other.processes, strict=False):
+        for position, record in process.micro_batches.items():
+            # The values are read only at the first micro-batch of an update.
+            if record.micro_batch != 0:
                 continue
-            twin_state = twin.micro_batches[position].state
-            for path in differing_keys(record.state, twin_state):
-                description = launch.described.get(path, UNDESCRIBED)
+            is_after_difference = difference is not None and record.step > difference.step
+            twin_record = twin.micro_batches.get(position)
+            if is_after_difference or twin_record is None:
+                continue
+            for path in differing_keys(record.state, twin_record.state):
+                description = process.described.get(path, UNDESCRIBED)
                 if description.type != "text":
                     described.setdefault(path, description)
     return sorted_by_likelihood(without_nested(described))

@@ -25,17 +25,17 @@ KINDS_OF_OUTCOMES: tuple[Kind, ...] = (
 
 @dataclass(frozen=True)
 class CheckedFigures:
-    """What was found in figures of one kind, in one run."""
+    """The mistakes in the figures of one kind in one run, and the number of these figures."""
 
     kind: Kind
     causes: tuple[Cause, ...] = ()  # the mistakes
-    compared: int = 0  # figures that were computed again
-    unknown: int = 0  # figures that could not be computed again
+    compared_count: int = 0  # of figures that were computed again
+    unknown_count: int = 0  # of figures that could not be computed again
 
 
 def has_outcomes(checked: Sequence[CheckedFigures]) -> bool:
     """Whether a loss, metric or evaluation was computed again from a model's outputs."""
-    return any(figures.compared for figures in checked if figures.kind in KINDS_OF_OUTCOMES)
+    return any(figures.compared_count for figures in checked if figures.kind in KINDS_OF_OUTCOMES)
 
 
 def numbers_in_words(checked: Sequence[CheckedFigures]) -> str:
@@ -43,8 +43,8 @@ def numbers_in_words(checked: Sequence[CheckedFigures]) -> str:
     compared: Counter[Kind] = Counter()
     unknown: Counter[Kind] = Counter()
     for figures in checked:
-        compared[figures.kind] += figures.compared
-        unknown[figures.kind] += figures.unknown
+        compared[figures.kind] += figures.compared_count
+        unknown[figures.kind] += figures.unknown_count
     text = f"computed again: {listing(compared) or 'nothing'}"
     if unknown_kinds := listing(unknown):
         reason = "as the proof can't tell how to compute them"

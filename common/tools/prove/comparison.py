@@ -24,10 +24,12 @@ from common.tools.prove.records.instrument_records import MixingModule, Optimize
 from common.tools.prove.records.observed_run import ObservedRun, differing_keys
 from common.tools.prove.records.run_records import MicroBatch, ObservedEvaluation, Recorded
 
+# The instruments of the compared runs, as names of modules.
 INSTRUMENTS = tuple(
     f"common.tools.prove.instruments.{name}"
     for name in ("without_dropout", "updates", "mixing", "losses", "rows_used")
 )
+# One more instrument, for runs whose networks are computed in float64.
 IN_FLOAT64 = "common.tools.prove.instruments.in_float64"
 UPDATES = 6  # the number of compared updates
 # Relative tolerances.
@@ -133,7 +135,10 @@ class Update:
 
 @dataclass(frozen=True)
 class UpdateDifference:
-    """The first quantity in which the updates of two runs differ."""
+    """The first quantity in which the updates of two runs differ.
+
+    The baseline and the variant are the two runs of a `RunPair`.
+    """
 
     update: int  # the number of the update, from 1
     # "optimizers" is the number of optimizer steps in an update.
@@ -149,11 +154,11 @@ class UpdateDifference:
 
 def last_launches(run: ObservedRun) -> dict[int, int]:
     """Return the last launch that made each update, by the number of updates before it."""
-    launches: dict[int, int] = {}
-    for launch, record in run.all(Recorded):
+    last_launch: dict[int, int] = {}
+    for process, record in run.all(Recorded):
         if record.is_update:
-            launches[record.step] = max(launch.launch, launches.get(record.step, 0))
-    return launches
+            last_launch[record.step] = max(process.launch, last_launch.get(record.step, 0))
+    return last_launch
 
 
 def updates_of(run: ObservedRun) -> dict[int, Update]:
@@ -168,14 +173,14 @@ def updates_of(run: ObservedRun) -> dict[int, Update]:
     micro_batches: defaultdict[int, int] = defaultdict(int)
     norms: defaultdict[int, list[float]] = defaultdict(list)
     rates: defaultdict[int, list[float]] = defaultdict(list)
-    for launch, record in run.all(Recorded):
-        if last_launch.get(record.step) == launch.launch:
+    for process, record in run.all(Recorded):
+        if last_launch.get(record.step) == process.launch:
             losses[record.step].append(record.loss)
-            if launch.rank == 0:  # all ranks have the same number of micro-batches
+            if process.rank == 0:  # all ranks have the same number of micro-batches
                 micro_batches[record.step] += 1
-    for launch, optimizer_step in run.all(OptimizerStep):
+    for process, optimizer_step in run.all(OptimizerStep):
         step = optimizer_step.step
-        if launch.rank == 0 and last_launch.get(step) == launch.launch:
+        if process.rank == 0 and last_launch.get(step) == process.launch:
             norms[step].append(optimizer_step.gradient_norm)
             rates[step] += optimizer_step.learning_rates
     return {
@@ -242,9 +247,9 @@ def weight_distance(baseline: ObservedRun, variant: ObservedRun) -> WeightDistan
     if not all(path.exists() for path in paths):
         return None
     start, end, variant_end = [load_file(path) for path in paths]
-    moved = 0.0  # the sum of squared movements
-    apart = 0.0  # the sum of squared differences
-    largest = 0.0
+    moved = 0.0  # the squared distance that the baseline's weights have moved
+    apart = 0.0  # the squared distance between the weights of both runs
+    largest = 0.0  # the squared distance of the parameter that differs most
     largest_name = ""
     for name, values in end.items():
         moved += float((values.double() - start[name].double()).square().sum())
@@ -273,6 +278,7 @@ def differing_figure(
             expected = baseline_figures.get(name)
             if expected is None:
                 continue
+            # Without a `count`, the number of samples is unknown, and may be as small as one.
             flipped_share = FLIPPED / max(1.0, figures.get("count", 1.0))
             tolerance = FIGURE_TOLERANCE * max(abs(value), abs(expected)) + flipped_share
             if abs(value - expected) > tolerance:
@@ -284,17 +290,17 @@ def evaluations_of(run: ObservedRun) -> dict[tuple[int, str], dict[str, float]]:
     """Return the figures of each evaluation of rank 0, by update and phase."""
     return {
         (record.step, record.phase): record.figures
-        for launch, record in run.all(ObservedEvaluation)
-        if launch.rank == 0
+        for process, record in run.all(ObservedEvaluation)
+        if process.rank == 0
     }
 
 
 def drawn_generators(run: ObservedRun) -> list[str]:
     """Return the names of the random generators from which the loop draws as it uses a batch."""
     names: set[str] = set()
-    for launch in run.launches:
+    for process in run.processes:
         micro_batch: MicroBatch | None = None
-        for record in launch.records:
+        for record in process.records:
             if isinstance(record, MicroBatch):
                 micro_batch = record
             elif isinstance(record, Recorded) and micro_batch is not None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from common.tools.prove.records.observed_run import ObservedLaunch, ObservedRun
+from common.tools.prove.records.observed_run import ObservedProcess, ObservedRun
 from common.tools.prove.records.run_records import (
     EvaluationBatch,
     Finished,
@@ -15,6 +15,7 @@ from common.tools.prove.records.run_records import (
     Saved,
 )
 
+# A field of a record in which two runs may differ.
 Subject = Literal[
     "samples", "parts", "generators", "batch", "loss", "metrics", "learning_rates", "figures"
 ]
@@ -34,11 +35,11 @@ Key = tuple[object, ...]  # records of two runs are compared if their keys are e
 
 @dataclass(frozen=True)
 class Difference:
-    """The first difference of a launch from the reference run."""
+    """The first difference of a run from the reference run."""
 
-    launch: int
+    launch: int  # the number of the launch that differs, from 0
     rank: int
-    record: ComparedRecord  # the record of the launch that differs
+    record: ComparedRecord  # the record that differs, of the run and not of the reference run
     subject: Subject  # the field that differs
     names: tuple[str, ...]  # the parts, generators, metrics or figures that differ
 
@@ -76,29 +77,35 @@ def first_difference(reference: ObservedRun, other: ObservedRun) -> Difference |
     rehearsal of a resumed run, are not compared.
     """
     expected_by_rank = {
-        launch.rank: dict(keyed_records(launch)) for launch in reference.of_launch(0)
+        process.rank: dict(keyed_records(process)) for process in reference.of_launch(0)
     }
-    for launch in other.launches:
-        expected = expected_by_rank.get(launch.rank, {})
-        for key, record in keyed_records(launch):
+    for process in other.processes:
+        expected = expected_by_rank.get(process.rank, {})
+        for key, record in keyed_records(process):
             if key not in expected:
                 continue
-            difference = difference_of_records(expected[key], record, launch)
+            difference = difference_of_records(expected[key], record, process)
             if difference is not None:
                 return difference
     return None
 
 
 def difference_of_records(
-    expected: ComparedRecord, record: ComparedRecord, launch: ObservedLaunch
+    expected: ComparedRecord, record: ComparedRecord, process: ObservedProcess
 ) -> Difference | None:
-    """Return the first difference of a record from that of the reference run."""
+    """Return the first difference of a record from that of the reference run.
+
+    Args:
+        expected: the record of the reference run.
+        record: the record of the other run.
+        process: the process that wrote `record`.
+    """
     for subject in COMPARED_FIELDS[type(record)]:
         expected_value = getattr(expected, subject)
         value = getattr(record, subject)
         if not is_equal(expected_value, value):
             names = differing_names(expected_value, value)
-            return Difference(launch.launch, launch.rank, record, subject, names)
+            return Difference(process.launch, process.rank, record, subject, names)
     return None
 
 
@@ -115,17 +122,17 @@ def differing_names(expected: object, value: object) -> tuple[str, ...]:
     return tuple(name for name in names if not is_equal(expected.get(name), value.get(name)))
 
 
-def keyed_records(launch: ObservedLaunch) -> Iterator[tuple[Key, ComparedRecord]]:
-    """Yield the records of a launch that can be compared, each with its key.
+def keyed_records(process: ObservedProcess) -> Iterator[tuple[Key, ComparedRecord]]:
+    """Yield the records of a process that can be compared, each with its key.
 
     Micro-batches are complete, with all entries of `parts`.
     """
     batch_counts: Counter[Key] = Counter()  # by evaluation
-    evaluated_step = -1  # the update after which this launch last evaluated on validation data
-    for record in launch.records:
+    evaluated_step = -1  # the update after which this process last evaluated on validation data
+    for record in process.records:
         if isinstance(record, MicroBatch):
             position = record.step, record.micro_batch
-            yield ("micro-batch", *position), launch.micro_batches[position]
+            yield ("micro-batch", *position), process.micro_batches[position]
         elif isinstance(record, Recorded):
             yield ("recorded", record.step, record.micro_batch), record
         elif isinstance(record, EvaluationBatch):

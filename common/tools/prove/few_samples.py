@@ -127,7 +127,7 @@ def limited_blocks(blocks: Blocks, limit: int) -> tuple[torch.Tensor, Blocks]:
     sizes = np.asarray(blocks.sizes)
     starts = sizes.cumsum() - sizes
     count = min(MIN_BLOCKS, len(sizes))
-    block_numbers = np.arange(count) * len(sizes) // count
+    block_numbers = np.arange(count) * len(sizes) // count  # evenly spaced
     while sizes[block_numbers].sum() < limit:
         count = min(2 * count, len(sizes))
         block_numbers = np.arange(count) * len(sizes) // count
@@ -153,7 +153,8 @@ def equal_shares(sizes: np.ndarray, total: int) -> np.ndarray:
     remaining = total
     # The smallest block comes first, so that larger blocks can make up for it.
     for number, block in enumerate(np.argsort(sizes, kind="stable")):
-        share = min(int(sizes[block]), remaining // (len(sizes) - number))
+        blocks_left = len(sizes) - number
+        share = min(int(sizes[block]), remaining // blocks_left)
         shares[block] = share
         remaining -= share
     return shares

@@ -124,8 +124,10 @@ def proof_flags(
     refuse_unfit_flags(user_flags)
     batch_size = whole_number(user_flags, "--batch-size", BATCH_SIZE)
     accumulation = whole_number(user_flags, "--gradient-accumulation-steps", ACCUMULATION)
-    effective = whole_number(user_flags, "--effective-batch-size", batch_size * accumulation)
-    accumulation = max(1, effective // batch_size)
+    effective_batch_size = whole_number(
+        user_flags, "--effective-batch-size", batch_size * accumulation
+    )
+    accumulation = max(1, effective_batch_size // batch_size)
     kept_flags = dict(user_flags)
     for name in ("--gradient-accumulation-steps", "--effective-batch-size"):
         kept_flags.pop(name, None)  # `accumulation` already follows from both
@@ -150,7 +152,8 @@ def proof_flags(
         values=merged(flags, kept_flags),
         batch_size=batch_size,
         accumulation=accumulation,
-        training_samples=updates_per_epoch * effective + max(1, effective // 2),
+        training_samples=updates_per_epoch * effective_batch_size
+        + max(1, effective_batch_size // 2),
         evaluation_samples=4 * batch_size + max(1, batch_size // 2) + 1,
     )
 

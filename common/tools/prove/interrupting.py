@@ -30,7 +30,7 @@ class Interrupter:
         self.session = session
         self.planned = planned
         self.operations_left = 0  # the operations of the current save before the kill
-        self.is_in_save = False
+        self.is_in_save = False  # whether a save is in progress in which the run is to be killed
         if planned is not None and planned.manner == "save" and session.rank == 0:
             session.wrap(store.Checkpoints, "write", self.around_write)
             session.wrap(store, "write_tensors", self.around_write_tensors)
@@ -48,8 +48,8 @@ class Interrupter:
             self.kill("update", f"after update {step}")
         # The last rank gets the signal, and has to pass it on to the others.
         if self.is_due("stop", step) and self.session.rank == world_size - 1:
-            self.note("stop", f"after update {step}")
-            self.planned = None
+            self.write_interrupted("stop", f"after update {step}")
+            self.planned = None  # the run goes on until it stops, and must not get a second signal
             os.kill(os.getpid(), signal.SIGTERM)
 
     def before_evaluation_batch(self, number: int, count: int) -> None:
@@ -89,7 +89,7 @@ class Interrupter:
         self.is_in_save = False
 
     def count_down_to_kill(self) -> bool:
-        """Count an operation of a save, and return whether to kill the run at this operation."""
+        """Count an operation of a save down, and return whether to kill the run at this one."""
         if not self.is_in_save:
             return False
         self.operations_left -= 1
@@ -122,13 +122,13 @@ class Interrupter:
 
     # The interruption itself
 
-    def note(self, manner: Manner, place: str) -> None:
+    def write_interrupted(self, manner: Manner, place: str) -> None:
         step = self.session.step
         self.session.write(Interrupted(step=step, manner=manner, place=place))
 
     def kill(self, manner: Manner, place: str) -> NoReturn:
         """End all ranks at once with SIGKILL."""
-        self.note(manner, place)
+        self.write_interrupted(manner, place)
         own_id = os.getpid()
         kill_processes([process for process in self.process_ids() if process != own_id])
         kill_processes([own_id])

@@ -90,7 +90,8 @@ def improvement_of_pairs(
     count = len(differences)
     gain = fmean(differences)
     squares = math.fsum((difference - gain) ** 2 for difference in differences)
-    margin = standard_errors * math.sqrt(squares / (count - 1) / count)
+    standard_error = math.sqrt(squares / (count - 1) / count)
+    margin = standard_errors * standard_error
     # If few samples change, the distribution is coarse. A single sample must not decide.
     if is_share:
         margin += 1 / count
@@ -106,6 +107,7 @@ def improvement_of_shares(
     for evaluation in (before, after):
         share = min(1.0, max(0.0, evaluation.value))
         variance += share * (1 - share) / evaluation.samples
+    # As with paired samples, a single sample must not decide.
     margin = standard_errors * math.sqrt(variance) + 1 / after.samples
     basis = f"{standard_errors:g} standard errors of a share of {after.samples} samples"
     return Improvement(gain, margin, basis)

@@ -1,5 +1,7 @@
 """Computes the figures of an evaluation again, from the outcomes of its samples.
 
+The outcome of a sample is how well the model did on it: its loss, and its hits or errors.
+
 A correct figure covers every sample exactly once. A wrong one may be a mean over batches or over
 processes, which gives more weight to the samples of a smaller batch. The results of such mistakes
 are computed too, so that a check can say which mistake a recipe makes.
@@ -21,21 +23,21 @@ ABSOLUTE_TOLERANCE = 1e-6  # this difference is always allowed
 
 @dataclass(frozen=True)
 class SampleOutcome:
-    """The outcome of one sample."""
+    """How well the model did on one sample. None: the loss function does not tell this value."""
 
-    sample: int
+    sample: int  # the index of the sample in its split
     loss: float | None = None
     hit: float | None = None  # the share of the sample's elements that are classified correctly
     squared_error: float | None = None  # the mean over the sample's elements
     absolute_error: float | None = None  # the mean over the sample's elements
     predicted: int | None = None  # the predicted class
     label: int | None = None
-    classes: int = 0  # the number of classes
+    classes: int = 0  # the number of classes; 0 unless each sample of the batch has one class
 
 
 BatchOutcomes = list[SampleOutcome]
 Value = TypeVar("Value", int, float)
-# Returns None if the outcomes lack the values that the figure needs.
+# Computes a figure. Returns None if the outcomes lack the values that the figure needs.
 FigureFunction = Callable[[Sequence[SampleOutcome]], float | None]
 
 
@@ -48,19 +50,25 @@ class Mistake(NamedTuple):
 
 @dataclass(frozen=True)
 class SplitPass:
-    """The outcomes of one pass over a split in an evaluation, as one loss of each batch gives them.
+    """The outcomes of one pass over a split in an evaluation.
 
-    If the recipe computes several losses for a batch, each of these has its own `SplitPass`.
+    They come from one loss of each batch. If the recipe computes several losses for a batch, the
+    pass has a `SplitPass` for each of these.
     """
 
     split: str
-    batches: list[list[BatchOutcomes]]  # a list of batches for each rank
-    calls: int  # the number of losses that the recipe computes for each batch of the pass
+    batches_by_rank: list[list[BatchOutcomes]]
+    calls: int  # the most losses that the recipe computes for a batch of the pass
+
+    @property
+    def batches(self) -> list[BatchOutcomes]:
+        """The batches of all ranks."""
+        return [batch for batches in self.batches_by_rank for batch in batches]
 
     @property
     def outcomes(self) -> list[SampleOutcome]:
         """All outcomes, including those that repeat a sample."""
-        return [outcome for batches in self.batches for batch in batches for outcome in batch]
+        return [outcome for batch in self.batches for outcome in batch]
 
     @property
     def unique_outcomes(self) -> list[SampleOutcome]:
@@ -83,22 +91,25 @@ def mean_of(values: Sequence[float | None]) -> float | None:
 
 
 class MeanMetric(NamedTuple):
-    """A metric that follows from the mean of one value of each sample."""
+    """A metric that follows from the mean of one value of each sample.
+
+    The error, for example, is 1 minus the mean of the hits.
+    """
 
     value: Callable[[SampleOutcome], float | None]  # of a sample; None if it is unknown
-    # `float` returns a mean or a value as it is.
-    of_mean: Callable[[float], float] = float  # makes the metric from the mean of the values
-    of_value: Callable[[float], float] = float  # makes a value that rises with the metric
+    # The defaults return a number as it is.
+    metric_of_mean: Callable[[float], float] = float  # makes the metric from the mean of the values
+    rising_value: Callable[[float], float] = float  # makes a value that rises with the metric
 
     def figure(self, outcomes: Sequence[SampleOutcome]) -> float | None:
         """Return the metric of some samples; None if a value is unknown or there are none."""
         mean = mean_of([self.value(outcome) for outcome in outcomes])
-        return None if mean is None else self.of_mean(mean)
+        return None if mean is None else self.metric_of_mean(mean)
 
     def sample_value(self, outcome: SampleOutcome) -> float | None:
-        """Return a value of a sample, whose mean rises with the metric; None if unknown."""
+        """Return the value of a sample, whose mean rises with the metric; None if unknown."""
         value = self.value(outcome)
-        return None if value is None else self.of_value(value)
+        return None if value is None else self.rising_value(value)
 
 
 def complement(share: float) -> float:
@@ -113,11 +124,13 @@ def perplexity(mean_loss: float) -> float:
 MEAN_METRICS = {
     "loss": MeanMetric(lambda outcome: outcome.loss),
     "accuracy": MeanMetric(lambda outcome: outcome.hit),
-    "error": MeanMetric(lambda outcome: outcome.hit, complement, complement),
+    "error": MeanMetric(
+        lambda outcome: outcome.hit, metric_of_mean=complement, rising_value=complement
+    ),
     "mse": MeanMetric(lambda outcome: outcome.squared_error),
-    "rmse": MeanMetric(lambda outcome: outcome.squared_error, math.sqrt),
+    "rmse": MeanMetric(lambda outcome: outcome.squared_error, metric_of_mean=math.sqrt),
     "mae": MeanMetric(lambda outcome: outcome.absolute_error),
-    "perplexity": MeanMetric(lambda outcome: outcome.loss, perplexity),
+    "perplexity": MeanMetric(lambda outcome: outcome.loss, metric_of_mean=perplexity),
 }
 SYNONYMS = {"error_rate": "error"}
 
@@ -135,10 +148,10 @@ def f1_of_classes(outcomes: Sequence[SampleOutcome]) -> list[float] | None:
     ):
         return None
     values = []
-    for number in range(classes):
-        hits = sum(outcome.predicted == outcome.label == number for outcome in outcomes)
-        predicted = sum(outcome.predicted == number for outcome in outcomes)
-        labelled = sum(outcome.label == number for outcome in outcomes)
+    for class_number in range(classes):
+        hits = sum(outcome.predicted == outcome.label == class_number for outcome in outcomes)
+        predicted = sum(outcome.predicted == class_number for outcome in outcomes)
+        labelled = sum(outcome.label == class_number for outcome in outcomes)
         values.append(2 * hits / max(1, predicted + labelled))
     return values
 
@@ -167,17 +180,17 @@ def likely_mistakes(function: FigureFunction, split_pass: SplitPass) -> Iterator
         yield Mistake(
             "it counts samples twice that only fill up a batch", function(split_pass.outcomes)
         )
-    all_batches = [batch for batches in split_pass.batches for batch in batches]
-    batch_figures = [function(batch) for batch in all_batches]
+    batch_figures = [function(batch) for batch in split_pass.batches]
     yield Mistake(
         "it is a mean over batches, not over samples, and the last batch is smaller",
         mean_of(batch_figures),
     )
-    if len(split_pass.batches) > 1:
+    processes = len(split_pass.batches_by_rank)
+    if processes > 1:
         correct = function(split_pass.unique_outcomes)
-        yield from mistaken_means_of_processes(function, split_pass.batches)
-        yield from mistakes_by_number_of_processes(correct, len(split_pass.batches))
-    last_batch = split_pass.batches[0][-1]
+        yield from mistaken_means_of_processes(function, split_pass.batches_by_rank)
+        yield from mistakes_by_number_of_processes(correct, processes)
+    last_batch = split_pass.batches_by_rank[0][-1]
     yield Mistake("it counts only the last batch", function(last_batch))
     known_figures = [figure for figure in batch_figures if figure is not None]
     total = sum(known_figures) if known_figures else None
@@ -229,9 +242,10 @@ def split_passes_of(losses_by_rank: Sequence[Sequence[EvaluationLoss]]) -> list[
     Args:
         losses_by_rank: for each rank, the losses that one evaluation computed.
     """
+    # The batches of each rank, by the number of the pass and the number of the call.
     batches_by_key: dict[tuple[int, int], list[list[BatchOutcomes]]] = {}
-    splits: dict[int, str] = {}
-    calls: dict[int, int] = {}
+    splits: dict[int, str] = {}  # by the number of the pass
+    calls: dict[int, int] = {}  # how many losses a batch has at most, by the number of the pass
     for rank, losses in enumerate(losses_by_rank):
         for pass_number, call, loss in with_pass_and_call(losses):
             splits[pass_number] = loss.split
@@ -254,8 +268,8 @@ def with_pass_and_call(
 ) -> Iterator[tuple[int, int, EvaluationLoss]]:
     """Yield each loss with the number of its pass and the number of its call, both from 0.
 
-    Passes are counted within the evaluation, so all ranks give a pass the same number. Calls are
-    counted within a batch, which may have several losses.
+    Passes are counted within the evaluation, so all ranks give a pass the same number. A call is a
+    call of a loss function. Calls are counted within a batch, which may have several losses.
     """
     passes: dict[int, int] = {}
     call = 0
@@ -352,7 +366,8 @@ def check_figure(name: str, logged: float, split_passes: Sequence[SplitPass]) ->
     has_several_losses = any(split_pass.calls > 1 for split_pass in split_passes)
     if name in ("loss", "perplexity") or has_several_losses:
         return FigureCheck(None)
-    return FigureCheck(False, expected_figures[-1][1], "no usual mistake explains the difference")
+    _, last_expected = expected_figures[-1]
+    return FigureCheck(False, last_expected, "no usual mistake explains the difference")
 
 
 def is_close(value: float, expected: float, tolerance: float) -> bool:

@@ -1,4 +1,6 @@
-"""Tells the user's own code, the recipe and its modules, from libraries."""
+"""Tells the user's own code from libraries. Own code is the recipe, and each module in a Python
+file that belongs neither to this library, nor to an installed package, nor to Python.
+"""
 
 import sys
 import types
@@ -19,7 +21,7 @@ def callers(frame: types.FrameType) -> Iterator[types.FrameType]:
 def is_own_frame(frame: types.FrameType) -> bool:
     """Whether a frame runs a function of the user's code.
 
-    The frame of a module does not count, because `Reach.look` visits global variables separately.
+    The frame of a module does not count, because `RecipeSearch` visits global variables separately.
     """
     name = frame.f_globals.get("__name__", "")
     if frame.f_code.co_name == "<module>" or not is_own_module(name):

@@ -30,7 +30,11 @@ RATIO_TOLERANCE = 0.02
 
 @dataclass(frozen=True)
 class RunPair:
-    """Two runs that should make the same updates, and the layout of each."""
+    """Two runs that should make the same updates, and the layout of each.
+
+    The variant divides its updates into more micro-batches, or among more processes. If the
+    two differ, the baseline is taken to be right.
+    """
 
     baseline: ObservedRun
     variant: ObservedRun

@@ -163,8 +163,8 @@ def run_check(check: Check, bench: Bench) -> receipts.CheckResult:
 
 def has_passed(results: Sequence[receipts.CheckResult]) -> bool:
     """Whether at least one check applies, and all that apply have passed."""
-    outcomes = {result.passed for result in results}
-    return True in outcomes and False not in outcomes
+    passed = [result.passed for result in results]  # None: the check does not apply
+    return True in passed and False not in passed
 
 
 def proven_code(directories: Sequence[Path]) -> list[receipts.ProvenCode]:

@@ -20,56 +20,61 @@ from common.tools.prove.records.run_records import OF_RECIPE
 from common.tools.prove.value_search import ReachableValues, ValueSearch
 
 
-class Reach:
+class RecipeSearch:
     """Searches the values that one recipe can reach, always in the same order."""
 
     def __init__(self, kept: Mapping[str, object], run: object) -> None:
-        """Prepare a search.
+        """Prepare the searches of one run.
 
         Args:
             kept: the parts that the recipe passed to `run.keep`, by name.
             run: the recipe's run. The search leaves out its attributes: they are the library's.
         """
         self.run = run
-        self.kept: dict[int, str] = {}  # names of kept objects and wrapped objects, by id
+        # The names of the kept parts, by the id() of the part and of each object that it wraps.
+        self.kept: dict[int, str] = {}
         for name, part in kept.items():
-            for wrapped in part_and_wrapped(part):
-                self.kept[id(wrapped)] = name
-        self.own: dict[str, types.ModuleType] = {}  # the recipe's own modules by name
-        # How many modules were imported when `own` was set; more of them may make it outdated.
+            for part_or_wrapped in part_and_wrapped(part):
+                self.kept[id(part_or_wrapped)] = name
+        # The result of the last call of `own_modules`, and how many modules were imported then.
+        self.last_own_modules: dict[str, types.ModuleType] = {}
         self.module_count = 0
 
-    def look(self, frame: types.FrameType) -> ReachableValues:
-        """Return the values in reach of the loop's frame, its callers and the recipe's modules."""
+    def reachable_values(self, frame: types.FrameType) -> ReachableValues:
+        """Return the values that the loop, its callers and the recipe's modules can reach now.
+
+        Args:
+            frame: the frame of the function with the loop.
+        """
         search = ValueSearch(self.run, self.kept)
         for caller in callers(frame):
             if not is_own_frame(caller):
                 continue
             function = caller.f_code.co_name
             for name, value in [*caller.f_locals.items()]:
-                search.visit(name, f"local variable of {function}()", value, 0)
+                search.visit(name, f"local variable of {function}()", value, depth=0)
         for module_name, module in self.own_modules().items():
             is_recipe = module is sys.modules["__main__"]
-            variable = OF_RECIPE if is_recipe else f"global variable of {module_name}.py"
+            variable_text = OF_RECIPE if is_recipe else f"global variable of {module_name}.py"
             for name, value in [*vars(module).items()]:
                 if not name.startswith("__"):
-                    search.visit(f"{module_name}.{name}", variable, value, 0)
+                    search.visit(f"{module_name}.{name}", variable_text, value, depth=0)
         return search.reached
 
     def own_modules(self) -> dict[str, types.ModuleType]:
         """Return the recipe's own modules by name. The recipe itself has the name of its file.
 
-        They are looked for again only if more modules have been imported since.
+        A call searches all imported modules only if their number has changed since the last call.
         """
         if self.module_count != len(sys.modules):
             self.module_count = len(sys.modules)
-            self.own = {}
+            self.last_own_modules = {}
             for name, module in [*sys.modules.items()]:
                 if isinstance(module, types.ModuleType) and is_own_module(name):
                     file = getattr(module, "__file__", None)
                     shown_name = Path(file).stem if file and name == "__main__" else name
-                    self.own[shown_name] = module
-        return self.own
+                    self.last_own_modules[shown_name] = module
+        return self.last_own_modules
 
 
 def part_and_wrapped(part: object) -> Iterator[object]:

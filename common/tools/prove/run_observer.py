@@ -28,7 +28,7 @@ from common.measure.value_checks import Measured, Metrics
 from common.run import Run
 from common.tools.prove.digests import digest_of_state, generator_digests
 from common.tools.prove.interrupting import Interrupter
-from common.tools.prove.reach import Reach
+from common.tools.prove.reach import RecipeSearch
 from common.tools.prove.records.base import Phase
 from common.tools.prove.records.run_records import (
     Description,
@@ -47,7 +47,11 @@ NUMERIC = (int, float, torch.Tensor, np.ndarray, np.number, np.bool_)
 
 
 class RunObserver:
-    """Observes the run in one process."""
+    """Observes the run in one process.
+
+    Each method `around_x` is called in place of the method or function `x`, which it gets as
+    `original`; see `Session.wrap`.
+    """
 
     def __init__(self, session: Session, interrupter: Interrupter, reads_tensors: bool) -> None:
         """Prepare to observe.
@@ -60,7 +64,7 @@ class RunObserver:
         self.interrupter = interrupter
         self.reads_tensors = reads_tensors
         self.kept: dict[str, Stateful] = {}  # the parts that the recipe passed to `run.keep`
-        self.reach: Reach | None = None
+        self.search: RecipeSearch | None = None  # None until `run.start`
         # The digests at the last record of a micro-batch. The next record has only the changes.
         self.state: dict[str, str] = {}
         self.parts: dict[str, str] = {}
@@ -103,7 +107,7 @@ class RunObserver:
         self, original: Callable[..., None], run: Run, *arguments: object, **options: object
     ) -> None:
         original(run, *arguments, **options)
-        self.reach = Reach(self.kept, run)
+        self.search = RecipeSearch(self.kept, run)
         config = run.config
         split_sizes = {split: loader.order.num_samples for split, loader in run.all_loaders.items()}
         self.session.write(
@@ -149,20 +153,20 @@ class RunObserver:
             yield batch
 
     def write_micro_batch(self, run: Run, batch: Batch, frame: FrameType) -> None:
-        """Write a batch that the loop is about to use, and what has changed since the last record.
+        """Write a `MicroBatch` for a batch that the loop is about to use.
 
         Args:
             frame: the frame of the loop, whose variables are read.
         """
         session = self.session
-        state = dict(self.state)
+        state = self.state
+        parts = self.parts
         described: dict[str, Description] = {}
-        parts = dict(self.parts)
         # Checkpoints are saved only between updates, so a resume begins at the first micro-batch of
         # an update. It is enough to read the recipe's values and parts there.
         if session.micro_batch == 0:
-            assert self.reach is not None
-            reached = self.reach.look(frame)
+            assert self.search is not None
+            reached = self.search.reachable_values(frame)
             state = reached.digests
             parts = self.digests_of_parts(run)
             described = {
@@ -216,10 +220,11 @@ class RunObserver:
     def write_recorded(
         self, run: Run, step: int, is_update: bool, loss: Loss, metrics: Metrics
     ) -> None:
-        """Write what a micro-batch gave: the values in which two runs are compared, and the clock.
+        """Write a `Recorded` for a micro-batch that the loop has passed to `run.record`.
 
         Args:
             step: the number of updates before the micro-batch.
+            is_update: whether the micro-batch is the last one of its update.
         """
         total, count = sum_and_count(loss)
         self.session.write(
@@ -325,6 +330,7 @@ class RunObserver:
         """Record a batch of an evaluation, or interrupt the run before the batch is used.
 
         Args:
+            samples: the sample indices of the batch.
             number: the number of the batch, from 0.
             count: the number of batches that the loader yields.
         """

@@ -16,15 +16,18 @@ from common.tools.prove.records.base import ObservedRecord, Phase, line_of
 class Session:
     """The observation of one launch on one rank.
 
+    `RunObserver` calls the methods that begin with `begin`, `end` and `note`. The instruments read
+    the attributes.
+
     An instrument is a module with a function `install(session)`, which the probe calls before the
     recipe runs. It wraps functions with `wrap`, and writes an `InstrumentRecord` with `write`.
     """
 
     folder: Path  # the folder of the observed run
-    launch: int
+    launch: int  # the number of the launch, from 0
     rank: int
     run: Run | None = None  # the recipe's run, once it exists
-    phase: Phase | None = None  # the phase of the current evaluation
+    phase: Phase | None = None  # the phase of the current evaluation; None outside of one
     micro_batch: int = 0  # the number of the current micro-batch within its update
     samples: list[int] = field(default_factory=list)  # the sample indices of that micro-batch
     file: BinaryIO | None = None  # the file of records, once it is open
@@ -69,14 +72,17 @@ class Session:
 
     @property
     def evaluation_phase(self) -> Phase:
-        """The phase of the current evaluation; "validation" outside of `run.evaluating`."""
+        """The phase of the current evaluation.
+
+        It is "validation" outside of `run.evaluating`, where a recipe may evaluate as well.
+        """
         return self.phase or "validation"
 
     def split_of(self, loader: Loader) -> str:
         """Return the split of one of the run's loaders; empty for the recipe's own loaders."""
         assert self.run is not None
-        for split, other in self.run.all_loaders.items():
-            if other is loader:
+        for split, loader_of_split in self.run.all_loaders.items():
+            if loader_of_split is loader:
                 return split
         return ""
 

@@ -75,6 +75,6 @@ def updates_in(seconds: float, seconds_per_update: float) -> int:
 
 def median_update_seconds(run: ObservedRun) -> float:
     """Return the median seconds from one update of rank 0 to the next; 0 for a single update."""
-    clocks = [record.clock for record in run.launches[0].of(Recorded) if record.is_update]
+    clocks = [record.clock for record in run.processes[0].of(Recorded) if record.is_update]
     times = [later - earlier for earlier, later in pairwise(clocks)]
     return median(times) if times else 0.0

@@ -2,6 +2,8 @@
 
 A recipe may record any multiple of a computed loss, such as half of a squared error. But the
 multiple must not depend on how an update is divided among micro-batches and processes.
+
+In this module, a multiple is the ratio of a recorded loss to a computed one: 0.5 in this example.
 """
 
 import math
@@ -38,26 +40,26 @@ def checked_losses(whole: ObservedRun, run: ObservedRun) -> CheckedFigures:
     """
     losses = len(recorded_losses(run))
     ratios = ratios_of_multiples(whole, run)
-    # The recipe records one of its losses or their sum; which one is unknown. So one entry with an
-    # equal multiple is enough.
-    is_equal = any(is_multiple(ratio, 1.0) for ratio in ratios)
-    mistake = None if is_equal else mistaken_factor(ratios, run)
-    if not is_equal and mistake is None:
-        return CheckedFigures("recorded losses", unknown=losses)
-    causes: tuple[Cause, ...] = ()
-    if mistake is not None:
-        factor, phrase = mistake
-        cause = Cause(
-            f"the recorded losses are {factor:.3g} times those that were computed, which is "
-            f"{phrase}",
-            ADVICE_OF_LOSS,
-        )
-        causes = (cause,)
-    return CheckedFigures("recorded losses", causes, compared=losses)
+    # The recipe records one of its losses or their sum; which one is unknown. So one of them with
+    # the same multiple in both runs is enough.
+    if any(is_near_factor(ratio, 1.0) for ratio in ratios):
+        return CheckedFigures("recorded losses", compared_count=losses)
+    mistake = mistaken_factor(ratios, run)
+    if mistake is None:
+        return CheckedFigures("recorded losses", unknown_count=losses)
+    factor, phrase = mistake
+    cause = Cause(
+        f"the recorded losses are {factor:.3g} times those that were computed, which is {phrase}",
+        ADVICE_OF_LOSS,
+    )
+    return CheckedFigures("recorded losses", (cause,), compared_count=losses)
 
 
 def ratios_of_multiples(whole: ObservedRun, run: ObservedRun) -> list[float]:
-    """Return the ratios of the multiples of `run` to those of `whole`, where both are known."""
+    """Return the ratios of the multiples of `run` to those of `whole`, where both are known.
+
+    A ratio of 1 means that the recorded loss does not depend on the division of an update.
+    """
     # The runs may compute different numbers of losses. Those without a counterpart are left out.
     pairs = zip(multiples_of_losses(whole), multiples_of_losses(run), strict=False)
     return [
@@ -76,16 +78,16 @@ def mistaken_factor(ratios: Sequence[float], run: ObservedRun) -> tuple[float, s
     """
     for ratio in ratios:
         for factor, phrase in factors(run):
-            if is_multiple(ratio, factor):
+            if is_near_factor(ratio, factor):
                 return factor, phrase
     return None
 
 
 def multiples_of_losses(run: ObservedRun) -> list[float | None]:
-    """Return the ratio of the recorded losses to the computed losses.
+    """Return the ratio of the recorded losses to each computed loss, and to their sum.
 
-    The ratio is None if it varies, or if it is unknown for a recorded micro-batch. If micro-batches
-    compute several losses, each of these has an entry. The last entry is for their sum.
+    The entries are in the order of `computed_losses`. An entry is None if the ratio varies from
+    micro-batch to micro-batch, or is unknown for a recorded one.
     """
     recorded = recorded_losses(run)
     multiples: list[float | None] = []
@@ -94,8 +96,11 @@ def multiples_of_losses(run: ObservedRun) -> list[float | None]:
         for position, value in losses.items():
             if position in recorded and abs(value) > SMALLEST_LOSS:
                 ratios.append(recorded[position] / value)
-        is_constant = bool(ratios) and all(is_multiple(ratio, ratios[0]) for ratio in ratios)
-        multiples.append(ratios[0] if is_constant and len(ratios) == len(recorded) else None)
+        is_known = bool(ratios) and len(ratios) == len(recorded)
+        if is_known and all(is_near_factor(ratio, ratios[0]) for ratio in ratios):
+            multiples.append(ratios[0])
+        else:
+            multiples.append(None)
     return multiples
 
 
@@ -111,7 +116,7 @@ def factors(run: ObservedRun) -> Iterator[tuple[float, str]]:
             yield 1 / number, f"1 / {name}"
 
 
-def is_multiple(ratio: float, factor: float) -> bool:
+def is_near_factor(ratio: float, factor: float) -> bool:
     """Whether a ratio equals a factor, within the tolerance."""
     return math.isclose(ratio, factor, rel_tol=FACTOR_TOLERANCE)
 
@@ -130,7 +135,7 @@ def computed_losses(run: ObservedRun) -> list[dict[Position, float]]:
     A micro-batch may compute several losses. Each has an entry in the order of the calls, and the
     last entry has their sum.
     """
-    values = losses_of_ranks(run)
+    values = losses_of_ranks(run)  # by micro-batch, and then by call
     most_calls = max((len(by_call) for by_call in values.values()), default=0)
     losses = []
     for call in range(most_calls):
@@ -149,9 +154,9 @@ def losses_of_ranks(run: ObservedRun) -> dict[Position, dict[int, list[float]]]:
     """Return the losses of all ranks, by micro-batch and by the number of the call within it."""
     values: defaultdict[Position, defaultdict[int, list[float]]]
     values = defaultdict(lambda: defaultdict(list))
-    for launch in run.launches:
+    for process in run.processes:
         calls: defaultdict[Position, int] = defaultdict(int)
-        for loss in launch.of(TrainingLoss):
+        for loss in process.of(TrainingLoss):
             position = loss.step, loss.micro_batch
             values[position][calls[position]].append(loss.value)
             calls[position] += 1

@@ -12,7 +12,7 @@ from common.tools.prove.bench import Cause
 from common.tools.prove.checked_figures import CheckedFigures
 from common.tools.prove.outcomes import known_name
 from common.tools.prove.records.instrument_records import TrainingLoss
-from common.tools.prove.records.observed_run import ObservedLaunch, ObservedRun
+from common.tools.prove.records.observed_run import ObservedProcess, ObservedRun
 from common.tools.prove.records.run_records import Recorded
 
 SHARE_TOLERANCE = 1e-4  # relative, for shares of samples
@@ -37,34 +37,34 @@ def checked_metrics(run: ObservedRun) -> CheckedFigures:
     Each name of a metric has one cause at most: the first wrong value.
     """
     causes: dict[str, Cause] = {}  # by the name of the metric
-    compared = 0
-    unknown = 0
-    for launch in run.launches:
-        losses = losses_by_micro_batch(launch)
-        for record in launch.of(Recorded):
+    compared_count = 0
+    unknown_count = 0
+    for process in run.processes:
+        losses = losses_by_micro_batch(process)
+        for record in process.of(Recorded):
             computed = losses.get((record.step, record.micro_batch), [])
             for name, (total, elements) in record.metrics.items():
                 value = total / elements if elements else math.nan
                 expected = expected_values(name, computed)
                 is_correct = follows_from_outputs(name, value, expected)
                 if is_correct is None:
-                    unknown += 1
+                    unknown_count += 1
                     continue
-                compared += 1
+                compared_count += 1
                 if not is_correct and name not in causes:
                     causes[name] = Cause(
                         f"the loop recorded {name} {value:.6g} in update {record.step + 1}, and "
                         f"the outputs of this micro-batch give {expected[0]:.6g}",
                         ADVICE,
                     )
-    return CheckedFigures("recorded metrics", (*causes.values(),), compared, unknown)
+    return CheckedFigures("recorded metrics", (*causes.values(),), compared_count, unknown_count)
 
 
-def losses_by_micro_batch(launch: ObservedLaunch) -> dict[tuple[int, int], list[TrainingLoss]]:
+def losses_by_micro_batch(process: ObservedProcess) -> dict[tuple[int, int], list[TrainingLoss]]:
     """Return the computed losses, by the update and by the number of the micro-batch in it."""
     losses: defaultdict[tuple[int, int], list[TrainingLoss]] = defaultdict(list)
-    for note in launch.of(TrainingLoss):
-        losses[note.step, note.micro_batch].append(note)
+    for loss in process.of(TrainingLoss):
+        losses[loss.step, loss.micro_batch].append(loss)
     return losses
 
 

@@ -50,7 +50,8 @@ class ReachableValues:
 
         Args:
             text: the text of the `Description`.
-            value: the value, or the part of it that the digest covers.
+            value: the value of which the digest is taken. It may be only a part of the value at the
+                path, such as its state.
         """
         if path not in self.digests:
             self.digests[path] = digest_of_state(value)
@@ -67,27 +68,28 @@ class ValueSearch:
     # The visited objects by id. The search keeps them alive, so their ids stay unique.
     visited: dict[int, object] = field(default_factory=dict)
 
-    def visit(self, path: str, where: str, value: object, depth: int) -> None:
+    def visit(self, path: str, variable_text: str, value: object, depth: int) -> None:
         """Add a value, and visit the values in it.
 
         Args:
-            where: a description of the variable at the beginning of the path.
+            variable_text: the variable at the beginning of the path, in words, such as "local
+                variable of main()".
             depth: the number of steps from the variable to the value.
         """
         if is_plain(value):
             value_type: ValueType = "text" if isinstance(value, str) else "other"
-            self.reached.add(path, value_type, f"{type(value).__name__}, {where}", value)
+            self.reached.add(path, value_type, f"{type(value).__name__}, {variable_text}", value)
             return
         if self.is_left_out(value, depth):
             return
         self.visited[id(value)] = value
         state = state_of_random_generator(value)
         if state is not None:
-            text = f"random generator {class_name(value)}, {where}"
+            text = f"random generator {class_name(value)}, {variable_text}"
             self.reached.add(path, "generator", text, state)
             return
         visit = self.visitor_of(value)
-        visit(path, where, value, depth)
+        visit(path, variable_text, value, depth)
 
     def is_left_out(self, value: object, depth: int) -> bool:
         """Whether a value is too deep, was visited before, or can't hold state of the recipe.
@@ -117,40 +119,46 @@ class ValueSearch:
         return self.visit_object
 
     def visit_array(
-        self, path: str, where: str, value: torch.Tensor | np.ndarray, depth: int
+        self, path: str, variable_text: str, value: torch.Tensor | np.ndarray, depth: int
     ) -> None:
         """Add the elements of a tensor or an array; of a large one, only a sample."""
-        self.reached.add(path, "other", f"{class_name(value)}, {where}", sample_of(value))
+        self.reached.add(path, "other", f"{class_name(value)}, {variable_text}", sample_of(value))
 
-    def visit_file(self, path: str, where: str, value: io.IOBase, depth: int) -> None:
+    def visit_file(self, path: str, variable_text: str, value: io.IOBase, depth: int) -> None:
         """Add the position of an open file."""
-        text = f"position of an open file, {where}"
+        text = f"position of an open file, {variable_text}"
         self.reached.add(path, "file", text, position_of(value))
 
     def visit_python_generator(
         self,
         path: str,
-        where: str,
+        variable_text: str,
         value: "types.GeneratorType[object, object, object]",
         depth: int,
     ) -> None:
         """Visit the local variables of a generator, if its function is the recipe's."""
         frame = value.gi_frame  # None after the end of the function
         if frame is not None and is_own_module(frame.f_globals["__name__"]):
-            self.visit_all(path, where, frame.f_locals, depth)
+            self.visit_all(path, variable_text, frame.f_locals, depth)
 
-    def visit_class(self, path: str, where: str, value: type, depth: int) -> None:
+    def visit_class(self, path: str, variable_text: str, value: type, depth: int) -> None:
         """Visit the attributes of a class, if it is the recipe's own."""
         if is_own_module(value.__module__):
-            own_values = {name: item for name, item in vars(value).items() if name[:2] != "__"}
-            self.visit_all(path, where, own_values, depth)
+            attributes = {
+                name: item for name, item in vars(value).items() if not name.startswith("__")
+            }
+            self.visit_all(path, variable_text, attributes, depth)
 
-    def visit_all(self, path: str, where: str, values: Mapping[str, object], depth: int) -> None:
+    def visit_all(
+        self, path: str, variable_text: str, values: Mapping[str, object], depth: int
+    ) -> None:
         """Visit attributes by name."""
         for name, value in [*values.items()]:
-            self.visit(f"{path}.{name}", where, value, depth + 1)
+            self.visit(f"{path}.{name}", variable_text, value, depth + 1)
 
-    def visit_container(self, path: str, where: str, value: Collection[object], depth: int) -> None:
+    def visit_container(
+        self, path: str, variable_text: str, value: Collection[object], depth: int
+    ) -> None:
         """Add a container of plain values as a whole, and visit the items of other containers.
 
         Of a container of other values, add the length. If it is a set or has more than `MAX_ITEMS`
@@ -161,23 +169,26 @@ class ValueSearch:
         if isinstance(value, Mapping):
             items = value.values()
             pairs = value.items()
-        description = f"{type(value).__name__}, {where}"
+        text = f"{type(value).__name__}, {variable_text}"
         if all(map(is_plain, items)):
+            # A digest of a deque would cover only its type.
             contents = [*value] if isinstance(value, deque) else value
-            self.reached.add(path, "other", description, contents)
+            self.reached.add(path, "other", text, contents)
             return
-        self.reached.add(path, "other", f"length of a {description}", len(value))
+        self.reached.add(path, "other", f"length of a {text}", len(value))
         if len(value) > MAX_ITEMS or isinstance(value, (set, frozenset)):
             return
         for key, item in [*pairs]:
-            self.visit(f"{path}[{key!r:.40}]", where, item, depth + 1)
+            self.visit(f"{path}[{key!r:.40}]", variable_text, item, depth + 1)
 
-    def visit_module(self, path: str, where: str, module: nn.Module, depth: int) -> None:
-        """Add the weights of a network that is not kept, and values that state_dict lacks."""
-        is_kept = id(module) in self.kept
-        if not is_kept:
-            description = f"network {class_name(module)}, {where}"
-            self.reached.add(path, "network", description, module.state_dict())
+    def visit_module(self, path: str, variable_text: str, module: nn.Module, depth: int) -> None:
+        """Add the weights of a network that is not kept, and values that its state_dict lacks.
+
+        These values are buffers with persistent=False, and attributes of the recipe's own modules.
+        """
+        if id(module) not in self.kept:
+            text = f"network {class_name(module)}, {variable_text}"
+            self.reached.add(path, "network", text, module.state_dict())
         for name, submodule in module.named_modules():
             self.visited[id(submodule)] = submodule
             inner_path = f"{path}.{name}" if name else path
@@ -187,58 +198,58 @@ class ValueSearch:
                     self.reached.add(
                         f"{inner_path}.{buffer_name}",
                         "buffer",
-                        f"buffer of a network with persistent=False, {where}",
+                        f"buffer of a network with persistent=False, {variable_text}",
                         buffer,
                     )
             if is_own_module(type(submodule).__module__):
-                extra = {
+                own_attributes = {
                     key: item
                     for key, item in vars(submodule).items()
                     if key not in TORCH_ATTRIBUTES
                 }
-                self.visit_all(inner_path, where, extra, depth)
+                self.visit_all(inner_path, variable_text, own_attributes, depth)
         # Visit no tensor of the network again: it was added above, or checkpoints hold it.
         for tensor in [*module.parameters(), *module.buffers()]:
             self.visited.setdefault(id(tensor), tensor)
 
-    def visit_stateful(self, path: str, where: str, value: Stateful, depth: int) -> None:
+    def visit_stateful(self, path: str, variable_text: str, value: Stateful, depth: int) -> None:
         """Add the state of an object that has state_dict, unless the recipe keeps it.
 
         Kept or not, its attributes are visited too, because its state_dict may lack some of them.
         The state_dict of an optimizer lacks none.
         """
         if id(value) not in self.kept:
-            text = f"{class_name(value)} with state_dict, {where}"
+            text = f"{class_name(value)} with state_dict, {variable_text}"
             self.reached.add(path, "stateful", text, value.state_dict())
         if not isinstance(value, torch.optim.Optimizer):
-            self.visit_object(path, where, value, depth)
+            self.visit_object(path, variable_text, value, depth)
 
     def visit_function(
         self,
         path: str,
-        where: str,
+        variable_text: str,
         value: types.FunctionType | types.MethodType | partial[object],
         depth: int,
     ) -> None:
         """Visit the values that a function of the recipe keeps from call to call."""
         if isinstance(value, types.MethodType):
-            self.visit(path, where, value.__self__, depth)
+            self.visit(path, variable_text, value.__self__, depth)
         elif isinstance(value, partial):
-            self.visit(f"{path}.func", where, value.func, depth + 1)
-            self.visit(f"{path}.args", where, value.args, depth + 1)
-            self.visit(f"{path}.keywords", where, value.keywords, depth + 1)
+            self.visit(f"{path}.func", variable_text, value.func, depth + 1)
+            self.visit(f"{path}.args", variable_text, value.args, depth + 1)
+            self.visit(f"{path}.keywords", variable_text, value.keywords, depth + 1)
         elif is_own_module(value.__module__ or ""):
-            self.visit(f"{path}.__defaults__", where, value.__defaults__, depth + 1)
-            self.visit(f"{path}.__kwdefaults__", where, value.__kwdefaults__, depth + 1)
-            self.visit_all(path, where, vars(value), depth)
+            self.visit(f"{path}.__defaults__", variable_text, value.__defaults__, depth + 1)
+            self.visit(f"{path}.__kwdefaults__", variable_text, value.__kwdefaults__, depth + 1)
+            self.visit_all(path, variable_text, vars(value), depth)
             for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
                 try:
                     content = cell.cell_contents
                 except ValueError:  # the variable has no value yet
                     continue
-                self.visit(f"{path}.{name}", where, content, depth + 1)
+                self.visit(f"{path}.{name}", variable_text, content, depth + 1)
 
-    def visit_object(self, path: str, where: str, value: object, depth: int) -> None:
+    def visit_object(self, path: str, variable_text: str, value: object, depth: int) -> None:
         """Visit the attributes of an object, if its class is the recipe's own.
 
         Data sets and `SimpleNamespace` are visited as well. Any other object is left out.
@@ -254,7 +265,7 @@ class ValueSearch:
             for name in names:
                 if hasattr(value, name):
                     attributes.setdefault(name, getattr(value, name))
-        self.visit_all(path, where, attributes, depth)
+        self.visit_all(path, variable_text, attributes, depth)
 
 
 def is_plain(value: object) -> bool:
@@ -286,7 +297,7 @@ def sample_of(array: torch.Tensor | np.ndarray) -> torch.Tensor | np.ndarray:
     if array.nbytes <= MAX_BYTES:
         return array
     flat = array.reshape(-1)
-    stride = -(-len(flat) // SAMPLED_ELEMENTS)
+    stride = -(-len(flat) // SAMPLED_ELEMENTS)  # the quotient, rounded up
     return flat[::stride]
 
 

@@ -32,6 +32,7 @@ from common.system.platforms import (
     start_in_own_group,
 )
 
+# Modules that the process imports in addition to those that the recipe imports.
 LIBRARIES = ("common.run", "common.tools.prove.run_observer", "common.tools.prove.probe")
 
 
@@ -147,14 +148,14 @@ def serve(recipe: Path) -> LaunchRequest:
     gc.freeze()  # otherwise a collection would copy the memory that forks share
     for line in requests:
         request: LaunchRequest = json.loads(line)
-        process = fork()
-        if process == 0:
+        process_id = fork()
+        if process_id == 0:  # this is the fork
             requests.close()
             replies.close()
             set_up_fork(request)
             return request
-        replies.write(f"{process}\n".encode())
-        _, status = os.waitpid(process, 0)
+        replies.write(f"{process_id}\n".encode())
+        _, status = os.waitpid(process_id, 0)
         replies.write(f"{os.waitstatus_to_exitcode(status)}\n".encode())
     raise SystemExit
 

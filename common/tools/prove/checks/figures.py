@@ -55,7 +55,9 @@ def check_figures(bench: Bench) -> Verdict:
 def verdict_of(checked: Sequence[CheckedFigures]) -> Verdict:
     """Return the verdict. The check does not apply if no loss or metric could be computed again."""
     compared = numbers_in_words(checked)
-    causes = [cause for figures in checked for cause in figures.causes]
+    causes: list[Cause] = []
+    for figures in checked:
+        causes += figures.causes
     if causes:
         return failed_verdict(compared, causes)
     return Verdict(True if has_outcomes(checked) else None, compared)
@@ -66,16 +68,16 @@ def verdict_of(checked: Sequence[CheckedFigures]) -> Verdict:
 
 def checked_rows(run: ObservedRun) -> CheckedFigures:
     """Check whether each row is the mean of what the loop recorded, up to the first wrong row."""
-    compared = 0
+    compared_count = 0
     rows = [row for row in StoredRun(run.directory).rows if TRAINING_LOSS in row]
-    steps = [0, *map(step_of_row, rows)]
+    steps = [0, *map(step_of_row, rows)]  # a row has the mean since the step of the row before it
     for (previous_step, step), row in zip(pairwise(steps), rows, strict=True):
         expected = means_between(run, previous_step, step)
         expected[SAMPLES] = float(step * run.started.samples_per_update)
         for name, value in expected.items():
             if name not in row:
                 continue
-            compared += 1
+            compared_count += 1
             logged = number_or_nan(row[name])
             if not is_as_expected(logged, value):
                 cause = Cause(
@@ -83,8 +85,8 @@ def checked_rows(run: ObservedRun) -> CheckedFigures:
                     f"the loop recorded is {value:.6g}",
                     ADVICE_OF_LOSS,
                 )
-                return CheckedFigures("means in rows", (cause,), compared)
-    return CheckedFigures("means in rows", compared=compared)
+                return CheckedFigures("means in rows", (cause,), compared_count)
+    return CheckedFigures("means in rows", compared_count=compared_count)
 
 
 def number_or_nan(value: JsonValue) -> float:
@@ -145,17 +147,18 @@ def checked_evaluations(run: ObservedRun, trusted: Collection[str] | None = None
         trusted: names of figures that agree with the outcomes on one process. Figures with other
             names may have a meaning of their own. None: trust all names.
     """
-    compared = 0
-    unknown = 0
-    for record in run.launches[0].of(ObservedEvaluation):
+    compared_count = 0
+    unknown_count = 0
+    for record in run.processes[0].of(ObservedEvaluation):
         split_passes = split_passes_of_evaluation(run, record)
         for name, value in logged_figures(run, record).items():
             figure_check = check_figure(name, value, split_passes)
-            if figure_check.is_correct is None or (trusted is not None and name not in trusted):
+            is_trusted = trusted is None or name in trusted
+            if figure_check.is_correct is None or not is_trusted:
                 if name != "count":  # the number of samples is not a figure
-                    unknown += 1
+                    unknown_count += 1
                 continue
-            compared += 1
+            compared_count += 1
             if not figure_check.is_correct:
                 ranks = f" on {run.world_size} processes" if run.world_size > 1 else ""
                 cause = Cause(
@@ -164,28 +167,35 @@ def checked_evaluations(run: ObservedRun, trusted: Collection[str] | None = None
                     f"{figure_check.explanation}",
                     ADVICE_OF_EVALUATION,
                 )
-                return CheckedFigures("figures of evaluations", (cause,), compared, unknown)
-    return CheckedFigures("figures of evaluations", (), compared, unknown)
+                return CheckedFigures(
+                    "figures of evaluations", (cause,), compared_count, unknown_count
+                )
+    return CheckedFigures("figures of evaluations", (), compared_count, unknown_count)
 
 
 def correct_figures(run: ObservedRun) -> set[str]:
     """Return the names of the figures that agree with their outcomes in each evaluation."""
     correct: set[str] = set()
-    wrong: set[str] = set()
-    for record in run.launches[0].of(ObservedEvaluation):
+    wrong_or_unknown: set[str] = set()
+    for record in run.processes[0].of(ObservedEvaluation):
         split_passes = split_passes_of_evaluation(run, record)
         for name, value in logged_figures(run, record).items():
-            is_correct = check_figure(name, value, split_passes).is_correct
-            (correct if is_correct else wrong).add(name)
-    return correct - wrong
+            if check_figure(name, value, split_passes).is_correct:
+                correct.add(name)
+            else:
+                wrong_or_unknown.add(name)
+    return correct - wrong_or_unknown
 
 
 def logged_figures(run: ObservedRun, evaluated: ObservedEvaluation) -> dict[str, float]:
     """Return the logged figures of an evaluation, by their names without the prefix.
 
-    A recipe may return the figures of one process. The run then logs their mean over processes. The
-    rehearsal logs nothing, so its figures are those that the recipe returned. With several
-    processes, they are left out.
+    A recipe may return the figures of one process. The run then logs their mean over processes, so
+    the logged figures count, and not those that the recipe returned. A figure that was not logged
+    keeps the value that the recipe returned.
+
+    The rehearsal logs nothing, so its figures are those that the recipe returned. With several
+    processes, the result is empty for it.
     """
     if evaluated.phase == "rehearsal":
         return evaluated.figures if run.world_size == 1 else {}
@@ -210,9 +220,9 @@ def split_passes_of_evaluation(run: ObservedRun, evaluated: ObservedEvaluation) 
     """Return all passes of one evaluation over its split."""
     evaluation = (evaluated.step, evaluated.phase, evaluated.split)
     losses_by_rank: list[list[EvaluationLoss]] = []
-    for launch in run.of_launch(0):
+    for process in run.of_launch(0):
         losses = []
-        for loss in launch.of(EvaluationLoss):
+        for loss in process.of(EvaluationLoss):
             if (loss.step, loss.phase, loss.split) == evaluation:
                 losses.append(loss)
         losses_by_rank.append(losses)
@@ -225,14 +235,14 @@ def split_passes_of_evaluation(run: ObservedRun, evaluated: ObservedEvaluation) 
 def checked_speeds(run: ObservedRun) -> CheckedFigures:
     """Check whether the logged speed is the speed by the proof's own clock."""
     rows = {step_of_row(row): row for row in StoredRun(run.directory).rows}
-    per_update = run.started.samples_per_update
-    ratios = []
-    for interval in run.launches[0].of(LogInterval):
+    samples_per_update = run.started.samples_per_update
+    ratios = []  # of the logged speed to the speed by the proof's own clock
+    for interval in run.processes[0].of(LogInterval):
         # The record was written at the log line, after the update was counted.
         row = rows.get(interval.step, {})
         speed = number_or_none(row.get(THROUGHPUT))
         if speed and interval.after >= FIRST_UPDATES:  # throughput leaves the first ones out
-            samples = (interval.step - interval.after) * per_update
+            samples = (interval.step - interval.after) * samples_per_update
             ratios.append(speed * interval.seconds / samples)
     causes: tuple[Cause, ...] = ()
     if ratios and abs(median(ratios) - 1) > SPEED_TOLERANCE:
@@ -242,7 +252,7 @@ def checked_speeds(run: ObservedRun) -> CheckedFigures:
             "let the loop take each batch from run.batches(train_loader), which counts its samples",
         )
         causes = (cause,)
-    return CheckedFigures("speeds", causes, compared=len(ratios))
+    return CheckedFigures("speeds", causes, compared_count=len(ratios))
 
 
 CHECK = Check(

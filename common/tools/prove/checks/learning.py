@@ -48,7 +48,7 @@ def learning_of(run: ObservedRun, metric: str) -> Learning:
     samples = run.started.split_sizes[split]
     before = None
     last: ObservedEvaluation | None = None
-    for record in run.launches[0].of(ObservedEvaluation):
+    for record in run.processes[0].of(ObservedEvaluation):
         if metric not in record.figures or record.split != split:
             continue
         if record.phase == "rehearsal":

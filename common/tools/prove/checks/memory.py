@@ -30,7 +30,7 @@ WORDS = {
     "resident": "the process's resident memory",
 }
 BYTES_OF_TENSOR = 512  # the Python and C++ objects of a tensor, without its values
-MIN_POINTS = 5
+MIN_POINTS = 5  # the fewest measurements after the warm-up
 MIN_RISING_SHARE = 0.7  # compared with `Growth.rising_share`, which is about a half for noise
 ADVICE = (
     "do not keep tensors from update to update, or from evaluations: pass them to run.record, or "
@@ -44,12 +44,14 @@ class Growth:
 
     memory_type: str  # a key of MAX_GROWTH
     slope: float  # the median, in MiB for each update or evaluation
-    most: float  # the allowed slope
-    rising_share: float  # the share of neighbouring points with more than half of the allowed slope
+    limit: float  # the largest allowed slope
+    # The share of pairs of neighbouring measurements between which the slope is more than half of
+    # the limit.
+    rising_share: float
 
     @property
     def is_too_much(self) -> bool:
-        return self.slope > self.most and self.rising_share >= MIN_RISING_SHARE
+        return self.slope > self.limit and self.rising_share >= MIN_RISING_SHARE
 
 
 def check_memory(bench: Bench) -> Verdict:
@@ -63,59 +65,71 @@ def check_memory(bench: Bench) -> Verdict:
 
 
 def verdict_of(
-    run: ObservedRun, unit: str = "update", most: Mapping[str, float] = MAX_GROWTH
+    run: ObservedRun, unit: str = "update", limits: Mapping[str, float] = MAX_GROWTH
 ) -> Verdict:
     """Compare the growth of each type of memory with the limit, and name tensors that accumulate.
 
     Args:
         unit: the event with which memory may grow, for the message: "update" or "evaluation".
-        most: the allowed growth of each type of memory, in MiB for each event.
+        limits: the allowed growth of each type of memory, in MiB for each event.
     """
-    notes = run.launches[0].of(MemoryInUse)
-    notes = notes[len(notes) // 3 :]  # the first third is the warm-up
-    if len(notes) < MIN_POINTS:
+    all_measurements = run.processes[0].of(MemoryInUse)
+    measurements = all_measurements[len(all_measurements) // 3 :]  # the first third is the warm-up
+    if len(measurements) < MIN_POINTS:
         return Verdict(None, "the run is too short to tell growth from the warm-up")
-    growths = growths_of(notes, most)
+    growths = growths_of(measurements, limits)
     compared = ", ".join(
-        f"{WORDS[growth.memory_type]} {growth.slope:+.4f} MiB an {unit} (at most {growth.most})"
+        f"{WORDS[growth.memory_type]} {growth.slope:+.4f} MiB an {unit} (at most {growth.limit})"
         for growth in growths
     )
-    causes = [growth_in_words(tensors) for tensors in run.launches[0].of(GrowingTensors)]
+    causes = [growth_in_words(tensors) for tensors in run.processes[0].of(GrowingTensors)]
     too_much = [growth for growth in growths if growth.is_too_much]
     if not too_much:
-        return Verdict(True, f"updates {notes[0].step} to {notes[-1].step}: {compared}")
+        first_step = measurements[0].step
+        last_step = measurements[-1].step
+        return Verdict(True, f"updates {first_step} to {last_step}: {compared}")
     for growth in too_much:
         causes.append(
             f"{WORDS[growth.memory_type]} grows by {growth.slope:.4f} MiB an {unit}, and at most "
-            f"{growth.most} is usual"
+            f"{growth.limit} is usual"
         )
     return Verdict(False, compared, tuple(causes), ADVICE)
 
 
-def growths_of(notes: Sequence[MemoryInUse], most: Mapping[str, float]) -> list[Growth]:
+def growths_of(measurements: Sequence[MemoryInUse], limits: Mapping[str, float]) -> list[Growth]:
     """Return the growth of each type of memory that was measured."""
-    measured: dict[str, list[float]] = {
-        "tensors": [note.tensor_bytes + note.tensors * BYTES_OF_TENSOR for note in notes]
-    }
-    measured |= complete("device", [note.device for note in notes])
-    if notes[0].in_use is None:
-        measured["resident"] = [note.resident for note in notes]
-    else:
-        measured |= complete("in_use", [note.in_use for note in notes])
-    steps = [float(note.step) for note in notes]
+    steps = [float(measurement.step) for measurement in measurements]
     growths = []
-    for memory_type, values in measured.items():
-        slopes = slopes_between(steps, [value / MEBIBYTE for value in values])
-        rising_share = sum(slope > most[memory_type] / 2 for slope in slopes) / len(slopes)
+    for memory_type, sizes in sizes_by_type(measurements).items():
+        limit = limits[memory_type]
+        slopes = slopes_between(steps, [size / MEBIBYTE for size in sizes])
+        rising_share = sum(slope > limit / 2 for slope in slopes) / len(slopes)
         # Single jumps and drops, such as those at the end of an epoch, don't move the median.
-        growths.append(Growth(memory_type, median(slopes), most[memory_type], rising_share))
+        growths.append(Growth(memory_type, median(slopes), limit, rising_share))
     return growths
 
 
-def complete(memory_type: str, sizes: Sequence[int | None]) -> dict[str, list[float]]:
-    """Return the sizes of a type of memory under its name; empty if one was not measured."""
-    known = [float(size) for size in sizes if size is not None]
-    return {memory_type: known} if len(known) == len(sizes) else {}
+def sizes_by_type(measurements: Sequence[MemoryInUse]) -> dict[str, list[float]]:
+    """Return the bytes at each measurement, by type of memory (a key of MAX_GROWTH).
+
+    A type is left out if a measurement lacks it. Resident memory is left out if the allocator
+    reports the memory in use.
+    """
+    sizes = {
+        "tensors": [
+            float(measurement.tensor_bytes + measurement.tensors * BYTES_OF_TENSOR)
+            for measurement in measurements
+        ]
+    }
+    device_sizes = [measurement.device for measurement in measurements]
+    sizes_in_use = [measurement.in_use for measurement in measurements]
+    if None not in device_sizes:
+        sizes["device"] = [float(size) for size in device_sizes if size is not None]
+    if sizes_in_use[0] is None:
+        sizes["resident"] = [float(measurement.resident) for measurement in measurements]
+    elif None not in sizes_in_use:
+        sizes["in_use"] = [float(size) for size in sizes_in_use if size is not None]
+    return sizes
 
 
 def slopes_between(steps: Sequence[float], values: Sequence[float]) -> list[float]:

@@ -65,7 +65,7 @@ class ProcessCountChange:
     interruption: PlannedInterruption
     processes: int  # the number of processes of the first launch
     resumed_processes: int
-    words: str  # a phrase about the run
+    phrase: str  # the change in words
 
 
 PROCESS_COUNT_CHANGES = (
@@ -112,18 +112,22 @@ def check_processes(bench: Bench) -> Verdict:
                 resumed_processes=change.resumed_processes,
             )
         except NoFloat64Error as problem:
-            return skipped_verdict(f"{change.words}: {problem}")
+            return skipped_verdict(f"{change.phrase}: {problem}")
         resumed_verdict = verdict_of(RunPair(single, changed_run, layout, layouts.distributed))
         if not resumed_verdict.passed:
-            causes = tuple(f"{change.words}: {cause}" for cause in resumed_verdict.causes)
-            return Verdict(
-                resumed_verdict.passed,
-                f"{change.words}: {resumed_verdict.compared}",
-                causes,
-                resumed_verdict.advice,
-            )
-        compared.append(change.words)
+            return verdict_about(change, resumed_verdict)
+        compared.append(change.phrase)
     return Verdict(True, "; ".join(compared))
+
+
+def verdict_about(change: ProcessCountChange, verdict: Verdict) -> Verdict:
+    """Return a verdict whose texts begin with the change of the number of processes."""
+    return Verdict(
+        verdict.passed,
+        f"{change.phrase}: {verdict.compared}",
+        tuple(f"{change.phrase}: {cause}" for cause in verdict.causes),
+        verdict.advice,
+    )
 
 
 def check_sharded_processes(bench: Bench) -> Verdict:

@@ -60,7 +60,7 @@ def draw_interruptions(
         reference: an uninterrupted run with the same flags.
     """
     total_steps = reference.started.total_steps
-    rank_zero = reference.launches[0]
+    rank_zero = reference.processes[0]
     # An interruption waits for the first save or evaluation from its update on, so it must not come
     # after the last one. That may move it to an earlier section.
     last_chances = {
@@ -89,7 +89,10 @@ def interruptions_in_words(run: ObservedRun) -> str:
     kills: list[str] = []
     stops: list[str] = []
     for _, record in run.all(Interrupted):
-        (stops if record.manner == "stop" else kills).append(record.place)
+        if record.manner == "stop":
+            stops.append(record.place)
+        else:
+            kills.append(record.place)
     phrases = []
     if kills:
         phrases.append(f"killed {', '.join(kills)}")

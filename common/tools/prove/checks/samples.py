@@ -9,7 +9,7 @@ from common.tools.prove.bench import Bench, Cause, Check, RunFailedError, Verdic
 from common.tools.prove.checks.resuming import interrupted_spec
 from common.tools.prove.comparison import run_with_layout, update_layouts
 from common.tools.prove.records.instrument_records import MissingRows, UnusedRows
-from common.tools.prove.records.observed_run import ObservedLaunch, ObservedRun
+from common.tools.prove.records.observed_run import ObservedProcess, ObservedRun
 from common.tools.prove.records.run_records import (
     EvaluationBatch,
     MicroBatch,
@@ -44,16 +44,18 @@ def check_samples(bench: Bench) -> Verdict:
         distributed,
         *interrupted_runs(bench),
     ]
-    causes = [cause for run in runs for cause in causes_of(run)]
+    causes: list[Cause] = []
+    for run in runs:
+        causes += causes_of(run)
     if not completed_epochs(distributed):
         causes.append(NO_COMPLETED_EPOCH)
     evaluations = sum(len(complete_evaluations(run)) for run in runs)
     samples = bench.reference.started.split_sizes["train"]
-    launches = sum(len(run.of_rank(0)) for run in runs)
+    starts = sum(len(run.of_rank(0)) for run in runs)
     epochs = ", ".join(f"{len(completed_epochs(run))} of {run.name}" for run in runs)
     compared = (
         f"{samples} training samples and {evaluations} evaluations, in {len(runs)} runs with "
-        f"{launches} starts; whole epochs: {epochs}"
+        f"{starts} starts; whole epochs: {epochs}"
     )
     return failed_verdict(compared, causes) if causes else Verdict(True, compared)
 
@@ -67,65 +69,71 @@ def interrupted_runs(bench: Bench) -> Iterator[ObservedRun]:
         yield bench.run(interrupted_spec(bench))
 
 
-def causes_of(run: ObservedRun) -> Iterator[Cause]:
-    """Yield the mistakes in the samples of a run."""
-    yield from unrecorded_batches(run)
-    yield from repeated_updates(run)
-    yield from wrong_epochs(run)
-    yield from missing_rows(run)
-    yield from rows_without_gradient(run)
-    yield from wrong_evaluations(run)
+def causes_of(run: ObservedRun) -> list[Cause]:
+    """Return the mistakes in the samples of a run, at most one of each sort."""
+    causes = (
+        cause_of_unrecorded_batch(run),
+        cause_of_changed_samples(run),
+        cause_of_wrong_epoch(run),
+        cause_of_missing_rows(run),
+        cause_of_rows_without_gradient(run),
+        cause_of_wrong_evaluation(run),
+    )
+    return [cause for cause in causes if cause is not None]
 
 
 # Training
 
 
-def unrecorded_batches(run: ObservedRun) -> Iterator[Cause]:
-    """Yield a cause if the loop takes a batch without recording it."""
-    for launch in run.launches:
-        pending: MicroBatch | None = None
-        for record in launch.records:
+def cause_of_unrecorded_batch(run: ObservedRun) -> Cause | None:
+    """Return a cause if the loop takes a batch without recording it, or None."""
+    for process in run.processes:
+        pending: MicroBatch | None = None  # the batch that the loop has not recorded yet
+        for record in process.records:
             if isinstance(record, Recorded):
                 pending = None
             if not isinstance(record, MicroBatch):
                 continue
             if pending is not None:
-                yield Cause(
+                return Cause(
                     f"the loop took a batch for update {pending.step + 1} and did not record it: "
                     f"{len(pending.samples)} samples were skipped "
                     f"({first_samples(pending.samples)})",
                     ADVICE_TRAINING,
                 )
-                return
             pending = record
+    return None
 
 
-def repeated_updates(run: ObservedRun) -> Iterator[Cause]:
-    """Yield a cause if a resumed run repeats an update with different samples."""
+def cause_of_changed_samples(run: ObservedRun) -> Cause | None:
+    """Return a cause if a resumed run repeats an update with different samples, or None."""
     samples: dict[tuple[int, int, int, int], list[int]] = {}
-    for launch, record in run.all(MicroBatch):
+    for process, record in run.all(MicroBatch):
         # On a different number of processes, the ranks get different samples of the update.
-        world_size = len(run.of_launch(launch.launch))
-        key = (world_size, launch.rank, record.step, record.micro_batch)
+        world_size = len(run.of_launch(process.launch))
+        key = (world_size, process.rank, record.step, record.micro_batch)
         earlier_samples = samples.setdefault(key, record.samples)
         if earlier_samples != record.samples:
-            yield Cause(
+            return Cause(
                 f"update {record.step + 1} used the samples {first_samples(earlier_samples)}, and "
                 f"after the resume {first_samples(record.samples)}",
                 "let the run's loader order the samples: its order depends only on seed and epoch",
             )
-            return
+    return None
 
 
 def final_micro_batches(run: ObservedRun) -> list[MicroBatch]:
-    """Return the micro-batches of all ranks. If an update was repeated, the last ones count."""
+    """Return the micro-batches of all ranks that count for the result.
+
+    If a resumed run repeated an update, only the micro-batches of the last launch count.
+    """
     last_launch: dict[int, int] = {}
-    for launch, record in run.all(MicroBatch):
-        last_launch[record.step] = max(launch.launch, last_launch.get(record.step, 0))
+    for process, record in run.all(MicroBatch):
+        last_launch[record.step] = max(process.launch, last_launch.get(record.step, 0))
     return [
         record
-        for launch, record in run.all(MicroBatch)
-        if last_launch[record.step] == launch.launch
+        for process, record in run.all(MicroBatch)
+        if last_launch[record.step] == process.launch
     ]
 
 
@@ -138,14 +146,15 @@ def completed_epochs(run: ObservedRun) -> list[int]:
     return sorted(epoch for epoch, steps in updates.items() if len(steps) == updates_per_epoch)
 
 
-def wrong_epochs(run: ObservedRun) -> Iterator[Cause]:
-    """Yield a cause if an epoch uses a sample twice, or leaves out more than it may.
+def cause_of_wrong_epoch(run: ObservedRun) -> Cause | None:
+    """Return a cause if an epoch uses a sample twice or leaves out more than it may, or None.
 
     The last, incomplete batch of an epoch is dropped, so that all updates have the same weight.
     """
     started = run.started
     size = started.split_sizes["train"]
     samples_per_epoch = started.updates_per_epoch * started.samples_per_update
+    # How often each epoch used each sample.
     uses: defaultdict[int, Counter[int]] = defaultdict(Counter)
     for record in final_micro_batches(run):
         uses[record.epoch].update(record.samples)
@@ -153,48 +162,50 @@ def wrong_epochs(run: ObservedRun) -> Iterator[Cause]:
     for epoch, counts in sorted(uses.items()):
         repeated = [sample for sample, count in counts.items() if count > 1]
         if repeated:
-            yield Cause(
+            return Cause(
                 f"epoch {epoch + 1} used {len(repeated)} training samples more than once "
                 f"({first_samples(repeated)})",
                 ADVICE_TRAINING,
             )
-            return
         if epoch in completed and len(counts) != samples_per_epoch:
-            yield Cause(
+            return Cause(
                 f"epoch {epoch + 1} used {len(counts)} of {size} training samples, and only "
                 f"{size - samples_per_epoch} may be left out, as an incomplete batch",
                 ADVICE_TRAINING,
             )
-            return
+    return None
 
 
-def missing_rows(run: ObservedRun) -> Iterator[Cause]:
-    """Yield a cause if the model gets fewer samples than a batch has."""
+def cause_of_missing_rows(run: ObservedRun) -> Cause | None:
+    """Return a cause if the model gets fewer samples than a batch has, or None."""
     for _, record in run.all(MissingRows):
-        yield Cause(
+        return Cause(
             f"the model gets only {record.rows} of the {record.samples} samples of a batch, first "
             f"in update {record.step + 1}",
             ADVICE_TRAINING,
         )
-        return
+    return None
 
 
-def rows_without_gradient(run: ObservedRun) -> Iterator[Cause]:
-    """Yield a cause if the loss never depends on some positions of a batch."""
+def cause_of_rows_without_gradient(run: ObservedRun) -> Cause | None:
+    """Return a cause if the loss never depends on some positions of a batch, or None."""
     # The unused positions of each batch, by the size of the batch.
     unused_by_size: defaultdict[int, list[set[int]]] = defaultdict(list)
     for _, record in run.all(UnusedRows):
         unused_by_size[record.samples].append({*record.unused})
     for size, unused_by_batch in unused_by_size.items():
         never_used = set.intersection(*unused_by_batch)
-        if len(unused_by_batch) >= MIN_BATCHES and 0 < len(never_used) < size:
+        has_enough_batches = len(unused_by_batch) >= MIN_BATCHES
+        # If no position is used, the whole batch has no gradient, which is a different mistake.
+        is_partly_used = 0 < len(never_used) < size
+        if has_enough_batches and is_partly_used:
             positions = ", ".join(str(row + 1) for row in sorted(never_used)[:MAX_NAMED])
-            yield Cause(
+            return Cause(
                 f"the loss does not depend on {len(never_used)} of the {size} samples of a batch, "
                 f"in all {len(unused_by_batch)} batches at the same place ({positions})",
                 "compute the loss from all rows of the model's output",
             )
-            return
+    return None
 
 
 # Evaluations
@@ -214,11 +225,11 @@ class CompleteEvaluation:
 def complete_evaluations(run: ObservedRun) -> list[CompleteEvaluation]:
     """Return the evaluations of all launches, except those that were interrupted."""
     evaluations = []
-    for number in sorted({launch.launch for launch in run.launches}):
-        ranks = run.of_launch(number)
-        for record in ranks[0].of(ObservedEvaluation):
+    for number in sorted({process.launch for process in run.processes}):
+        processes = run.of_launch(number)
+        for record in processes[0].of(ObservedEvaluation):
             uses: defaultdict[str, Counter[int]] = defaultdict(Counter)
-            for batch in batches_of(ranks, record):
+            for batch in batches_of(processes, record):
                 uses[batch.split].update(batch.samples)
             evaluations.append(
                 CompleteEvaluation(
@@ -229,22 +240,27 @@ def complete_evaluations(run: ObservedRun) -> list[CompleteEvaluation]:
 
 
 def batches_of(
-    ranks: list[ObservedLaunch], evaluated: ObservedEvaluation
+    processes: list[ObservedProcess], evaluated: ObservedEvaluation
 ) -> Iterator[EvaluationBatch]:
-    """Yield the batches of one evaluation of all ranks."""
-    for launch in ranks:
-        for record in launch.of(EvaluationBatch):
+    """Yield the batches of one evaluation of all ranks.
+
+    Args:
+        processes: the processes of one launch.
+        evaluated: the record of the evaluation.
+    """
+    for process in processes:
+        for record in process.of(EvaluationBatch):
             if (record.step, record.phase) == (evaluated.step, evaluated.phase):
                 yield record
 
 
-def wrong_evaluations(run: ObservedRun) -> Iterator[Cause]:
-    """Yield the cause for the first evaluation with missing or repeated samples."""
+def cause_of_wrong_evaluation(run: ObservedRun) -> Cause | None:
+    """Return the cause for the first evaluation with missing or repeated samples, or None."""
     for evaluation in complete_evaluations(run):
         cause = cause_of_evaluation(evaluation, run.started.split_sizes[evaluation.split])
         if cause is not None:
-            yield cause
-            return
+            return cause
+    return None
 
 
 def cause_of_evaluation(evaluation: CompleteEvaluation, size: int) -> Cause | None:
@@ -262,7 +278,8 @@ def cause_of_evaluation(evaluation: CompleteEvaluation, size: int) -> Cause | No
             f"{evaluation_name} read {len(uses)} of the {size} samples of {evaluation.split}",
             ADVICE_EVALUATION,
         )
-    passes = min(uses.values())  # an evaluation may read its split several times
+    # An evaluation may read its split several times. Each pass reads each sample at least once.
+    passes = min(uses.values())
     repeated = [sample for sample, count in uses.items() if count > passes]
     repetitions = ""
     if repeated:
@@ -285,7 +302,7 @@ def cause_of_evaluation(evaluation: CompleteEvaluation, size: int) -> Cause | No
 
 
 def first_samples(samples: list[int]) -> str:
-    """Return a list of the first samples as text."""
+    """Return the first samples as text, such as "3, 7, 9"."""
     text = ", ".join(str(sample) for sample in samples[:MAX_NAMED])
     return f"{text}, …" if len(samples) > MAX_NAMED else text
 

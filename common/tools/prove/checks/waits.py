@@ -50,9 +50,12 @@ def verdict_of(run: ObservedRun) -> Verdict:
     checked = sum(1 for step in range(FIRST_CHECKED, UPDATES) if (step + 1) % LOG_EVERY)
     causes: list[str] = []
     waits_of_packages: list[str] = []
-    for line, updates in sorted(updates_by_line.items()):
-        sentence = wait_in_words(line, len(updates), checked)
-        (waits_of_packages if line.is_installed else causes).append(sentence)
+    for waiting_line, updates in sorted(updates_by_line.items()):
+        sentence = wait_in_words(waiting_line, len(updates), checked)
+        if waiting_line.is_installed:
+            waits_of_packages.append(sentence)
+        else:
+            causes.append(sentence)
     compared = f"each operation of the loop in {checked} updates without a log line"
     if waits_of_packages:
         compared += f"; installed packages wait as well: {'; '.join(waits_of_packages)}"
@@ -60,7 +63,10 @@ def verdict_of(run: ObservedRun) -> Verdict:
 
 
 class WaitingLine(NamedTuple):
-    """A line that waits for the device, and the line of the user's code that led to it."""
+    """A line that waits for the device, and the line of the user's code that led to it.
+
+    Its fields are those of a `Wait` that do not depend on the update.
+    """
 
     file: str
     line: int
@@ -93,10 +99,9 @@ def wait_in_words(waiting_line: WaitingLine, waiting_updates: int, checked_updat
         f"{Path(waiting_line.file).name}, line {waiting_line.line}, waits for the device by "
         f"{waiting_line.operation}, in {waiting_updates} of {checked_updates} updates: {text}"
     )
-    if (waiting_line.caller_file, waiting_line.caller_line) == (
-        waiting_line.file,
-        waiting_line.line,
-    ):
+    is_same_file = waiting_line.caller_file == waiting_line.file
+    is_own_caller = is_same_file and waiting_line.caller_line == waiting_line.line
+    if is_own_caller:
         return sentence
     caller_text = linecache.getline(waiting_line.caller_file, waiting_line.caller_line).strip()
     caller = f"{Path(waiting_line.caller_file).name}, line {waiting_line.caller_line}"

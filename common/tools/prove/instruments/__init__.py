@@ -1,1 +1,4 @@
-"""Observers for single checks, in addition to `RunObserver`; see `prove.session`."""
+"""Instruments: observers for single checks, in addition to `RunObserver`; see `prove.session`.
+
+`holders` is no instrument. It is a part of `memory`.
+"""

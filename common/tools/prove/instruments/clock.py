@@ -28,8 +28,9 @@ class Clock:
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self.began: float | None = None  # the end of the last log line
-        self.first_step = 0  # the update of that line
+        # The time at the end of the last log line; None before the first one.
+        self.last_log_time: float | None = None
+        self.last_log_step = 0  # the update of that line
         self.has_only_updates = True  # whether there were only updates since then
 
     def around_interval(
@@ -38,14 +39,13 @@ class Clock:
         """Write the time since the last log line."""
         now = time.perf_counter()
         step = self.session.step
-        if self.began is not None and self.has_only_updates:
-            self.session.write(
-                LogInterval(step=step, after=self.first_step, seconds=now - self.began)
-            )
+        if self.last_log_time is not None and self.has_only_updates:
+            seconds = now - self.last_log_time
+            self.session.write(LogInterval(step=step, after=self.last_log_step, seconds=seconds))
         figures = original(meters)
         self.has_only_updates = True
-        self.first_step = step
-        self.began = time.perf_counter()
+        self.last_log_step = step
+        self.last_log_time = time.perf_counter()
         return figures
 
     def around_save(self, original: Callable[[Run], None], run: Run) -> None:

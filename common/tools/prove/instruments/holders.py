@@ -8,29 +8,28 @@ from pathlib import Path
 from types import FrameType, ModuleType
 
 CONTAINERS = (list, dict, set, tuple, deque)
-MAX_EXAMPLES = 8  # the most objects whose holders are searched
+MAX_EXAMPLES = 8  # the most objects whose holders are looked for
 MAX_DEPTH = 4  # the most nested containers
 
 
-def holder_of(examples: Sequence[object], frame: FrameType, folder: Path) -> str:
-    """Return the variable that holds most of some objects, in words.
+def holder_in_words(objects: Sequence[object], frame: FrameType, folder: Path) -> str:
+    """Return the variable that holds most of some objects, such as "the list `kept` in train.py".
 
-    An example is "the list `kept` of main in train.py". A variable may hold a single object by
-    chance, such as the current batch. So this function searches the holders of several objects, and
-    returns the most frequent one.
+    A variable may hold a single object by chance, such as the current batch. So this function finds
+    the holders of several of the objects, and returns the most frequent one.
 
     Args:
-        examples: the objects.
+        objects: the objects. The variable with this sequence itself does not count as a holder.
         frame: the frame of the caller. The recipe's functions are among the frames above it.
         folder: the recipe's folder.
     """
     names = dict(recipe_containers(frame, folder))
-    ignored = {id(examples), *container_ids(frame, folder)}
+    ignored = {id(objects), *container_ids(frame, folder)}
     votes: Counter[str] = Counter()
-    count = min(MAX_EXAMPLES, len(examples))
+    count = min(MAX_EXAMPLES, len(objects))
     for number in range(count):
-        example = examples[number * len(examples) // count]
-        name = named_holder([example], names, ignored, MAX_DEPTH)
+        example = objects[number * len(objects) // count]  # the examples are evenly spaced
+        name = name_of_holder([example], names, ignored, MAX_DEPTH)
         if name is not None:
             votes[name] += 1
     if votes:
@@ -38,12 +37,12 @@ def holder_of(examples: Sequence[object], frame: FrameType, folder: Path) -> str
     return "no variable of the recipe: perhaps a graph of gradients, or a library"
 
 
-def named_holder(
+def name_of_holder(
     objects: Sequence[object], names: dict[int, str], ignored: set[int], depth: int
 ) -> str | None:
-    """Return the name of a container of several items that holds some of the objects.
+    """Return the name of a container that holds one of the objects, directly or in containers.
 
-    It holds them directly or in other containers.
+    The result is None if no container with a name and several items holds one of them.
 
     Args:
         objects: the objects.
@@ -65,7 +64,7 @@ def named_holder(
             return names[id(item)]
     if not referrers:
         return None
-    return named_holder(referrers, names, ignored, depth - 1)
+    return name_of_holder(referrers, names, ignored, depth - 1)
 
 
 def container_ids(frame: FrameType, folder: Path) -> Iterator[int]:

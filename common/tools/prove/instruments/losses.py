@@ -1,7 +1,8 @@
 """Records the outcome of each sample of an evaluation, and each loss that training computes.
 
-The loss functions of torch get the model's outputs and the targets. From the outcomes of the
-samples, a check computes the figures of an evaluation again.
+The loss functions of torch get the model's outputs and the targets. From these follows the outcome
+of each sample: how well the model did on it. From the outcomes, a check computes the figures of an
+evaluation again.
 
 The observer writes an `EvaluationLoss` for each call of a loss function in an evaluation, and a
 `TrainingLoss` for each call in training. It writes a `TrainingMode` for a layer that is in training
@@ -37,6 +38,7 @@ BINARY_LOSSES = ("binary_cross_entropy_with_logits", "binary_cross_entropy")
 DISTANCES = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
 METRICS = ("accuracy", "error", "mse", "mae")  # those that are computed again in training
 IGNORED = -100  # the default label of elements that a classification loss leaves out
+LARGEST_MEAN = 1e150  # the largest recorded mean of a sample; sums of its square do not overflow
 
 
 def install(session: Session) -> None:
@@ -61,7 +63,7 @@ class LossObserver:
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self.batch: CurrentBatch | None = None
+        self.batch: CurrentBatch | None = None  # None outside of an evaluation
         self.pass_numbers = itertools.count()
         self.reported_layers: set[tuple[int, str]] = set()  # pass numbers and class names
 
@@ -91,7 +93,10 @@ class LossObserver:
             self.batch = None
 
     def before_forward(self, module: nn.Module, inputs: object) -> None:
-        """Write a note about a layer that is in training mode in an evaluation."""
+        """Write a `TrainingMode` for a layer that is in training mode in an evaluation.
+
+        Each class of layers is written once for each pass over a split.
+        """
         if self.batch is None or not module.training or not behaves_differently_in_training(module):
             return
         layer = type(module).__name__
@@ -177,8 +182,9 @@ class LossObserver:
 
         The result is None with weights or ignored labels, and if options are passed by position.
         """
-        weights = {"weight", "pos_weight", "size_average", "reduce"}
-        if arguments or any(named.get(name) is not None for name in weights):
+        # With these options, the loss of a batch is not the plain mean over its elements.
+        unsupported = {"weight", "pos_weight", "size_average", "reduce"}
+        if arguments or any(named.get(name) is not None for name in unsupported):
             return None
         if not target.is_floating_point() and bool((target == IGNORED).any()):
             return None
@@ -255,6 +261,14 @@ def means_of_outputs(function: str, input: torch.Tensor, target: torch.Tensor) -
 
 
 def means_of_samples(elements: torch.Tensor, rows: int) -> list[float]:
-    """Return the mean of each row; a value that is not finite becomes the largest float."""
+    """Return the mean of each row; NaN, infinities and larger values become ±`LARGEST_MEAN`.
+
+    Args:
+        elements: [rows, ...].
+    """
     means = elements.reshape(rows, -1).mean(1).tolist()
-    return [value if math.isfinite(value) else math.copysign(1e308, value) for value in means]
+    limited = []
+    for mean in means:
+        is_usual = abs(mean) <= LARGEST_MEAN  # False for NaN
+        limited.append(mean if is_usual else math.copysign(LARGEST_MEAN, mean))
+    return limited

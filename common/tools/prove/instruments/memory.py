@@ -19,7 +19,7 @@ import torch
 from common.checkpoints.shards import is_sharded
 from common.run import Run
 from common.system.devices import allocated_bytes
-from common.tools.prove.instruments.holders import holder_of
+from common.tools.prove.instruments.holders import holder_in_words
 from common.tools.prove.records.instrument_records import GrowingTensors, MemoryInUse
 from common.tools.prove.session import Session
 
@@ -78,14 +78,21 @@ class MemoryObserver:
     def write_growing(
         self, counts: Counter[TensorType], tensors: list[torch.Tensor], step: int, folder: Path
     ) -> None:
-        """Write each type of tensors whose number grows by at least one in two updates."""
+        """Write each type of tensors whose number grows by at least one in two updates.
+
+        Args:
+            counts: how many of the tensors have each type.
+            tensors: all live tensors.
+            step: the current update.
+            folder: the recipe's folder.
+        """
         assert self.first_counts is not None
-        least = max(2, (step - self.first_step) // 2)
+        smallest_growth = max(2, (step - self.first_step) // 2)
         for tensor_type, count in counts.items():
             growth = count - self.first_counts[tensor_type]
-            if growth < least:
+            if growth < smallest_growth:
                 continue
-            examples = [tensor for tensor in tensors if dtype_and_shape(tensor) == tensor_type]
+            growing = [tensor for tensor in tensors if dtype_and_shape(tensor) == tensor_type]
             dtype, shape = tensor_type
             self.session.write(
                 GrowingTensors(
@@ -94,7 +101,7 @@ class MemoryObserver:
                     shape=[*shape],
                     count=count,
                     more=growth,
-                    holder=holder_of(examples, sys._getframe(), folder),
+                    holder=holder_in_words(growing, sys._getframe(), folder),
                 )
             )
 

@@ -35,7 +35,7 @@ class MixingObserver:
     def __init__(self, session: Session) -> None:
         self.session = session
         self.is_watching = False
-        self.mixing_modules: set[nn.Module] = set()
+        self.mixing_modules: set[nn.Module] = set()  # those that were found so far
 
     def __deepcopy__(self, memo: object) -> "MixingObserver":
         """Return the same object. A recipe may copy its model, which has this object's hooks."""
@@ -59,13 +59,13 @@ class MixingObserver:
         self.is_watching = True
 
     def after_forward(self, module: nn.Module, inputs: object, output: object) -> None:
-        """Write a note if a module mixes samples and none of its parts does."""
+        """Write a `MixingModule` if a module mixes samples and none of the modules in it does."""
         if not self.is_watching or not torch.is_grad_enabled() or module in self.mixing_modules:
             return
-        parts = set(module.modules()) - {module}
-        if parts & self.mixing_modules:
+        inner_modules = set(module.modules()) - {module}
+        if inner_modules & self.mixing_modules:
             return
-        if isinstance(module, _BatchNorm):
+        if isinstance(module, _BatchNorm):  # `updates.py` records it
             self.mixing_modules.add(module)
             return
         if getattr(module, "batch_first", True) is False:  # the rows are time steps

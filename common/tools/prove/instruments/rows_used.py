@@ -33,11 +33,11 @@ class RowObserver:
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self.leaves: list[torch.Tensor] = []  # the tensors of the current batch
-        self.count = 0  # the number of samples in the current batch
-        # Whether each row of the output has a gradient that is not zero: bool [count], on the host.
-        # None: no gradient was seen yet.
-        self.has_gradient: torch.Tensor | None = None
+        self.batch_tensors: list[torch.Tensor] = []  # the tensors of the current batch
+        self.sample_count = 0  # the number of samples in the current batch
+        # Whether each row of the output has a gradient that is not zero: bool [sample_count], on
+        # the host. None: no gradient was seen yet.
+        self.used_rows: torch.Tensor | None = None
 
     def __deepcopy__(self, memo: object) -> "RowObserver":
         """Return the same object. A recipe may copy its model, which has this object's hooks."""
@@ -61,44 +61,46 @@ class RowObserver:
     ) -> BatchesWithWork:
         """Yield the batches of an epoch, and remember the tensors of the current batch."""
         for batch, work in original(loader, epoch, first_update):
-            self.leaves = [
+            self.batch_tensors = [
                 leaf
                 for leaf in tree.tree_leaves(batch)
                 if isinstance(leaf, torch.Tensor) and leaf.ndim
             ]
-            self.count = work.samples
-            self.has_gradient = None
+            self.sample_count = work.samples
+            self.used_rows = None
             yield batch, work
-        self.leaves = []
+        self.batch_tensors = []
 
     @property
     def is_training(self) -> bool:
-        return bool(self.leaves) and torch.is_grad_enabled()
+        return bool(self.batch_tensors) and torch.is_grad_enabled()
 
     def before_forward(self, module: nn.Module, inputs: object, named: object) -> None:
-        """Write a note if an input has only some rows of a tensor of the batch."""
+        """Write a `MissingRows` if an input has only some rows of a tensor of the batch."""
         if not self.is_training:
             return
         for tensor in tree.tree_leaves((inputs, named)):
             if not isinstance(tensor, torch.Tensor) or not tensor.ndim:
                 continue
             rows = len(tensor)
-            if 0 < rows < self.count and self.is_part_of_batch(tensor):
+            if 0 < rows < self.sample_count and self.has_rows_like_batch(tensor):
                 self.session.write(
-                    MissingRows(step=self.session.step, rows=rows, samples=self.count)
+                    MissingRows(step=self.session.step, rows=rows, samples=self.sample_count)
                 )
                 return
 
-    def is_part_of_batch(self, tensor: torch.Tensor) -> bool:
+    def has_rows_like_batch(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor's rows are as large as the rows of a tensor of the batch.
 
         Rows of a single value do not count, because many other tensors have such rows.
         """
         row_size = tensor.numel() // len(tensor)
-        return any(
-            len(leaf) == self.count and leaf.numel() // self.count == row_size > 1
-            for leaf in self.leaves
-        )
+        batch_row_sizes = [
+            leaf.numel() // self.sample_count
+            for leaf in self.batch_tensors
+            if len(leaf) == self.sample_count
+        ]
+        return row_size > 1 and row_size in batch_row_sizes
 
     def after_forward(self, module: nn.Module, inputs: object, output: object) -> None:
         """Watch the gradient of the model's output, if it has a row for each sample.
@@ -109,24 +111,30 @@ class RowObserver:
             return
         for tensor in tree.tree_leaves(output):
             if isinstance(tensor, torch.Tensor) and tensor.requires_grad and tensor.ndim:
-                if len(tensor) == self.count:
-                    tensor.register_hook(self.add_gradient)
+                if len(tensor) == self.sample_count:
+                    tensor.register_hook(self.note_used_rows)
                 return
 
-    def add_gradient(self, gradient: torch.Tensor) -> None:
-        """Remember which rows of a gradient are not zero."""
+    def note_used_rows(self, gradient: torch.Tensor) -> None:
+        """Remember which rows of the output have a gradient that is not zero.
+
+        Torch calls this once for each forward pass of the model, which may be several for a batch.
+
+        Args:
+            gradient: the gradient of the output, [sample_count, ...].
+        """
         is_used = (gradient.reshape(len(gradient), -1) != 0).any(1).cpu()
-        if self.has_gradient is not None:
-            is_used |= self.has_gradient
-        self.has_gradient = is_used
+        if self.used_rows is not None:
+            is_used |= self.used_rows
+        self.used_rows = is_used
 
     def around_record(
         self, original: Callable[..., None], run: Run, *positional: object, **named: object
     ) -> None:
         """Write the positions of the micro-batch that have no gradient."""
-        if self.has_gradient is not None:
-            unused = (~self.has_gradient).nonzero().flatten().tolist()
+        if self.used_rows is not None:
+            unused = (~self.used_rows).nonzero().flatten().tolist()
             self.session.write(
-                UnusedRows(step=self.session.step, samples=self.count, unused=unused)
+                UnusedRows(step=self.session.step, samples=self.sample_count, unused=unused)
             )
         original(run, *positional, **named)

@@ -1,4 +1,6 @@
-"""Records the optimizer steps of each update, and saves the weights before and after some updates.
+"""Records the optimizer steps of each update, and saves the weights twice.
+
+The weights are saved before the first update, and after the update `COMPARED_UPDATE`.
 
 It writes `SampleMixing` once, and an `OptimizerStep` before each step of an optimizer.
 """
@@ -42,20 +44,20 @@ class UpdateObserver:
         self.session = session
         self.has_started = False
         # The number of each optimizer, in order of first use, by its id.
-        self.numbers: dict[int, int] = {}
+        self.optimizer_numbers: dict[int, int] = {}
         # Norms of gradients before clipping, by the id of the optimizer, until its next step.
-        self.unclipped: dict[int, float] = {}
+        self.unclipped_norms: dict[int, float] = {}
 
     def around_start(
         self, original: Callable[..., None], run: Run, *positional: object, **named: object
     ) -> None:
-        """Write the layers that mix samples, and save the first weights."""
+        """Write the batch norms and whether the loss couples samples; save the first weights."""
         original(run, *positional, **named)
         networks = networks_of(run.context.parts.shared)
         self.session.write(
             SampleMixing(
                 step=self.session.step,
-                layers=mixing_layers(networks.values()),
+                layers=batch_norms_in(networks.values()),
                 couples_samples=bool(named.get("couples_samples", False)),
             )
         )
@@ -67,7 +69,7 @@ class UpdateObserver:
     ) -> None:
         """Remember the norm of the gradients before they are clipped."""
         bare = bare_optimizer(optimizer)
-        self.unclipped[id(bare)] = gradient_norm(bare)
+        self.unclipped_norms[id(bare)] = gradient_norm(bare)
         original(run, model, optimizer)
 
     def before_optimizer_step(
@@ -76,8 +78,8 @@ class UpdateObserver:
         """Write a step that an optimizer is about to make."""
         if not self.has_started:
             return
-        number = self.numbers.setdefault(id(optimizer), len(self.numbers))
-        norm = self.unclipped.pop(id(optimizer), None)
+        number = self.optimizer_numbers.setdefault(id(optimizer), len(self.optimizer_numbers))
+        norm = self.unclipped_norms.pop(id(optimizer), None)
         self.session.write(
             OptimizerStep(
                 step=self.session.step,
@@ -98,13 +100,16 @@ class UpdateObserver:
         tensors = {}
         for part, network in networks_of(run.context.parts.shared).items():
             for parameter_name, parameter in network.named_parameters():
-                tensors[f"{part}.{parameter_name}"] = whole(parameter)
+                tensors[f"{part}.{parameter_name}"] = copy_on_host(parameter)
         if self.session.rank == 0:
             save_file(tensors, Path(run.directory.path, name))
 
 
-def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy of a tensor on the host. All ranks have to call this for a sharded tensor."""
+def copy_on_host(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy of a tensor on the host. All ranks have to call this for a sharded tensor.
+
+    The copy of a sharded tensor has the rows of all ranks.
+    """
     values = tensor.detach()
     if is_sharded(values):
         values = values.full_tensor()  # type: ignore[attr-defined]
@@ -117,11 +122,11 @@ def gradient_norm(optimizer: Optimizer) -> float:
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if parameter.grad is not None:
-                squares += float(whole(parameter.grad).double().square().sum())
+                squares += float(copy_on_host(parameter.grad).double().square().sum())
     return math.sqrt(squares)
 
 
-def mixing_layers(networks: Iterable[nn.Module]) -> list[str]:
+def batch_norms_in(networks: Iterable[nn.Module]) -> list[str]:
     """Return the class names of the batch norms; `mixing.py` finds other modules that mix samples.
 
     The output of a batch norm for a sample depends on the other samples of the batch.

@@ -72,6 +72,7 @@ CALLS = {
 }
 # Functions that read values only on a CPU, to check them.
 CHECKED_ON_CPU = {"one_hot", "multinomial", "bernoulli"}
+# Functions that make a tensor on the host, unless they get a tensor or a device.
 MADE_ON_HOST = {"tensor", "as_tensor", "asarray"}
 # More functions that make tensors on the host. The modes do not see calls of these.
 MADE_UNSEEN = ("from_numpy", "frombuffer")
@@ -79,7 +80,7 @@ MADE_UNSEEN = ("from_numpy", "frombuffer")
 LIBRARIES = tuple(str(Path(str(module.__file__)).parent) for module in (torch, accelerate, numpy))
 # torch's optimizers, schedules and averages read counters that are on the host.
 OPTIMIZERS = str(Path(str(torch.__file__)).parent / "optim")
-OWN = f"{Path(str(common.__file__)).parent}{os.sep}"
+THIS_LIBRARY = f"{Path(str(common.__file__)).parent}{os.sep}"
 
 
 def install(session: Session) -> None:
@@ -96,11 +97,13 @@ class WaitObserver:
 
     def __init__(self, session: Session) -> None:
         self.session = session
+        # Whether an evaluation has begun whose figures are not logged yet.
         self.is_evaluating = False
         self.reported_waits: set[tuple[int, str, int, str]] = set()  # update, file, line, operation
         self.on_host: dict[int, StorageWeakRef] = {}  # storages on the host, by address
-        self.function = ""  # the function of torch that the loop has called
-        self.is_on_device = False  # whether that call names the device or has tensors on it
+        # The call of a function of torch in progress, as `Functions` sees it:
+        self.function_name = ""  # empty outside of such a call
+        self.uses_device = False  # whether the call names a device or has tensors on the device
 
     def around_batches(
         self, original: Callable[[Run, Loader], Iterator[Batch]], run: Run, loader: Loader
@@ -149,12 +152,17 @@ class WaitObserver:
         assert self.session.run is not None
         return self.session.run
 
-    def note_wait(self, operation: str) -> None:
-        """Write an operation that waits, if the user's code has called it."""
-        if self.is_evaluating or self.function in CHECKED_ON_CPU:
+    def write_wait(self, operation: str) -> None:
+        """Write a `Wait`, if the user's code has called the operation that waits.
+
+        Args:
+            operation: the operation in words.
+        """
+        if self.is_evaluating or self.function_name in CHECKED_ON_CPU:
             return
+        # The innermost line that is not a library's.
         frame = calling_frame(sys._getframe(1))
-        if frame is None or is_own(frame.f_code.co_filename):
+        if frame is None or is_in_this_library(frame.f_code.co_filename):
             return
         run = self.run
         caller = users_frame(frame, Path(run.context.recipe_file).resolve())
@@ -225,20 +233,22 @@ class Operations(TorchDispatchMode):
         inputs = [*tensors_in((arguments, named))]
         has_device_tensors = not all(self.observer.is_host(tensor) for tensor in inputs)
         if has_device_tensors:
-            wait = self.wait_of(operation, arguments, named)
-            if wait is not None:
-                self.observer.note_wait(wait)
+            operation_in_words = self.waiting_operation(operation, arguments, named)
+            if operation_in_words is not None:
+                self.observer.write_wait(operation_in_words)
         result = operation(*arguments, **named)
         if has_device_tensors:
             self.observer.take_from_host(result)
         # What is computed from host tensors alone is on the host. So is a new tensor, unless the
         # function that the loop called names the device or has tensors on it.
-        elif inputs or not self.observer.is_on_device:
+        elif inputs or not self.observer.uses_device:
             self.observer.put_on_host(result)
         return result
 
-    def wait_of(self, operation: OpOverload, arguments: Positional, named: Named) -> str | None:
-        """Return the reason why an operation waits for the device, or None."""
+    def waiting_operation(
+        self, operation: OpOverload, arguments: Positional, named: Named
+    ) -> str | None:
+        """Return an operation in words if it waits for the device, or None."""
         name = operation.overloadpacket.__name__
         if name in READING:
             return READING[name]
@@ -255,7 +265,7 @@ class Operations(TorchDispatchMode):
 
     def goes_to_host(self, name: str, arguments: Positional, named: Named) -> bool:
         """Whether an operation copies from a device to the host, and waits for the copy."""
-        is_waiting = not named.get("non_blocking", False)
+        is_blocking = not named.get("non_blocking", False)
         if name == "_to_copy":
             device = named.get("device")
             target = None if device is None else torch.device(device).type
@@ -263,7 +273,7 @@ class Operations(TorchDispatchMode):
         else:
             target = arguments[0].device.type
             source = arguments[1]
-        return is_waiting and target == "cpu" and source.device.type != "cpu"
+        return is_blocking and target == "cpu" and source.device.type != "cpu"
 
 
 class Functions(TorchFunctionMode):
@@ -287,27 +297,27 @@ class Functions(TorchFunctionMode):
         named = named or {}
         observer = self.observer
         name = getattr(function, "__name__", "")
-        previous_function = observer.function
-        was_on_device = observer.is_on_device
+        previous_function = observer.function_name
+        previous_uses_device = observer.uses_device
         inputs = [*tensors_in((arguments, named))]
         has_device_tensors = not all(observer.is_host(tensor) for tensor in inputs)
-        observer.function = name
-        observer.is_on_device = has_device_tensors or named.get("device") is not None
+        observer.function_name = name
+        observer.uses_device = has_device_tensors or named.get("device") is not None
         try:
             if has_device_tensors:
-                call = self.wait_of(name, arguments, named)
-                if call is not None:
-                    observer.note_wait(call)
+                operation_in_words = self.waiting_operation(name, arguments, named)
+                if operation_in_words is not None:
+                    observer.write_wait(operation_in_words)
             result = function(*arguments, **named)
-            if name in MADE_ON_HOST and not inputs and not observer.is_on_device:
+            if name in MADE_ON_HOST and not inputs and not observer.uses_device:
                 observer.put_on_host(result)
             return result
         finally:
-            observer.function = previous_function
-            observer.is_on_device = was_on_device
+            observer.function_name = previous_function
+            observer.uses_device = previous_uses_device
 
-    def wait_of(self, name: str, arguments: Positional, named: Named) -> str | None:
-        """Return the reason why a function waits for the device, or None."""
+    def waiting_operation(self, name: str, arguments: Positional, named: Named) -> str | None:
+        """Return the call of a function in words if it waits for the device, or None."""
         if name in CALLS:
             return CALLS[name]
         # On a device, the dispatcher sees the copies below.
@@ -317,16 +327,24 @@ class Functions(TorchFunctionMode):
             return ".cpu()"
         if name == "to" and not named.get("non_blocking", False):
             targets = [*arguments[1:2], named.get("device")]
-            own_device = self.observer.run.accelerator.device
+            # Here the accelerator's device object is a CPU that stands in for an accelerator. A
+            # move to this very object is a move to the device. A move to any other device object
+            # of the CPU is a move to the host.
+            training_device = self.observer.run.accelerator.device
             for target in targets:
-                is_device = isinstance(target, torch.device) and target is not own_device
-                if target == "cpu" or (is_device and target.type == "cpu"):
+                is_other_device = isinstance(target, torch.device) and target is not training_device
+                if target == "cpu" or (is_other_device and target.type == "cpu"):
                     return '.to("cpu")'
         return None
 
 
 def selects_by_mask(name: str, arguments: Positional) -> bool:
-    """Whether an indexing operation has a mask, and is not just a fill."""
+    """Whether an indexing operation has a mask, and is not just a fill.
+
+    Args:
+        name: the name of the operation: "index", or one that assigns values.
+        arguments: the tensor and the indices; if it assigns values, also these.
+    """
     indices = arguments[1]
     masks = [
         index
@@ -364,7 +382,7 @@ def users_frame(frame: FrameType, recipe: Path) -> FrameType | None:
     caller: FrameType | None = frame
     while caller is not None:
         path = caller.f_code.co_filename
-        if not (is_library(path) or is_installed(path) or is_own(path)):
+        if not (is_library(path) or is_installed(path) or is_in_this_library(path)):
             nearest = nearest or caller
             if Path(path).resolve() == recipe:
                 return caller
@@ -372,9 +390,9 @@ def users_frame(frame: FrameType, recipe: Path) -> FrameType | None:
     return nearest
 
 
-def is_own(path: str) -> bool:
+def is_in_this_library(path: str) -> bool:
     """Whether a file belongs to this library."""
-    return path.startswith(OWN)
+    return path.startswith(THIS_LIBRARY)
 
 
 def is_library(path: str) -> bool:

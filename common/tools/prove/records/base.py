@@ -6,8 +6,8 @@ from pydantic import BaseModel, ConfigDict
 
 # The phase of a run in which it evaluates: before the first update, in the loop, or after the loop.
 Phase = Literal["rehearsal", "validation", "final"]
-# How a run is interrupted: SIGKILL after an update, while a checkpoint is written, or in an
-# evaluation; or SIGTERM after an update.
+# How a run is interrupted: by SIGKILL after an update ("update"), while a checkpoint is written
+# ("save"), or in an evaluation; or by SIGTERM after an update ("stop").
 Manner = Literal["update", "save", "evaluation", "stop"]
 
 

@@ -6,9 +6,9 @@ from common.tools.prove.records.base import ObservedRecord, Phase
 
 
 class InstrumentRecord(ObservedRecord):
-    """A record that an instrument has written."""
+    """A record that an instrument has written. `prove.session` says what an instrument is."""
 
-    step: int  # the number of updates before it
+    step: int  # the number of updates before the record, unless its class says otherwise
 
 
 # Updates
@@ -53,7 +53,10 @@ class TrainingLoss(InstrumentRecord):
 
 
 class OutcomeColumns(ObservedRecord):
-    """Values for each sample of a batch that follow from the model's outputs; None if unknown."""
+    """The outcomes of a batch: lists with one value for each sample; None if unknown.
+
+    `SampleOutcome` is one row of this table.
+    """
 
     hits: list[float] | None = None  # shares of a sample's elements that are classified correctly
     squared_errors: list[float] | None = None  # means over a sample's elements
@@ -61,7 +64,7 @@ class OutcomeColumns(ObservedRecord):
     # Known only if each sample has one class:
     predicted: list[int] | None = None
     labels: list[int] | None = None
-    classes: int = 0
+    classes: int = 0  # the number of classes
 
 
 class EvaluationLoss(InstrumentRecord):
@@ -121,7 +124,10 @@ class LogInterval(InstrumentRecord):
 
 
 class MemoryInUse(InstrumentRecord):
-    """The memory in use after an update, in bytes; None where it can't be measured."""
+    """The memory in use after an update, in bytes; None where it can't be measured.
+
+    `step` is this update.
+    """
 
     kind: Literal["memory"] = "memory"
     resident: int  # of this process
@@ -137,7 +143,7 @@ class GrowingTensors(InstrumentRecord):
     kind: Literal["growing"] = "growing"
     dtype: str
     shape: list[int]
-    count: int
+    count: int  # the number at the last measurement
     more: int  # how many were added since the first measurement
     holder: str  # the variable that holds them, in words
 
@@ -148,7 +154,7 @@ class Wait(InstrumentRecord):
     kind: Literal["wait"] = "wait"
     file: str
     line: int
-    operation: str  # in words
+    operation: str  # the operation that waits, in words, such as ".item()"
     # The line of the user's code that led to the wait. It may be the waiting line itself.
     caller_file: str
     caller_line: int

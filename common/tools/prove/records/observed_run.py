@@ -1,4 +1,4 @@
-"""An observed run as the checks read it: the records of each rank of each launch."""
+"""An observed run as the checks read it: the records of each of its processes."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -66,10 +66,10 @@ RecordType = TypeVar("RecordType", bound=ObservedRecord)
 
 
 @dataclass(frozen=True)
-class ObservedLaunch:
-    """The records of one rank in one launch, in the order of time."""
+class ObservedProcess:
+    """The records of one process, in the order of time: of one rank in one launch."""
 
-    launch: int
+    launch: int  # the number of the launch, from 0
     rank: int
     records: tuple[AnyObservedRecord, ...]
 
@@ -79,7 +79,10 @@ class ObservedLaunch:
 
     @cached_property
     def micro_batches(self) -> dict[tuple[int, int], MicroBatch]:
-        """The records by `step` and `micro_batch`, with all entries of `state` and `parts`."""
+        """The records by `step` and `micro_batch`, with all entries of `state` and `parts`.
+
+        The records in the file hold only the entries that have changed; see `MicroBatch`.
+        """
         state: dict[str, str] = {}
         parts: dict[str, str] = {}
         completed = {}
@@ -102,14 +105,14 @@ class ObservedLaunch:
 
 @dataclass(frozen=True)
 class ObservedRun:
-    """A finished run, with all records of its launches.
+    """A finished run, with all records of its processes.
 
-    `launches` holds one entry for each rank of each launch, sorted by launch and then by rank.
+    A run that was interrupted has several launches, and a launch has a process for each rank.
     """
 
     name: str
     directory: Path  # the run directory: config.json, metrics.jsonl, model/
-    launches: tuple[ObservedLaunch, ...]
+    processes: tuple[ObservedProcess, ...]  # sorted by launch, and then by rank
     seconds: float  # the duration of all launches together
     command: str  # the command of the first launch, for messages
 
@@ -118,43 +121,43 @@ class ObservedRun:
         """The number of processes of the first launch."""
         return len(self.of_launch(0))
 
-    def of_launch(self, number: int) -> list[ObservedLaunch]:
-        """Return the entries of one launch, one for each rank."""
-        return [launch for launch in self.launches if launch.launch == number]
+    def of_launch(self, number: int) -> list[ObservedProcess]:
+        """Return the processes of one launch, one for each rank."""
+        return [process for process in self.processes if process.launch == number]
 
-    def of_rank(self, rank: int) -> list[ObservedLaunch]:
-        """Return the entries of one rank, one for each launch."""
-        return [launch for launch in self.launches if launch.rank == rank]
+    def of_rank(self, rank: int) -> list[ObservedProcess]:
+        """Return the processes of one rank, one for each launch."""
+        return [process for process in self.processes if process.rank == rank]
 
-    def all(self, record_class: type[RecordType]) -> Iterator[tuple[ObservedLaunch, RecordType]]:
-        """Yield all records of one class, each with the entry of `launches` that it belongs to."""
-        for launch in self.launches:
-            for record in launch.of(record_class):
-                yield launch, record
+    def all(self, record_class: type[RecordType]) -> Iterator[tuple[ObservedProcess, RecordType]]:
+        """Yield all records of one class, each with the process that wrote it."""
+        for process in self.processes:
+            for record in process.of(record_class):
+                yield process, record
 
     @property
     def started(self) -> Started:
         """The `Started` record of rank 0 in the first launch."""
-        return self.launches[0].of(Started)[0]
+        return self.processes[0].of(Started)[0]
 
 
-def read_launches(folder: Path) -> tuple[ObservedLaunch, ...]:
-    """Return one `ObservedLaunch` for each rank of each launch that wrote into a folder.
+def read_processes(folder: Path) -> tuple[ObservedProcess, ...]:
+    """Return the processes that wrote records into a folder, sorted by launch and then by rank.
 
-    If a launch was killed, its last line may be incomplete. It is left out then.
+    If a process was killed, the last line of its file may be incomplete. This line is left out.
 
     Raises:
         UserError: another line is damaged.
     """
-    launches = []
+    processes = []
     for path in folder.glob("launch-*-rank-*.jsonl"):
         _, number, _, rank = path.stem.split("-")
-        launches.append(ObservedLaunch(int(number), int(rank), tuple(read_records(path))))
-    return tuple(sorted(launches, key=lambda launch: (launch.launch, launch.rank)))
+        processes.append(ObservedProcess(int(number), int(rank), tuple(read_records(path))))
+    return tuple(sorted(processes, key=lambda process: (process.launch, process.rank)))
 
 
 def read_records(path: Path) -> Iterator[AnyObservedRecord]:
-    """Yield the records of one file; see `read_launches`."""
+    """Yield the records of one file; see `read_processes`."""
     # The text after the last line feed is empty, or is an incomplete line.
     complete_lines = path.read_bytes().split(b"\n")[:-1]
     for number, line in enumerate(complete_lines, start=1):

@@ -43,7 +43,7 @@ class MicroBatch(ObservedRecord):
     """`run.batches` is about to give a batch to the loop. All digests are from this moment.
 
     `state` and `parts` are read only at the first micro-batch of an update. They hold only entries
-    that have changed since the previous `MicroBatch` of the launch. `ObservedLaunch.micro_batches`
+    that have changed since the previous `MicroBatch` of the launch. `ObservedProcess.micro_batches`
     adds the others.
     """
 

@@ -9,7 +9,7 @@ from typing import cast
 
 from common.tools.prove.records.base import ObservedRecord, Phase
 from common.tools.prove.records.instrument_records import OptimizerStep, SampleMixing
-from common.tools.prove.records.observed_run import AnyObservedRecord, ObservedLaunch, ObservedRun
+from common.tools.prove.records.observed_run import AnyObservedRecord, ObservedProcess, ObservedRun
 from common.tools.prove.records.run_records import (
     EvaluationBatch,
     MicroBatch,
@@ -134,15 +134,15 @@ def run_with(
         summary: the contents of `summary.json`, which is written into `directory` with the status
             of a finished run.
     """
-    launches = []
+    processes = []
     for number, records_of_ranks in enumerate((ranks, later)):
         for rank, records in enumerate(records_of_ranks):
             observed = cast("tuple[AnyObservedRecord, ...]", tuple(records))
-            launches.append(ObservedLaunch(number, rank, observed))
+            processes.append(ObservedProcess(number, rank, observed))
     if rows is not None:
         text = "".join(json.dumps(row) + "\n" for row in rows)
         (directory / "metrics.jsonl").write_text(text)
     if summary is not None:
         (directory / "summary.json").write_text(json.dumps(summary))
         (directory / "status.json").write_text('{"status": "finished"}')
-    return ObservedRun("made up", directory, tuple(launches), 1.0, "python train.py")
+    return ObservedRun("made up", directory, tuple(processes), 1.0, "python train.py")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from common.tools.prove.records.observed_run import AnyObservedRecord, ObservedLaunch, ObservedRun
+from common.tools.prove.records.observed_run import AnyObservedRecord, ObservedProcess, ObservedRun
 from common.tools.prove.records.run_records import (
     Description,
     MicroBatch,
@@ -82,23 +82,23 @@ def saved(step: int) -> Saved:
     )
 
 
-def launch(number: int, first: int = 0, end: int = UPDATES, rank: int = 0) -> ObservedLaunch:
+def launch(number: int, first: int = 0, end: int = UPDATES, rank: int = 0) -> ObservedProcess:
     """Return a launch that makes the updates from `first` to `end` - 1."""
     records: list[AnyObservedRecord] = [started(first)]
     for step in range(first, end):
         records += [micro_batch(step), recorded(step)]
         if (step + 1) % 3 == 0:
             records += [evaluated(step + 1, step / UPDATES), saved(step + 1)]
-    return ObservedLaunch(number, rank, tuple(records))
+    return ObservedProcess(number, rank, tuple(records))
 
 
-def run(*launches: ObservedLaunch) -> ObservedRun:
-    return ObservedRun("run", Path("nowhere"), launches, 1.0, "python recipe.py")
+def run(*processes: ObservedProcess) -> ObservedRun:
+    return ObservedRun("run", Path("nowhere"), processes, 1.0, "python recipe.py")
 
 
 def changed(
-    source: ObservedLaunch, position: int, **values: object
-) -> tuple[ObservedLaunch, AnyObservedRecord]:
+    source: ObservedProcess, position: int, **values: object
+) -> tuple[ObservedProcess, AnyObservedRecord]:
     """Return a launch with changed values in one of its records, and this record."""
     record = source.records[position].model_copy(update=values)
     records = (*source.records[:position], record, *source.records[position + 1 :])

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.tools.prove.causes import cause_of_lost, causes_after_resume, causes_of_repeat
+from common.tools.prove.causes import cause_of_lost_value, causes_after_resume, causes_of_repeat
 from common.tools.prove.differences import first_difference
-from common.tools.prove.records.observed_run import ObservedLaunch
+from common.tools.prove.records.observed_run import ObservedProcess
 from common.tools.prove.records.run_records import OF_RECIPE, Description, MicroBatch, ValueType
 from tests.unit.tools.prove.made_up_trainings import UPDATES, changed, launch, run
 
@@ -26,7 +26,7 @@ DESCRIBED = {
 }
 
 
-def with_state(source: ObservedLaunch, states: dict[int, dict[str, str]]) -> ObservedLaunch:
+def with_state(source: ObservedProcess, states: dict[int, dict[str, str]]) -> ObservedProcess:
     """Return a launch whose micro-batches have the state of their update."""
     records = []
     for record in source.records:
@@ -145,7 +145,7 @@ def test_a_generator_that_differs_between_two_runs_is_named_first() -> None:
 def test_advice_follows_the_type_of_a_value(value_type: ValueType, words: str) -> None:
     """The name of a function in the text does not matter, even if it sounds like another type."""
     text = "int, local variable of network_with_state_dict()"
-    cause = cause_of_lost("value", Description(type=value_type, text=text))
+    cause = cause_of_lost_value("value", Description(type=value_type, text=text))
     assert words in cause.advice
     assert text in cause.sentence
 
@@ -165,6 +165,6 @@ def test_a_batch_whose_contents_differ_is_named() -> None:
 def test_advice_names_a_global_variable_as_the_recipe_does(variable: str, argument: str) -> None:
     """The recipe's own variables have no module in front of them, those of other modules have."""
     text = f"Average with state_dict, {variable}"
-    cause = cause_of_lost("train.ema", Description(type="stateful", text=text))
+    cause = cause_of_lost_value("train.ema", Description(type="stateful", text=text))
     assert cause.sentence.startswith("train.ema (Average")
     assert f"run.keep(..., {argument})" in cause.advice

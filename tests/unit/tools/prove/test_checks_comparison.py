@@ -161,8 +161,8 @@ def test_update_of_each_micro_batch_is_named(tmp_path: Path) -> None:
 
 def test_two_steps_of_an_optimizer_in_an_update_are_named(tmp_path: Path) -> None:
     pair = pair_of(DIVIDED, tmp_path)
-    launch = pair.variant.launches[0]
-    run = run_with([*launch.records, optimizer_step(1)], directory=pair.variant.directory)
+    process = pair.variant.processes[0]
+    run = run_with([*process.records, optimizer_step(1)], directory=pair.variant.directory)
     verdict = accumulation.verdict_of(RunPair(pair.baseline, run, WHOLE, DIVIDED))
     assert (
         "the optimizers' steps in update 2 are 2 with 2 × 4 and 1 with 1 × 8" in verdict.causes[0]

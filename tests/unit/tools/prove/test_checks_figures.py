@@ -226,7 +226,7 @@ def test_multiples_of_losses_are_explained(
     second = run_that_records(*distributed, world_size=2)
     checked = checked_losses(first, second)
     causes = [cause.sentence for cause in checked.causes]
-    assert checked.compared + checked.unknown == 3
+    assert checked.compared_count + checked.unknown_count == 3
     assert len(causes) == (words is not None)
     assert words is None or words in causes[0]
 
@@ -247,7 +247,7 @@ def test_rows_are_means_of_what_was_recorded(tmp_path: Path) -> None:
         {"progress/global_step": 4, "train/loss": 6.0, "train/hits": 5 / 7, "progress/samples": 16},
     ]
     checked = checked_rows(run_with(records, directory=tmp_path, rows=rows))
-    assert (checked.causes, checked.compared) == ((), 6)
+    assert (checked.causes, checked.compared_count) == ((), 6)
     for name, value in (("train/loss", 6.1), ("train/hits", 0.7), ("progress/samples", 12)):
         wrong = [rows[0], rows[1] | {name: value}]
         (cause,) = checked_rows(run_with(records, directory=tmp_path, rows=wrong)).causes
@@ -306,15 +306,15 @@ def test_losses_that_no_function_of_torch_computes_are_not_counted_as_compared()
     runs = [run_with([started(), *losses]), run_with([started(world_size=2), *losses])]
     losses_found = checked_losses(*runs)
     assert losses_found.causes == ()
-    assert (losses_found.compared, losses_found.unknown) == (0, 3)
-    checked = [losses_found, CheckedFigures("means in rows", compared=4)]
+    assert (losses_found.compared_count, losses_found.unknown_count) == (0, 3)
+    checked = [losses_found, CheckedFigures("means in rows", compared_count=4)]
     verdict = verdict_of(checked)
     assert verdict.passed is None
     assert verdict.compared == (
         "computed again: 4 means in rows; not computed again, as the proof can't tell how to "
         "compute them: 3 recorded losses"
     )
-    checked.append(CheckedFigures("recorded metrics", compared=1))
+    checked.append(CheckedFigures("recorded metrics", compared_count=1))
     assert verdict_of(checked).passed is True
 
 
@@ -346,7 +346,7 @@ def test_metrics_of_training_are_computed_again(
     computed: list[dict[str, float]], name: str, value: float, compared: int, is_wrong: bool
 ) -> None:
     checked = checked_metrics(trained(*computed, metrics={name: value}))
-    assert (checked.compared, checked.unknown) == (compared, 1 - compared)
+    assert (checked.compared_count, checked.unknown_count) == (compared, 1 - compared)
     assert bool(checked.causes) == is_wrong
     expected = f"recorded {name} {value:.6g} in update 1"
     assert all(expected in cause.sentence for cause in checked.causes)
@@ -361,6 +361,13 @@ def test_outputs_of_a_micro_batch_give_means() -> None:
     assert errors == {"mse": 5.0, "mae": 2.0}
     soft = means_of_outputs("cross_entropy", logits, torch.full((4, 2), 0.5))
     assert soft == {}, "mixed labels have no right class"
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_outputs_that_are_not_finite_give_large_means(value: float) -> None:
+    """A model that diverges must not make its observation fail."""
+    means = means_of_outputs("mse_loss", torch.tensor([value, value]), torch.zeros(2))
+    assert {name: abs(mean) for name, mean in means.items()} == {"mse": 1e150, "mae": 1e150}
 
 
 def test_training_mode_is_named() -> None:

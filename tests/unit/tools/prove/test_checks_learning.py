@@ -19,7 +19,7 @@ from common.tools.prove.margins import (
     improvement,
 )
 from common.tools.prove.outcomes import SampleOutcome, SplitPass
-from common.tools.prove.records.observed_run import AnyObservedRecord, ObservedLaunch, ObservedRun
+from common.tools.prove.records.observed_run import AnyObservedRecord, ObservedProcess, ObservedRun
 from tests.unit.tools.prove.made_up_trainings import evaluated, run, started
 
 ACCURACY = Objective("accuracy", "max")
@@ -50,7 +50,7 @@ def observed_run(accuracies: Sequence[float]) -> ObservedRun:
     for number, accuracy in enumerate(accuracies):
         phase = "validation" if number else "rehearsal"
         records.append(evaluated(number, accuracy, phase))
-    return run(ObservedLaunch(0, 0, tuple(records)))
+    return run(ObservedProcess(0, 0, tuple(records)))
 
 
 @pytest.mark.parametrize(
@@ -92,10 +92,10 @@ def test_a_run_limited_by_steps_gets_more_steps() -> None:
 def test_final_evaluation_may_be_of_the_best_model() -> None:
     """Without a test split, it is on the validation split. The last model was evaluated before."""
     last = observed_run([0.3, 0.5, 0.3])
-    (first_launch,) = last.launches
-    records = (*first_launch.records, evaluated(2, 0.5, "final"))
+    (process,) = last.processes
+    records = (*process.records, evaluated(2, 0.5, "final"))
     bench: Any = MadeUpBench([], [0.3, 0.3], {"--epochs": ["3"]})
-    bench.runs["learning"] = run(ObservedLaunch(0, 0, records))
+    bench.runs["learning"] = run(ObservedProcess(0, 0, records))
     assert check_learning(bench).passed is False
 
 

@@ -13,7 +13,7 @@ import torch
 
 from common.tools.prove.checks import memory
 from common.tools.prove.checks.memory import MAX_GROWTH, MEBIBYTE, verdict_of
-from common.tools.prove.instruments.holders import holder_of
+from common.tools.prove.instruments.holders import holder_in_words
 from common.tools.prove.instruments.memory import bytes_in_use, live_tensors, storage_bytes
 from common.tools.prove.records.instrument_records import GrowingTensors, MemoryInUse
 from tests.unit.tools.prove.made_up import run_with
@@ -122,15 +122,15 @@ def test_holder_is_a_variable_of_the_recipe() -> None:
     """A list of a function, a list in a dict, and a list of a module are named."""
     folder = Path(__file__).resolve().parent
     history = [torch.ones(3) for _ in range(9)]
-    assert holder_of([*history], sys._getframe(), folder) == (
+    assert holder_in_words([*history], sys._getframe(), folder) == (
         f"the list `history` of {sys._getframe().f_code.co_name} in test_checks_memory.py"
     )
     nested = {"logits": [torch.ones(4) for _ in range(9)], "labels": []}
     live_tensors = [*nested["logits"]]
-    assert "the dict `nested`" in holder_of(live_tensors, sys._getframe(), folder)
+    assert "the dict `nested`" in holder_in_words(live_tensors, sys._getframe(), folder)
     try:
         KEPT.extend(torch.ones(5) for _ in range(9))
-        assert "the list `KEPT` in test_checks_memory.py" in holder_of(
+        assert "the list `KEPT` in test_checks_memory.py" in holder_in_words(
             [*KEPT], sys._getframe(), folder
         )
     finally:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.tools.prove.differences import COMPARED_FIELDS, first_difference
-from common.tools.prove.records.observed_run import AnyObservedRecord, ObservedLaunch
+from common.tools.prove.records.observed_run import AnyObservedRecord, ObservedProcess
 from tests.unit.tools.prove.made_up_trainings import UPDATES, changed, evaluated, launch, run, saved
 
 REFERENCE = run(launch(0))
@@ -65,7 +65,7 @@ def test_any_change_is_found_at_its_record(data: st.DataObject) -> None:
 def test_saves_before_and_after_an_evaluation_are_told_apart(first_step: int) -> None:
     """The last update has two saves. A resumed launch may make only the second one."""
 
-    def ending(launch_number: int, first: int, has_first_save: bool) -> ObservedLaunch:
+    def ending(launch_number: int, first: int, has_first_save: bool) -> ObservedProcess:
         start = launch(launch_number, first)
         before = saved(UPDATES)
         after = before.model_copy(update={"parts": {**before.parts, "best evaluation": "new"}})

@@ -40,7 +40,7 @@ from common.tools.prove.receipt import (
     write_receipt,
 )
 from common.tools.prove.records.base import line_of
-from common.tools.prove.records.observed_run import RECORD, read_launches
+from common.tools.prove.records.observed_run import RECORD, read_processes
 from common.tools.prove.report import badge, rows_of_checks, show_report
 from common.tools.rows import first_differing_row
 from tests.git_repository import commit_all
@@ -223,11 +223,11 @@ def test_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
     lines = b"".join(map(line_of, records))
     path = tmp_path / "launch-0-rank-0.jsonl"
     path.write_bytes(lines + line_of(saved(6))[:-9])
-    (observed,) = read_launches(tmp_path)
+    (observed,) = read_processes(tmp_path)
     assert [*observed.records] == records
     path.write_bytes(b"{}\n" + lines)
     with pytest.raises(UserError, match=r"line 1 of .* is not a record"):
-        read_launches(tmp_path)
+        read_processes(tmp_path)
 
 
 @given(st.floats(), st.floats())

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from common.data.samples import Data, DatasetSamples, TensorSamples
-from common.tools.prove.reach import Reach
+from common.tools.prove.reach import RecipeSearch
 from common.tools.prove.value_search import ReachableValues
 
 
@@ -86,7 +86,7 @@ def numbers() -> Iterator[int]:
         yield position
 
 
-class ReachOfExample(Reach):
+class SearchOfExample(RecipeSearch):
     """The search, without the global variables of all modules of these tests."""
 
     def own_modules(self) -> dict[str, ModuleType]:
@@ -95,7 +95,7 @@ class ReachOfExample(Reach):
 
 def look(
     kept: dict[str, object] | None = None,
-    reach_class: type[Reach] = ReachOfExample,
+    search_class: type[RecipeSearch] = SearchOfExample,
     **variables: Any,
 ) -> ReachableValues:
     """Search from a function in a user's module that has these local variables."""
@@ -104,10 +104,10 @@ def look(
     lines = [f"    {name} = given[{name!r}]" for name in variables]
     code = "\n".join(["def loop(given, look):", *lines, "    del given", "    return look()"])
     exec(code, vars(module))
-    reach = reach_class(kept or {}, None)
+    search = search_class(kept or {}, None)
     sys.modules["example"] = module
     try:
-        return module.loop(variables, lambda: reach.look(sys._getframe(1)))
+        return module.loop(variables, lambda: search.reachable_values(sys._getframe(1)))
     finally:
         del sys.modules["example"]
 
@@ -160,7 +160,7 @@ def test_a_change_shows(case: str) -> None:
 
 def test_a_plain_variable_shows() -> None:
     assert look(count=1).digests["count"] != look(count=2).digests["count"]
-    reached = look(count=1, reach_class=Reach)
+    reached = look(count=1, search_class=RecipeSearch)
     assert "local variable of loop()" in reached.described["count"].text
     assert "global variable of tests.unit.tools.prove.test_reach.py" in {
         description.text.rpartition(", ")[2] for description in reached.described.values()
