@@ -253,7 +253,10 @@ class ShardingAccelerator(Accelerator):
         own_tensors = (tensor.detach().clone() for tensor in tensors_of(model))
         copied: nn.Module = copy.deepcopy(skeleton, deepcopy_memo(skeleton, own_tensors))
         copied.forward = MethodType(first_forward, copied)
-        return copied.train(model.training)
+        # The skeleton has the modes of the time when the model was sharded.
+        for name, module in copied.named_modules():
+            module.training = model.get_submodule(name).training
+        return copied
 
     @contextmanager
     def no_sync(self, model: nn.Module) -> Iterator[None]:

@@ -272,24 +272,25 @@ def differing_figure(
     The result is None if all figures agree within the tolerance.
     """
     baseline_evaluations = evaluations_of(baseline)
-    for (step, phase), figures in evaluations_of(variant).items():
-        baseline_figures = baseline_evaluations.get((step, phase), {})
-        for name, value in figures.items():
-            expected = baseline_figures.get(name)
+    for (step, phase), evaluation in evaluations_of(variant).items():
+        baseline_evaluation = baseline_evaluations.get((step, phase))
+        if baseline_evaluation is None:
+            continue
+        for name, value in evaluation.figures.items():
+            expected = baseline_evaluation.figures.get(name)
             if expected is None:
                 continue
-            # Without a `count`, the number of samples is unknown, and may be as small as one.
-            flipped_share = FLIPPED / max(1.0, figures.get("count", 1.0))
+            flipped_share = FLIPPED / evaluation.samples
             tolerance = FIGURE_TOLERANCE * max(abs(value), abs(expected)) + flipped_share
             if abs(value - expected) > tolerance:
                 return f"{name} of the {phase} evaluation after update {step}", expected, value
     return None
 
 
-def evaluations_of(run: ObservedRun) -> dict[tuple[int, str], dict[str, float]]:
-    """Return the figures of each evaluation of rank 0, by update and phase."""
+def evaluations_of(run: ObservedRun) -> dict[tuple[int, str], ObservedEvaluation]:
+    """Return each evaluation of rank 0, by update and phase."""
     return {
-        (record.step, record.phase): record.figures
+        (record.step, record.phase): record
         for process, record in run.all(ObservedEvaluation)
         if process.rank == 0
     }

@@ -288,16 +288,22 @@ class RunObserver:
     ) -> None:
         phase: Phase = "rehearsal" if run.evaluations.rehearsal.is_on else "validation"
         original(run, evaluation)  # first, because it refuses figures that can't be written below
-        self.write_evaluation(phase, run.loaded.validation_split, evaluation)
+        self.write_evaluation(run, phase, run.loaded.validation_split, evaluation)
 
-    def write_evaluation(self, phase: Phase, split: str, evaluation: Metrics) -> None:
+    def write_evaluation(self, run: Run, phase: Phase, split: str, evaluation: Metrics) -> None:
         """Write the figures of an evaluation that are numbers."""
         figures = {}
         for name, value in evaluation.items():
             if isinstance(value, NUMERIC):
                 figures[name] = float(value)
         self.session.write(
-            ObservedEvaluation(step=self.session.step, phase=phase, split=split, figures=figures)
+            ObservedEvaluation(
+                step=self.session.step,
+                phase=phase,
+                split=split,
+                samples=run.all_loaders[split].order.num_samples,
+                figures=figures,
+            )
         )
 
     def around_make_batches(
@@ -365,7 +371,7 @@ class RunObserver:
         self, original: Callable[[Run, Metrics], None], run: Run, evaluation: Metrics
     ) -> None:
         original(run, evaluation)
-        self.write_evaluation("final", run.loaded.test_split, evaluation)
+        self.write_evaluation(run, "final", run.loaded.test_split, evaluation)
         parts = self.digests_of_parts(run) if self.reads_tensors else {}
         self.session.write(Finished(step=self.session.step, parts=parts))
 

@@ -97,6 +97,7 @@ class ObservedEvaluation(ObservedRecord):
     step: int
     phase: Phase
     split: str
+    samples: int  # of the evaluated split, for all ranks together
     figures: dict[str, float]
 
 

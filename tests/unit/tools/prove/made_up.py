@@ -115,7 +115,9 @@ def evaluation_batch(
 def evaluated(
     figures: Mapping[str, float], step: int = 2, phase: Phase = "validation"
 ) -> ObservedEvaluation:
-    return ObservedEvaluation(step=step, phase=phase, split="validation", figures=dict(figures))
+    return ObservedEvaluation(
+        step=step, phase=phase, split="validation", samples=100, figures=dict(figures)
+    )
 
 
 def run_with(

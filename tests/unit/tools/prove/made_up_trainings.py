@@ -70,7 +70,13 @@ def recorded(step: int) -> Recorded:
 
 def evaluated(step: int, accuracy: float, phase: str = "validation") -> ObservedEvaluation:
     return ObservedEvaluation.model_validate(
-        {"step": step, "phase": phase, "split": "validation", "figures": {"accuracy": accuracy}}
+        {
+            "step": step,
+            "phase": phase,
+            "split": "validation",
+            "samples": 100,
+            "figures": {"accuracy": accuracy},
+        }
     )
 
 
