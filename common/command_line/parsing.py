@@ -163,13 +163,13 @@ def parse_words(
 def note_refusal(early: argparse.Namespace, end: SystemExit) -> None:
     """Note in the directory of the run to resume that this command line was refused.
 
-    Otherwise a supervisor would repeat the command forever: see `refuse_to_resume`.
+    Otherwise a supervisor would repeat the command forever: see `write_refusal`.
 
     Args:
         end: the exit that refused the command line.
     """
     from common.run_directory.records import CHECKPOINTS_FOLDER
-    from common.run_directory.status import refuse_to_resume
+    from common.run_directory.status import write_refusal
 
     directory = early.output_dir
     if early.resume not in (None, "auto"):
@@ -178,7 +178,7 @@ def note_refusal(early: argparse.Namespace, end: SystemExit) -> None:
     reason = "the command line was rejected; see its output"
     if isinstance(end, (UserError, Preempted)):
         reason = end.message
-    refuse_to_resume(
+    write_refusal(
         directory, Outcome("failed", resumable=False, reason=reason), early.resume is not None
     )
 
