@@ -389,6 +389,6 @@ def test_missing_features_are_listed_in_one_line(
     monkeypatch.setattr(platforms, "IS_LINUX", is_linux)
     monkeypatch.setattr(platforms, "CAN_SYNC_FOLDERS", can_sync)
     monkeypatch.setattr(platforms, "STOP_SIGNAL_NAMES", dict(enumerate(names)))
-    line = platforms.limits()
+    line = platforms.system_limits()
     assert (line is None) == (lacking == 0)
     assert len([] if line is None else line.split("; ")) == lacking
