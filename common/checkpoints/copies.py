@@ -113,12 +113,12 @@ class HostCopies:
         copies: Files = {name: {} for name in files}
         targets = dict(copies)  # the caller may take files out of `copies`
 
-        def fetch() -> None:
+        def complete_copies() -> None:
             self.fetch(sources, targets, sources_ready)
 
         if has_room:
-            return copies, fetch
-        fetch()  # at once, because training will change these tensors
+            return copies, complete_copies
+        complete_copies()  # at once, because training will change these tensors
         return copies, lambda: None
 
     def fetch(self, sources: Files, targets: Files, sources_ready: torch.Event) -> None:

@@ -367,7 +367,7 @@ def can_take_lock(lock_file: Path) -> bool:
     return True
 
 
-def words_for(*numbers: int) -> tuple[str, ...]:
+def error_texts(*numbers: int) -> tuple[str, ...]:
     """Return the system's texts for error numbers; numbers without a text are left out.
 
     The texts help to recognise an error that a library raises without its number. Windows calls

@@ -363,7 +363,7 @@ def test_path_on_another_drive_is_shown_whole(monkeypatch: pytest.MonkeyPatch) -
 def test_meaningless_messages_match_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Windows has one message for all network errors, and another for a full disk."""
     monkeypatch.setattr(os, "strerror", lambda number: "Unknown error")
-    assert platforms.words_for(errno.EPIPE, errno.EDQUOT) == ()
+    assert platforms.error_texts(errno.EPIPE, errno.EDQUOT) == ()
     monkeypatch.undo()
     full = "There is not enough space on the disk. (os error 112)"
     assert is_of_disk(RuntimeError(full))
