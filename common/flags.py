@@ -70,7 +70,7 @@ def flag(
     return dataclasses.field(default=default, metadata={"limits": (least, most), "role": role})
 
 
-def stated(config_class: type, name: str) -> FlagMetadata:
+def stated_metadata(config_class: type, name: str) -> FlagMetadata:
     """Return the ``limits`` and ``role`` of a flag.
 
     If a recipe's class only overrides a default, as in ``epochs: int = 5``, the flag keeps the
@@ -86,7 +86,7 @@ def stated(config_class: type, name: str) -> FlagMetadata:
 
 def role_of(config_class: type, name: str) -> Role:
     """Return the role of a flag. A flag that states no role changes what the model learns."""
-    return ROLES[stated(config_class, name)["role"]]
+    return ROLES[stated_metadata(config_class, name)["role"]]
 
 
 def field_name(spelling: str) -> str:
@@ -166,7 +166,8 @@ def first_misfit(config_class: type, name: str, value: object) -> Misfit | None:
 
     The result is None if the whole value is within the flag's limits.
     """
-    for item in value if isinstance(value, tuple) else [value]:
+    items = value if isinstance(value, tuple) else (value,)
+    for item in items:
         expected = expected_range(config_class, name, item)
         if expected is not None:
             return Misfit(item, expected)
@@ -183,7 +184,7 @@ def expected_range(config_class: type, name: str, value: object) -> str | None:
         return None if is_text(value) else "text without NUL, in UTF-8"
     if not isinstance(value, (int, float)):
         return None
-    return expected_number(value, *stated(config_class, name)["limits"])
+    return expected_number(value, *stated_metadata(config_class, name)["limits"])
 
 
 def expected_number(value: float, least: float | None, most: float | None) -> str | None:
@@ -195,9 +196,11 @@ def expected_number(value: float, least: float | None, most: float | None) -> st
         return "a finite number"
     if (least is None or value >= least) and (most is None or value <= most):
         return None
-    if None not in (least, most):
-        return f"a number from {least} to {most}"
-    return f"at most {most}" if least is None else f"{least} or more"
+    if least is None:
+        return f"at most {most}"
+    if most is None:
+        return f"{least} or more"
+    return f"a number from {least} to {most}"
 
 
 def is_text(value: str) -> bool:
@@ -207,10 +210,13 @@ def is_text(value: str) -> bool:
     character. Such a value is allowed if it can name a file.
     """
     try:  # encoding puts the letters together again, and fails for bytes that are not UTF-8
-        words = value.encode("utf-8", "surrogateescape").decode("utf-8")
+        text = value.encode("utf-8", "surrogateescape").decode("utf-8")
     except UnicodeError:
         return False
-    return "\0" not in words and (words == value or is_name(value))
+    had_surrogates = text != value
+    if had_surrogates and not is_name(value):
+        return False
+    return "\0" not in text
 
 
 def is_name(value: str) -> bool:

@@ -42,15 +42,15 @@ def bare_optimizer(part: Part) -> Part:
 class Network:
     """A module, as a part of a checkpoint.
 
-    Its parameters are the same on all ranks; `split_parameters` returns them, and `put` restores
-    them. Its `state_dict` has the rest, such as batch norm's statistics, which differ between
-    ranks.
+    Its parameters are the same on all ranks; `split_parameters` returns them, and
+    `load_parameters` restores them. Its `state_dict` has the rest, such as batch norm's statistics,
+    which differ between ranks.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
         # The parameters that have been frozen since the start: by name, the sum of their bits when
-        # `split_parameters` or `put` last saw them; None before that.
+        # `split_parameters` or `load_parameters` last saw them; None before that.
         self.frozen: dict[str, int | None] = {
             name: None for name, value in module.named_parameters() if not value.requires_grad
         }
@@ -65,7 +65,7 @@ class Network:
         """Restore the result of `state_dict`; a ValueError if this module has other buffers."""
         if state.keys() != self.state_dict().keys():
             raise ValueError("other buffers")
-        # This is not strict, because `state` lacks the parameters.
+        # Not strict: `state` lacks the parameters, which `load_parameters` restores.
         self.module.load_state_dict(state, strict=False)
 
     def split_parameters(self) -> tuple[Tensors, Tensors]:
@@ -90,7 +90,7 @@ class Network:
         frozen_parameters = {name: parameters.pop(name) for name in self.frozen}
         return parameters, frozen_parameters
 
-    def put(
+    def load_parameters(
         self,
         path: Path,
         name: str,
@@ -123,8 +123,11 @@ class Network:
             fill(parameter, saved[key])
         # A parameter stays frozen if it was frozen when this process began, and if the checkpoint
         # has it only in the file that was written once.
-        still_frozen = self.frozen.keys() & frozen.keys() - trained.keys()
-        self.frozen = dict(sums_of_bits({key: parameters[key] for key in still_frozen}))
+        still_frozen: Tensors = {}
+        for key in self.frozen:  # in the same order on all ranks, as `sums_of_bits` needs it
+            if key in frozen and key not in trained:
+                still_frozen[key] = parameters[key]
+        self.frozen = dict(sums_of_bits(still_frozen))
 
 
 def tensor_in_words(tensors: Mapping[str, torch.Tensor | Rows], name: str) -> str:
@@ -147,8 +150,8 @@ def sums_of_bits(tensors: Tensors) -> dict[str, int]:
     """Return a checksum of each tensor by name, to see whether the tensor has changed.
 
     The bits of each element are read as an integer as wide as the element, and the integers are
-    added. The checksum of a sharded tensor is that of all ranks' rows, so all ranks must call this
-    function.
+    added. The checksum of a sharded tensor is that of all ranks' rows. So all ranks must call this
+    function, with the tensors in the same order.
     """
     parts = [local(value.detach()) for value in tensors.values()]
     if not parts:

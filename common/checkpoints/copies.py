@@ -38,7 +38,7 @@ class PinnedMemory:
 
     def __init__(self) -> None:
         self.pieces: list[torch.Tensor] = []  # uint8 [bytes] each
-        self.position = 0  # the index of the piece in use, in `pieces`
+        self.position = 0  # the index in `pieces` of the piece in use, which may not exist yet
         self.offset = 0  # the bytes of that piece that are taken
 
     def use_again(self) -> None:
@@ -63,7 +63,7 @@ class PinnedMemory:
         new one is pinned.
         """
         while not self.has_room(size):
-            if self.position == len(self.pieces):
+            if self.position == len(self.pieces):  # no piece is left
                 piece_size = max(size, PIECE_BYTES)
                 self.pieces.append(torch.empty(piece_size, dtype=torch.uint8, pin_memory=True))
             else:
@@ -74,7 +74,7 @@ class PinnedMemory:
         return memory
 
     def has_room(self, size: int) -> bool:
-        """Whether the piece in use has so many free bytes."""
+        """Whether the piece in use has `size` free bytes; False if there is no such piece yet."""
         if self.position == len(self.pieces):
             return False
         return self.offset + size <= self.pieces[self.position].nbytes
@@ -113,12 +113,12 @@ class HostCopies:
         copies: Files = {name: {} for name in files}
         targets = dict(copies)  # the caller may take files out of `copies`
 
-        def fetch() -> None:
+        def complete_copies() -> None:
             self.fetch(sources, targets, sources_ready)
 
         if has_room:
-            return copies, fetch
-        fetch()  # at once, because training will change these tensors
+            return copies, complete_copies
+        complete_copies()  # at once, because training will change these tensors
         return copies, lambda: None
 
     def fetch(self, sources: Files, targets: Files, sources_ready: torch.Event) -> None:

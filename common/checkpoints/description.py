@@ -62,7 +62,7 @@ def describe_parts(parts: Mapping[str, object]) -> dict[str, PartDescription]:
     described: dict[str, PartDescription] = {}
     for name, part in parts.items():
         if isinstance(part, Network):
-            described[name] = {"class": class_of_network(part.module)}
+            described[name] = {"class": class_name_of_network(part.module)}
             for key, parameter in part.module.named_parameters():
                 names.setdefault(id(parameter), f"{name}.{key}")
     for name, part in parts.items():
@@ -75,7 +75,7 @@ def describe_parts(parts: Mapping[str, object]) -> dict[str, PartDescription]:
     return json_safe(described)
 
 
-def class_of_network(module: nn.Module) -> str:
+def class_name_of_network(module: nn.Module) -> str:
     """Return the name of a module's class in the recipe, not of the subclass that FSDP2 makes."""
     # FSDP2 gives a module a new class, whose bases are `FSDPModule` and the module's own class.
     bases = [base for base in type(module).__mro__ if base.__name__ != "FSDPModule"]
@@ -155,10 +155,12 @@ def require_same_parts(
     # Compare the classes first, because a changed class explains most other differences, such as
     # different rates of a schedule.
     for name in names_in_both:
-        if saved[name].get("class") != now[name]["class"]:
-            classes = f"{saved[name].get('class')}, and is of class {now[name]['class']} now"
+        class_before = saved[name].get("class")
+        class_now = now[name]["class"]
+        if class_before != class_now:
             raise UserError(
-                f"{path} does not fit the recipe as it is now ({name} was of class {classes})",
+                f"{path} does not fit the recipe as it is now ({name} was of class {class_before}, "
+                f"and is of class {class_now} now)",
                 advice=ADVICE,
             )
     for name in names_in_both:

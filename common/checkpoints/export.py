@@ -141,7 +141,7 @@ def load_initial(model: nn.Module, config: TrainingConfig, class_names: list[str
     assert initial_model is not None  # otherwise there is nothing to load
     weights = read_sharded([weights_file(initial_model)])
     initial_class_names = initial_facts(initial_model).class_names
-    refuse_other_kind(model.state_dict(), weights, initial_model)
+    refuse_unrelated_weights(model.state_dict(), weights, initial_model)
     if not config.evaluate_only:  # an evaluation must not use a head with random values
         heads = heads_to_reinitialize(model, weights, initial_class_names, class_names)
         for name, head in heads.items():
@@ -218,8 +218,9 @@ def heads_to_reinitialize(
         weight = weights.get(f"{name}.weight")
         if weight is not None and weight.shape[1:] != layer.weight.shape[1:]:
             continue  # weights of another model, which loading refuses with a message
-        is_missing = weight is None or weight.shape[0] != layer.out_features
-        if (is_missing and is_head) or (is_for_classes and has_other_classes):
+        lacks_values = weight is None or weight.shape[0] != layer.out_features
+        has_values_of_other_classes = is_for_classes and has_other_classes
+        if (is_head and lacks_values) or has_values_of_other_classes:
             heads[name] = layer
     return heads
 
@@ -257,20 +258,21 @@ def put_weights(
     for names in names_by_weight(model):
         stored = [weights[name] for name in names if name in weights]
         if stored:
-            weights |= dict.fromkeys(names, stored[0])
-    refuse_other_model(state, weights, path)
+            for name in names:
+                weights[name] = stored[0]
+    refuse_unfit_weights(state, weights, path)
     for name, value in state.items():
         fill(value, weights[name])
 
 
-def refuse_other_model(
+def refuse_unfit_weights(
     state: Tensors, weights: Mapping[str, torch.Tensor | Rows], path: str | Path
 ) -> None:
     """Raise a `UserError` that names the first weight that is missing, unknown or of another shape.
 
     If all weights fit the model's state, it raises nothing.
     """
-    refuse_other_kind(state, weights, path)
+    refuse_unrelated_weights(state, weights, path)
     advice = "use the flags and the data set of the run that wrote these weights, or other weights"
     for name in sorted(state.keys() | weights.keys()):
         shape_here = tuple(state[name].shape) if name in state else None
@@ -290,13 +292,14 @@ def refuse_other_model(
         raise UserError(f"{path} does not fit this model, because {difference}", advice=advice)
 
 
-def refuse_other_kind(
+def refuse_unrelated_weights(
     state: Tensors, weights: Mapping[str, torch.Tensor | Rows], path: str | Path
 ) -> None:
     """Raise a `UserError` if weights and a model's state have no name in common.
 
-    `load_initial` calls this before it looks for heads. Such weights lack all heads, so it would
-    otherwise say that each head starts with random values before the weights are refused.
+    `load_initial` calls this before it looks for heads, and not only through `put_weights`. Such
+    weights lack all heads. Without the early call, `load_initial` would say that each head starts
+    with random values, and only then refuse the weights.
     """
     if state and weights and not state.keys() & weights.keys():
         raise UserError(

@@ -20,7 +20,7 @@ from common.storage.files import SUPERSEDED, UNFINISHED, remove
 from common.storage.json_files import PUT_BACK, read_json
 from common.system.platforms import quoted, rename_path
 
-NAME = re.compile(r"step-(\d{8,})")
+NAME = re.compile(r"step-(\d{8,})")  # the folder of a finished checkpoint, with its update
 # The best model so far, with its update; if the model is sharded, one rank's rows of it.
 BEST = re.compile(r"best-(\d{8,})(-\d+-of-\d+)?\.safetensors$")
 OF_ANOTHER_RUN = "of-another-run"  # a folder beside the checkpoints
@@ -81,8 +81,8 @@ def is_of_another_run(checkpoint: Path, run_id: str) -> bool:
 def damage(checkpoint: Path) -> str | None:
     """Return a sentence that names the damaged file of a checkpoint; None if it is whole.
 
-    The best model so far is not checked, because training can go on without it. `damaged_best`
-    checks it.
+    The best model so far is not checked, because training can go on without it.
+    `damage_of_best_model` checks it.
     """
     try:
         manifest = read_manifest(checkpoint)
@@ -95,7 +95,7 @@ def damage(checkpoint: Path) -> str | None:
     return damage_of_files(checkpoint, needed)
 
 
-def damaged_best(checkpoint: Path) -> str | None:
+def damage_of_best_model(checkpoint: Path) -> str | None:
     """Return a sentence that names the damaged file of a checkpoint's best model.
 
     The result is None if that model is whole, or if the checkpoint names none. The checkpoint must
@@ -154,7 +154,7 @@ def newest_whole(folder: Path, up_to: str | None, run_id: str) -> tuple[Path | N
     return None, problems
 
 
-def choose(folder: Path, up_to: str | None, run_id: str) -> Path | None:
+def choose_and_clean_up(folder: Path, up_to: str | None, run_id: str) -> Path | None:
     """Return the newest whole checkpoint, and clean up the folder; None if no checkpoint is whole.
 
     A resume calls this on rank 0, before anything is written.

@@ -80,7 +80,7 @@ class Packer:
             return items if isinstance(value, list) else {"!tuple": items}
         if isinstance(value, dict):
             return self.pack_dict(value, place)
-        raise unfit(value, place)
+        raise unfit_error(value, place)
 
     def pack_array(self, value: np.ndarray | np.generic, place: str) -> dict[str, JsonValue]:
         """Store the bytes of a NumPy array or scalar as a tensor, and return JSON for it.
@@ -88,7 +88,7 @@ class Packer:
         The JSON has the tensor's name, and the dtype and shape of the array.
         """
         if value.dtype.kind not in ARRAY_KINDS:
-            raise unfit(value, place)
+            raise unfit_error(value, place)
         # A bytearray is writable, as torch expects of memory that it shares.
         raw_bytes = torch.from_numpy(np.frombuffer(bytearray(value.tobytes()), np.uint8))
         tag = "!array" if isinstance(value, np.ndarray) else "!scalar"
@@ -99,22 +99,24 @@ class Packer:
         packed: dict[str | int, JsonValue] = {}
         for key, item in value.items():
             if not isinstance(key, (str, int)):
-                raise unfit(key, place_within(place, key))
+                raise unfit_error(key, place_within(place, key))
             packed[key] = self.pack_value(item, place_within(place, key))
         pairs: list[JsonValue] = [[key, item] for key, item in packed.items()]
         if isinstance(value, Counter):
             return {"!Counter": pairs}
-        # Keys in JSON are strings, and those that begin with "!" are tags here. A dict with other
-        # keys is stored as pairs.
-        names = [key for key in packed if isinstance(key, str) and not key.startswith("!")]
-        if len(names) == len(packed):
-            return {name: packed[name] for name in names}
-        return {"!dict": pairs}
+        # Keys in JSON are strings, and those that begin with "!" are tags here. A dict with any
+        # other key is stored as pairs.
+        with_json_keys: dict[str, JsonValue] = {}
+        for key, item in packed.items():
+            if not isinstance(key, str) or key.startswith("!"):
+                return {"!dict": pairs}
+            with_json_keys[key] = item
+        return with_json_keys
 
     def store(self, tensor: torch.Tensor, place: str) -> str:
         """Store a tensor, unless it is stored already, and return its name."""
         if tensor.layout is not torch.strided or tensor.is_meta or not can_hold(tensor.dtype):
-            raise unfit(tensor, place)
+            raise unfit_error(tensor, place)
         tensor = tensor.detach()
         if not is_sharded(tensor):
             # A conjugate or negative view shares its values with another tensor, and torch applies
@@ -181,7 +183,7 @@ def unpack(
     return unpack_value(rest)
 
 
-def unfit(value: object, place: str) -> TypeError:
+def unfit_error(value: object, place: str) -> TypeError:
     """Return the error for a value that a checkpoint can't hold."""
     details = f" of {value.dtype}" if hasattr(value, "dtype") else ""
     return TypeError(f"{place}: a value of type {type(value).__name__}{details} can't be kept")

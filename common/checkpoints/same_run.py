@@ -51,7 +51,8 @@ def require_same_run(path: Path, manifest: RunIdentity, identity: RunIdentity) -
     """
     require_same_facts(path, manifest, identity)
     require_same_flags(path, manifest.flags, identity.flags)
-    # `describe_parts` made it, so it has this structure. The saved one may have been edited.
+    # `describe_parts` made the current description, so the description has this structure. The
+    # saved description may have been edited.
     current_parts = cast(Mapping[str, PartDescription], identity.parts_described)
     require_same_parts(path, manifest.parts_described, current_parts)
 
@@ -89,7 +90,9 @@ def excerpts(before: object, now: object) -> tuple[str, str]:
             break
     start = max(0, first_difference - MAX_SHOWN // 2)
     ellipsis = "…" if start else ""
-    shown_before, shown_now = (ellipsis + shortened(text[start:], MAX_SHOWN) for text in texts)
+    text_before, text_now = texts
+    shown_before = ellipsis + shortened(text_before[start:], MAX_SHOWN)
+    shown_now = ellipsis + shortened(text_now[start:], MAX_SHOWN)
     return shown_before, shown_now
 
 

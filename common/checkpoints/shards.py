@@ -46,9 +46,9 @@ def rows_here(mesh: "DeviceMesh", length: int) -> slice:
     rows or none.
     """
     rows_per_rank = -(-length // mesh.size())  # rounded up
-    first = min(rows_per_rank * mesh.get_local_rank(), length)
-    last = min(rows_per_rank * (mesh.get_local_rank() + 1), length)
-    return slice(first, last)
+    start = min(rows_per_rank * mesh.get_local_rank(), length)
+    end = min(rows_per_rank * (mesh.get_local_rank() + 1), length)
+    return slice(start, end)
 
 
 def fill(tensor: torch.Tensor, value: "torch.Tensor | Rows") -> None:
@@ -69,8 +69,8 @@ def fill(tensor: torch.Tensor, value: "torch.Tensor | Rows") -> None:
         local(tensor).copy_(rows_of_value)
 
 
-def parts_of(
-    name: str, tensors: Mapping[str, torch.Tensor], rank: int, ranks: int
+def files_of_rank(
+    name: str, tensors: Mapping[str, torch.Tensor], rank: int, rank_count: int
 ) -> dict[str, dict[str, torch.Tensor]]:
     """Return the tensors that this rank writes: by the name of the file, then by their own names.
 
@@ -80,7 +80,8 @@ def parts_of(
     Args:
         name: the beginning of the files' names.
         tensors: the tensors of all ranks, by name.
-        ranks: the number of ranks that the tensors are sharded over.
+        rank: this rank.
+        rank_count: the number of ranks that the tensors are sharded over.
     """
     own_rows = {}
     whole_tensors = {}
@@ -93,16 +94,19 @@ def parts_of(
     if whole_tensors:
         files[f"{name}.safetensors"] = whole_tensors
     if own_rows:
-        files[rows_file(name, rank, ranks)] = own_rows
+        files[rows_file(name, rank, rank_count)] = own_rows
     return files
 
 
-def rows_file(name: str, rank: int, ranks: int) -> str:
-    return f"{name}-{rank}-of-{ranks}.safetensors"
+def rows_file(name: str, rank: int, rank_count: int) -> str:
+    """Return the name of the file with one rank's rows of sharded tensors."""
+    return f"{name}-{rank}-of-{rank_count}.safetensors"
 
 
-def read_parts(folder: Path, name: str, files: Collection[str]) -> "dict[str, torch.Tensor | Rows]":
-    """Return the tensors that `parts_of` with the same `name` gave to all ranks to write.
+def read_files_of_ranks(
+    folder: Path, name: str, files: Collection[str]
+) -> "dict[str, torch.Tensor | Rows]":
+    """Return the tensors that all ranks wrote to their `files_of_rank` of the same `name`.
 
     The result is empty if there are no such files.
 
@@ -111,17 +115,18 @@ def read_parts(folder: Path, name: str, files: Collection[str]) -> "dict[str, to
             because it states how many ranks there were.
     """
     pattern = re.compile(rf"{re.escape(name)}-\d+-of-(\d+)\.safetensors")
-    ranks = 0
+    rank_count = 0  # stays 0 if no tensor was sharded
     for file in files:  # all names that match state the same number
         match = pattern.fullmatch(file)
         if match is not None:
-            ranks = max(ranks, int(match[1]))
+            rank_count = max(rank_count, int(match[1]))
     tensors: dict[str, torch.Tensor | Rows] = {}
     whole_file = f"{name}.safetensors"
     if whole_file in files:
         tensors |= read_tensors(folder / whole_file)
-    if ranks:
-        tensors |= read_sharded(folder / rows_file(name, rank, ranks) for rank in range(ranks))
+    if rank_count:
+        paths = [folder / rows_file(name, rank, rank_count) for rank in range(rank_count)]
+        tensors |= read_sharded(paths)
     return tensors
 
 
@@ -149,23 +154,24 @@ class Rows:
     It has the `shape` and `dtype` of the whole tensor. Indexing it reads only the requested rows.
     """
 
-    def __init__(self, parts: Iterable[SavedRows]) -> None:
+    def __init__(self, slices: Iterable[SavedRows]) -> None:
         """Keep the rows of each rank's file, in the order of the ranks."""
-        self.parts = [*parts]
-        lengths = [part.get_shape()[0] for part in self.parts]
-        self.starts = [*accumulate(lengths, initial=0)]  # first rows, then the whole length
-        self.shape = torch.Size([self.starts[-1], *self.parts[0].get_shape()[1:]])
-        self.dtype: torch.dtype = self.parts[0][:0].dtype  # an empty slice reads no values
+        self.slices = [*slices]
+        lengths = [saved_rows.get_shape()[0] for saved_rows in self.slices]
+        # The first row of each slice in the whole tensor, and then the length of the whole tensor.
+        self.starts = [*accumulate(lengths, initial=0)]
+        self.shape = torch.Size([self.starts[-1], *self.slices[0].get_shape()[1:]])
+        self.dtype: torch.dtype = self.slices[0][:0].dtype  # an empty slice reads no values
 
     def __getitem__(self, rows: slice | EllipsisType) -> torch.Tensor:
         """Read the rows of a slice, or all of them for an ellipsis."""
         requested_rows = slice(None) if isinstance(rows, EllipsisType) else rows
-        first, last, _ = requested_rows.indices(self.shape[0])
+        first, end, _ = requested_rows.indices(self.shape[0])
         pieces = []
-        # Take the rows of each part between `first` and `last`. A part may have none, and the slice
-        # may end beyond the part. `starts` has one more item than `parts`: the whole length.
-        for part, start in zip(self.parts, self.starts, strict=False):
-            pieces.append(part[max(first - start, 0) : max(last - start, 0)])
+        # Take the rows of each file from `first` to before `end`. A file may have none of them, and
+        # `end` may lie beyond the file. Not strict: `starts` has one more item than `slices`.
+        for saved_rows, start in zip(self.slices, self.starts, strict=False):
+            pieces.append(saved_rows[max(first - start, 0) : max(end - start, 0)])
         return torch.cat(pieces)
 
     def read(self, mesh: "DeviceMesh | None") -> "torch.Tensor | DTensor":

@@ -12,10 +12,10 @@ from torch import nn
 
 from common.checkpoints.adapters import MODEL_ADVICE, Network, OptimizerState, RandomState, State
 from common.checkpoints.description import PartDescription, describe_parts
-from common.checkpoints.folders import choose, damaged_best, read_manifest
+from common.checkpoints.folders import choose_and_clean_up, damage_of_best_model, read_manifest
 from common.checkpoints.pack import pack, unpack
 from common.checkpoints.same_run import require_same_run
-from common.checkpoints.shards import is_sharded, parts_of, read_parts
+from common.checkpoints.shards import files_of_rank, is_sharded, read_files_of_ranks
 from common.checkpoints.store import Checkpoints, Contents
 from common.console import say, warn
 from common.errors import UserError
@@ -142,11 +142,11 @@ class Parts:
                 # A network has only tensors, so nothing of it goes into the manifest. But a resume
                 # looks for its name there.
                 contents.shared[name] = None
-                contents.lasting_files |= parts_of(f"frozen-{name}", frozen, self.rank, shards)
+                contents.lasting_files |= files_of_rank(f"frozen-{name}", frozen, self.rank, shards)
             else:
                 tensors, rest = pack({name: part.state_dict()})
                 contents.shared |= rest
-            contents.files |= parts_of(name, tensors, self.rank, shards)
+            contents.files |= files_of_rank(name, tensors, self.rank, shards)
 
     def restore(self, path: Path, manifest: Manifest, world_size: int) -> None:
         """Restore all parts from the checkpoint in the folder `path`.
@@ -167,7 +167,8 @@ class Parts:
         # A network is in both dicts. The loop restores only its buffers.
         for name, part in {**self.shared, **self.of_rank}.items():
             differs_by_rank = name not in self.shared
-            if differs_by_rank and not has_same_ranks and isinstance(part, LoadsFromRanks):
+            may_need_all_states = differs_by_rank and not has_same_ranks
+            if may_need_all_states and isinstance(part, LoadsFromRanks):
                 load_from_ranks(part, [state[name] for state in states], path, name)
             else:  # the first state is this rank's, or rank 0's if the number of ranks has changed
                 load(part, states[0][name], path, name)
@@ -176,9 +177,9 @@ class Parts:
         """Restore the parameters of all networks, the frozen ones included."""
         for name, part in self.shared.items():
             if isinstance(part, Network):
-                frozen = read_parts(path, f"../frozen-{name}", manifest.files)
-                trained = read_parts(path, name, manifest.files)
-                part.put(path, name, frozen, trained)
+                frozen = read_files_of_ranks(path, f"../frozen-{name}", manifest.files)
+                trained = read_files_of_ranks(path, name, manifest.files)
+                part.load_parameters(path, name, frozen, trained)
 
     def read_states(self, path: Path, manifest: Manifest, ranks: Iterable[int]) -> list[State]:
         """Return the states in a checkpoint by part's name, one dict for each of the `ranks`.
@@ -188,12 +189,12 @@ class Parts:
         states: list[State] = []
         with restoring(path, "state"):
             for rank in ranks:
-                tensors = read_parts(path, f"rank-{rank}", manifest.files)
+                tensors = read_files_of_ranks(path, f"rank-{rank}", manifest.files)
                 states.append(unpack(tensors, manifest.ranks[rank]))
             # A network is in `shared` for its parameters, which `restore` reads itself, and in
             # `of_rank` for its buffers, which were read above.
             for name in self.shared.keys() - self.of_rank.keys():
-                tensors = read_parts(path, name, manifest.files)
+                tensors = read_files_of_ranks(path, name, manifest.files)
                 states[0][name] = unpack(tensors, manifest.parts[name], self.mesh)
         return states
 
@@ -306,8 +307,9 @@ def restore_newest(
 ) -> Restored | None:
     """Restore all parts from the newest whole checkpoint; None if no checkpoint is whole.
 
-    All ranks must call this function. Rank 0 chooses the checkpoint: see `choose`. It warns of each
-    checkpoint that it passes over, because the checkpoint is damaged or another run wrote it.
+    All ranks must call this function. Rank 0 chooses the checkpoint: see `choose_and_clean_up`. It
+    warns of each checkpoint that it passes over, because the checkpoint is damaged or another run
+    wrote it.
 
     Args:
         last_checkpoint: the last checkpoint to consider, such as ``step-00000120``; None to
@@ -321,8 +323,8 @@ def restore_newest(
     """
 
     def choose_checkpoint() -> tuple[Path | None, str | None]:
-        path = choose(checkpoints.folder, last_checkpoint, checkpoints.run_id)
-        return path, None if path is None else damaged_best(path)
+        path = choose_and_clean_up(checkpoints.folder, last_checkpoint, checkpoints.run_id)
+        return path, None if path is None else damage_of_best_model(path)
 
     path, damage_of_best = ask_rank_zero(choose_checkpoint)
     if path is None:

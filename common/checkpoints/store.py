@@ -30,7 +30,7 @@ from pydantic import JsonValue
 from common.checkpoints.copies import HostCopies
 from common.checkpoints.folders import best_name, checkpoint_name, is_best, remove_old, step_of
 from common.checkpoints.pack import Tensors
-from common.checkpoints.shards import parts_of, read_parts
+from common.checkpoints.shards import files_of_rank, read_files_of_ranks
 from common.checkpoints.tensors import read_tensors, write_tensors
 from common.errors import LostProcessError, ReplacedDirectoryError, UserError
 from common.failures.disk_errors import is_of_disk, number_of
@@ -164,7 +164,7 @@ class Checkpoints:
         for name in [*self.lasting_receipts]:
             if is_best(name):
                 del self.lasting_receipts[name]
-        files = parts_of(best_name(step), tensors, self.rank, self.world_size)
+        files = files_of_rank(best_name(step), tensors, self.rank, self.world_size)
 
         def write_copies(copies: Contents) -> None:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -185,7 +185,7 @@ class Checkpoints:
         file_names = {*self.lasting_receipts}
         if path.exists():  # only rank 0 wrote it, so only rank 0 has its receipt
             file_names.add(path.name)
-        tensors = read_parts(self.folder, path.stem, file_names)
+        tensors = read_files_of_ranks(self.folder, path.stem, file_names)
         if not tensors:
             tensors |= read_tensors(path)  # raises the `UserError` that the file is missing
         return path, tensors
@@ -212,7 +212,7 @@ class Checkpoints:
         lasting_copies = {name: copies.pop(name) for name in new_files}
         copied_contents = replace(contents, files=copies, lasting_files=lasting_copies)
         self.writer = threading.Thread(
-            target=self.write_or_fail, args=(step, copied_contents, write, wait_for_copies)
+            target=self.write_or_note_failure, args=(step, copied_contents, write, wait_for_copies)
         )
         self.writer.start()
 
@@ -233,7 +233,7 @@ class Checkpoints:
         """Wait only `LAST_PATIENCE` seconds for other ranks from now on, as one may have ended."""
         self.patience = min(self.patience, LAST_PATIENCE)
 
-    def write_or_fail(
+    def write_or_note_failure(
         self,
         step: int,
         contents: Contents,
@@ -299,7 +299,7 @@ class Checkpoints:
             files=receipts, once=self.lasting_receipts, state=contents.of_rank
         )
         write_json(receipt_paths[self.rank], own_receipt.to_json())
-        finished = unfinished.with_suffix("")
+        finished = unfinished.with_suffix("")  # without the ending `UNFINISHED`
         if self.rank == 0:
             self.await_files(unfinished, receipt_paths)
             self.finish(unfinished, finished, receipt_paths, contents.shared, identity)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
 
 from common.errors import UserError
-from common.flags import advice_to_omit, as_typed, stated
+from common.flags import advice_to_omit, as_typed, stated_metadata
 from common.system.wording import shortened
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def unread_flags(config: "DataclassInstance", stated_values: Mapping[str, object
     for field in dataclasses.fields(config):
         value = stated_values.get(field.name, field.default)
         value = tuple(value) if isinstance(value, list) else value
-        role = stated(type(config), field.name)["role"]
+        role = stated_metadata(type(config), field.name)["role"]
         changes_learning = role in ("learning", "size")
         is_set = field.default is not dataclasses.MISSING and value != field.default
         if changes_learning and is_set and field.name not in flags_read:

@@ -25,7 +25,7 @@ from common.command_line.flag_reads import record_reads
 from common.errors import Preempted, UserError
 from common.failures.outcomes import Outcome
 from common.failures.sentences import reading
-from common.flags import check_limits, from_json, role_of, spelled, stated
+from common.flags import check_limits, from_json, role_of, spelled, stated_metadata
 from common.output.standard_streams import ignore_lost_output
 from common.ranks.rank_exits import let_main_rank_exit_first
 from common.storage.json_files import read_json
@@ -163,13 +163,13 @@ def parse_words(
 def note_refusal(early: argparse.Namespace, end: SystemExit) -> None:
     """Note in the directory of the run to resume that this command line was refused.
 
-    Otherwise a supervisor would repeat the command forever: see `refuse_to_resume`.
+    Otherwise a supervisor would repeat the command forever: see `write_refusal`.
 
     Args:
         end: the exit that refused the command line.
     """
     from common.run_directory.records import CHECKPOINTS_FOLDER
-    from common.run_directory.status import refuse_to_resume
+    from common.run_directory.status import write_refusal
 
     directory = early.output_dir
     if early.resume not in (None, "auto"):
@@ -178,7 +178,7 @@ def note_refusal(early: argparse.Namespace, end: SystemExit) -> None:
     reason = "the command line was rejected; see its output"
     if isinstance(end, (UserError, Preempted)):
         reason = end.message
-    refuse_to_resume(
+    write_refusal(
         directory, Outcome("failed", resumable=False, reason=reason), early.resume is not None
     )
 
@@ -202,7 +202,7 @@ def groups_of(config_class: type) -> list[type]:
         # A shared flag belongs to the latest group that has begun.
         group = group_of_first_flag.get(name, group)
         # A recipe's own flags are in the group "recipe", except those that name its data.
-        own_group = "data" if stated(config_class, name)["role"] == "data" else "recipe"
+        own_group = "data" if stated_metadata(config_class, name)["role"] == "data" else "recipe"
         argument = argument_of(types[name], comments.get(name, ""))
         groups[group if name in shared_flags else own_group].append((name, argument))
     classes = {name: make_dataclass(name, flags) for name, flags in groups.items() if flags}

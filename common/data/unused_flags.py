@@ -8,7 +8,7 @@ from dataclasses import fields
 from common.config import TrainingConfig
 from common.data.samples import Data
 from common.errors import UserError
-from common.flags import advice_to_omit, as_typed, stated
+from common.flags import advice_to_omit, as_typed, stated_metadata
 
 
 def refuse_unused_data_flags(config: TrainingConfig, data: Data) -> None:
@@ -21,7 +21,8 @@ def refuse_unused_data_flags(config: TrainingConfig, data: Data) -> None:
         flags_in_effect.add("validation_share")
     for field in fields(config):
         # Other flags are not read here, because reading a flag counts as using it.
-        if stated(type(config), field.name)["role"] != "data" or field.name in flags_in_effect:
+        role = stated_metadata(type(config), field.name)["role"]
+        if role != "data" or field.name in flags_in_effect:
             continue
         value = getattr(config, field.name)
         if value != field.default:

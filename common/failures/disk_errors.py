@@ -2,12 +2,13 @@
 
 import errno
 
-from common.system.platforms import words_for
+from common.system.platforms import error_texts
 
-# The errors of a disk that is full or fails, which are not the user's mistake.
-OF_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+# The numbers of the errors of a disk that is full or fails, which are not the user's mistake.
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 FULL_ON_WINDOWS = "not enough space on the disk"  # Windows' own words, not those of C
-NO_DISK = (*words_for(*OF_DISK), FULL_ON_WINDOWS)
+# The texts of these errors, to recognise them in errors of libraries without a number.
+DISK_ERROR_TEXTS = (*error_texts(*DISK_ERRORS), FULL_ON_WINDOWS)
 # Advice for the user, by the error number.
 ADVICE = {
     (errno.ENOSPC, errno.EDQUOT): "free some space",
@@ -38,7 +39,7 @@ def advice_for(problem: str, error_number: int | None) -> str:
             return advice
     for numbers, advice in ADVICE.items():
         is_full_on_windows = errno.ENOSPC in numbers and FULL_ON_WINDOWS in problem
-        if is_full_on_windows or any(words in problem for words in words_for(*numbers)):
+        if is_full_on_windows or any(text in problem for text in error_texts(*numbers)):
             return advice
     return "check this path and its disk"
 
@@ -50,4 +51,6 @@ def number_of(error: BaseException) -> int | None:
 
 def is_of_disk(error: BaseException) -> bool:
     """Whether an error of Python or of a library says that a disk is full or fails."""
-    return number_of(error) in OF_DISK or any(text in str(error) for text in NO_DISK)
+    if number_of(error) in DISK_ERRORS:
+        return True
+    return any(text in str(error) for text in DISK_ERROR_TEXTS)

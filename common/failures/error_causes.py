@@ -4,7 +4,7 @@ import errno
 import re
 
 from common.errors import LostProcessError, Preempted, UserError
-from common.system.platforms import words_for
+from common.system.platforms import error_texts
 
 # The error numbers of a connection whose other end is gone or out of reach.
 NETWORK_ERRORS = (
@@ -57,7 +57,7 @@ LOST_PROCESS_PHRASES = (
     r"connection (reset by peer|timed out|refused)",
     r"socket is not connected",
     # the system's words for them
-    *map(re.escape, words_for(*NETWORK_ERRORS)),
+    *map(re.escape, error_texts(*NETWORK_ERRORS)),
 )
 LOST_PROCESS = re.compile("|".join(LOST_PROCESS_PHRASES), re.IGNORECASE)
 # Phrases in an error's text which say that memory ran out.

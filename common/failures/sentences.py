@@ -54,7 +54,8 @@ def as_user_error(
     """Turn errors of the given classes into a `UserError`, which has no traceback.
 
     Args:
-        errors: the classes of errors to turn. A `UserError` is an exit, and passes in any case.
+        errors: the classes of errors to turn. A `UserError` passes in any case, because it is a
+            `SystemExit` and not an `Exception`.
         problem: what is wrong; the error's own text follows in brackets.
         advice: what the user can do; a function of the error if that depends on it.
         most_characters: the argument of `cause_text`.

@@ -18,7 +18,7 @@ from common.run_directory.provenance import ProvenanceWriter
 from common.run_directory.recipe_source import RecipeSource
 from common.run_directory.records import CHECKPOINTS_FOLDER
 from common.run_directory.resume import was_finished_meanwhile
-from common.run_directory.status import refuse_to_resume
+from common.run_directory.status import write_refusal
 from common.track.log import Log
 from common.training.accelerator import build_accelerator
 from common.training.best import Best
@@ -73,7 +73,7 @@ def take_directory(
 ) -> tuple[Objective, ShardingAccelerator, RunDirectory]:
     """Parse the objective, build the Accelerator, and take the run directory.
 
-    If a mistake in any of these ends the command, `refuse_to_resume` notes it in the status of the
+    If a mistake in any of these ends the command, `write_refusal` notes it in the status of the
     run to resume. Otherwise a supervisor would repeat the command forever.
     """
     resumes = config.resume is not None
@@ -89,7 +89,7 @@ def take_directory(
             is_finished=lambda: was_finished_meanwhile(config, recipe),
         )
     except UserError as error:
-        refuse_to_resume(config.output_dir, outcome_of(error), resumes)
+        write_refusal(config.output_dir, outcome_of(error), resumes)
         raise
     return parsed_objective, accelerator, directory
 

@@ -15,7 +15,7 @@ from common.run_directory.patches import (
     patch_of_new_file,
     reason_to_leave_out,
     split_patch,
-    without_secret_lines,
+    with_masked_secrets,
 )
 from common.run_directory.records import CodeTree
 from common.storage.digests import sha256_of_bytes
@@ -111,9 +111,9 @@ def collect_tree(root: Path, used: Collection[Path]) -> CollectedTree:
     """
     commit = commit_of(root) if repository_of(root) == root else None
     names = sorted(path.relative_to(root).as_posix() for path in used)
-    parts: list[str] = []
+    parts: list[str] = []  # of the patch, one for each file
     not_saved: list[str] = []
-    untracked = names
+    untracked = names  # without a commit, git tracks none of them
     if commit is not None:
         changes, not_saved = changes_of(root)
         parts += changes
@@ -165,11 +165,11 @@ def changes_of(root: Path) -> tuple[list[str], list[str]]:
         return [], not_saved
     parts = []
     for part in split_patch(output.decode("utf-8", "surrogateescape")):
-        hidden, problem = without_secret_lines(part)
+        masked_part, problem = with_masked_secrets(part)
         if problem is not None:
             not_saved.append(f"{file_of_patch(part)}: {problem}")
-        if hidden is not None:
-            parts.append(hidden)
+        if masked_part is not None:
+            parts.append(masked_part)
     return parts, not_saved
 
 

@@ -33,7 +33,8 @@ INITIAL = "initial"  # the folder with a copy of the weights of `--init-from`, f
 # Seconds to wait for another job, which may take this long to save a checkpoint after a signal.
 PATIENCE = 60.0
 MAX_LOSSES = 10  # the number of updates with a lost process that `status.json` keeps
-# Printed if a process is lost at the same update for the second time, which is not an accident.
+# Printed, and added to the reason in `status.json`, if a process is lost at the same update for the
+# second time. That is hardly an accident.
 LOST_AGAIN = "this is the second time at update {step}, so a restart is unlikely to help"
 LOST_AGAIN_ADVICE = (
     "look for ranks with different numbers of batches, a collective (gather, reduce) under a "

@@ -39,12 +39,12 @@ def signed_config(facts: Mapping[str, object]) -> JsonObject:
     return signed(parse(json.dumps(json_safe(facts))))
 
 
-def may_be_of_run(found_id: str | None, run_id: str | None) -> bool:
-    """Whether a file that names the run `found_id` may belong to the run `run_id`.
+def may_be_of_run(id_in_file: str | None, run_id: str | None) -> bool:
+    """Whether a file that names the run `id_in_file` may belong to the run `run_id`.
 
-    If one of the ids is None, the file may, because a damaged or edited file may name no run.
+    If one of the ids is None, the answer is True, because a damaged or edited file may name no run.
     """
-    return run_id is None or found_id in (None, run_id)
+    return run_id is None or id_in_file in (None, run_id)
 
 
 def edited_config_error(directory: Path, saved: Mapping[str, object]) -> UserError | None:

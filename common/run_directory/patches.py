@@ -55,7 +55,8 @@ def lines_of(text: str) -> list[str]:
 def file_of_patch(part: str) -> str:
     """Return the file that a part of a patch changes."""
     names = part.split("\n", 1)[0].removeprefix(FIRST_LINE)
-    return names[: len(names) // 2].removeprefix("a/")  # "a/NAME b/NAME"
+    # The text is "a/NAME b/NAME" with the same name twice, because patches here have no renames.
+    return names[: len(names) // 2].removeprefix("a/")
 
 
 def reason_to_leave_out(path: Path) -> str | None:
@@ -91,11 +92,11 @@ def patch_of_new_file(root: Path, name: str) -> tuple[str | None, str | None]:
     body = [f"+{line}" for line in lines]
     if lines and not lines[-1].endswith("\n"):
         body[-1] += "\n\\ No newline at end of file\n"
-    return without_secret_lines("".join([*header, *body]))
+    return with_masked_secrets("".join([*header, *body]))
 
 
-def without_secret_lines(part: str) -> tuple[str | None, str | None]:
-    """Return a file's part of a patch without secrets, and a problem as in `patch_of_new_file`.
+def with_masked_secrets(part: str) -> tuple[str | None, str | None]:
+    """Return a file's part of a patch without secrets, and a problem: see `patch_of_new_file`.
 
     A secret in a line that the patch adds is masked. The part is None in three cases:
 
@@ -109,14 +110,14 @@ def without_secret_lines(part: str) -> tuple[str | None, str | None]:
     lines = []
     is_masked = False
     for line in lines_of(part):
-        hidden = without_secrets(line, values)
-        if hidden == line:
+        masked_line = without_secrets(line, values)
+        if masked_line == line:
             lines.append(line)
             continue
         begins_private_key = PRIVATE_KEY in line
         if not line.startswith("+") or begins_private_key:
             return None, "it has what looks like a secret"
-        lines.append(hidden)
+        lines.append(masked_line)
         is_masked = True
     return "".join(lines), MASKED if is_masked else None
 

@@ -119,16 +119,19 @@ def with_attempt(saved: list[Attempt], attempt: Attempt) -> list[Attempt]:
 
     Saved attempts that began at the first update of this attempt or later are left out, because
     this attempt trains these updates again. The current attempt is left out if it has the same
-    facts as the last one: see `is_like`.
+    facts as the last one: see `has_same_facts`.
     """
     earlier = [before for before in saved if before.global_step < attempt.global_step]
-    if earlier and is_like(earlier[-1], attempt):
+    if earlier and has_same_facts(earlier[-1], attempt):
         return earlier
     return [*earlier, attempt]
 
 
-def is_like(before: Attempt, attempt: Attempt) -> bool:
-    """Whether an attempt has the same facts as the one before, and changed no flags."""
+def has_same_facts(before: Attempt, attempt: Attempt) -> bool:
+    """Whether an attempt has the same facts as the one before, and changed no flags.
+
+    Their first updates always differ, and are not compared.
+    """
     not_compared = {"global_step", "changed_flags"}
     facts_before = before.model_dump(exclude=not_compared)
     facts = attempt.model_dump(exclude=not_compared)

@@ -198,7 +198,8 @@ class CodeTree(Record):
 
     folder: str  # absolute
     commit: str | None = None  # None: the folder is not a git repository with a commit
-    patch: str | None = None  # its name in the folder `PROVENANCE`; None: it would be empty
+    # The name of the patch in the folder `PROVENANCE`. None: the patch is empty or was too large.
+    patch: str | None = None
     patch_sha256: str | None = None
     untracked: list[str] = Field(default_factory=list)  # files of the patch that git does not track
     not_saved: list[str] = Field(default_factory=list)  # files or parts, each with the reason

@@ -96,8 +96,8 @@ def resumed_config(
         config = replace(config, dataset=saved_flags["dataset"])
     refuse_contradictions(config, saved_flags, run, directory)
     # Name the run that was found for "auto", or the run or checkpoint that the user named.
-    saved_flags["resume"] = str(directory if resume == "auto" else Path(resume))
-    config = replace(config, **saved_flags, output_dir=str(directory))
+    resumed_path = directory if resume == "auto" else Path(resume)
+    config = replace(config, **saved_flags, resume=str(resumed_path), output_dir=str(directory))
     return keep_effective_batch(
         config, defaults, run.stored.saved_config.environment.effective_batch_size
     )
@@ -148,7 +148,9 @@ def say_finished(directory: Path) -> None:
 
 
 def was_finished_meanwhile(config: ResumableConfig, recipe: str) -> bool:
-    """Return whether another job has finished the run since `resumed_config` read it.
+    """Whether another job has finished the run since `resumed_config` read it.
+
+    If so, this function also prints that there is nothing to resume.
 
     `resumed_config` reads the run without holding its lock. While this command waited for the lock,
     another job may have finished the run, or a user may have put another run in its place. Call
@@ -165,7 +167,8 @@ def was_finished_meanwhile(config: ResumableConfig, recipe: str) -> bool:
         say_finished(directory)
         return True
     run.refuse_edited_config()
-    # Compare as `resumed_config` did, with the flags that are saved now.
+    # Compare as `resumed_config` did, but with the flags and the batch that are saved now. `config`
+    # has those that were saved when `resumed_config` read the run.
     saved_flags = fixed_flags(type(config), run.resolved)
     differences = differing_flags(
         saved_flags,
@@ -174,10 +177,10 @@ def was_finished_meanwhile(config: ResumableConfig, recipe: str) -> bool:
         is_moved_data_fine=True,
     )
     changed = flags_in_words(differences, "{flag} {saved}, which was {current}")
-    samples_before = run.stored.saved_config.environment.effective_batch_size
-    samples = config.batch_size * config.gradient_accumulation_steps * world_size()
-    if samples != samples_before:
-        changed.append(f"an effective batch of {samples_before}, which was {samples}")
+    saved_batch = run.stored.saved_config.environment.effective_batch_size
+    expected_batch = config.batch_size * config.gradient_accumulation_steps * world_size()
+    if expected_batch != saved_batch:
+        changed.append(f"an effective batch of {saved_batch}, which was {expected_batch}")
     if changed:
         raise UserError(
             (

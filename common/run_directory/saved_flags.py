@@ -44,13 +44,13 @@ def differing_flags(
     for name in sorted(saved.keys() & current.keys()):
         before = saved[name]
         now = current[name]
-        if (
-            now == before
-            or (given is not None and now == given[name])
-            or (is_saved_auto_fine and before == "auto")
-            or (is_current_auto_fine and now == "auto")
-            or (is_moved_data_fine and name == "dataset" and has_moved(before, now))
-        ):
+        if now == before or (given is not None and now == given[name]):
+            continue
+        if is_saved_auto_fine and before == "auto":
+            continue
+        if is_current_auto_fine and now == "auto":
+            continue
+        if is_moved_data_fine and name == "dataset" and has_moved(before, now):
             continue
         differences.append(FlagDifference(name, before, now))
     return differences

@@ -51,12 +51,12 @@ def write_outcome(
     write_json(path / STATUS, Status(**facts).to_json())
 
 
-def refuse_to_resume(output_dir: str | Path | None, outcome: Outcome, resume: bool) -> None:
+def write_refusal(output_dir: str | Path | None, outcome: Outcome, resume: bool) -> None:
     """Write to `status.json` of an unfinished run why a command could not continue it.
 
     A supervisor may repeat the command until the run is finished. Without the reason in the status,
-    it would never stop. Nothing is written if the directory contains no run or a finished one, or
-    if another job uses it.
+    the supervisor would never stop. Nothing is written if the directory contains no run or a
+    finished one, or if another job uses it.
 
     Args:
         output_dir: the run's directory, as the command named it. With None, nothing is written.

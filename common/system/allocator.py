@@ -41,7 +41,8 @@ class Heap:
         """Keep freed memory from now on, unless the user has made settings in the environment."""
         if self.library is None or is_set_by_user():
             return
-        mallopt = self.library.mallopt
+        mallopt = self.library.mallopt  # returns 0 if it fails
+        # With no mappings allowed, large tensors come from the heap too, which is never trimmed.
         self.is_kept = bool(mallopt(MAX_MAPPINGS, 0) and mallopt(TRIM_THRESHOLD, NEVER))
 
     def trim(self) -> None:

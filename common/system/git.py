@@ -54,7 +54,10 @@ def git_environment() -> dict[str, str]:
 def line_of_git(folder: Path, *words: str) -> str | None:
     """Return the single line that a git command prints; None if it prints nothing or fails."""
     output = ask_git(folder, *words)
-    return None if not output else output.decode("utf-8", "surrogateescape").strip() or None
+    if output is None:
+        return None
+    line = output.decode("utf-8", "surrogateescape").strip()
+    return line or None
 
 
 def repository_of(folder: Path) -> Path | None:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from common.system.launch_variables import several_machines
 
 
-def name_interface() -> None:
+def set_gloo_interface() -> None:
     """Set GLOO_SOCKET_IFNAME to the network interface that leads to the first machine.
 
     Otherwise gloo might choose the loopback, over which other machines can't be reached. A job on

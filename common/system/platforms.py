@@ -99,7 +99,9 @@ def starting_process() -> "psutil.Process":
         # In a virtual environment on Windows, python.exe starts the real interpreter and waits. So
         # the process that started python.exe is one level further up.
         is_redirected = IS_WINDOWS and sys.executable != getattr(sys, "_base_executable", None)
-        return (parent.parent() if is_redirected else parent) or psutil.Process()
+        if is_redirected:
+            return parent.parent() or psutil.Process()
+        return parent
     except psutil.NoSuchProcess:
         return psutil.Process()
 
@@ -123,18 +125,18 @@ def is_orphan() -> bool:
 
 
 class ProcessGroupArguments(TypedDict, total=False):
-    """Arguments of `subprocess.Popen`, by system; see `start_in_own_group`."""
+    """Arguments of `subprocess.Popen`, by system; see `own_group_arguments`."""
 
     creationflags: int
     start_new_session: bool
     preexec_fn: Callable[[], None]
 
 
-def start_in_own_group() -> ProcessGroupArguments:
+def own_group_arguments() -> ProcessGroupArguments:
     """Return arguments of `subprocess.Popen` for a process that gets no Ctrl-C of the terminal.
 
     When its parent ends, the kernel asks the process to stop. Only Linux can do so. Elsewhere, a
-    recipe watches its parent itself if its environment has the variables of `watch_for_parent`.
+    recipe watches its parent itself if its environment has the `parent_watch_variables`.
     """
     if IS_WINDOWS:
         return {"creationflags": getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)}
@@ -154,7 +156,7 @@ def begin_session() -> None:
     os.setsid()
 
 
-def watch_for_parent() -> dict[str, str]:
+def parent_watch_variables() -> dict[str, str]:
     """Return the variables with which a recipe watches for its parent's end; none on Linux."""
     return {} if IS_LINUX else {WATCHES_PARENT: "1"}
 
@@ -365,7 +367,7 @@ def can_take_lock(lock_file: Path) -> bool:
     return True
 
 
-def words_for(*numbers: int) -> tuple[str, ...]:
+def error_texts(*numbers: int) -> tuple[str, ...]:
     """Return the system's texts for error numbers; numbers without a text are left out.
 
     The texts help to recognise an error that a library raises without its number. Windows calls
@@ -421,7 +423,7 @@ def split_words(text: str) -> list[str]:
 # ------------------------------------------------------------------------------------- Limits
 
 
-def limits() -> str | None:
+def system_limits() -> str | None:
     """Return one line about what runs lack on this system and have on Linux; None on Linux."""
     if IS_LINUX:
         return None

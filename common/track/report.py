@@ -24,7 +24,7 @@ from common.objective import PREFIXES, Objective, Split
 from common.output.tables import print_facts
 from common.run_directory.records import RunConfig
 from common.system.launch_variables import is_main_rank
-from common.system.platforms import limits
+from common.system.platforms import system_limits
 from common.system.wording import counted
 from common.track.names import METRICS, metric_named, precision_name
 from common.track.trackers.tracker import Command
@@ -59,9 +59,9 @@ def show_plan(run: RunConfig, logs: str) -> None:
         say(f"        {note}")
     precision = precision_name(environment.mixed_precision)
     say(f"device  {environment.device}; {processes}; {precision}")
-    system_limits = limits()
-    if system_limits is not None:
-        say(f"system  {system_limits}")
+    limits = system_limits()
+    if limits is not None:
+        say(f"system  {limits}")
     if not run.flags["evaluate_only"]:
         for line in training_lines(run):
             say(line)

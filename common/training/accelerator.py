@@ -23,7 +23,7 @@ from common.system.devices import (
     default_device,
     is_cpu_asked_for,
 )
-from common.system.network import name_interface
+from common.system.network import set_gloo_interface
 from common.system.processor import cpu_threads
 from common.training.averaging import ddp_options
 from common.training.launcher_checks import (
@@ -104,7 +104,7 @@ def make_accelerator(
     """Construct the Accelerator; its constructor connects the processes of the job."""
     # Accelerate 1.15 knows only the old name of this option of DDP, about which torch 2.13 warns.
     warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")
-    name_interface()
+    set_gloo_interface()
     process_group = utils.InitProcessGroupKwargs(
         init_method=rendezvous_url(), timeout=timedelta(seconds=config.collective_timeout)
     )

@@ -10,7 +10,7 @@ import torch
 from common.config import TrainingConfig
 from common.data.loader import Loader
 from common.errors import TrainingError
-from common.flags import spelled, stated
+from common.flags import spelled, stated_metadata
 from common.measure import memory
 from common.run_directory.records import CONFIG
 from common.system.devices import is_accelerator
@@ -104,7 +104,7 @@ def smaller_model(config: TrainingConfig) -> str:
     size_flags = [
         spelled(field.name)
         for field in fields(config)
-        if stated(type(config), field.name)["role"] == "size"
+        if stated_metadata(type(config), field.name)["role"] == "size"
     ]
     if not size_flags:
         return "a smaller model or smaller samples"

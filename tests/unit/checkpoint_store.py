@@ -45,4 +45,4 @@ def newest_whole(
 
 def choose(folder: Path, up_to: str | None, run_id: str = RUN_ID) -> Path | None:
     """Return the checkpoint from which a resume of a run goes on, and clean up the folder."""
-    return folders.choose(folder, up_to, run_id)
+    return folders.choose_and_clean_up(folder, up_to, run_id)

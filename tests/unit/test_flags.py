@@ -21,7 +21,7 @@ from common.flags import (
     from_json,
     role_of,
     spelled,
-    stated,
+    stated_metadata,
 )
 from common.system.platforms import quoted
 from tests.launch import RECIPES
@@ -59,7 +59,7 @@ def with_value(owner: type[TrainingConfig], name: str, number: Any) -> TrainingC
 @pytest.mark.parametrize(("owner", "name"), NUMBERS)
 def test_limits_are_kept(owner: type[TrainingConfig], name: str) -> None:
     """A number at a limit is taken. One beyond it is refused with the flag and its limits."""
-    least, most = stated(owner, name)["limits"]
+    least, most = stated_metadata(owner, name)["limits"]
     is_whole = kind_of(owner, name) is not float
     assert not is_whole or None not in (least, most), "a whole number needs both"
     beyond: list[Any] = [10**20, -(10**20)] if is_whole else [math.nan, math.inf, -math.inf]

@@ -80,20 +80,20 @@ def fused_step_honours_scaling(
     # The scales differ, because Adam's steps stay the same if one scale multiplies all gradients.
     scaled_steps = [TrialStep(1.0, 1.0), TrialStep(4.0, 8.0)]
     try:
-        skipped = after_fused_steps(
+        after_skipped = after_fused_steps(
             optimizer_class, device, fused_options, unscaled_steps, found_inf=1.0
         )
-        scaled = after_fused_steps(
+        after_scaled = after_fused_steps(
             optimizer_class, device, fused_options, scaled_steps, found_inf=0.0
         )
-        unscaled = after_fused_steps(
+        after_unscaled = after_fused_steps(
             optimizer_class, device, fused_options, unscaled_steps, found_inf=0.0
         )
     except UNSUPPORTED_ERRORS:
         return False
-    # A skipped step changed nothing, a step that is not skipped changes something, and the scaled
-    # gradients had the effect of the same unscaled gradients.
-    return skipped == initial_value != unscaled and math.isclose(scaled, unscaled, rel_tol=1e-5)
+    obeys_found_inf = after_skipped == initial_value and after_unscaled != initial_value
+    obeys_grad_scale = math.isclose(after_scaled, after_unscaled, rel_tol=1e-5)
+    return obeys_found_inf and obeys_grad_scale
 
 
 def after_fused_steps(

@@ -11,7 +11,7 @@ import psutil
 from common.run_directory.records import CONFIG
 from common.run_directory.status import read_status
 from common.storage.files import open_to_append
-from common.system.platforms import polite_stop_signal, start_in_own_group, watch_for_parent
+from common.system.platforms import own_group_arguments, parent_watch_variables, polite_stop_signal
 from common.tools.compare.readers import RunRecord, read_directory
 from common.tools.launching.endings import ending_in_words
 
@@ -50,12 +50,12 @@ class LaunchedRun:
         with open_to_append(self.log) as log:
             self.process = psutil.Popen(
                 command,
-                env={**variables, **watch_for_parent()},
+                env={**variables, **parent_watch_variables()},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 # Ctrl-C reaches only this process, which passes it on.
-                **start_in_own_group(),
+                **own_group_arguments(),
             )
 
     def is_running(self) -> bool:

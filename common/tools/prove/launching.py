@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from common.system.platforms import start_in_own_group, watch_for_parent
+from common.system.platforms import own_group_arguments, parent_watch_variables
 from common.tools.launching.command import launch_command, options_for
 from common.tools.launching.endings import ERROR, ending_in_words
 from common.tools.prove.launch_plan import ProbePlan
@@ -69,7 +69,7 @@ def launch(
             stdout=output,
             stderr=subprocess.STDOUT,
             # Ctrl-C reaches only this process, which then kills the launch.
-            **start_in_own_group(),
+            **own_group_arguments(),
         )
         seconds_to_end = 0.0  # after Ctrl-C or a timeout, all processes are killed at once
         try:
@@ -106,7 +106,7 @@ def launch_warm(
 
 def environment_of(plan: ProbePlan) -> dict[str, str]:
     """Return the environment variables of a launch."""
-    return {**environment_of_launches(), **watch_for_parent(), **plan.as_environment()}
+    return {**environment_of_launches(), **parent_watch_variables(), **plan.as_environment()}
 
 
 def end_all(process: psutil.Popen, plan: ProbePlan, seconds: float) -> None:

@@ -28,8 +28,8 @@ from common.system.platforms import (
     IS_LINUX,
     begin_session,
     fork,
+    own_group_arguments,
     signal_when_parent_ends,
-    start_in_own_group,
 )
 
 # Modules that the process imports in addition to those that the recipe imports.
@@ -64,7 +64,7 @@ class WarmProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,  # `select` does not see what a buffer holds
-            **start_in_own_group(),
+            **own_group_arguments(),
         )
 
     @staticmethod

@@ -1,11 +1,14 @@
-"""Sums of bits of tensors, by which ranks and checkpoints recognise weights."""
+"""Restored networks, and the sums of bits by which ranks and checkpoints recognise weights."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
+from torch import nn
 
-from common.checkpoints.adapters import sums_of_bits
+from common.checkpoints.adapters import Network, sums_of_bits
 
 DTYPES = (
     torch.float64,
@@ -31,3 +34,16 @@ def test_one_changed_value_changes_the_sum_of_bits(dtype: torch.dtype) -> None:
     assert sums_of_bits({"values": same, "empty": empty}) == before
     values[1, 1] = 1
     assert sums_of_bits({"values": values})["values"] != before["values"]
+
+
+def test_restored_network_keeps_the_order_of_its_frozen_parameters() -> None:
+    """All ranks must add the sums of bits of sharded parameters in the same order.
+
+    The order of a set of names would differ between processes.
+    """
+    model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(8))).requires_grad_(False)
+    network = Network(model)
+    names = list(network.frozen)
+    values = dict(model.named_parameters())
+    network.load_parameters(Path("step-00000001"), "model", frozen=values, trained={})
+    assert list(network.frozen) == names

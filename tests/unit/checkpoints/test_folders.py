@@ -14,7 +14,7 @@ import torch
 
 from common.checkpoints.folders import (
     damage,
-    damaged_best,
+    damage_of_best_model,
     step_folders,
 )
 from common.errors import UserError
@@ -192,7 +192,7 @@ def test_checkpoints_of_another_run_are_put_aside_and_kept(
     assert "step-00000009 was written by another run" in output
     aside = folder / "of-another-run"
     assert newest_whole(aside, None, "its") == (aside / "step-00000009", [])
-    assert damaged_best(aside / "step-00000009") is None
+    assert damage_of_best_model(aside / "step-00000009") is None
     for step in (7, 9, 10):
         save_of(folder, step, "mine", keep=1)
     assert len(step_folders(aside)) == 2

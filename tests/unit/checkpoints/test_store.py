@@ -17,7 +17,7 @@ import torch
 from common.checkpoints import store
 from common.checkpoints.folders import (
     damage,
-    damaged_best,
+    damage_of_best_model,
     read_manifest,
     step_folders,
 )
@@ -130,7 +130,7 @@ def test_best_model_stays_with_the_checkpoints_that_name_it(tmp_path: Path) -> N
     assert {*best} & {*names_in(tmp_path)} == {best[1]}
     (tmp_path / best[1]).write_bytes(b"damaged")
     assert newest_whole(tmp_path) == (tmp_path / "step-00000009", [])
-    assert best[1] in (damaged_best(tmp_path / "step-00000009") or "")
+    assert best[1] in (damage_of_best_model(tmp_path / "step-00000009") or "")
 
 
 def test_failure_to_write_the_best_model_is_reported(

@@ -16,7 +16,7 @@ from common.failures.outcomes import Outcome
 from common.run_directory import directory as module
 from common.run_directory.directory import RunDirectory, make_directory, require_shared_folder
 from common.run_directory.records import Status
-from common.run_directory.status import read_status, refuse_to_resume
+from common.run_directory.status import read_status, write_refusal
 from common.storage.files import LOCK, locked
 from tests.unit.recipes import status_of
 
@@ -284,7 +284,7 @@ def test_unreadable_status_is_unknown(content: bytes | None, tmp_path: Path) -> 
     if content is not None:
         (tmp_path / "status.json").write_bytes(content)
     assert read_status(tmp_path) == Status()
-    refuse_to_resume(tmp_path, REFUSED, resume=True)
+    write_refusal(tmp_path, REFUSED, resume=True)
     assert read_status(tmp_path) == Status()
     directory = directory_of(str(tmp_path), "mnist_mlp", True)
     assert status_of(tmp_path)["global_step"] == 0
@@ -298,20 +298,20 @@ def test_wrong_command_stops_the_supervisor(
     """A finished run, another rank, and a run that trains under a right command are left alone."""
     directory = directory_of(str(tmp_path), "mnist_mlp", False)
     directory.write_status(status, 4)
-    refuse_to_resume(tmp_path, REFUSED, resume=True)
+    write_refusal(tmp_path, REFUSED, resume=True)
     assert status_of(tmp_path)["status"] == status
     directory.release()
     with monkeypatch.context() as other:
         other.setenv("RANK", "1")
-        refuse_to_resume(tmp_path, REFUSED, resume=True)
+        write_refusal(tmp_path, REFUSED, resume=True)
         assert status_of(tmp_path)["status"] == status
-    refuse_to_resume(tmp_path, REFUSED, resume=True)
+    write_refusal(tmp_path, REFUSED, resume=True)
     assert status_of(tmp_path) == {
         "status": "failed", "resumable": False, "reason": "wrong flags", "global_step": 4,
         "run_id": directory.run_id,
     }  # fmt: skip
     directory.write_status("finished", 9)
-    refuse_to_resume(tmp_path, REFUSED, resume=True)
+    write_refusal(tmp_path, REFUSED, resume=True)
     assert status_of(tmp_path)["status"] == "finished"
 
 

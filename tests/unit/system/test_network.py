@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from common.system.network import name_interface
+from common.system.network import set_gloo_interface
 
 
 @pytest.mark.parametrize(("ranks_here", "named"), [("1", True), ("2", False)])
@@ -22,13 +22,13 @@ def test_gloo_uses_the_interface_to_the_other_machine(
     socket = SimpleNamespace(connect=lambda to: None, getsockname=lambda: ("10.9.8.7", 5))
     monkeypatch.setattr("socket.socket", lambda *kind: contextlib.nullcontext(socket))
     monkeypatch.setattr(os, "environ", {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": ranks_here})
-    name_interface()
+    set_gloo_interface()
     assert os.environ.get("GLOO_SOCKET_IFNAME") == ("ib0" if named else None)
     os.environ["GLOO_SOCKET_IFNAME"] = "mine"
-    name_interface()
+    set_gloo_interface()
     assert os.environ["GLOO_SOCKET_IFNAME"] == "mine"
     del os.environ["GLOO_SOCKET_IFNAME"]
     address.address = "127.0.0.1"
     socket.getsockname = lambda: ("127.0.0.1", 5)
-    name_interface()
+    set_gloo_interface()
     assert "GLOO_SOCKET_IFNAME" not in os.environ

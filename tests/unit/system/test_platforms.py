@@ -363,7 +363,7 @@ def test_path_on_another_drive_is_shown_whole(monkeypatch: pytest.MonkeyPatch) -
 def test_meaningless_messages_match_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Windows has one message for all network errors, and another for a full disk."""
     monkeypatch.setattr(os, "strerror", lambda number: "Unknown error")
-    assert platforms.words_for(errno.EPIPE, errno.EDQUOT) == ()
+    assert platforms.error_texts(errno.EPIPE, errno.EDQUOT) == ()
     monkeypatch.undo()
     full = "There is not enough space on the disk. (os error 112)"
     assert is_of_disk(RuntimeError(full))
@@ -389,6 +389,6 @@ def test_missing_features_are_listed_in_one_line(
     monkeypatch.setattr(platforms, "IS_LINUX", is_linux)
     monkeypatch.setattr(platforms, "CAN_SYNC_FOLDERS", can_sync)
     monkeypatch.setattr(platforms, "STOP_SIGNAL_NAMES", dict(enumerate(names)))
-    line = platforms.limits()
+    line = platforms.system_limits()
     assert (line is None) == (lacking == 0)
     assert len([] if line is None else line.split("; ")) == lacking
