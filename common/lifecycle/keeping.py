@@ -77,7 +77,7 @@ def class_of_unkept_part(accelerator: Accelerator, kept_parts: Iterable[object])
     for part in (*accelerator._models, *accelerator._optimizers, *accelerator._schedulers):
         if id(getattr(part, "module", part)) in kept_ids:
             continue
-        # Name the class that the recipe knows, and not that of a wrapper.
+        # Name the class of a network or an optimizer, and not that of its wrapper.
         if hasattr(part, "module"):
             return type(part.module).__name__
         return type(bare_optimizer(part)).__name__
