@@ -1,4 +1,7 @@
-"""The flags that every recipe has: type, default, limits, role and help, each at its field."""
+"""The flags that every recipe has: type, default, limits, role and help, each at its field.
+
+The comment above or beside a field is the flag's help. `common.flags` describes limits and roles.
+"""
 
 from dataclasses import dataclass
 from functools import partial
@@ -13,6 +16,7 @@ __all__ = ["Precision", "RequestedPrecision", "TrainingConfig", "parse_config"]
 Precision = Literal["no", "tf32", "bf16", "fp16"]  # no: fp32
 RequestedPrecision = Literal["auto", Precision]
 
+# Fields of flags that share a role or limits.
 data = partial(flag, role="data")
 pace = partial(flag, role="pace")
 record = partial(flag, role="record")

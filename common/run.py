@@ -150,9 +150,9 @@ class Run:
                 has too few samples; or `--early-stopping` has no validation data to choose by.
         """
         refuse_unused_data_flags(self.config, data)
-        names = [name for name in EVALUATED_SPLITS if name in data.splits]
-        validation_split = names[0]
-        test_split = names[-1]
+        evaluated_splits = [split for split in EVALUATED_SPLITS if split in data.splits]
+        validation_split = evaluated_splits[0]
+        test_split = evaluated_splits[-1]  # the same one if there is no other
         early_stopping = EarlyStopping(self.config, self.context.best, validation_split)
         signals = RunSignals(
             is_asked_to_stop=self.is_asked_to_stop,
@@ -231,7 +231,7 @@ class Run:
         context = self.context
         loaded = self.loaded
         kept = self.kept
-        context.agreement.request.save_first()
+        context.agreement.request.save_first()  # a request to stop from now on waits for a save
         if compute_loss is not None and not self.config.evaluate_only:
             try_loss(context, loaded, kept, compute_loss, couples_samples)
         self.stages.started = starting.start(
@@ -279,10 +279,11 @@ class Run:
                 wait_seconds = time.perf_counter() - wait_began
                 self.current_work = batch_work, wait_seconds
                 if rehearsal.is_wanted:
+                    # A resumed run may begin with a real evaluation, which replaces the rehearsal.
                     rehearsal.make_due(is_replaced=self.should_evaluate)
                 with started.memory_plan.watching(batch_work):
                     yield batch
-                rehearsal.end()
+                rehearsal.end()  # also for a loop that has not called `record`
                 if self.context.agreement.stopping:
                     self.save_and_leave()  # saves nothing if the loop has saved this update
             if progress.global_step == first_step:
@@ -320,8 +321,9 @@ class Run:
             TrainingError: an update had non-finite gradients, or a rank could not write its
                 checkpoint.
         """
-        self.evaluations.rehearsal.end()
+        self.evaluations.rehearsal.end()  # an evaluation after this micro-batch is a real one
         is_update = self.accelerator.sync_gradients
+        # A recipe that records without a batch gets the error of a stage that is not reached.
         batch_work, wait_seconds = reached(self.current_work, "run.batches(train_loader)")
         self.context.meters.count(loss, metrics, batch_work, wait_seconds, is_update)
         if is_update:

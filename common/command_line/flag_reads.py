@@ -45,7 +45,8 @@ TAKES_EFFECT_IN = {
     "max_grad_norm": RecipeCall("run.clip_grad_norm_(model, optimizer)", is_in_loop=True),
     "early_stopping": RecipeCall("run.should_stop", is_in_loop=True),
 }
-# Modules that only copy or show all flags. If they read a flag, that does not count as a use.
+# The modules that only copy or show all flags, by the beginnings of their names. If they read a
+# flag, that does not count as a use.
 MERELY_COPY = (
     "dataclasses",
     "common.flags",
@@ -78,7 +79,7 @@ def record_reads(config: "DataclassInstance") -> None:
             flags_read.add(name)
         return config_class.__getattribute__(self, name)
 
-    body = {
+    class_attributes = {
         "__getattribute__": look_up,
         "__class__": property(lambda self: config_class),  # for `isinstance`
         # Pickled for a loader's worker, it becomes an object of its own class.
@@ -86,7 +87,7 @@ def record_reads(config: "DataclassInstance") -> None:
         "__module__": config_class.__module__,
         "__qualname__": config_class.__qualname__,
     }
-    recording_class = type(config_class.__name__, (config_class,), body)
+    recording_class = type(config_class.__name__, (config_class,), class_attributes)
     FLAGS_READ[recording_class] = flags_read
     set_class(config, recording_class)
 
@@ -133,7 +134,9 @@ def stop_recording(config: "DataclassInstance") -> set[str]:
     flags_read = FLAGS_READ.get(type(config))
     if flags_read is None:
         return {field.name for field in dataclasses.fields(config)}
-    set_class(config, type(config).__mro__[1])
+    recording_class = type(config)
+    own_class = recording_class.__mro__[1]
+    set_class(config, own_class)
     return flags_read
 
 
@@ -141,7 +144,7 @@ def unread_flags(config: "DataclassInstance", stated_values: Mapping[str, object
     """Return the flags that a user set, that change what is learned, and that nothing has read.
 
     The flags are in the order of the fields. A flag at its default counts as not set, and so does a
-    flag without a default.
+    flag without a default. Flags on data are left out: `common.data.unused_flags` checks them.
 
     Args:
         config: the flags. `record_reads` was called on them, and this call stops the recording.
@@ -151,7 +154,7 @@ def unread_flags(config: "DataclassInstance", stated_values: Mapping[str, object
     unread = []
     for field in dataclasses.fields(config):
         value = stated_values.get(field.name, field.default)
-        value = tuple(value) if isinstance(value, list) else value
+        value = tuple(value) if isinstance(value, list) else value  # JSON has no tuples
         role = stated_metadata(type(config), field.name)["role"]
         changes_learning = role in ("learning", "size")
         is_set = field.default is not dataclasses.MISSING and value != field.default

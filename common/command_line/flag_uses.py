@@ -23,8 +23,8 @@ class FlagUses:
     """Where the source of a recipe, and of modules beside it, reads attributes by name."""
 
     is_known: bool = True  # false where the recipe's source can't be read
-    # The first file:line of each attribute, such as "seed", of each string constant, and of each
-    # attribute of `run` with its owner, such as "run.should_stop".
+    # The first place, as file:line, of each attribute ("seed"), of each attribute of `run` with its
+    # owner ("run.should_stop"), and of each string constant.
     lines: dict[str, str] = field(default_factory=dict)
     copies: str | None = None  # the first place where all flags are copied
 
@@ -58,13 +58,14 @@ def own_modules(recipe_file: Path) -> Iterator[Path]:
 
     They are the modules anywhere in the recipe's folder or in the current directory.
     """
-    # These are fewer files than `code_tree.imported_files` returns: `common` reads all flags, and
-    # the attributes of a library elsewhere may have the names of flags by chance.
+    # `code_tree.imported_files` returns more. Here, `common` is left out, because it reads all
+    # flags. So are the user's modules in other folders, because their attributes may have the names
+    # of flags by chance.
     folders = {recipe_file.absolute().parent, Path.cwd()}
-    ours = Path(__file__).parents[1]
+    common_folder = Path(__file__).parents[1]
     for module in [*sys.modules.values()]:
         path = Path(getattr(module, "__file__", None) or "")
-        if path.suffix != ".py" or path.is_relative_to(ours) or is_installed(path):
+        if path.suffix != ".py" or path.is_relative_to(common_folder) or is_installed(path):
             continue
         if any(path.is_relative_to(folder) for folder in folders):
             yield path

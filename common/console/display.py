@@ -61,7 +61,8 @@ class Display:
         self.bar = make_bar()
         self.doing = ""  # the current activity, if it is not training
         self.text = ""  # the figures of the last interval
-        self.position: Callable[[], tuple[int, float]] | None = None  # update and epoch
+        # Returns the update and the epoch. None: the training has not started.
+        self.position: Callable[[], tuple[int, float]] | None = None
         self.total_steps = 0  # updates of the whole run, once known
         self.limit = LineLimit()
 
@@ -137,16 +138,20 @@ class Display:
     def place(self) -> str:
         """Return the epoch and the update, or before training the current activity."""
         if self.position is None:
-            # The library that was imported last, or is being imported.
+            if self.doing:
+                return self.doing
+            # `sys.modules` is in the order of imports. So its last library was imported last, or is
+            # being imported. Copy the names first, because another thread may import meanwhile.
             loaded = [name for name in list(sys.modules) if name in LIBRARIES]
-            return self.doing or f"loading {(loaded or ['Python'])[-1]}"
+            return f"loading {loaded[-1] if loaded else 'Python'}"
         step, epoch = self.position()
         return f"epoch {epoch:.2f}  step {step}/{self.total_steps}"
 
     def close(self) -> None:
         if self.live is not None:
             self.live.stop()
-        self.live = self.position = None
+        self.live = None
+        self.position = None  # a further run in this process begins without one
 
 
 DISPLAY = Display()

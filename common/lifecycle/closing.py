@@ -28,7 +28,7 @@ def close_after(error: BaseException, context: Context, loaders: Iterable[Loader
         SystemExit: instead of `error`, if another rank failed first, and `error` may only be a
             consequence of that failure.
     """
-    lift_limit()
+    lift_limit()  # a run that met the limit of its memory can then still write its files
     kill_workers()
     directory = context.directory
     # If a resumed run failed before it restored a checkpoint, its progress is still at update 0.
@@ -41,20 +41,23 @@ def close_after(error: BaseException, context: Context, loaders: Iterable[Loader
     if not isinstance(error, UserError):
         # Other ranks may be gone, and their files may never come.
         context.checkpoints.shorten_wait()
-    is_first = directory.write_failure(outcome, step, is_lost_process=is_lost_process(error))
+    is_first_failure = directory.write_failure(
+        outcome, step, is_lost_process=is_lost_process(error)
+    )
     status = read_status(directory.path)
     # At the second loss of a process at the same update, `write_failure` marks the run as not
     # resumable, although `outcome` is resumable.
-    is_lost_again = is_first and outcome.resumable and status.resumable is False
+    is_lost_again = is_first_failure and outcome.resumable and status.resumable is False
     log_line(f"{outcome.status}: {outcome.reason}")
     context.logs.finish(exit_code=1)
     directory.remove_if_unused()
     if is_lost_again:
         problem = f"{outcome.reason}; {LOST_AGAIN.format(step=step)}"
         raise TrainingError(problem, advice=LOST_AGAIN_ADVICE, every_rank=True) from None
-    if outcome.resumable and not is_first and not isinstance(error, UserError):
+    may_follow_from_first = outcome.resumable and not isinstance(error, UserError)
+    if may_follow_from_first and not is_first_failure:
         raise SystemExit(1) from None  # the rank that failed first says why
-    if is_out_of_memory(error) and is_first:
+    if is_out_of_memory(error) and is_first_failure:
         device = context.accelerator.device
         raise out_of_memory_error(context.config, directory.path, device, loaders) from None
 

@@ -45,15 +45,15 @@ def report_once(error: UserError, request: StopRequest) -> None:
     if is_main_rank():
         return
     began = time.monotonic()
-    is_seen = False
+    has_announcement = False
     while request.reason is None:
-        is_seen = is_seen or is_error_announced()
-        waited = time.monotonic() - began
-        if waited > (SECONDS_TO_EXIT if is_seen else SECONDS_TO_ANNOUNCE):
+        has_announcement = has_announcement or is_error_announced()
+        longest_wait = SECONDS_TO_EXIT if has_announcement else SECONDS_TO_ANNOUNCE
+        if time.monotonic() - began > longest_wait:
             break
         time.sleep(SECONDS_BETWEEN_LOOKS)
-    if request.reason is None and not is_seen:
-        error.speak()
+    if request.reason is None and not has_announcement:
+        error.speak()  # without this call, only rank 0 prints the error when it exits
 
 
 def is_error_announced() -> bool:

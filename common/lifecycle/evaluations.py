@@ -30,7 +30,7 @@ class Evaluations:
         self.context = context
         self.rehearsal = Rehearsal(is_wanted=rehearse and not context.config.evaluate_only)
         self.evaluated_model: nn.Module | None = None  # the bare model that was evaluated last
-        self.evaluated_step = -1  # the update after which this model was evaluated
+        self.evaluated_step = -1  # the update after which this model was evaluated; -1: no model
         self.kept_step: int | None = None  # the update of the model to export, once it is known
 
     def is_due(self, plan: Plan, loaded: LoadedData) -> bool:
@@ -45,12 +45,15 @@ class Evaluations:
         if self.rehearsal.is_due:
             return True
         step = self.context.progress.global_step
+        if self.evaluated_step == step:
+            return False
+        is_planned = plan.evaluates(step)
+        if not plan.ends(step):
+            return is_planned
         best = self.context.best
-        is_due = plan.evaluates(step)
-        if plan.ends(step):
-            is_compared = best.is_kept and best.value is not None
-            is_due = is_compared or (is_due and loaded.validation_split != loaded.test_split)
-        return is_due and self.evaluated_step != step
+        has_earlier_best = best.is_kept and best.value is not None
+        final_reads_another_split = loaded.validation_split != loaded.test_split
+        return has_earlier_best or (is_planned and final_reads_another_split)
 
     @contextmanager
     def evaluating(

@@ -30,6 +30,7 @@ def keep(
     """
     for name, part in parts.items():
         bare_part = bare_optimizer(part)
+        # These two functions change nothing about a part that is not an optimizer.
         turn_off_unfit_fused_kernel(bare_part, context.accelerator.device)
         start_momentum(bare_part)
         context.parts.add(name, part)
@@ -70,11 +71,14 @@ def class_of_unkept_part(accelerator: Accelerator, kept_parts: Iterable[object])
     Checkpoints save only the parts of `run.keep`, so a resume would lose the state of this object.
     """
     # Accelerate may wrap a network in DDP, which has the network as `module`. A recipe may keep the
-    # network or the wrapper, so both are compared by the network. Optimizers and schedulers are
-    # compared as they are. The optimizer inside Accelerate's wrapper is read only to name its class
-    # in the message.
+    # network or the wrapper, so both are compared by the network. Optimizers and schedulers have no
+    # `module`, and are compared as they are.
     kept_ids = {id(getattr(part, "module", part)) for part in kept_parts}
     for part in (*accelerator._models, *accelerator._optimizers, *accelerator._schedulers):
-        if id(getattr(part, "module", part)) not in kept_ids:
-            return type(getattr(part, "module", getattr(part, "optimizer", part))).__name__
+        if id(getattr(part, "module", part)) in kept_ids:
+            continue
+        # Name the class of a network or an optimizer, and not that of its wrapper.
+        if hasattr(part, "module"):
+            return type(part.module).__name__
+        return type(bare_optimizer(part)).__name__
     return None

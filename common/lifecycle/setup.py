@@ -57,7 +57,12 @@ def set_up(
         directory=directory,
         provenance=ProvenanceWriter(directory.path, recipe_file),
         checkpoints=checkpoints,
-        agreement=StopAgreement(accelerator, directory.path, lambda: checkpoints.failure, request),
+        agreement=StopAgreement(
+            accelerator,
+            directory.path,
+            failure=lambda: checkpoints.failure,
+            request=request,
+        ),
         parts=Parts(accelerator.process_index, accelerator.mesh),
         random=RandomState(accelerator.device),
         guard=GradientGuard(accelerator, config.max_grad_norm, config.log_gradients),
@@ -97,7 +102,7 @@ def take_directory(
 def make_checkpoints(
     config: TrainingConfig, accelerator: ShardingAccelerator, directory: RunDirectory
 ) -> Checkpoints:
-    """Return the store of the run's checkpoints, which belong to this run and its directory."""
+    """Return the store of the run's checkpoints."""
     return Checkpoints(
         folder=directory.path / CHECKPOINTS_FOLDER,
         rank=accelerator.process_index,

@@ -110,7 +110,7 @@ class StartedRun:
 
 @dataclass
 class Stages:
-    """The stages after `Context` that a run has reached. A stage is None until then."""
+    """The stages after `Context`. A stage is None until the run reaches it."""
 
     loaded: LoadedData | None = None
     plan: Plan | None = None

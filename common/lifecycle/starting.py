@@ -36,7 +36,9 @@ from common.track import facts
 from common.track.card import flags_given
 from common.training.plan import Plan
 
-MAX_KEPT = 0.5  # share of the machine's memory that all plans on it may take, to keep freed memory
+# A process keeps freed memory only if the memory plans of all processes of the machine take at most
+# this share of the machine's memory.
+MAX_KEPT = 0.5
 
 
 def start(
@@ -108,7 +110,7 @@ def make_memory_plan(context: Context, loaded: LoadedData, kept: KeptParts) -> M
         kept.model,
         kept.optimizer,
         loaded.loaders["train"],
-        # Kept memory would change what the plan measures.
+        # Not earlier, because kept memory would change what the plan measures.
         when_measured=lambda share: keep_freed_memory(context.accelerator.device, share),
     )
 
@@ -125,7 +127,10 @@ def make_profiler(context: Context, plan: Plan) -> Profiler:
 
 
 def keep_own_parts(context: Context, loaded: LoadedData) -> None:
-    """Add the run's own state to the parts that the recipe keeps."""
+    """Add the run's own state to the parts that the recipe keeps.
+
+    A part that is not shared has a state of its own on each rank.
+    """
     parts = context.parts
     parts.add("progress", context.progress)
     parts.add("log", context.logs.pending_row)
@@ -202,7 +207,7 @@ def roles_of_recipe(config: TrainingConfig) -> dict[str, dict[str, bool]]:
 
 
 def keep_freed_memory(device: torch.device, share: float) -> None:
-    """Have the C library keep the memory that a CPU's tensors have freed, if there is enough.
+    """On a CPU, have the C library keep the memory that tensors free, if the plan leaves room.
 
     Blocks of different sizes leave holes in kept memory, so it may exceed the plan.
 
@@ -223,7 +228,7 @@ def write_run_config(started: StartedRun, earlier_config: RunConfig | None) -> R
     context = started.context
     directory = context.directory
     step = context.progress.global_step
-    if read_status(directory.path).status == "running":  # not "failed", by another rank
+    if read_status(directory.path).status == "running":  # another rank may have noted "failed"
         directory.write_status("running", step)
     saved_source = Source() if earlier_config is None else earlier_config.source
     source = context.source.record(directory, saved_source, step)
@@ -266,7 +271,10 @@ def initial_weights(started: StartedRun, earlier_config: RunConfig | None) -> st
 
 
 def tell_unknown_contents(saved_config: RunConfig) -> None:
-    """Name the splits whose data a resume can't compare with those of the first start."""
+    """Name the splits whose data a resume can't compare with those of the first start.
+
+    The lines follow those of `report.show_plan`, and so they have the same indentation.
+    """
     for split in saved_config.data.unknown_contents or ():
         say(
             f"        split {split} has no fingerprint, so a resume would not notice changed data: "

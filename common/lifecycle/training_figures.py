@@ -14,11 +14,13 @@ def log_interval(context: Context, kept: KeptParts) -> None:
         UserError: the recipe recorded a metric under a name that the run uses itself, or the run's
             directory no longer belongs to this run.
     """
-    context.directory.require_ownership(max_age=1.0)
-    values = context.meters.interval()
-    context.guard.check(context.progress.global_step, values.get(TRAINING_LOSS, 0.0))
-    own_values = {**context.guard.figures(), **learning_rates(kept.optimizers)}
-    names_in_both = sorted(values.keys() & own_values.keys())
+    context.directory.require_ownership(max_age=1.0)  # seconds, because log lines may be frequent
+    meter_figures = context.meters.interval()  # among them the metrics that the recipe recorded
+    # Without a loss, there is no NaN to find.
+    loss = meter_figures.get(TRAINING_LOSS, 0.0)
+    context.guard.check(context.progress.global_step, loss)
+    optimizer_figures = {**context.guard.figures(), **learning_rates(kept.optimizers)}
+    names_in_both = sorted(meter_figures.keys() & optimizer_figures.keys())
     if names_in_both:
         name = names_in_both[0]
         raise UserError(
@@ -28,4 +30,4 @@ def log_interval(context: Context, kept: KeptParts) -> None:
             ),
             advice="give the metric another name",
         )
-    context.logs.interval({**values, **own_values})
+    context.logs.interval({**meter_figures, **optimizer_figures})

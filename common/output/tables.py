@@ -61,7 +61,11 @@ def cell(text: str) -> Text:
 
 
 def markdown_table(rows: Sequence[Row]) -> list[str]:
-    """Return the lines of a table in Markdown."""
+    """Return the lines of a table in Markdown, with all columns but the first aligned right.
+
+    Args:
+        rows: as for `print_table`.
+    """
     heading, *body = [[printable(text).replace("|", "\\|") for text in row] for row in rows]
-    separator = ["---", *["---:"] * (len(heading) - 1)]
+    separator = ["---", *("---:" for _ in heading[1:])]
     return [f"| {' | '.join(row)} |" for row in (heading, separator, *body)]

@@ -84,7 +84,7 @@ def card_metadata(
     location = data.name if data.source is None else data.source.location
     # The path of a local folder is absolute, and private. So the card has the data's name instead.
     # The location of a data set on the Hub is its id.
-    dataset_id = data.name if Path(location).is_absolute() else str(Path(location))
+    dataset_id = data.name if Path(location).is_absolute() else Path(location).as_posix()
     results = [
         EvalResult(
             task_type=task,
@@ -151,5 +151,8 @@ def flags_given(config: TrainingConfig, given: Flags, all_of_them: bool = False)
 def without_folder(text: str) -> str:
     """Return the last name of a local path; any other text, such as a Hub id, stays whole."""
     # A path of another machine, or one that is gone by now, is recognised by its beginning.
-    is_local_path = text.startswith((".", "~", "/", "runs")) or Path(text).exists()
-    return Path(text).name if is_local_path and "/" in text else text
+    looks_local = text.startswith((".", "~", "/", "runs/")) or Path(text).is_absolute()
+    is_local_path = looks_local or Path(text).exists()
+    # Windows may separate folders by backslashes, which `as_posix` turns into slashes.
+    has_folder = "/" in text or "/" in Path(text).as_posix()
+    return Path(text).name if is_local_path and has_folder else text

@@ -60,19 +60,20 @@ def decided_otherwise(config: TrainingConfig, decision: Decision) -> dict[str, b
     Returns:
         For each such flag, what the recipe decides.
     """
-    changed: dict[str, bool] = {}
+    decided: dict[str, bool] = {}
     for field in fields(config):
-        is_so: bool = getattr(role_of(type(config), field.name), decision)
-        if is_so != getattr(role_of(TrainingConfig, field.name), decision):
-            changed[field.name] = is_so
-    return changed
+        by_recipe: bool = getattr(role_of(type(config), field.name), decision)
+        by_default: bool = getattr(role_of(TrainingConfig, field.name), decision)
+        if by_recipe != by_default:
+            decided[field.name] = by_recipe
+    return decided
 
 
 def flags_of(data: Data) -> Flags:
-    """Return the flags that name the data set which `--dataset auto` chose.
+    """Return the flags that name the data set of a run, also where `--dataset auto` chose it.
 
     `config.json` keeps these flags, so that a run which repeats it by `--config` reads the same
-    data.
+    data. There are none if the recipe made its data itself.
     """
     source = data.source
     if source is None:

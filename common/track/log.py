@@ -148,10 +148,11 @@ class Log:
             self.printed_evaluations.add(evaluation)
             text = report.evaluation_text(values, split, model_position)
             say(f"{text}  ★ best" if is_best else text)
-        full_names = {f"{PREFIXES[split]}/{name}": value for name, value in values.items()}
+        figures = {f"{PREFIXES[split]}/{name}": value for name, value in values.items()}
         is_current_model = model_position[STEP] == current[STEP]
-        if is_current_model or not full_names.keys() & self.pending_row.figures.keys():
-            self.add(full_names)
+        row_has_same_figures = bool(figures.keys() & self.pending_row.figures.keys())
+        if is_current_model or not row_has_same_figures:
+            self.add(figures)
 
     def add(self, values: Mapping[str, float]) -> None:
         """Add figures, and the current position, to the row of the current step."""

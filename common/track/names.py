@@ -85,7 +85,8 @@ class Metric:
         return duration(value) if self.unit == "s" else format(value, self.form)
 
 
-# Metrics by full name. A metric that several splits share stands here without a prefix.
+# Metrics by full name. A metric that several splits share stands here without a prefix. The values
+# without a name are, in this order: label, panel, unit, better and form.
 METRICS = {
     "loss": Metric("loss", better="min"),
     "accuracy": Metric("accuracy", better="max"),
@@ -172,7 +173,8 @@ def metric_named(name: str) -> Metric:
     if bare.startswith("best_"):
         metric = metric_named(bare.removeprefix("best_"))
         return replace(metric, label=f"best {metric.label}")
-    recipe_metric = Metric(bare.replace("_", " "), "Learning" if prefix in ("", *SPLITS) else "")
+    has_chart = prefix in ("", *SPLITS)
+    recipe_metric = Metric(bare.replace("_", " "), panel="Learning" if has_chart else "")
     return METRICS.get(name) or METRICS.get(bare, recipe_metric)
 
 

@@ -114,8 +114,10 @@ class RecordedMedia:
     ) -> None:
         """Queue a tensor [images, channels, height, width], or an iterable of Pillow's images.
 
+        The first `MAX_IMAGES` images are kept, with their captions.
+
         Args:
-            captions: one for each image. Those of the first `MAX_IMAGES` are kept.
+            captions: one for each image; None: no captions.
         """
 
         def make_entry() -> Entry:
@@ -240,8 +242,9 @@ def copy_images(
 def to_pillow(images: torch.Tensor | list[Image.Image]) -> list[Image.Image]:
     """Convert a tensor [images, channels, height, width] to Pillow's images.
 
-    Floating-point values from 0 (black) to 1 (white) become 0 to 255; integers are taken as they
-    are. A list of Pillow's images is returned unchanged.
+    Floating-point values from 0 (black) to 1 (white) become 0 to 255, and NaN becomes 0. Booleans
+    become 0 and 255. Integers are taken as they are. Values beyond these limits are clipped. A list
+    of Pillow's images is returned unchanged.
     """
     if not isinstance(images, torch.Tensor):
         return list(images)
@@ -281,7 +284,7 @@ def histogram_of(values: Values) -> tuple[torch.Tensor, torch.Tensor, torch.Tens
     high = torch.where(has_finite_values, high, 0.0)
     width = torch.where(high > low, high - low, 1.0)
     fractions = torch.where(is_finite, (flat - low) / width, 0.0)  # 0 at `low`, 1 at `high`
-    bins = (fractions * BINS).long().clamp(0, BINS - 1)
+    bins = (fractions * BINS).long().clamp(0, BINS - 1)  # the last bin includes `high`
     counts = torch.zeros(BINS, dtype=torch.int64, device=flat.device)
     counts.scatter_add_(0, bins, is_finite.long())
     return counts, torch.stack([low, high]), (~is_finite).sum()

@@ -122,17 +122,23 @@ def labelled(name: str, value: float) -> str:
     return f"{metric.label} {metric.text(value)}"
 
 
+def is_training_metric(name: str) -> bool:
+    """Whether a metric is the training loss, or one that the recipe recorded.
+
+    The others under ``train/`` are the learning rates, and those that stand in `METRICS` with this
+    prefix, such as the gradient norm.
+    """
+    is_rate_of_group = name.startswith(f"{LEARNING_RATE}/")
+    return name.startswith("train/") and name not in METRICS and not is_rate_of_group
+
+
 def interval_text(row: Mapping[str, float]) -> str:
     """Return the progress line of a log interval: loss, the recipe's metrics, speed, memory.
 
     The learning rates and the gradient norm are only in the logs.
     """
     training_metrics = [
-        labelled(name, value)
-        for name, value in row.items()
-        if name.startswith("train/")
-        and name not in METRICS
-        and not name.startswith(f"{LEARNING_RATE}/")
+        labelled(name, value) for name, value in row.items() if is_training_metric(name)
     ]
     samples_per_second = row.get(THROUGHPUT)
     # An interval in which every update was profiled has no throughput.
@@ -201,7 +207,8 @@ def metric_suffixes(
 ) -> dict[str, str]:
     """Return the metrics of the final table, in its order, each with a suffix for its heading.
 
-    The suffix names the split that the metric was measured on, such as ", test".
+    The suffix names the split that the metric was measured on, such as ", test"; it is empty for a
+    metric of the whole run. A metric that `summary` lacks gets no row in the table.
     """
     prefix = f"{PREFIXES[split]}/"
     final_key = prefix + objective.metric

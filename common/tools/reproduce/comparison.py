@@ -32,7 +32,7 @@ def compare_rows(past: PastRun, new: PastRun) -> RowsCompared:
     """
     common_steps = [step for step in past.rows if step in new.rows]
     missing_steps = [step for step in past.rows if step not in new.rows]
-    previous_update = None
+    previous_update = None  # the update of the row before, which is equal
     for step in common_steps:
         figure = first_differing_figure(past.rows[step], new.rows[step])
         if figure is not None:
@@ -50,7 +50,7 @@ def compare_rows(past: PastRun, new: PastRun) -> RowsCompared:
 
 
 def difference_at(step: int, figure: str, past: PastRun, new: PastRun) -> FigureDifference:
-    """Return the values of a figure in the rows of an update."""
+    """Return the values of a figure in the rows of an update, which both runs have."""
     return FigureDifference(
         update=step,
         figure=figure,

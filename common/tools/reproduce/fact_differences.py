@@ -32,12 +32,12 @@ def differences_of(past: PastRun, new: PastRun) -> list[FactDifference]:
     """
     return [
         *differences_of_last_attempts(past, new),
-        *facts_of_earlier_attempts(past),
-        *flags_of_earlier_attempts(past),
+        *fact_differences_within(past),
+        *flag_differences_within(past),
     ]
 
 
-def facts_of_earlier_attempts(run: PastRun) -> list[FactDifference]:
+def fact_differences_within(run: PastRun) -> list[FactDifference]:
     """Return the facts in which the earlier attempts of a run differ from its last one."""
     differences = []
     last = replace(run, attempts=run.attempts[-1:])
@@ -49,18 +49,18 @@ def facts_of_earlier_attempts(run: PastRun) -> list[FactDifference]:
     return differences
 
 
-def flags_of_earlier_attempts(run: PastRun) -> list[FactDifference]:
+def flag_differences_within(run: PastRun) -> list[FactDifference]:
     """Return the flags whose value in an earlier attempt of a run differs from the last value.
 
     A resume can change only flags that do not matter for what the model learns, and those that it
-    adapts to the number of processes. So they may change bits, but not the experiment.
+    adapts to the number of processes. So these differences may change bits, but not the experiment.
     """
     differences = []
     for change in flag_changes(run):
         last_value = text_of_flag(run.saved_config.flags.get(change.name, change.after))
         if change.before is None:
-            # The unknown value differs from the one after it. If that is not the last value, the
-            # unknown value may equal the last one.
+            # Only the value after the change is known, and the value before differs from it. If it
+            # is not the last value, the value before may equal the last one, and is not reported.
             differs = text_of_flag(change.after) == last_value
         else:
             differs = change.before != last_value
@@ -87,15 +87,16 @@ class FlagChange(NamedTuple):
 
 def flag_changes(run: PastRun) -> Iterator[FlagChange]:
     """Yield the changes of flags in their order, except of flags that other facts stand for."""
-    recorded: dict[str, str] = {}  # the current value of each flag that was changed
+    latest_values: dict[str, str] = {}  # in words, of each flag that was changed so far
     for attempt in run.attempts[1:]:
         for name, value in attempt.changed_flags.items():
             if name not in (*FLAGS_OF_OTHER_FACTS, *FLAGS_OF_DATA):
-                yield FlagChange(name, attempt, recorded.get(name), value)
-                recorded[name] = text_of_flag(value)
+                yield FlagChange(name, attempt, latest_values.get(name), value)
+                latest_values[name] = text_of_flag(value)
 
 
 def until_attempt(attempt: Attempt) -> str:
+    """Return the end of the label of a fact that held until an attempt began."""
     return f" until update {attempt.global_step}"
 
 

@@ -80,15 +80,15 @@ def facts_of(run: PastRun) -> RecordedFacts:
             ", ".join(f"{name} {size:,}" for name, size in data.sizes.items())
         ),
         "initial weights": experiment_fact(digest_if_known(saved_config.initial_weights)),
-        "weights of --init-from": experiment_fact(initial_file(run)),
+        "weights of --init-from": experiment_fact(text_of_init_from(run)),
         "model": experiment_fact(f"{architecture.name}, {architecture.parameters:,} parameters"),
         "updates planned": experiment_fact(f"{saved_config.plan.total_steps:,}"),
     }
     return facts | facts_of_setup(run)
 
 
-def initial_file(run: PastRun) -> str | None:
-    """Return the digest of the weights of `--init-from`; "none" without that flag.
+def text_of_init_from(run: PastRun) -> str | None:
+    """Return the shown digest of the weights of `--init-from`; "none" without that flag.
 
     The result is None, which stands for unknown, if the run was published.
     """
@@ -127,6 +127,7 @@ def changes_learning(flag: str, run: RunConfig) -> bool:
 def facts_of_code(run: PastRun) -> RecordedFacts:
     """Return the commits and patches of the code, and the digest of the recipe's text."""
     facts = {"text of the recipe": experiment_fact(digest_if_known(run.saved_config.source.sha256))}
+    # The first tree has the recipe, and a second one has the library, if it has its own tree.
     for tree, owner in zip(run.attempt.trees, ("", " of the library"), strict=False):
         facts[f"commit{owner}"] = experiment_fact(digest_if_known(tree.commit))
         facts[f"uncommitted changes{owner}"] = experiment_fact(text_of_patch(tree))
@@ -188,7 +189,7 @@ def facts_of_versions(run: PastRun) -> RecordedFacts:
 
 
 def is_numeric(package: str) -> bool:
-    """Whether a different version of a package may change bits."""
+    """Whether a package is known to compute, so that a different version may change bits."""
     return package in NUMERIC_PACKAGES or package.startswith(NUMERIC_PREFIXES)
 
 

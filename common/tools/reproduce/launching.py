@@ -49,11 +49,11 @@ def environment_of(past: PastRun, code: RestoredCode) -> dict[str, str]:
     The variables that choose kernels are those of the old run. The new run imports `common` from
     the restored code.
     """
-    own_variables = dict(os.environ)
+    other_variables = dict(os.environ)
     for name in NUMERIC_VARIABLES:
-        own_variables.pop(name, None)
+        other_variables.pop(name, None)
     variables = {
-        **own_variables,
+        **other_variables,
         **past.attempt.variables,
         **variables_of_device(past.saved_config.environment),
     }
@@ -73,9 +73,11 @@ def variables_of_device(environment: Environment) -> dict[str, str]:
 
 
 def with_library(library: Path, variables: Mapping[str, str]) -> str:
-    """Return a value of `PYTHONPATH` that begins with the folder of the library."""
-    paths = [str(library), *filter(None, [variables.get("PYTHONPATH")])]
-    return os.pathsep.join(paths)
+    """Return the value of `PYTHONPATH`, with the folder of the library before any other folders."""
+    earlier_value = variables.get("PYTHONPATH")
+    if not earlier_value:
+        return str(library)
+    return os.pathsep.join([str(library), earlier_value])
 
 
 def shown_command(command: Sequence[str]) -> str:

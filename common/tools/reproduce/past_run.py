@@ -28,7 +28,7 @@ from common.storage.json_files import read_lines
 from common.system.wording import counted, listed
 from common.tools.rows import step_of_row
 
-# The text before the value of a changed field of `Attempt`.
+# The fields of `Attempt` that a gap names if they changed, with the text before the value.
 TEXTS_OF_CHANGES = {
     "world_size": "processes:",
     "threads_per_process": "threads per process:",
@@ -158,7 +158,10 @@ def changes_in_words(previous: Attempt, attempt: Attempt) -> str:
 
 
 def digest_in(folder: Path) -> str | None:
-    """Return the SHA-256 of the weights in a folder, by its `model.json`; None without weights."""
+    """Return the SHA-256 of the weights in a folder, which its `model.json` states.
+
+    The result is None if the weights are not in the folder.
+    """
     return stated_digest(folder) if (folder / WEIGHTS).exists() else None
 
 

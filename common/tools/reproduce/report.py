@@ -75,7 +75,7 @@ def result_line(
         conclusion: the comparison of both runs.
         name: the name of the old run's directory.
         new: the new run.
-        commit: the commit of the recipe's code.
+        commit: the commit of the recipe's code; None if the code was not in a git repository.
         time: the time of the start, ISO 8601.
     """
     if conclusion.result == "equal bits":

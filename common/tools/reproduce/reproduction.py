@@ -75,12 +75,12 @@ def reproduce(request: ReproductionRequest) -> int:
         SystemExit: with status 130, after Ctrl-C or SIGTERM. The new run has saved itself.
     """
     past = read_original(request.directory)
-    claimed = claim(request, past)
+    began = claim(request, past).began
     with (
         stoppable("the same command"),
         restored_code(past, request.uses_current_code) as code,
     ):
-        expected_run = run_before_start(past, code)
+        expected_run = expected_new_run(past, code)
         expected_differences = differences_of(past, expected_run)
         show_before_training(past, code.source, request.flags, expected_differences)
         command = command_of(past, code.recipe, request.flags, request.output)
@@ -89,7 +89,7 @@ def reproduce(request: ReproductionRequest) -> int:
     differences = differences_of(past, new)
     reporter.show_more(differences)
     conclusion = draw_conclusion(past, new, differences, request.tolerance)
-    receipt = make_receipt(request, past, new, conclusion, code, command, claimed.began)
+    receipt = make_receipt(request, past, new, conclusion, code, command, began)
     write_receipt(request.output, receipt)
     show_result(conclusion, receipt, request.output)
     return conclusion.exit_status
@@ -103,7 +103,7 @@ class DifferenceReporter:
 
         Args:
             past: the old run.
-            expected: those records of the new run that are known before it starts.
+            expected: the expected records of the new run; see `expected_new_run`.
             shown: the differences that are on the screen already.
         """
         self.past = past
@@ -189,8 +189,11 @@ def new_receipt(request: ReproductionRequest, past: PastRun) -> Reproduction:
     )
 
 
-def run_before_start(past: PastRun, code: RestoredCode) -> PastRun:
-    """Return those records of the new run that are known before it starts."""
+def expected_new_run(past: PastRun, code: RestoredCode) -> PastRun:
+    """Return the records of the new run, as far as they are known before it starts.
+
+    The others are those of the old run, so that they do not count as differences.
+    """
     environment = past.saved_config.environment
     device = torch.device("cpu")
     if environment.device_type != "cpu":
@@ -291,9 +294,9 @@ def is_far_enough(output: Path, past: PastRun) -> bool:
     if not (output / CONFIG).is_file():
         return False
     new = read_past_run(output)
-    return new.stored.is_complete or (
-        not past.stored.is_complete and new.last_step >= past.last_step
-    )
+    if new.stored.is_complete:
+        return True
+    return not past.stored.is_complete and new.last_step >= past.last_step
 
 
 def draw_conclusion(

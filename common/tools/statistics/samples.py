@@ -137,34 +137,42 @@ def runs_needed(first: Sample, second: Sample, confidence: float) -> int | None:
         return None
     # The square of a tiny difference would underflow to 0, so divide first and square afterwards.
     relative_deviation = math.sqrt(variance) / (second.mean - first.mean)
-    ratio = relative_deviation * relative_deviation
+    relative_variance = relative_deviation * relative_deviation
     first_share = first.deviation**2 / variance
-    degrees_per_run = 1.0 / (first_share**2 + (1.0 - first_share) ** 2)
+    # With n runs in each group, Welch's degrees of freedom are n - 1 times this factor.
+    degrees_factor = 1.0 / (first_share**2 + (1.0 - first_share) ** 2)
     probability = 0.5 + confidence / 2
     # With the quantiles of the normal distribution, the formula gives too small a number, so the
     # count starts there.
     normal = NormalDist()
-    estimate = (normal.inv_cdf(probability) + normal.inv_cdf(POWER)) ** 2 * ratio
+    estimate = (normal.inv_cdf(probability) + normal.inv_cdf(POWER)) ** 2 * relative_variance
     if estimate > MAX_RUNS:
         return None
     count = max(MIN_RUNS, math.ceil(estimate))
-    while detection_power(count, ratio, degrees_per_run * (count - 1), probability) < POWER:
+    degrees = degrees_factor * (count - 1)
+    while detection_power(count, relative_variance, degrees, probability) < POWER:
         count += 1
+        degrees = degrees_factor * (count - 1)
     return count if count <= MAX_RUNS else None
 
 
-def detection_power(count: int, ratio: float, degrees: float, probability: float) -> float:
+def detection_power(
+    count: int, relative_variance: float, degrees: float, probability: float
+) -> float:
     """Return how likely groups of `count` runs are told apart; see `runs_needed` for the formula.
 
     Args:
-        ratio: the sum of the groups' variances, relative to the squared difference of their means.
+        relative_variance: the sum of the groups' variances, divided by the squared difference of
+            their means.
         degrees: Welch's degrees of freedom.
-        probability: that of the quantile which the difference must exceed.
+        probability: the groups are told apart if Student's t exceeds its quantile for this
+            probability.
     """
-    if ratio == 0.0:  # it underflowed
+    if relative_variance == 0.0:  # it underflowed
         return 1.0
     limit = quantile(probability, degrees)
-    excess = math.sqrt(count / ratio) - limit * (1.0 - 1.0 / (4.0 * degrees))
+    difference = math.sqrt(count / relative_variance)  # of the means, in standard errors
+    excess = difference - limit * (1.0 - 1.0 / (4.0 * degrees))
     return NormalDist().cdf(excess / math.sqrt(1.0 + limit * limit / (2.0 * degrees)))
 
 

@@ -16,8 +16,8 @@ import math
 from collections.abc import Iterator
 from statistics import NormalDist
 
-# From this number on, the normal distribution stands in. The relative difference is about 1e-6 or
-# less.
+# From this number of degrees of freedom on, the normal distribution stands in for Student's. The
+# relative difference is about 1e-6 or less.
 MANY_DEGREES = 1e6
 # For arguments this large, the asymptotic series of `log_gamma_step` is exact in float64, while the
 # difference of two values of `lgamma` loses digits.
@@ -113,8 +113,8 @@ def continued_fraction(a: float, b: float, x: float) -> float:
     ratio = 1.0  # ratio of successive numerators
     inverse = 0.0  # inverse of the ratio of successive denominators
     for coefficient in coefficients(a, b, x):
-        ratio = 1.0 + coefficient / ratio or TINY
-        inverse = 1.0 / (1.0 + coefficient * inverse or TINY)
+        ratio = (1.0 + coefficient / ratio) or TINY
+        inverse = 1.0 / ((1.0 + coefficient * inverse) or TINY)
         factor = ratio * inverse
         value *= factor
         if abs(factor - 1.0) < PRECISION:

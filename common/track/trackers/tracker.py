@@ -54,7 +54,7 @@ class TrackedRun:
     config: TrainingConfig
     saved_config: RunConfig  # the contents of `config.json`
     directory: Path
-    # The rows of `metrics.jsonl`. A tracker may lack some of them after a kill.
+    # The rows of `metrics.jsonl` before `step`. A tracker may lack some of them after a kill.
     earlier_rows: Sequence[Mapping[str, float]]
     step: int  # the current step, which a resumed run repeats
 

@@ -70,6 +70,7 @@ def wandb_settings() -> "wandb.Settings":
     except ValidationError as problem:
         error = problem.errors()[0]
         variable = "_".join(["WANDB", *map(str, error["loc"])]).upper()
+        # A rejected key must not be shown.
         value = "" if "KEY" in variable else f"={str(error['input'])[:MAX_VALUE_LENGTH]!r}"
         raise TrackerSettingsError(
             f"W&B rejects {variable}{value}: {error['msg']}", f"correct or unset {variable}"

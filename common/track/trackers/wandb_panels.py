@@ -163,13 +163,14 @@ def confusion(counts: torch.Tensor, class_names: Sequence[str]) -> "wandb.Table 
     """
     import wandb
 
-    columns = "Actual Predicted nPredictions"
+    columns = "Actual Predicted nPredictions"  # the names that W&B's chart of this kind expects
     size = len(class_names)
     # The numbers of the cells to show: true class × size + predicted class.
     cells = list(range(size**2))
     if size > MAX_CLASSES:
         errors = counts.clone().fill_diagonal_(0).flatten()
-        cells = [cell for cell in errors.topk(MAX_PAIRS).indices.tolist() if errors[cell]]
+        most_confused = errors.topk(MAX_PAIRS).indices.tolist()
+        cells = [cell for cell in most_confused if errors[cell]]  # without pairs never confused
     flat_counts = counts.flatten().tolist()
     rows = []
     for cell in cells:
@@ -210,7 +211,7 @@ def mistakes(loader: Loader, evaluation: Classified, data: Data) -> list[Mistake
         probability = round(float(probabilities[position]), 6)
         file = None if files is None else str(files[sample])
         content = show(sample)
-        if not isinstance(content, str):
+        if not isinstance(content, str):  # W&B's image, which has no public way to change this
             content._caption = f"{label}, taken for {prediction} ({probability:.0%})"
         rows.append(MistakenSample(sample, file, content, label, prediction, probability))
     return rows

@@ -82,6 +82,9 @@ class ServiceWatch(threading.Thread):
                 service.kill()
 
     def is_service_gone(self) -> bool:
+        """Whether the service has ended; false with WANDB_MODE=disabled, where W&B starts none."""
+        if not self.services:
+            return False
         return self.has_ended_service or not any(map(is_service, self.services))
 
     def processor_times(self) -> list[float] | None:

@@ -45,16 +45,16 @@ class WandbTracker(Tracker):
         os.environ.setdefault("WANDB_DATA_DIR", str(staging_folder.absolute()))
         mode, reason = start_wandb(run)
         self.objective = Objective.parse(run.saved_config.objective)
-        self.best: float | None = None
-        # The split that is evaluated during training: validation, or else test.
+        self.best: float | None = None  # the objective's best value on validation data so far
+        # The prefix of the split that is evaluated during training: validation, or else test.
         sizes = run.saved_config.data.sizes
-        split = next(PREFIXES[name] for name in EVALUATED_SPLITS if name in sizes)
+        prefix = next(PREFIXES[split] for split in EVALUATED_SPLITS if split in sizes)
         # A metric without a slash in its name belongs to no section, and W&B shows it before all
         # sections. So the most important metrics are logged under such names as well.
         self.top_names = {
-            f"{split}/{self.objective.metric}": f"{self.objective.metric}_{split}",
+            f"{prefix}/{self.objective.metric}": f"{self.objective.metric}_{prefix}",
             TRAINING_LOSS: "loss_train",
-            f"{split}/loss": f"loss_{split}",
+            f"{prefix}/loss": f"loss_{prefix}",
         }
         self.service = ServiceWatch()
         with self.limited():
@@ -106,7 +106,7 @@ class WandbTracker(Tracker):
         """
         values = [value] if self.best is None else [self.best, value]
         self.best = self.objective.best(values)
-        if self.best is not None:
+        if self.best is not None:  # None: no value so far is a number
             self.wandb_run.summary[self.objective.best_key] = self.best
 
     @property

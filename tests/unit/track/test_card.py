@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 
 import pytest
 import torch
@@ -11,7 +11,8 @@ from huggingface_hub import ModelCard
 from common.config import TrainingConfig
 from common.data.samples import Data, TensorSamples
 from common.data.sources import DataSource
-from common.track.card import flags_given, model_card, without_folder
+from common.track import card as card_module
+from common.track.card import card_metadata, flags_given, model_card, without_folder
 from tests.unit.saved_config import saved_config
 
 SUMMARY = {
@@ -83,3 +84,20 @@ def test_paths_are_reduced_to_their_last_part(
     for text in ("google-bert/bert-base-uncased", "mnist", "0.5"):
         assert without_folder(text) == text
     assert flags_given(TrainingConfig(), {}) == "none"
+
+
+def test_card_on_windows_names_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The path of a local folder is cut to its last part, and a Hub id keeps its slash."""
+
+    class WindowsPath(PureWindowsPath):
+        def exists(self) -> bool:
+            return self.name == "animals"
+
+    monkeypatch.setattr(card_module, "Path", WindowsPath)
+    for text in (r"C:\Users\me\animals", "C:/Users/me/animals", r"data\animals", "animals"):
+        assert without_folder(text) == "animals"
+    splits = {name: TensorSamples(x=torch.zeros(4)) for name in ("train", "test")}
+    source = DataSource("animals", "me/animals", None, "named", "0")
+    data = Data("animals", splits, source=source)
+    metadata = card_metadata(RUN, {"name": "Net"}, data, "test", SUMMARY, task=None)
+    assert "me/animals" in metadata

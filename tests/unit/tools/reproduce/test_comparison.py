@@ -19,7 +19,7 @@ from common.tools.reproduce.conclusion import (
     final_in_words,
     result_of,
 )
-from common.tools.reproduce.fact_differences import differences_of, flags_of_earlier_attempts
+from common.tools.reproduce.fact_differences import differences_of, flag_differences_within
 from common.tools.reproduce.past_run import PastRun, read_past_run
 from common.tools.reproduce.receipt import FactDifference
 from tests.unit.tools.reproduce.made_up_runs import ATTEMPT, LOSSES, write_past_run
@@ -332,7 +332,7 @@ def test_flag_that_changed_several_times_is_compared_with_its_last_value(
         changed = {**ATTEMPT, "global_step": 4 * number, "changed_flags": {"num_workers": value}}
         attempts.append(changed)
     write_json(run.directory / ATTEMPTS, {"attempts": attempts})
-    differences = flags_of_earlier_attempts(read_past_run(run.directory))
+    differences = flag_differences_within(read_past_run(run.directory))
     shown = [(difference.fact, difference.before, difference.now) for difference in differences]
     assert shown == [
         (f"--num-workers until update {step}", before, now) for step, before, now in expected

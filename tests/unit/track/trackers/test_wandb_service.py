@@ -71,6 +71,15 @@ def test_service_is_left_alone_while_nobody_waits(stand_in: subprocess.Popen[byt
     watch.has_ended_service = True  # ends the thread
 
 
+def test_error_without_a_service_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With WANDB_MODE=disabled, W&B starts no service, so none can be gone."""
+    monkeypatch.setattr(service, "SERVICE_NAME", "no such process")
+    watch = ServiceWatch()
+    with pytest.raises(ValueError, match="of the call"), watch.limited():
+        raise ValueError("of the call")
+    watch.has_ended_service = True  # ends the thread
+
+
 @pytest.mark.parametrize("ending", ["file", "file/folder", "nul\0"])
 def test_wandb_dir_that_cannot_be_written_is_reported(
     ending: str,
