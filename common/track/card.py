@@ -151,7 +151,7 @@ def flags_given(config: TrainingConfig, given: Flags, all_of_them: bool = False)
 def without_folder(text: str) -> str:
     """Return the last name of a local path; any other text, such as a Hub id, stays whole."""
     # A path of another machine, or one that is gone by now, is recognised by its beginning.
-    looks_local = text.startswith((".", "~", "/", "runs/")) or Path(text).is_absolute()
+    looks_local = text.startswith((".", "~", "/", "runs/", "runs\\")) or Path(text).is_absolute()
     is_local_path = looks_local or Path(text).exists()
     # Windows may separate folders by backslashes, which `as_posix` turns into slashes.
     has_folder = "/" in text or "/" in Path(text).as_posix()
