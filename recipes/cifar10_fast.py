@@ -35,7 +35,7 @@ from common.measure.classification import ClassificationSums
 from common.models.compile import compile_model
 from common.models.convolution import Convolution
 from common.models.recompute import recompute
-from common.models.test_time_augmentation import Views
+from common.models.tta import Views
 from common.models.whitening import whitening_filters
 from common.run import Run
 from common.training.muon import Muon, MuonGroup

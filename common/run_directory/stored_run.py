@@ -23,9 +23,12 @@ from common.run_directory.records import (
     read_record,
     read_record_if_there,
 )
-from common.run_directory.status import stopped_if_killed
+from common.run_directory.status import current_status, stopped_if_killed
 from common.storage.json_files import JsonObject, read_json, read_lines
 from common.system.wording import counted
+
+# A tool that got the run can do without it, and so can a resume.
+ADVICE_IF_DAMAGED = "restore it from a backup, or pass another run"
 
 
 @dataclass(frozen=True)
@@ -50,12 +53,13 @@ class StoredRun:
         path = self.directory / CONFIG
         if not os.path.exists(path):
             require_begun(self)
-        return read_json(path)
+        return read_json(path, ADVICE_IF_DAMAGED)
 
     @cached_property
     def saved_config(self) -> RunConfig:
         """The contents of `config.json` as a record."""
-        return parse_record(self.config_contents, RunConfig, str(self.directory / CONFIG))
+        path = self.directory / CONFIG
+        return parse_record(self.config_contents, RunConfig, str(path), ADVICE_IF_DAMAGED)
 
     @cached_property
     def edited_config_error(self) -> UserError | None:
@@ -73,10 +77,11 @@ class StoredRun:
 
         The status is ``stopped`` if the job was killed: see `current_status`.
         """
-        saved_status = read_record_if_there(self.directory / STATUS, Status) or Status()
+        path = self.directory / STATUS
+        saved_status = read_record_if_there(path, Status, ADVICE_IF_DAMAGED) or Status()
         return stopped_if_killed(saved_status, self.directory)
 
-    @property
+    @cached_property
     def is_complete(self) -> bool:
         """Whether the run was trained to its end, even if it missed its target.
 
@@ -92,7 +97,9 @@ class StoredRun:
         The file of any other run may be outdated: a run that missed its target ended with a
         summary, and may have gone on since.
         """
-        return read_record(self.directory / SUMMARY, Summary) if self.is_complete else Summary()
+        if not self.is_complete:
+            return Summary()
+        return read_record(self.directory / SUMMARY, Summary, ADVICE_IF_DAMAGED)
 
     @cached_property
     def rows(self) -> list[MetricsRow]:
@@ -115,7 +122,7 @@ def parsed_objective(saved_config: RunConfig, source: str) -> Objective:
     try:
         return Objective.parse(saved_config.objective)
     except UserError as error:
-        raise damaged_record_error(source, error.problem) from None
+        raise damaged_record_error(source, error.problem, ADVICE_IF_DAMAGED) from None
 
 
 def require_begun(run: StoredRun) -> None:
@@ -125,11 +132,13 @@ def require_begun(run: StoredRun) -> None:
     trained nevertheless, the file was lost, and there is no error.
     """
     directory = run.directory
-    status = run.status.status
+    # This status is unknown if its file is damaged. The missing `config.json` matters more.
+    current = current_status(directory)
+    status = current.status
     if (directory / METRICS_FILE).exists() or status == "finished":
         return
     if status != "unknown":
-        reason = f": {run.status.reason}" if run.status.reason else ""
+        reason = f": {current.reason}" if current.reason else ""
         advice = "repeat the command that started it, or pass another run"
         if status == "running":
             advice = "wait until it has begun, or pass another run"
@@ -140,7 +149,10 @@ def require_begun(run: StoredRun) -> None:
     if runs_inside:
         raise UserError(
             f"{directory} is a folder of {counted(len(runs_inside), 'run')}, not a run itself",
-            advice=f"pass the directory of a run in it, such as {runs_inside[0].parent}",
+            advice=(
+                f"pass a run in it, such as {runs_inside[0].parent} (recipes compare also takes "
+                f"several: {directory}/*/)"
+            ),
         )
     raise UserError(
         f"{directory} is not the directory of a run, because it contains no {CONFIG}",

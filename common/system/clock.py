@@ -1,4 +1,4 @@
-"""The time of day, as files state it."""
+"""The date and time, as files state it."""
 
 from datetime import UTC, datetime
 

@@ -1,4 +1,4 @@
-"""The variables that a launcher sets: this process's rank, and the number of processes."""
+"""Environment variables: those that a launcher sets for a rank, and the words for yes and no."""
 
 import os
 

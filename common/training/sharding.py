@@ -341,8 +341,15 @@ def sharded_parameters_replaced(
         replacement = replacements[id(place.parameter)]
         assert isinstance(replacement, nn.Parameter)
         place.dictionary[place.name] = replacement
-    yield
-    for place in sharded_places:
+    try:
+        yield
+    finally:
+        put_parameters_back(sharded_places)
+
+
+def put_parameters_back(places: Iterable[ParameterPlace]) -> None:
+    """Put parameters back into their places in a model."""
+    for place in places:
         place.dictionary[place.name] = place.parameter
 
 

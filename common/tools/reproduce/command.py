@@ -84,7 +84,7 @@ def read_command_line(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
         metavar="X",
         help="relative difference of the final figures that is allowed on a different machine, or "
         "with different versions, threads or processes (default: two standard errors of an "
-        "accuracy; 0.02 of other figures if there is no accuracy)",
+        "accuracy; 0.02 of other figures, and 0.5 beside an accuracy)",
     )
     parser.add_argument(
         "--current-code",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from common.checkpoints.tensors import read_tensors
 from common.errors import UserError
 from common.metric_names import TRAINING_LOSS
-from common.objective import PREFIXES
+from common.objective import PREFIXES, Objective
 from common.run_directory.finished_model import WEIGHTS
 from common.run_directory.records import MODEL_FOLDER
 from common.tools.reproduce.past_run import PastRun
@@ -20,7 +20,10 @@ from common.tools.rows import first_differing_figure, number_or_none, without_cl
 from common.tools.tensors import first_differing_tensor
 from common.track.names import is_proportion
 
-TOLERANCE = 0.02  # the relative tolerance if no accuracy can decide
+TOLERANCE = 0.02  # the relative tolerance for figures that are not accuracies
+# The relative tolerance for a figure beside an accuracy of the same split. A few samples can change
+# a loss by far more than 2 %, and so does another seed.
+LOOSE_TOLERANCE = 0.5
 EVALUATION_PREFIXES = tuple(f"{prefix}/" for prefix in dict.fromkeys(PREFIXES.values()))
 PairedFigures = dict[str, tuple[float | None, float | None]]  # past and new value, by name
 
@@ -111,8 +114,7 @@ def difference_of_exports(past: PastRun, new: PastRun) -> str:
 def compare_final(past: PastRun, new: PastRun, tolerance: float | None) -> FinalCompared:
     """Compare the figures of the final evaluation; without one, those of the last common row.
 
-    `deciding_figures` names the figures that must be within the tolerance. Without any common
-    figure, the result is not within the tolerance.
+    Without any common figure, the result is not within the tolerance.
 
     Args:
         tolerance: the tolerance for all figures, relative to the larger of two values. If it is
@@ -132,9 +134,9 @@ def compare_final(past: PastRun, new: PastRun, tolerance: float | None) -> Final
     allowed = {}
     shares = {}  # each difference as a multiple of the allowed one
     for name, values in figures.items():
-        allowed[name] = allowed_difference(name, figures, tolerance)
+        allowed[name] = allowed_difference(name, figures, past.stored.objective, tolerance)
         shares[name] = share_of_allowed(*values, allowed[name])
-    largest = max(deciding_figures(figures, tolerance), key=shares.__getitem__)
+    largest = max(shares, key=shares.__getitem__)
     return FinalCompared(
         figures={name: [*values] for name, values in figures.items()},
         allowed=allowed,
@@ -145,33 +147,18 @@ def compare_final(past: PastRun, new: PastRun, tolerance: float | None) -> Final
     )
 
 
-def deciding_figures(figures: PairedFigures, tolerance: float | None) -> list[str]:
-    """Return the names of the figures that must be within the tolerance.
-
-    These are the accuracies over a known number of samples, and figures that only one run has. The
-    standard error of a loss or of F1 is unknown: a few samples can change a loss by more than
-    another seed changes the accuracy. So these figures decide only if there is no such accuracy.
-
-    Args:
-        tolerance: a tolerance for all figures; if it is not None, all figures decide.
-    """
-    if tolerance is not None:
-        return list(figures)
-    accuracies = [name for name in figures if samples_behind(name, figures) is not None]
-    if not accuracies:
-        return list(figures)
-    one_sided = [name for name, values in figures.items() if values.count(None) == 1]
-    return accuracies + one_sided
-
-
-def allowed_difference(name: str, figures: PairedFigures, tolerance: float | None) -> float:
+def allowed_difference(
+    name: str, figures: PairedFigures, objective: Objective, tolerance: float | None
+) -> float:
     """Return the largest absolute difference of a figure that is within the tolerance.
 
     For an accuracy over n samples, it is two standard errors of the difference of two proportions:
     twice the square root of 2 p (1 - p) / n, where p is the mean of both. For other figures, it is
-    `TOLERANCE` times the larger value. If a value is unknown, it is 0.
+    `LOOSE_TOLERANCE` or `TOLERANCE` times the larger value; see `is_secondary`. If a value is
+    unknown, it is 0.
 
     Args:
+        objective: the run's objective.
         tolerance: a tolerance for all figures, relative to the larger value; None for these rules.
     """
     past_value, new_value = figures[name]
@@ -181,8 +168,24 @@ def allowed_difference(name: str, figures: PairedFigures, tolerance: float | Non
     if tolerance is None and samples is not None:
         mean = (past_value + new_value) / 2
         return 2 * math.sqrt(2 * mean * (1 - mean) / samples)
-    relative_tolerance = TOLERANCE if tolerance is None else tolerance
+    relative_tolerance = tolerance
+    if relative_tolerance is None:
+        is_loose = is_secondary(name, figures, objective)
+        relative_tolerance = LOOSE_TOLERANCE if is_loose else TOLERANCE
     return relative_tolerance * max(abs(past_value), abs(new_value))
+
+
+def is_secondary(name: str, figures: PairedFigures, objective: Objective) -> bool:
+    """Whether a figure, such as a loss or F1, only adds to an accuracy of the same split.
+
+    The objective itself is not secondary, nor are accuracies and numbers of samples.
+    """
+    split, _, metric = name.partition("/")
+    is_objective = metric == objective.metric or name == objective.best_key
+    if is_objective or is_proportion(name) or metric == "count":
+        return False
+    others_of_split = [other for other in figures if other.partition("/")[0] == split]
+    return any(samples_behind(other, figures) is not None for other in others_of_split)
 
 
 def samples_behind(name: str, figures: PairedFigures) -> int | None:

@@ -188,12 +188,12 @@ def weights_in_words(weights: WeightsCompared) -> str:
 
 
 def final_in_words(final: FinalCompared) -> str:
-    """Return a text on the largest difference of the deciding figures, and on the tolerance."""
+    """Return a text on the largest difference of the final figures, and on the tolerance."""
     if final.largest is None:
         return "there are no final figures to compare"
     before, now = map(number_in_words, final.figures[final.largest])
     if final.largest_difference == 0:
-        return f"{final.largest} is {now} in both runs"
+        return "all final figures are equal"
     distance = "unknown" if final.largest_difference is None else f"{final.largest_difference:.2g}"
     verdict = "within" if final.is_within_tolerance else "beyond"
     text = (

@@ -172,7 +172,7 @@ def stated_digest(folder: Path) -> str | None:
 
 
 def read_past_run(directory: Path) -> PastRun:
-    """Read the run in a directory.
+    """Return the run in a directory. Its status, summary and rows are read when they are needed.
 
     Raises:
         UserError: the directory does not hold a run that began to train, or its `config.json` is

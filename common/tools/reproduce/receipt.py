@@ -60,8 +60,7 @@ class FinalCompared(Record):
 
     figures: dict[str, list[float | None]] = Field(default_factory=dict)  # old and new value
     allowed: dict[str, float] = Field(default_factory=dict)  # the allowed absolute differences
-    # Of the figures that decide (see `deciding_figures`), the one with the largest difference,
-    # relative to the allowed one.
+    # The figure with the largest difference, relative to the allowed one.
     largest: str | None = None
     largest_difference: float | None = None  # its absolute difference; None: missing or NaN
     samples: int | None = None  # the number of samples behind the allowed difference of `largest`

@@ -257,11 +257,11 @@ def train(
         )
     new = read_past_run(output)
     if not (new.stored.is_complete or is_far_enough(output, past)):
-        refuse_early_end(new, past, run.reason())
+        check_early_end(new, past, run.reason())
     return new
 
 
-def refuse_early_end(new: PastRun, past: PastRun, reason: str) -> None:
+def check_early_end(new: PastRun, past: PastRun, reason: str) -> None:
     """Raise a `UserError` if the new run ended too early; if both runs failed, say so instead.
 
     Args:

@@ -54,6 +54,7 @@ def test_published_weights_load_except_for_the_head(published: Path, tmp_path: P
         head = model.fc.weight.clone()
         load_initial(model, config(source), list("abcd"))
         keep_initial(config(source, evaluate_only=True), run)
+        keep_initial(config(source, resume="auto"), run)
         assert not (run / "initial").exists()
         keep_initial(config(source), run)
         assert torch.equal(model.fc.weight, head)

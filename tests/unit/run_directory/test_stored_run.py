@@ -53,12 +53,12 @@ def test_files_of_a_finished_run(directory: Path) -> None:
 
 
 def test_each_file_is_read_once(directory: Path) -> None:
-    """All answers of an object are about the same state of the run."""
+    """What an object has answered once stays, although the run goes on."""
     run = StoredRun(directory)
-    before = (run.saved_config, run.status, run.summary, run.rows)
+    before = (run.saved_config, run.status, run.is_complete, run.summary, run.rows)
     for path in directory.iterdir():
         path.unlink()
-    assert (run.saved_config, run.status, run.summary, run.rows) == before
+    assert (run.saved_config, run.status, run.is_complete, run.summary, run.rows) == before
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_damaged_file_is_named(
     with pytest.raises(UserError) as refused:
         read(StoredRun(directory))
     assert f"{directory / name} {problem}" in refused.value.problem
-    assert refused.value.advice == "restore it from a backup, or start a new run"
+    assert refused.value.advice == "restore it from a backup, or pass another run"
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_wrong_entry_of_the_configuration_is_named(
     assert (
         refused.value.message
         == f"{directory / 'config.json'} is damaged or was edited ({mistake}): restore it "
-        "from a backup, or start a new run"
+        "from a backup, or pass another run"
     )
 
 
@@ -148,11 +148,19 @@ def test_edited_configuration_is_named(directory: Path) -> None:
 def test_lost_configuration_is_missing(directory: Path) -> None:
     """The rows or the status say that the run has trained."""
     (directory / "config.json").unlink()
-    expected = r"run/config\.json does not exist: restore it from a backup, or start a new run"
+    expected = r"run/config\.json does not exist: restore it from a backup, or pass another run"
     with pytest.raises(UserError, match=expected):
         StoredRun(directory).saved_config  # noqa: B018
     (directory / METRICS_FILE).unlink()
     with pytest.raises(UserError, match=expected):
+        StoredRun(directory).saved_config  # noqa: B018
+
+
+def test_lost_configuration_matters_more_than_a_damaged_status(directory: Path) -> None:
+    """Otherwise a user who restores `status.json` would meet the next error."""
+    (directory / "config.json").unlink()
+    (directory / "status.json").write_text("{")
+    with pytest.raises(UserError, match=r"run/config\.json does not exist"):
         StoredRun(directory).saved_config  # noqa: B018
 
 

@@ -296,7 +296,10 @@ def test_damaged_or_missing_runs_are_named(tmp_path: Path) -> None:
     (early / "status.json").write_text(json.dumps({"status": "failed", "reason": "no such data"}))
     (tmp_path / "wandb").mkdir()
     (tmp_path / "wandb" / "run-1.wandb").write_text("no log of transactions")
-    advice = f"pass the directory of a run in it, such as {tmp_path / 'many' / 'one'}"
+    advice = (
+        f"pass a run in it, such as {tmp_path / 'many' / 'one'} (recipes compare also takes "
+        f"several: {tmp_path / 'many'}/*/)"
+    )
     expected = {
         "empty": "no config.json",
         "many": f"is a folder of 1 run, not a run itself: {advice}",

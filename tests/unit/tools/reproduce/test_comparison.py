@@ -7,9 +7,16 @@ from typing import Any
 
 import pytest
 
+from common.objective import Objective
 from common.run_directory.records import ATTEMPTS
 from common.storage.json_files import write_json
-from common.tools.reproduce.comparison import compare_final, compare_rows, compare_weights
+from common.tools.reproduce.comparison import (
+    PairedFigures,
+    allowed_difference,
+    compare_final,
+    compare_rows,
+    compare_weights,
+)
 from common.tools.reproduce.conclusion import (
     ANOTHER_EXPERIMENT,
     BEYOND_TOLERANCE,
@@ -167,7 +174,7 @@ def test_tolerance_of_an_accuracy_follows_from_its_samples(
         assert final.allowed["test/accuracy"] == pytest.approx(0.0069, abs=4e-4)
         assert "two standard errors with 10,000 samples" in final_in_words(final)
     assert compare_final(first, second, 0.5).is_within_tolerance
-    assert final_in_words(compare_final(first, first, 0.5)).endswith(" in both runs")
+    assert final_in_words(compare_final(first, first, 0.5)) == "all final figures are equal"
     assert not compare_final(first, second, 1e-6).is_within_tolerance
 
 
@@ -177,28 +184,50 @@ ACCURACY = {"test/accuracy": 0.94, "test/count": 10_000.0}
 @pytest.mark.parametrize(
     ("figures", "changes", "is_within", "largest"),
     [
-        (ACCURACY | {"test/loss": 0.2}, {"test/loss": 0.3}, True, "test/accuracy"),
+        (ACCURACY | {"test/loss": 0.2}, {"test/loss": 0.3}, True, "test/loss"),
+        (ACCURACY | {"test/loss": 0.2}, {"test/loss": 0.5}, False, "test/loss"),
         (ACCURACY | {"test/f1": 0.9}, {"test/accuracy": 0.93}, False, "test/accuracy"),
         (ACCURACY | {"test/loss": 0.2}, {"test/loss": None}, False, "test/loss"),
+        (ACCURACY | {"val/loss": 0.2}, {"val/loss": 0.21}, False, "val/loss"),
+        (ACCURACY | {"test/top5_accuracy": 0.9}, {"test/top5_accuracy": 0.2}, False, None),
+        (ACCURACY | {"val/accuracy": 0.9}, {"val/accuracy": 0.2}, False, "val/accuracy"),
+        (ACCURACY, {"test/accuracy": 0.2, "test/count": 5_000.0}, False, "test/accuracy"),
+        (ACCURACY, {"test/count": 5_000.0}, False, "test/count"),
         ({"test/loss": 0.2, "test/count": 10_000.0}, {"test/loss": 0.3}, False, "test/loss"),
         ({"test/loss": 0.2, "test/count": 10_000.0}, {"test/loss": 0.201}, True, "test/loss"),
     ],
 )
-def test_loss_decides_only_without_an_accuracy(
+def test_loss_may_differ_more_beside_an_accuracy(
     tmp_path: Path,
     figures: dict[str, float],
     changes: dict[str, float | None],
     is_within: bool,
-    largest: str,
+    largest: str | None,
 ) -> None:
-    """But a figure that only one run has is beyond any tolerance."""
+    """An accuracy never may, and a figure that only one run has is beyond any tolerance."""
     runs = []
     for name, summary in (("first", figures), ("second", figures | changes)):
         run = write_past_run(tmp_path / name)
         write_json(run.directory / "summary.json", summary)
         runs.append(read_past_run(run.directory))
     final = compare_final(*runs, None)
-    assert (final.is_within_tolerance, final.largest) == (is_within, largest)
+    assert final.is_within_tolerance is is_within
+    assert final.largest == largest or largest is None
+
+
+def test_objective_has_no_loose_tolerance() -> None:
+    """A loss that is the objective may not differ more because an accuracy is beside it."""
+    figures: PairedFigures = {
+        "val/accuracy": (0.94, 0.94),
+        "val/count": (100.0, 100.0),
+        "val/loss": (0.2, 0.21),
+        "val/best_loss": (0.2, 0.21),
+    }
+    for name in ("val/loss", "val/best_loss"):
+        loose = allowed_difference(name, figures, Objective.parse("accuracy:max"), None)
+        strict = allowed_difference(name, figures, Objective.parse("loss:min"), None)
+        assert loose == pytest.approx(0.105)
+        assert strict == pytest.approx(0.0042)
 
 
 @pytest.mark.parametrize("cause", CAUSES)

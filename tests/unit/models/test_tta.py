@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from common.models.test_time_augmentation import Views
+from common.models.tta import Views
 
 
 class Recorder(nn.Module):
