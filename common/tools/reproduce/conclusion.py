@@ -187,11 +187,16 @@ def weights_in_words(weights: WeightsCompared) -> str:
     return f"{text}; the exported weights differ: {weights.exported_difference}"
 
 
+def figure_text(value: float | None) -> str:
+    """Return a final figure with six digits. None stands for NaN, or for a missing figure."""
+    return "NaN or missing" if value is None else f"{value:.6g}"
+
+
 def final_in_words(final: FinalCompared) -> str:
     """Return a text on the largest difference of the final figures, and on the tolerance."""
     if final.largest is None:
         return "there are no final figures to compare"
-    before, now = map(number_in_words, final.figures[final.largest])
+    before, now = (figure_text(value) for value in final.figures[final.largest])
     if final.largest_difference == 0:
         return "all final figures are equal"
     distance = "unknown" if final.largest_difference is None else f"{final.largest_difference:.2g}"
