@@ -102,7 +102,7 @@ class Parts:
             self.of_rank[name] = part
 
     def check_name(self, name: str) -> None:
-        """Raise a `UserError` for the name of a part that is taken or can't name its files."""
+        """Raise a `UserError` if a part's name is taken, or can't be used in names of files."""
         if name in self.shared or name in self.of_rank:
             raise UserError(
                 f"run.keep(...) got a part named {name!r}, but the name is taken, by the run "

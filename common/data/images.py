@@ -293,8 +293,8 @@ def load_images(
 
     Args:
         image_size: height and width to which images are resized, in pixels. By default, the size of
-            the images on which published or evaluated weights were trained, or else the size of the
-            data's images, 224 at most.
+            the images on which the weights of `--init-from`, or those that `--evaluate-only`
+            evaluates, were trained; or else the size of the data's images, 224 at most.
         image_column: the value of `--image-column`; None: the column is inferred.
         label_column: the value of `--label-column`; None: the column is inferred.
         dtype: the dtype of the images in a batch.

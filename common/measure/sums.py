@@ -65,9 +65,10 @@ class Evaluation(dict[str, float]):
     def evident_means(self) -> list[str]:
         """Return the names of figures for which the recipe gave means to `Sums.add`, not totals.
 
-        Such a mistake makes a figure too small. Only a rehearsal shows it, because its second batch
-        has the samples of the first batch twice. A total doubles with the samples, so its figure,
-        total / count, is the same for both batches. A mean does not double, so its figure halves.
+        Such a mistake makes a figure too small. A rehearsal of the evaluation shows it: its second
+        batch has the samples of the first batch twice. A total doubles with the samples, so its
+        figure, total / count, is the same for both batches. A mean does not double, so its figure
+        halves. Other evaluations have no such batches.
         """
         if len(self.first_batches) < 2:
             return []

@@ -66,7 +66,7 @@ class Plan:
         # If a run has many short epochs, not every epoch is followed by an evaluation.
         epoch_interval = math.ceil(self.total_steps / self.updates_per_epoch / MAX_EVALUATIONS)
         self.eval_every = config.eval_every or epoch_interval * self.updates_per_epoch
-        # Whether the first interval has more rows than the one at its end; see `logs`.
+        # Whether the first interval has rows of its own, before the one at its end; see `logs`.
         self.has_early_rows = config.log_every is None
         # Without the flag, only the ends of epochs and of the run have checkpoints.
         self.save_every = config.checkpoint_every or self.total_steps
@@ -74,7 +74,7 @@ class Plan:
         # The batch that the learning rate is stated for; by default the recipe's own batch size.
         base_batch_size = config.base_batch_size or type(config).batch_size
         batch_ratio = self.samples_per_update / base_batch_size
-        # The factor by which `schedule` will scale learning rates.
+        # The factor by which `schedule` will scale learning rates; it then becomes `rate_scale`.
         self.scale_to_apply = SCALES[config.scale_learning_rate](batch_ratio)
         # `schedule` sets the following. A recipe that does not call it has its own learning rates.
         self.rate_scale = 1.0

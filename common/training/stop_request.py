@@ -107,7 +107,10 @@ class StopRequest:
         self.raise_if_requested()
 
     def raise_if_requested(self) -> None:
-        """Raise `Preempted` if a signal has asked the process to stop before the first update."""
+        """Raise `Preempted` if a signal has asked the process to stop.
+
+        The caller has made no update yet, so there is nothing to save.
+        """
         if self.reason is not None:
             raise Preempted(
                 f"stopped by {self.reason} before the first update: start the same command again",

@@ -26,7 +26,7 @@ class UnfairPair:
     value: object
 
     def to_json(self) -> dict[str, object]:
-        """Return the pair by the names that `--json` prints."""
+        """Return the fields under the names that `--json` prints."""
         return {
             "run": self.run,
             "what": self.label,

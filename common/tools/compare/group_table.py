@@ -92,7 +92,8 @@ def cells_of(row: FigureRow, samples: Sequence[Sample], comparison: Comparison) 
     """
     # A device's memory and the host's can't be compared, so they have no ratio.
     are_comparable = len(set(row.known_qualifiers.values())) <= 1
-    # The table of runs has ratios of speed and of memory. This table also has a ratio of energy.
+    # `row.ratios` are those of the table of runs: of speed and of memory. This table also has a
+    # ratio of energy.
     has_ratio = are_comparable and (bool(row.ratios) or row.metric.panel == "Energy")
     cells = []
     for number, (group, sample) in enumerate(zip(comparison.groups, samples, strict=True)):

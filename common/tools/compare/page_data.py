@@ -147,7 +147,8 @@ def limit_of_points(comparison: Comparison, metrics_of_runs: Sequence[Sequence[s
 def charts_of(comparison: Comparison, metrics: Sequence[str]) -> list[Chart]:
     """Return the charts: first those of the loss and of each objective, then all others.
 
-    The page shows only the first ones from the start. Without any of them, it shows one chart.
+    When the page is opened, it shows only those of the loss and the objectives, or one other chart
+    if there are none of these. The reader may open the rest.
     """
     series_of_charts: dict[str, list[Series]] = {}
     for name in metrics:
@@ -159,11 +160,11 @@ def charts_of(comparison: Comparison, metrics: Sequence[str]) -> list[Chart]:
     first_keys = [key for key in shown_metrics if key in series_of_charts]
     keys = [*first_keys, *(key for key in series_of_charts if key not in first_keys)]
     metric_of_key = {chart_and_split(name)[0]: metric_named(name) for name in metrics}
-    uses = Counter(metric_of_key[key].heading for key in keys)
+    charts_by_heading = Counter(metric_of_key[key].heading for key in keys)
     charts: list[Chart] = []
     for key in keys:
         heading = metric_of_key[key].heading
-        if uses[heading] > 1:  # charts with the same heading also show their key
+        if charts_by_heading[heading] > 1:  # charts with the same heading also show their key
             heading += f" ({key})"
         charts.append(
             {

@@ -184,8 +184,9 @@ def was_interrupted(observed_processes: Sequence[ObservedProcess], number: int) 
 def require_resumable(spec: RunSpec, number: int, result: LaunchResult, directory: Path) -> None:
     """Raise a `RunFailedError` if a launch that the probe has interrupted can't be resumed.
 
-    The exit status says nothing after an interruption, so the run's own status decides. After a
-    SIGTERM, the status may be "finished", because ranks agree on a stop about once a second.
+    The exit status says nothing after an interruption, so the run's own status decides: only
+    "failed" is an error. A run may even have finished before its ranks agreed on the SIGTERM, for
+    which they look about once a second.
 
     Args:
         number: the number of the launch, from 0.

@@ -262,7 +262,9 @@ def train(
 
 
 def check_early_end(new: PastRun, past: PastRun, reason: str) -> None:
-    """Raise a `UserError` if the new run ended too early; if both runs failed, say so instead.
+    """Raise a `UserError` because the new run ended too early; if both runs failed, say so instead.
+
+    A new run that failed before its first row has nothing to compare, so it is always an error.
 
     Args:
         reason: why the new run ended.
