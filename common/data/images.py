@@ -289,7 +289,10 @@ def load_images(
     dtype: torch.dtype,
     init_from: str | None = None,
 ) -> ImageData:
-    """Load an image data set, and decode it first if it is not in the cache.
+    """Load an image data set.
+
+    Its images come decoded from the cache, into which this function first decodes them if they are
+    not there. With `--streaming`, the images are decoded when a batch needs them.
 
     Args:
         image_size: height and width to which images are resized, in pixels. By default, the size of

@@ -15,8 +15,8 @@ MAX_DEPTH = 4  # the most nested containers
 def holder_in_words(objects: Sequence[object], frame: FrameType, folder: Path) -> str:
     """Return the variable that holds most of some objects, such as "the list `kept` in train.py".
 
-    The check of memory asks this about objects of which there are more and more. A variable may hold
-    a single object by chance, such as the current batch. So this function finds the holders of
+    The check of memory asks this about objects that become more and more. A variable may hold a
+    single object by chance, such as the current batch. So this function finds the holders of
     several of the objects, and returns the most frequent one.
 
     Args:
