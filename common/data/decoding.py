@@ -285,8 +285,24 @@ def write_paths(file: Path, paths: list[str | None], location: str) -> None:
     for path in paths:
         if not path:
             return
-        relative_paths.append(os.path.relpath(path, location) if os.path.isabs(path) else path)
+        relative_paths.append(path_in_data_set(path, location))
     file.write_text(json.dumps(relative_paths), encoding="utf-8")
+
+
+def path_in_data_set(path: str, location: str) -> str:
+    """Return the path of an image relative to the data set's folder.
+
+    Images of the Hub are in the cache of `datasets`, whose folders say nothing about the image. So
+    only its name is returned.
+
+    Args:
+        location: the location of the `DataSource`.
+    """
+    if not os.path.isabs(path):
+        return path
+    if not os.path.isabs(location):
+        return os.path.basename(path)
+    return os.path.relpath(path, location)
 
 
 @dataclass(frozen=True)

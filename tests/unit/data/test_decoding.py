@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import ExifTags, Image
 
+from common.data.decoding import path_in_data_set
 from common.data.pixels import FULL_SCALE, image_to_pixels
 from tests.local_data import (
     grey_images,
@@ -82,3 +83,19 @@ def test_corrupt_image_in_parquet_is_refused(content: bytes, tmp_path: Path) -> 
     message = refusal(lambda: images(folder))
     assert "inside" in message
     assert "train" in message or "validation" in message
+
+
+@pytest.mark.parametrize(
+    ("path", "location", "shown"),
+    [
+        ("train/cat/1.png", "user/name", "train/cat/1.png"),
+        ("/data/animals/train/cat/1.png", "/data/animals", "train/cat/1.png"),
+        ("/home/me/.cache/huggingface/0a1b/1.png", "user/name", "1.png"),
+    ],
+)
+def test_path_of_an_image_does_not_depend_on_the_working_directory(
+    path: str, location: str, shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An image of the Hub lies in the cache of `datasets`, which is on no path from its id."""
+    monkeypatch.chdir(tmp_path)
+    assert path_in_data_set(path, location) == shown
