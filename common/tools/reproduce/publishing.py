@@ -77,11 +77,13 @@ def publish_run(directory: Path, folder: Path) -> None:
 def publish_receipt(run: PastRun, folder: Path) -> None:
     """Copy the receipt of a run's reproduction to a folder, without paths.
 
-    If there is no receipt of this run, remove the one that an earlier published run left there.
+    If there is no receipt of this run, or its reproduction goes on, remove the one that an earlier
+    published run left there.
     """
     reproduction_folder = default_output(run.directory)
     receipt = read_receipt(reproduction_folder)
-    if receipt is None or receipt.original_run_id != run.saved_config.run_id:
+    is_other_run = receipt is not None and receipt.original_run_id != run.saved_config.run_id
+    if receipt is None or is_other_run or receipt.result == "running":
         (folder / RECEIPT).unlink(missing_ok=True)
         return
     contents = without_paths(receipt.model_dump(mode="json"), names={})

@@ -84,7 +84,7 @@ def test_published_run_has_no_paths_and_is_signed(tmp_path: Path) -> None:
 
 
 def test_receipt_is_published_without_paths(tmp_path: Path) -> None:
-    """Only the receipt of this run counts, and publishing again removes the receipt of another."""
+    """Only a finished receipt of this run counts. Publishing again removes any other."""
     run = write_past_run(tmp_path / "first")
     folder = tmp_path / "published"
     receipt = Reproduction(
@@ -105,10 +105,13 @@ def test_receipt_is_published_without_paths(tmp_path: Path) -> None:
     assert published is not None
     assert (published.original, published.result) == ("first", "equal bits")
     assert published.command == "python train.py --config config.json"
-    of_another_run = receipt.model_copy(update={"original_run_id": "0123456789abcdef"})
-    write_receipt(reproduced, of_another_run)
-    publish_run(run.directory, folder)
-    assert read_receipt(folder) is None
+    for changes in ({"result": "running"}, {"original_run_id": "0123456789abcdef"}):
+        write_receipt(reproduced, receipt)
+        publish_run(run.directory, folder)
+        assert read_receipt(folder) is not None
+        write_receipt(reproduced, receipt.model_copy(update=changes))
+        publish_run(run.directory, folder)
+        assert read_receipt(folder) is None
 
 
 def test_place_of_the_same_data_does_not_count(tmp_path: Path) -> None:
