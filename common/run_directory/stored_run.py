@@ -27,7 +27,7 @@ from common.run_directory.status import current_status, stopped_if_killed
 from common.storage.json_files import JsonObject, read_json, read_lines
 from common.system.wording import counted
 
-# A tool that got the run can do without it, and so can a resume.
+# The advice for a damaged file. It suits `--resume` and all tools that take a run.
 ADVICE_IF_DAMAGED = "restore it from a backup, or pass another run"
 
 

@@ -196,9 +196,9 @@ def final_in_words(final: FinalCompared) -> str:
     """Return a text on the largest difference of the final figures, and on the tolerance."""
     if final.largest is None:
         return "there are no final figures to compare"
-    before, now = (figure_text(value) for value in final.figures[final.largest])
     if final.largest_difference == 0:
         return "all final figures are equal"
+    before, now = (figure_text(value) for value in final.figures[final.largest])
     distance = "unknown" if final.largest_difference is None else f"{final.largest_difference:.2g}"
     verdict = "within" if final.is_within_tolerance else "beyond"
     text = (

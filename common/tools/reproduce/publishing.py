@@ -28,7 +28,7 @@ from common.run_directory.records import (
 )
 from common.storage.json_files import read_json, write_json
 from common.tools.reproduce.past_run import NO_FOLDER, PastRun, read_original
-from common.tools.reproduce.receipt import RECEIPT, default_output, read_receipt
+from common.tools.reproduce.receipt import RECEIPT, Reproduction, default_output, read_receipt
 
 COPIED_FILES = (SUMMARY, METRICS_FILE, CHECKPOINT_DIGESTS)  # they have only figures and digests
 REWRITTEN_FILES = (STATUS, ATTEMPTS, f"{MODEL_FOLDER}/{MODEL_JSON}")
@@ -82,13 +82,17 @@ def publish_receipt(run: PastRun, folder: Path) -> None:
     """
     reproduction_folder = default_output(run.directory)
     receipt = read_receipt(reproduction_folder)
-    is_other_run = receipt is not None and receipt.original_run_id != run.saved_config.run_id
-    if receipt is None or is_other_run or receipt.result == "running":
+    if receipt is None or not is_finished_receipt_of(run, receipt):
         (folder / RECEIPT).unlink(missing_ok=True)
         return
     contents = without_paths(receipt.model_dump(mode="json"), names={})
     with writing(str(folder)):
         write_json(folder / RECEIPT, contents)
+
+
+def is_finished_receipt_of(run: PastRun, receipt: Reproduction) -> bool:
+    """Whether a receipt is of a reproduction of this run that has ended."""
+    return receipt.original_run_id == run.saved_config.run_id and receipt.result != "running"
 
 
 def publish_if_possible(directory: Path, folder: Path) -> None:
