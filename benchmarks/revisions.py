@@ -3,11 +3,12 @@
     git worktree add ../before REVISION
     python benchmarks/revisions.py ../before .
 
-Both checkouts take turns, each time in a fresh process. The MNIST recipe trains at its default
-batch size, in batches of 128, and with a small MLP whose time is mostly that of the loop itself.
-Two short trainings of a ResNet-18 come last: on the 8 × 8 pixels of digits, and on as many pixels
-as CIFAR-10 has, where tensors are large. The loop is timed from outside, by
-`benchmarks/harness/recipe_side.py` of each checkout.
+Both checkouts take turns, each time in a fresh process; every other round is in reverse order. The
+MNIST recipe trains at its default batch size, in batches of 128, and with a small MLP whose time is
+mostly that of the loop itself.
+Two short trainings of a ResNet-18 follow: on the 8 × 8 pixels of digits, and on as many pixels as
+CIFAR-10 has, where tensors are large. The last one is a small BERT on docstrings. The loop is timed
+from outside, by `benchmarks/harness/recipe_side.py` of each checkout.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ CASES = {
     ),
     "ResNet-18, batch 64": Case("resnet", 12, {"batch_size": 64}),
     "ResNet-18, 32 × 32, batch 500": Case("resnet", 8, {"batch_size": 500, "image_size": 32}),
+    "BERT, docstrings": Case("bert", 60),
 }
+BUILT_IN = {"mnist_mlp": "digits", "resnet": "digits", "bert": "docstrings"}
 # Runs with the modules of a checkout, which may be an older revision.
 TRAIN_ONCE = """
 import json, sys
@@ -77,7 +80,7 @@ class Options:
 
 def samples_per_second(checkout: Path, case: Case, options: Options) -> float:
     """Return the rate of one turn, in a fresh process."""
-    dataset = options.mnist if case.recipe == "mnist_mlp" else "digits"
+    dataset = options.mnist if case.recipe == "mnist_mlp" else BUILT_IN[case.recipe]
     request = json.dumps([case.recipe, case.updates, {"dataset": dataset, **case.settings}])
     completed = subprocess.run(
         [sys.executable, "-c", TRAIN_ONCE, request],
@@ -97,9 +100,11 @@ def main(options: Options) -> None:
     for title, case in CASES.items():
         rates_before: list[float] = []
         rates_after: list[float] = []
+        turns = [(options.before, rates_before), (options.after, rates_after)]
         for _ in range(options.rounds):
-            rates_before.append(samples_per_second(options.before, case, options))
-            rates_after.append(samples_per_second(options.after, case, options))
+            for checkout, rates in turns:
+                rates.append(samples_per_second(checkout, case, options))
+            turns.reverse()  # a drift of the machine's speed then favours neither
         pairs = zip(rates_before, rates_after, strict=True)
         ratios = sorted(after / before for before, after in pairs)
         spread = f"{median(ratios):.2f} ({ratios[0]:.2f}–{ratios[-1]:.2f})"

@@ -252,7 +252,7 @@ def from_json(
         if expected is not None:
             shown = reprlib.repr(value)
             raise UserError(
-                f"{source} contains {shown} as the value of {spelled(name)}",
+                f"{source} contains an invalid value of {spelled(name)}, {shown}",
                 advice=advice or f"replace it with {expected}",
             )
         flags[name] = value

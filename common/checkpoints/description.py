@@ -159,15 +159,15 @@ def require_same_parts(
         class_now = now[name]["class"]
         if class_before != class_now:
             raise UserError(
-                f"{path} does not fit the recipe as it is now ({name} was of class {class_before}, "
-                f"and is of class {class_now} now)",
+                f"{path} does not match the current recipe (the class of {name} was "
+                f"{class_before}, and is {class_now} now)",
                 advice=ADVICE,
             )
     for name in names_in_both:
         first_difference = next(differences(name, saved[name], now[name]), None)
         if first_difference is not None:
             raise UserError(
-                f"{path} does not fit the recipe as it is now ({first_difference})",
+                f"{path} does not match the current recipe ({first_difference})",
                 advice=ADVICE,
             )
 

@@ -367,9 +367,9 @@ def refuse_another_recipe(
     unknown_flags = ", ".join(map(spelled, sorted(saved_flags - known_flags)))
     if unknown_flags:
         raise UserError(
-            f"{path} is from another recipe, or from another version of this one, because this "
-            f"recipe does not have {unknown_flags}",
-            advice=advice + (", or a copy of the file without these values" if may_be_own else ""),
+            f"{path} is from another recipe, or from another version of this one: it contains "
+            f"{unknown_flags}, which this recipe does not have",
+            advice=advice + (", or a copy of the file without these flags" if may_be_own else ""),
         )
     missing_flags = sorted(known_flags - saved_flags)
     # The recipe may have got flags since the file was written. They get their defaults.

@@ -233,7 +233,7 @@ def decoding_error(path: str, encoding: str, error: UnicodeDecodeError, place: i
     name = encoding.upper()
     if encoding != "utf-8":
         return UserError(
-            f"{path} begins like a file in {name}, but can't be decoded at byte {place:,} "
+            f"{path} begins like a file in encoding {name}, but byte {place:,} can't be decoded "
             f"({error.reason})",
             advice="save the file again in UTF-8",
         )

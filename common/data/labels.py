@@ -279,7 +279,10 @@ class LabelledData:
                     f"--validation-share 0 leaves nothing to evaluate on, because data set "
                     f"{self.name} has no validation or test split with labels"
                 ),
-                advice="leave --validation-share out, or add such a split or its labels",
+                advice=(
+                    "leave --validation-share out, so that a part of the train split is held out, "
+                    "or add a validation or test split that has labels"
+                ),
             )
         if "validation" in self.splits:
             return 0

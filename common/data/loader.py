@@ -162,7 +162,7 @@ class Loader:
         """
         if not isinstance(self.order, EvaluationOrder):
             raise UserError(
-                "the loop is over train_loader itself, whose position is in no checkpoint",
+                "the loop is over train_loader itself, so no checkpoint would contain its position",
                 advice="loop over run.batches(train_loader)",
             )
         if self.signals.is_rehearsing():

@@ -177,8 +177,9 @@ def check_as_trained(source: DataSource, trained: TrainedOn, data: Prepared[Fact
     if sizes != trained.sizes:
         raise UserError(
             (
-                f"{source.location}, or a flag that chooses its rows, has changed since "
-                f"{trained.run} was trained, so it is not known which samples that run held out"
+                f"{source.location} now has another number of rows than when {trained.run} was "
+                "trained, so it is not known which samples that run held out; either the data or a "
+                "flag that chooses rows, such as --dataset-config, has changed"
             ),
             advice=(
                 "restore the data and the flags as they were, or put the new samples into a data "

@@ -29,7 +29,7 @@ def measured_value(name: str, value: Measured, caller: str) -> Value:
     if isinstance(value, torch.Tensor):
         if value.is_complex():
             raise UserError(
-                f"{caller} got {name!r} as a complex number",
+                f"{caller} got a complex number as the value of {name!r}",
                 advice="pass a real number, such as its absolute value",
                 every_rank=True,
             )

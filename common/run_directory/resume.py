@@ -184,8 +184,8 @@ def was_finished_meanwhile(config: ResumableConfig, recipe: str) -> bool:
     if changed:
         raise UserError(
             (
-                f"{directory} was replaced by another run while this command waited for it (it has "
-                f"{listed(changed)})"
+                f"another run replaced {directory} while this command waited for it (the new run "
+                f"has {listed(changed)})"
             ),
             advice="repeat the command",
             resumable=True,

@@ -73,7 +73,7 @@ def load_recipe(path: Path) -> Recipe:
     if not os.path.isfile(path):
         problem = f"{path} is a folder" if os.path.isdir(path) else f"there is no file {path}"
         raise UserError(
-            problem, advice="pass the path of a recipe, as seen from the current folder"
+            problem, advice="pass the path of a recipe, absolute or relative to the current folder"
         )
     spec = importlib.util.spec_from_file_location(f"imported_{path.stem}", path)
     if spec is None or spec.loader is None:

@@ -144,11 +144,11 @@ class RecordedMedia:
 
         def make_entry() -> Entry:
             copies = [[copy_cell(cell) for cell in row] for row in rows]
-            for row in copies:
+            for number, row in enumerate(copies, start=1):
                 if len(row) != len(columns):
                     raise UserError(
-                        f"the table has {counted(len(columns), 'column')} but a row of "
-                        f"{counted(len(row), 'cell')}",
+                        f"row {number} of the table has {counted(len(row), 'cell')}, but the table "
+                        f"has {counted(len(columns), 'column')}",
                         advice="pass one cell for each column",
                     )
             return TableEntry(name, step, [str(column) for column in columns], copies)

@@ -69,8 +69,8 @@ class Best:
         name = best_name(self.step)
         if not any(file.startswith(name) for file in files):
             raise UserError(
-                f"the checkpoint of {directory} can't be resumed, because its manifest.json names "
-                f"no file of the best model, {name}",
+                f"the latest checkpoint in {directory} can't be resumed, because its manifest.json "
+                f"does not list the best model, whose files are called {name}",
                 advice=(
                     f"restore {directory} from a backup, or resume an older checkpoint, as with "
                     f"--resume {quoted(directory / CHECKPOINTS_FOLDER / 'step-NUMBER')}"

@@ -70,10 +70,10 @@ def take_fsdp_request() -> bool:
     if os.environ.get("ACCELERATE_USE_PARALLELISM_CONFIG", "").lower() == "true":
         raise UserError(
             (
-                "the launcher's setting parallelism_config is not supported, because recipes shard "
-                "a model over all processes"
+                "parallelism_config in the launcher's configuration is not supported: recipes "
+                "always shard a model over all processes"
             ),
-            advice="remove parallelism_config from the launcher's configuration file",
+            advice="remove parallelism_config from the file that you pass with --config_file",
         )
     return True
 

@@ -35,7 +35,7 @@ STOP = """\
         ),
         (
             ("run.batches(train_loader)", "train_loader"),
-            "error: the loop is over train_loader itself, whose position is in no checkpoint: ",
+            "error: the loop is over train_loader itself, so no checkpoint would contain its ",
         ),
         (
             ("run.keep(model=model", "run.keep(log=model, model=model"),

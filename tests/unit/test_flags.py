@@ -154,7 +154,7 @@ def test_value_of_another_type_is_refused(name: str, value: Any) -> None:
     with pytest.raises(UserError) as refused:
         from_json(Own, {name: value}, "some/config.json")
     assert refused.value.message.startswith("some/config.json contains ")
-    assert f"as the value of --{name}: replace it with " in refused.value.message
+    assert f"an invalid value of --{name}, " in refused.value.message
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])

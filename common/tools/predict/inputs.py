@@ -90,7 +90,7 @@ def images_in(folder: Path) -> list[str]:
     def refuse(problem: OSError) -> None:
         raise UserError(
             f"{problem.filename} can't be read ({problem.strerror})",
-            advice="give your user the right to read it, or pass other files",
+            advice="make sure that your user may read it, or pass other files",
         )
 
     # `os.walk` visits only those subfolders that remain in the list `folders`.

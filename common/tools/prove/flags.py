@@ -40,7 +40,7 @@ def parse_flags(words: Sequence[str]) -> FlagValues:
         if not word.startswith("--"):
             if not name:
                 raise UserError(
-                    f"{word} is a value without a flag", advice="write the flag before it"
+                    f"{word} is a value without a flag", advice="write its flag before it"
                 )
             flags[name].append(word)
             continue
@@ -91,7 +91,8 @@ def refuse_unfit_flags(flags: FlagValues) -> None:
         reason = REFUSED.get(without_negation(name))
         if reason is not None:
             raise UserError(
-                f"{name} can't be part of a proof, because {reason}", advice=f"leave {name} out"
+                f"recipes prove can't pass {name} to the recipe, because {reason}",
+                advice=f"leave {name} out of the command",
             )
 
 

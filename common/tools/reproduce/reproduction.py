@@ -170,8 +170,8 @@ def claim(request: ReproductionRequest, past: PastRun) -> Reproduction:
     if receipt.flags != [*request.flags]:
         flags = command_line(receipt.flags) or "no flags of the recipe"
         raise UserError(
-            f"{output} contains a reproduction of this run with {flags}",
-            advice=f"{advice}, or repeat the command of that reproduction to continue it",
+            f"{output} contains a reproduction of this run with other flags: {flags}",
+            advice=f"{advice}, or repeat the earlier command, with its flags, to continue it",
         )
     return receipt
 

@@ -132,8 +132,8 @@ def new_settings(
         raise UserError(
             f"--study {study} contains files, but no search to continue",
             advice=(
-                "pass the folder of a search to continue it, or a recipe with a new or empty "
-                "folder to start a search"
+                "to continue a search, pass its folder; to start one, pass a recipe and, with "
+                "--study, a folder that is new or empty"
             ),
         )
     if recipe is None:

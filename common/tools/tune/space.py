@@ -125,7 +125,7 @@ def values_by_flag(words: Sequence[str]) -> dict[str, list[str]]:
         if not word.startswith("--"):
             if not values_of_flags:
                 raise UserError(
-                    f"{word} is a value without a flag", advice="write the flag before it"
+                    f"{word} is a value without a flag", advice="write its flag before it"
                 )
             last_flag = next(reversed(values_of_flags))
             values_of_flags[last_flag].append(word)

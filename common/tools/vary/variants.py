@@ -103,7 +103,7 @@ def run_variants(
     if failed_count:
         raise UserError(
             f"{counted(failed_count, 'run')} failed, for reasons that are printed above",
-            advice="correct the causes, and repeat the command, which trains only what is missing",
+            advice="correct the causes, and repeat the command: it skips finished runs",
         )
 
 

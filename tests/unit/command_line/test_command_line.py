@@ -354,7 +354,9 @@ def test_wrong_type_in_a_config_file_is_refused(
         is_integer = kind_of(config_class(recipe), name) is int
         for value in ({}, ["many", 3], 2.5 if is_integer else {}):
             path.write_text(json.dumps({**whole, "config": whole["config"] | {name: value}}))
-            with pytest.raises(UserError, match=f"as the value of --{name.replace('_', '-')}: "):
+            with pytest.raises(
+                UserError, match=f"an invalid value of --{name.replace('_', '-')}, "
+            ):
                 parse(monkeypatch, recipe, "--config", path)
 
 
@@ -365,7 +367,7 @@ def test_value_beyond_its_limits_in_a_config_file_is_refused(
     config = dataclasses.replace(config_class("mnist_mlp")(), batch_size=0)
     with pytest.raises(
         UserError,
-        match=r"contains 0 as the value of --batch-size: replace it with a number from 1 to",
+        match=r"contains an invalid value of --batch-size, 0: replace it with a number from 1 to",
     ):
         parse(monkeypatch, "mnist_mlp", "--config", write_run(tmp_path, config))
 

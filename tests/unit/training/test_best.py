@@ -44,6 +44,6 @@ def test_checkpoint_without_the_best_model_is_refused(tmp_path: Path) -> None:
     best.require_best_model([], tmp_path)  # nothing was evaluated yet
     best.record(1.0, 8)
     best.require_best_model(["best-00000008.safetensors"], tmp_path)
-    message = r"manifest\.json names no file of the best model, best-00000008: restore"
+    message = r"manifest\.json does not list the best model, .* called best-00000008: restore"
     with pytest.raises(UserError, match=message):
         best.require_best_model(["best-00000004.safetensors"], tmp_path)

@@ -94,7 +94,7 @@ def test_an_effective_batch_becomes_accumulation() -> None:
 
 @pytest.mark.parametrize("flag", ["--output-dir", "--resume", "--evaluate-only", "--config"])
 def test_flags_that_a_proof_sets_are_refused(flag: str) -> None:
-    with pytest.raises(UserError, match=f"{flag} can't be part of a proof"):
+    with pytest.raises(UserError, match=f"can't pass {flag} to the recipe"):
         proof_flags(parse_flags([flag, "x"]), TrainingConfig, None, 32)
 
 
