@@ -19,6 +19,7 @@ from common.data.local_files import (
     find_files,
     following,
     notes_on_dangling_links,
+    suffix_of,
 )
 from common.data.mistakes import empty_split_error, other_columns_error
 from common.data.sources import DataSource
@@ -131,16 +132,15 @@ def notes_on_files(builder: "DatasetBuilder", local_files: LocalFiles) -> list[s
     files_in_splits = [str(file) for file in chain(*data_files.values())]
     refuse_file_in_two_splits(files_in_splits, local_files.folder)
     files_read = set(files_in_splits)
-    suffixes = {os.path.splitext(file)[1] for file in files_read}
-    lowercase_suffixes = {suffix.lower() for suffix in suffixes}
+    suffixes = {suffix_of(file) for file in files_read}
     are_tables = builder.name in TABLE_BUILDERS
-    notes = notes_on_dangling_links(local_files, lowercase_suffixes, are_tables=are_tables)
+    notes = notes_on_dangling_links(local_files, suffixes, are_tables=are_tables)
     # A file with another suffix, such as a README.md, is not meant to be read.
     unread = [
         path
         for path in local_files.files
         if path not in files_read
-        and os.path.splitext(path)[1] in suffixes
+        and suffix_of(path) in suffixes
         and not local_files.is_hidden(path)
     ]
     if unread:

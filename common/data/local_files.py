@@ -24,6 +24,11 @@ FETCH_ADVICE = (
 HIDDEN = re.compile(r"(^|/)(\.|__[Mp])")
 
 
+def suffix_of(path: str) -> str:
+    """Return a file's suffix in lower case, such as ``.jpg``; empty if it has none."""
+    return os.path.splitext(path)[1].lower()
+
+
 @dataclass
 class LocalFiles:
     """The files in a folder and its subfolders; symbolic links are followed."""
@@ -186,13 +191,13 @@ def notes_on_dangling_links(
     Raises:
         UserError: a whole class, table or split would be missing.
     """
-    readable = [path for path in local_files.files if os.path.splitext(path)[1].lower() in suffixes]
+    readable = [path for path in local_files.files if suffix_of(path) in suffixes]
     folders_with_data = {os.path.dirname(path) for path in readable}
     # If a link lies beside folders with data, it may stand for the folder of another class.
     parents_of_folders = {os.path.dirname(folder) for folder in folders_with_data}
     missing_images: list[str] = []  # links that stand for single images
     for path in local_files.visible_links():
-        suffix = os.path.splitext(path)[1].lower()
+        suffix = suffix_of(path)
         parent = os.path.dirname(path)
         # A link without a suffix may stand for a folder even if files without a suffix are read.
         has_suffix_of_folder = suffix == "" or suffix not in suffixes

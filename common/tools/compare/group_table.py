@@ -22,25 +22,30 @@ def has_repetitions(comparison: Comparison) -> bool:
     return any(len(group.run_indices) > 1 for group in comparison.groups)
 
 
-def group_labels(comparison: Comparison) -> list[str]:
-    """Return the groups' labels; the first is marked as the baseline if there are others."""
+def group_labels(comparison: Comparison, *, relative: bool = True) -> list[str]:
+    """Return the groups' labels; if `relative`, the first of several is marked as the baseline."""
     labels = [group.label for group in comparison.groups]
-    if len(labels) > 1:
+    if relative and len(labels) > 1:
         labels[0] += " (baseline)"
     return labels
 
 
-def group_cells(comparison: Comparison) -> list[list[str]]:
-    """Return the table of groups as rows of cells, the heading first."""
+def group_cells(comparison: Comparison, *, relative: bool = True) -> list[list[str]]:
+    """Return the table of groups as rows of cells, the heading first.
+
+    Args:
+        comparison: the runs in their groups, the baseline first.
+        relative: whether cells contain ratios to the baseline, which is then marked.
+    """
     corner = MEAN_AND_DEVIATION if has_repetitions(comparison) else ""
-    rows = [[corner, *group_labels(comparison)]]
+    rows = [[corner, *group_labels(comparison, relative=relative)]]
     if has_repetitions(comparison):
         rows.append(["runs", *cells_of_run_counts(comparison)])
         rows.append(["seeds", *cells_of_seeds(comparison)])
     for row in figure_rows(comparison):
         samples = samples_of(row, comparison)
         if any(sample.count for sample in samples):
-            rows.append([row.heading, *cells_of(row, samples, comparison)])
+            rows.append([row.heading, *cells_of(row, samples, comparison, relative=relative)])
     return rows
 
 
@@ -82,19 +87,23 @@ def samples_of(row: FigureRow, comparison: Comparison) -> list[Sample]:
     return [describe_group(comparison, group, row.values) for group in comparison.groups]
 
 
-def cells_of(row: FigureRow, samples: Sequence[Sample], comparison: Comparison) -> list[str]:
-    """Return the cells of one metric: mean, standard deviation, and the ratio to the baseline.
+def cells_of(
+    row: FigureRow, samples: Sequence[Sample], comparison: Comparison, *, relative: bool
+) -> list[str]:
+    """Return the cells of one metric: mean, standard deviation, and any ratio to the baseline.
 
     Args:
         row: the metric of all runs.
         samples: each group's values of the metric, in the order of the groups.
         comparison: the runs in their groups, the baseline first.
+        relative: whether cells contain ratios.
     """
     # A device's memory and the host's can't be compared, so they have no ratio.
     are_comparable = len(set(row.known_qualifiers.values())) <= 1
     # `row.ratios` are those of the table of runs: of speed and of memory. This table also has a
     # ratio of energy.
-    has_ratio = are_comparable and (bool(row.ratios) or row.metric.panel == "Energy")
+    is_of_cost = bool(row.ratios) or row.metric.panel == "Energy"
+    has_ratio = relative and are_comparable and is_of_cost
     cells = []
     for number, (group, sample) in enumerate(zip(comparison.groups, samples, strict=True)):
         cell = mean_and_deviation_text(row.metric, sample)

@@ -77,19 +77,16 @@ def settings_key_of_trial(trial: FrozenTrial) -> str:
 def ranked_by_settings(trials: Sequence[FrozenTrial], sign: int) -> list[FrozenTrial]:
     """Return finished trials, those with the best settings first.
 
-    Settings rank by their mean over the seeds, and not by the luckiest seed. If a seed occurs
-    twice, its last trial counts. Trials with the same settings follow each other, the best first.
+    Settings rank by their mean over the seeds, and not by the luckiest seed. Trials with the same
+    settings follow each other, the best first.
 
     Args:
         sign: 1 if more is better, -1 if less is better.
     """
-    values_by_settings: dict[str, dict[object, float]] = {}  # each with a value for each seed
+    trials_by_settings: dict[str, list[FrozenTrial]] = {}
     for trial in trials:
-        value_by_seed = values_by_settings.setdefault(settings_key_of_trial(trial), {})
-        value_by_seed[trial.params.get(SEED)] = value_of(trial)
-    means: dict[str, float] = {}
-    for settings_key, value_by_seed in values_by_settings.items():
-        means[settings_key] = fmean(value_by_seed.values())
+        trials_by_settings.setdefault(settings_key_of_trial(trial), []).append(trial)
+    means = {key: mean_over_seeds(group) for key, group in trials_by_settings.items()}
 
     def rank(trial: FrozenTrial) -> tuple[float, str, float]:
         settings_key = settings_key_of_trial(trial)
@@ -104,13 +101,18 @@ def count_of_settings(trials: Sequence[FrozenTrial]) -> int:
     return len({settings_key_of_trial(trial) for trial in trials})
 
 
-def mean_and_count_of_settings(
-    trials: Sequence[FrozenTrial], trial: FrozenTrial
-) -> tuple[float, int]:
-    """Return the mean value of all trials with the settings of `trial`, and their number."""
+def trials_with_settings_of(trial: FrozenTrial, trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+    """Return those of `trials` that have the same values as `trial`, except for the seed."""
     key = settings_key_of_trial(trial)
-    values = [value_of(other) for other in trials if settings_key_of_trial(other) == key]
-    return fmean(values), len(values)
+    return [other for other in trials if settings_key_of_trial(other) == key]
+
+
+def mean_over_seeds(trials: Sequence[FrozenTrial]) -> float:
+    """Return the mean over the seeds, where a seed that occurs more than once counts once."""
+    values_by_seed: dict[object, list[float]] = {}
+    for trial in trials:
+        values_by_seed.setdefault(trial.params.get(SEED), []).append(value_of(trial))
+    return fmean(fmean(values) for values in values_by_seed.values())
 
 
 def value_of(trial: FrozenTrial) -> float:

@@ -29,7 +29,11 @@ from common.tools.launching.launched_run import LaunchedRun
 from common.tools.launching.validation_share import with_validation_share
 from common.tools.recipe import Recipe, load_recipe
 from common.tools.tune.certainty import certainty_lines
-from common.tools.tune.ranking import count_of_settings, mean_and_count_of_settings
+from common.tools.tune.ranking import (
+    count_of_settings,
+    mean_over_seeds,
+    trials_with_settings_of,
+)
 from common.tools.tune.records import write_settings
 from common.tools.tune.recovery import (
     STEPS_PER_EPOCH,
@@ -285,9 +289,10 @@ def report(search: Search, recipe: Recipe) -> None:
     for line in certainty_lines(records, recipe, search.space, tried_settings_count):
         say(line)
     best = ranked[0]
-    mean, count = mean_and_count_of_settings(ranked, best)
+    repetitions = trials_with_settings_of(best, ranked)
+    count = len(repetitions)
     others = f" and {count - 1} more with these settings" if count > 1 else ""
-    figure = f"validation {metric.label} {metric.text(mean)}"
+    figure = f"validation {metric.label} {metric.text(mean_over_seeds(repetitions))}"
     if count > 1:
         figure = f"mean {figure}"
     say(f"best: {search.directory_of(best).name}{others}, {figure}")

@@ -77,7 +77,7 @@ def report(
     text = markdown_report(title, all_warnings, arranged(rows), all_lines)
     write_text(directory / "table.md", text)
     if has_repetitions(comparison):
-        add_means_to_cards(finished, rows)
+        add_means_to_cards(finished, group_cells(comparison, relative=False))
     plot_comparison(comparison, directory / "picture.png")
     say(f"table: {shown_path(directory / 'table.md')}, with picture.png beside it")
 
@@ -232,9 +232,8 @@ def add_means_to_cards(finished: Mapping[str, Sequence[str]], rows: Sequence[Row
         rows: the table of means. The first column has the headings, and each variant has a column.
     """
     for column, runs in enumerate(finished.values(), start=1):
-        # Cut the ratio to the first variant off: it says nothing in the card of one model.
-        cells = [[row[0], row[column].partition(" (")[0]] for row in rows]
-        add_to_cards(runs, "\n".join(markdown_table(cells)))
+        table = markdown_table([[row[0], row[column]] for row in rows])
+        add_to_cards(runs, "\n".join(table))
 
 
 def add_to_cards(runs: Sequence[str], table: str) -> None:

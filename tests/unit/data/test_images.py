@@ -82,6 +82,10 @@ def test_special_folder_names_are_classes_or_noted(tmp_path: Path) -> None:
         unread = "4 files are in no split and not read, such as"
         is_noted = any(unread in note for note in data.notes)
         assert (name in data.class_names) != (is_noted or name.startswith(".")), name
+    folder = write_image_folder(tmp_path / "case", ["cat", "dog", "__a"], per_class=4)
+    for image in folder.rglob("__a/*.png"):
+        image.rename(image.with_suffix(".PNG"))
+    assert any(unread in note for note in images(folder).notes)
     folder = write_image_folder(tmp_path / "flat", ["cat", "train"], per_class=4, split=".")
     message = (
         "no labels: put the images of each class into a folder named after it, such as cat/1.png; "

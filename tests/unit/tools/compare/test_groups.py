@@ -175,6 +175,20 @@ def test_repeated_seed_counts_once_for_quality(tmp_path: Path) -> None:
     assert (speed.count, speed.is_distinguishable) == (2, True)
 
 
+def test_cells_without_ratios_keep_their_other_suffixes(tmp_path: Path) -> None:
+    """The model card of a variant has no baseline, but still says which runs were left out."""
+    first = write_seeds(tmp_path / "a", LOW)
+    second = write_seeds(tmp_path / "b", HIGH, {"config.dropout": 0.1})
+    comparison = compared([*first, *first], second)
+    relative = {label: values for label, *values in group_cells(comparison)}
+    assert relative["throughput, samples/s"][1].endswith(" (1.00×)")
+    rows_for_cards = group_cells(comparison, relative=False)
+    assert "baseline" not in rows_for_cards[0][1]
+    cells = {label: values for label, *values in rows_for_cards}
+    assert cells["throughput, samples/s"] == ["1,000 ± 0", "1,000 ± 0"]
+    assert cells["runs"] == ["3 (3 left out)", "3"]
+
+
 def test_run_that_is_named_twice_counts_once(tmp_path: Path) -> None:
     """A copy of a figure is not a second measurement."""
     sources = write_seeds(tmp_path, LOW[:2])

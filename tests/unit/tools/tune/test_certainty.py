@@ -21,7 +21,7 @@ from common.tools.compare.readers import RunRecord, read_runs
 from common.tools.recipe import Recipe
 from common.tools.statistics.samples import Sample, proportion_error
 from common.tools.tune.certainty import certainty_lines, exceeds_chance, interval_of_lead
-from common.tools.tune.ranking import TrialGroup, ranked_by_settings
+from common.tools.tune.ranking import TrialGroup, mean_over_seeds, ranked_by_settings
 from tests.unit.tools.compare.run_folders import rows, write_run
 
 
@@ -191,6 +191,17 @@ def test_settings_rank_by_their_mean(sign: int, ranked: list[int]) -> None:
         trials_of_study.append(frozen)
     best_first = ranked_by_settings(trials_of_study, sign)
     assert [found.number for found in best_first] == ranked
+
+
+def test_repeated_seed_counts_once_in_the_mean() -> None:
+    """A sampler may propose the same settings and seed twice."""
+    tried = [("0", 0.9), ("0", 0.8), ("0", 0.7), ("1", 0.4)]
+    seeds = CategoricalDistribution(("0", "1"))
+    repetitions = [
+        create_trial(value=value, params={"seed": seed}, distributions={"seed": seeds})
+        for seed, value in tried
+    ]
+    assert mean_over_seeds(repetitions) == pytest.approx((0.8 + 0.4) / 2)
 
 
 # The best of many trials
