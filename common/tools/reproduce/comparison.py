@@ -154,15 +154,16 @@ def allowed_difference(
 
     For an accuracy over n samples, it is two standard errors of the difference of two proportions:
     twice the square root of 2 p (1 - p) / n, where p is the mean of both. For other figures, it is
-    `LOOSE_TOLERANCE` or `TOLERANCE` times the larger value; see `is_secondary`. If a value is
-    unknown, it is 0.
+    `LOOSE_TOLERANCE` or `TOLERANCE` times the larger value; see `is_secondary`. It is 0 for the
+    number of samples, which no CPU changes, and if a value is unknown.
 
     Args:
         objective: the run's objective.
-        tolerance: a tolerance for all figures, relative to the larger value; None for these rules.
+        tolerance: a tolerance, relative to the larger value, for all figures but the number of
+            samples; None for these rules.
     """
     past_value, new_value = figures[name]
-    if past_value is None or new_value is None:
+    if past_value is None or new_value is None or is_number_of_samples(name):
         return 0.0
     samples = samples_behind(name, figures)
     if tolerance is None and samples is not None:
@@ -178,14 +179,19 @@ def allowed_difference(
 def is_secondary(name: str, figures: PairedFigures, objective: Objective) -> bool:
     """Whether a figure, such as a loss or F1, only adds to an accuracy of the same split.
 
-    The objective itself is not secondary, nor are accuracies and numbers of samples.
+    The objective itself is not secondary, nor are accuracies.
     """
     split, _, metric = name.partition("/")
     is_objective = metric == objective.metric or name == objective.best_key
-    if is_objective or is_proportion(name) or metric == "count":
+    if is_objective or is_proportion(name):
         return False
     others_of_split = [other for other in figures if other.partition("/")[0] == split]
     return any(samples_behind(other, figures) is not None for other in others_of_split)
+
+
+def is_number_of_samples(name: str) -> bool:
+    """Whether a figure is the number of samples of an evaluation, such as ``test/count``."""
+    return name.endswith("/count")
 
 
 def samples_behind(name: str, figures: PairedFigures) -> int | None:
