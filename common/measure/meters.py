@@ -115,8 +115,8 @@ class Meters:
                     f"perf/mfu is not logged, because the model's FLOPs can't be counted ({cause})"
                 )
 
-    def accumulate(self, accumulation: int) -> None:
-        """Begin new sums for updates of `accumulation` micro-batches, after `--auto-batch-size`."""
+    def use_accumulation(self, accumulation: int) -> None:
+        """Prepare for updates of `accumulation` micro-batches, before the first is counted."""
         self.sums = TrainingSums(self.device, accumulation)
 
     def start(self) -> None:
