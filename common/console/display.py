@@ -122,7 +122,7 @@ class Display:
         if self.live is not None:
             self.bar.update(self.bar.task_ids[0], total=total_steps, completed=position()[0])
 
-    def interval(self, text: str) -> None:
+    def show_interval(self, text: str) -> None:
         """Show the metrics of a log interval: in the bar on a terminal, else as a line.
 
         The line of the last update is always printed. Other lines may be left out, as `LineLimit`

@@ -106,7 +106,7 @@ def summarize(
     """
     summary = {**context.logs.pending_row.latest, **final_figures}
     if not context.config.evaluate_only:
-        summary |= context.meters.whole_run()
+        summary |= context.meters.whole_run_figures()
     summary[GOODPUT] = context.meters.goodput()
     summary[KEPT_STEP] = kept_step
     if context.best.value is not None:

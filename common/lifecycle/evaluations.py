@@ -119,7 +119,7 @@ class Evaluations:
             self.rehearsal.accept_figures()
             return
         is_best = self.compare_with_best(values, split)
-        logs.evaluation(values, split, is_best)
+        logs.add_evaluation(values, split, is_best)
         if is_best and context.best.is_kept:
             with context.meters.stopwatch.stopped():
                 compare_weights_of_ranks(context)
@@ -141,7 +141,7 @@ class Evaluations:
         logs = context.logs
         values = checked_figures(figures, context.objective, context.accelerator)
         is_best = self.compare_with_best(values, split)
-        logs.evaluation(values, split, is_best, position)
+        logs.add_evaluation(values, split, is_best, position)
         return {f"{PREFIXES[split]}/{name}": value for name, value in values.items()}
 
     def compare_with_best(self, values: Mapping[str, float], split: Split) -> bool:

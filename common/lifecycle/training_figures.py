@@ -15,7 +15,7 @@ def log_interval(context: Context, kept: KeptParts) -> None:
             directory no longer belongs to this run.
     """
     context.directory.require_ownership(max_age=1.0)  # seconds, because log lines may be frequent
-    meter_figures = context.meters.interval()  # among them the metrics that the recipe recorded
+    meter_figures = context.meters.end_interval()  # among them the metrics that the recipe recorded
     # Without a loss, there is no NaN to find.
     loss = meter_figures.get(TRAINING_LOSS, 0.0)
     context.guard.check(context.progress.global_step, loss)
@@ -30,4 +30,4 @@ def log_interval(context: Context, kept: KeptParts) -> None:
             ),
             advice="give the metric another name",
         )
-    context.logs.interval({**meter_figures, **optimizer_figures})
+    context.logs.add_interval({**meter_figures, **optimizer_figures})

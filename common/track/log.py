@@ -114,17 +114,17 @@ class Log:
                 "to metrics.jsonl only"
             )
 
-    def interval(self, values: Mapping[str, float]) -> None:
+    def add_interval(self, values: Mapping[str, float]) -> None:
         """Add the training figures of a log interval to the row, and show them."""
         self.add(values)
-        DISPLAY.interval(report.interval_text(self.pending_row.figures))
+        DISPLAY.show_interval(report.interval_text(self.pending_row.figures))
 
     def place(self) -> tuple[int, float]:
         """Return the update and the epoch, for the display."""
         position = self.position()
         return int(position[STEP]), position[EPOCH]
 
-    def evaluation(
+    def add_evaluation(
         self,
         values: Evaluation,
         split: Split,

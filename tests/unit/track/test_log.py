@@ -141,7 +141,7 @@ def test_evaluation_is_printed_once(tmp_path: Path, capsys: pytest.CaptureFixtur
     def lines_of(accuracy: float, split: str = "validation", step: float = 1.0) -> int:
         position = {"progress/global_step": step, "progress/epoch": 0.5}
         evaluation = Evaluation({"accuracy": accuracy})
-        log.evaluation(evaluation, split, is_best=False, position=position)
+        log.add_evaluation(evaluation, split, is_best=False, position=position)
         return len(capsys.readouterr().out.splitlines())
 
     assert [lines_of(0.5), lines_of(0.5)] == [1, 0]

@@ -18,7 +18,7 @@ from common.tools.prove.session import Session
 
 def install(session: Session) -> None:
     clock = Clock(session)
-    session.wrap(Meters, "interval", clock.around_interval)
+    session.wrap(Meters, "end_interval", clock.around_end_interval)
     session.wrap(Run, "save", clock.around_save)
     session.wrap(Run, "evaluating", clock.around_evaluating)
 
@@ -33,7 +33,7 @@ class Clock:
         self.last_log_step = 0  # the update of that line
         self.has_only_updates = True  # whether there were only updates since then
 
-    def around_interval(
+    def around_end_interval(
         self, original: Callable[[Meters], dict[str, float]], meters: Meters
     ) -> dict[str, float]:
         """Write the time since the last log line."""
