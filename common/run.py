@@ -156,7 +156,7 @@ class Run:
         early_stopping = EarlyStopping(self.config, self.context.best, validation_split)
         signals = RunSignals(
             is_asked_to_stop=self.is_asked_to_stop,
-            is_stop_announced=self.context.agreement.is_stop_announced,
+            is_stop_announced=self.context.decisions.is_stop_announced,
             is_rehearsing=lambda: self.evaluations.rehearsal.is_reading,
         )
         loaders = make_loaders(self.config, self.accelerator, data.splits, signals)
@@ -165,7 +165,7 @@ class Run:
 
     def is_asked_to_stop(self) -> bool:
         """Whether this process got a request to stop; the ranks may not have agreed on it yet."""
-        return self.context.agreement.request.reason is not None
+        return self.context.decisions.request.reason is not None
 
     def make_plan(self, train_loader: Loader, default_epochs: Mapping[str, int]) -> None:
         """Settle the length of the run.
@@ -231,7 +231,7 @@ class Run:
         context = self.context
         loaded = self.loaded
         kept = self.kept
-        context.agreement.request.save_first()  # a request to stop from now on waits for a save
+        context.decisions.request.save_first()  # a request to stop from now on waits for a save
         if compute_loss is not None and not self.config.evaluate_only:
             try_loss(context, loaded, kept, compute_loss, couples_samples)
         self.stages.started = starting.start(
@@ -284,7 +284,7 @@ class Run:
                 with started.memory_plan.watching(batch_work):
                     yield batch
                 rehearsal.end()  # also for a loop that has not called `record`
-                if self.context.agreement.stopping:
+                if self.context.decisions.stopping:
                     self.save_and_leave()  # saves nothing if the loop has saved this update
             if progress.global_step == first_step:
                 raise no_update_error()
@@ -295,7 +295,7 @@ class Run:
         self.save()
         self.context.meters.stopwatch.stop()
         self.checkpoints.wait()
-        self.context.agreement.stop(self.progress.global_step)
+        self.context.decisions.stop(self.progress.global_step)
 
     def clip_grad_norm_(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Clip the gradients' global norm in place; skip the update if the norm is not finite."""
@@ -332,7 +332,7 @@ class Run:
     def end_update(self) -> None:
         """Count an update, and do what is due after it."""
         started = self.started
-        agreement = self.context.agreement
+        decisions = self.context.decisions
         # The row of the previous update is complete; see `PendingRow`.
         self.context.logs.write_row()
         step = self.progress.advance()
@@ -343,8 +343,8 @@ class Run:
             self.log_training()
         if self.context.guard.is_due:
             self.context.guard.check(step)
-        if step % agreement.check_every == 0:
-            agreement.check(step)
+        if step % decisions.check_every == 0:
+            decisions.check(step)
         started.profiler.step()
 
     def log_training(self) -> None:
@@ -435,9 +435,9 @@ class Run:
         """
         if not self.accelerator.sync_gradients:
             return False
-        agreement = self.context.agreement
-        is_planned = self.plan.saves(self.progress.global_step, agreement.is_checkpoint_old)
-        return agreement.stopping or is_planned
+        decisions = self.context.decisions
+        is_planned = self.plan.saves(self.progress.global_step, decisions.is_checkpoint_old)
+        return decisions.stopping or is_planned
 
     def save(self) -> None:
         """Save a checkpoint: copy the state now, and write it in the background."""
@@ -483,7 +483,7 @@ class Run:
     def __enter__(self) -> Self:
         try:
             # Until `start`, there is nothing to save, so a request to stop may end the process.
-            self.context.agreement.request.end_at_once()
+            self.context.decisions.request.end_at_once()
         except Preempted as error:
             self.__exit__(Preempted, error, None)
             raise

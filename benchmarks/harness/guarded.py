@@ -18,7 +18,7 @@ import torch
 from common.measure.stopwatch import Stopwatch
 from common.run import Run
 from common.training.gradients import GradientGuard
-from common.training.stop_agreement import StopAgreement
+from common.training.rank_decisions import RankDecisions
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -33,7 +33,7 @@ MAY_WAIT: list[tuple[type, Callable[..., object]]] = [
     (Stopwatch, Stopwatch.stop),
     (Stopwatch, Stopwatch.lap),
     (GradientGuard, GradientGuard.check),
-    (StopAgreement, StopAgreement.check),
+    (RankDecisions, RankDecisions.check),
 ]
 
 

@@ -87,7 +87,7 @@ def end_training(context: Context, log_training: Callable[[], None]) -> None:
     stopwatch.stop()
     context.directory.require_ownership()
     context.checkpoints.wait()
-    context.agreement.check(context.progress.global_step)
+    context.decisions.check(context.progress.global_step)
     # Early stopping, for example, may end the loop between two log lines.
     has_unlogged_updates = stopwatch.total.updates > stopwatch.marked.updates
     if has_unlogged_updates:

@@ -77,8 +77,8 @@ class Evaluations:
         with DISPLAY.activity("evaluating"), context.meters.stopwatch.stopped():
             with mode as restore_buffers:
                 yield bare_model
-            context.agreement.check(step)
-            if context.agreement.stopping:
+            context.decisions.check(step)
+            if context.decisions.stopping:
                 # The ranks may not have read all data, so this evaluation does not count. The
                 # resumed run repeats it.
                 restore_buffers()
@@ -173,7 +173,7 @@ class Evaluations:
         save()
         context.checkpoints.wait()
         # In this collective, the ranks wait until all of them have written the best model.
-        context.agreement.check(step)
+        context.decisions.check(step)
         self.kept_step = best.step
         path, weights = context.checkpoints.read_best(self.kept_step)
         export.put_weights(context.accelerator.unwrap_model(model), weights, path)

@@ -30,14 +30,14 @@ def save(started: StartedRun) -> None:
     """
     context = started.context
     step = context.progress.global_step
-    activity = "saving, then stopping" if context.agreement.stopping else "saving"
+    activity = "saving, then stopping" if context.decisions.stopping else "saving"
     with DISPLAY.activity(activity), context.meters.stopwatch.stopped():
         # End the run now if a non-finite update was skipped: a checkpoint from after that update
         # would be of no use, because a resume from it would end in the same way.
         context.guard.check(step)
         compare_weights_of_ranks(context)
         context.checkpoints.save(step, context.parts.collect(), run_identity(started))
-        context.agreement.note_checkpoint()
+        context.decisions.note_checkpoint()
 
 
 def compare_weights_of_ranks(context: Context) -> None:
@@ -102,7 +102,7 @@ def restore(started: StartedRun, resume_path: Path) -> State | None:
     )
     if restored is None:
         return None
-    context.agreement.note_checkpoint()
+    context.decisions.note_checkpoint()
     if restored.has_lost_best:
         forget_lost_best(context)
     context.best.require_best_model(context.checkpoints.lasting_receipts, context.directory.path)

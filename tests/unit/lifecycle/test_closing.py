@@ -39,7 +39,7 @@ def test_a_run_is_released_if_its_error_is_replaced(
     )
     run.evaluations = SimpleNamespace(rehearsal=SimpleNamespace(explain=lambda error: None))
     run.context = SimpleNamespace(
-        agreement=SimpleNamespace(request=SimpleNamespace(release=note("signal handlers"))),
+        decisions=SimpleNamespace(request=SimpleNamespace(release=note("signal handlers"))),
         provenance=SimpleNamespace(wait=note("provenance")),
         directory=SimpleNamespace(release=note("lock")),
     )
