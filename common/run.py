@@ -104,7 +104,7 @@ class Run:
         self.is_finish_called = False
         # The work of the current batch, and the seconds for which the loop waited for it.
         self.current_work: tuple[Work, float] | None = None
-        DISPLAY.doing = "reading the data"
+        DISPLAY.show_activity("reading the data")
 
     # What later stages add. Each property raises a `UserError` before its stage is reached.
 
@@ -178,7 +178,7 @@ class Run:
         plan = Plan(self.config, order, self.data.name, default_epochs)
         self.context.resolution.resolve(epochs=plan.epochs)
         self.stages.plan = plan
-        DISPLAY.doing = "building the model"
+        DISPLAY.show_activity("building the model")
 
     def keep(
         self,
@@ -235,13 +235,13 @@ class Run:
         if compute_loss is not None and not self.config.evaluate_only:
             try_loss(context, loaded, kept, compute_loss, couples_samples)
         self.stages.started = starting.start(
-            context, loaded, self.plan, kept, description, self.position
+            context, loaded, self.plan, kept, description, self.position_figures
         )
 
-    def position(self) -> dict[str, float]:
+    def position_figures(self) -> dict[str, float]:
         """Return the figures of the current position: update, epoch, samples, training time."""
         seconds = self.context.meters.stopwatch.total.seconds
-        return self.plan.position(self.progress.global_step) | {TRAINING_SECONDS: seconds}
+        return self.plan.position_figures(self.progress.global_step) | {TRAINING_SECONDS: seconds}
 
     # In the loop
 

@@ -51,9 +51,9 @@ def finish(
     end_training(context, log_training)
     # The final evaluation used the last weights, unless `load_best` loaded earlier ones.
     kept_step = step if evaluations.kept_step is None else evaluations.kept_step
-    position = started.plan.position(kept_step)
-    final_figures = evaluations.log_final(figures, split, position)
-    DISPLAY.doing = "finishing"
+    model_position = started.plan.position_figures(kept_step)
+    final_figures = evaluations.log_final(figures, split, model_position)
+    DISPLAY.show_activity("finishing")
     context.logs.write_row()
     memory = started.memory_plan.finish() if was_trained else []
     summary = summarize(context, final_figures, kept_step)

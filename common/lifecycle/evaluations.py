@@ -71,10 +71,10 @@ class Evaluations:
         seed = context.config.seed
         mode = evaluation_mode(context.accelerator, bare_model, context.random, seed)
         if self.rehearsal.is_on:
-            with DISPLAY.activity("evaluating"), self.rehearsing(bare_model), mode:
+            with DISPLAY.showing_activity("evaluating"), self.rehearsing(bare_model), mode:
                 yield bare_model
             return
-        with DISPLAY.activity("evaluating"), context.meters.stopwatch.stopped():
+        with DISPLAY.showing_activity("evaluating"), context.meters.stopwatch.stopped():
             with mode as restore_buffers:
                 yield bare_model
             context.decisions.check(step)
@@ -127,21 +127,22 @@ class Evaluations:
                 context.checkpoints.save_best(context.best.step, weights)
 
     def log_final(
-        self, figures: Metrics, split: Split, position: Mapping[str, float]
+        self, figures: Metrics, split: Split, model_position: Mapping[str, float]
     ) -> dict[str, float]:
         """Log the final evaluation, and return its figures by their full names.
 
         If it is on validation data, it is compared with the best evaluation.
 
         Args:
-            position: the step, epoch and samples up to which the evaluated model was trained. They
-                are earlier than the current ones if `load_best` loaded an earlier model.
+            model_position: the step, epoch and samples up to which the evaluated model was
+                trained. They are earlier than the current ones if `load_best` loaded an earlier
+                model.
         """
         context = self.context
         logs = context.logs
         values = checked_figures(figures, context.objective, context.accelerator)
         is_best = self.compare_with_best(values, split)
-        logs.add_evaluation(values, split, is_best, position)
+        logs.add_evaluation(values, split, is_best, model_position)
         return {f"{PREFIXES[split]}/{name}": value for name, value in values.items()}
 
     def compare_with_best(self, values: Mapping[str, float], split: Split) -> bool:

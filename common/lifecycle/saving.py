@@ -31,7 +31,7 @@ def save(started: StartedRun) -> None:
     context = started.context
     step = context.progress.global_step
     activity = "saving, then stopping" if context.decisions.stopping else "saving"
-    with DISPLAY.activity(activity), context.meters.stopwatch.stopped():
+    with DISPLAY.showing_activity(activity), context.meters.stopwatch.stopped():
         # End the run now if a non-finite update was skipped: a checkpoint from after that update
         # would be of no use, because a resume from it would end in the same way.
         context.guard.check(step)

@@ -49,8 +49,8 @@ def test_terminal_has_a_bar(screen: io.StringIO) -> None:
     steps = iter(range(10, 40))
     display.begin()
     assert display.live is not None
-    assert display.place().startswith("loading ")
-    display.doing = "reading the data"
+    assert display.progress_text().startswith("loading ")
+    display.show_activity("reading the data")
     display.live.refresh()
     display.start(40, lambda: (next(steps), 0.25))
     assert display.bar.tasks[0].completed == 10
@@ -58,7 +58,7 @@ def test_terminal_has_a_bar(screen: io.StringIO) -> None:
     say("above the bar [b]")
     display.live.refresh()
     assert display.bar.tasks[0].completed > 10  # the bar asks for the step by itself
-    display.doing = "evaluating"
+    display.show_activity("evaluating")
     display.live.refresh()
     display.close()
     texts = ("reading the data …", "epoch 0.25  step", "[rmse] 3.2", "bar [b]", "evaluating")
