@@ -10,6 +10,8 @@ from contextlib import AbstractContextManager, contextmanager
 
 from torch import nn
 
+from common.lifecycle import saving
+from common.lifecycle.stages import StartedRun
 from common.measure.meters import Meters
 from common.run import Run
 from common.tools.prove.records.instrument_records import LogInterval
@@ -19,7 +21,7 @@ from common.tools.prove.session import Session
 def install(session: Session) -> None:
     clock = Clock(session)
     session.wrap(Meters, "end_interval", clock.around_end_interval)
-    session.wrap(Run, "save", clock.around_save)
+    session.wrap(saving, "save", clock.around_save)
     session.wrap(Run, "evaluating", clock.around_evaluating)
 
 
@@ -48,9 +50,9 @@ class Clock:
         self.last_log_time = time.perf_counter()
         return figures
 
-    def around_save(self, original: Callable[[Run], None], run: Run) -> None:
+    def around_save(self, original: Callable[[StartedRun], None], started: StartedRun) -> None:
         self.has_only_updates = False
-        original(run)
+        original(started)
 
     @contextmanager
     def around_evaluating(
