@@ -99,7 +99,7 @@ class TimedSaves:
 
         def save_and_wait() -> None:
             self.original_save(run)
-            run.checkpoints.wait()
+            run.context.checkpoints.wait()
 
         ways: dict[str, Callable[[], object]] = {
             "clone": lambda: [tensor.detach().clone() for tensor in tensors],
@@ -108,9 +108,9 @@ class TimedSaves:
             "save_state": lambda: run.accelerator.save_state(str(target)),
         }
         for name, way in ways.items():
-            run.checkpoints.last_step = -1  # otherwise a second save of a step does nothing
+            run.context.checkpoints.last_step = -1  # otherwise a second save of a step does nothing
             self.times[name].append(milliseconds_of(way))
-            run.checkpoints.wait()
+            run.context.checkpoints.wait()
             shutil.rmtree(target, ignore_errors=True)
 
     def write(self, file: Path) -> None:

@@ -1,9 +1,9 @@
-"""One training run, as a recipe uses it: each call hands over to a function of `common/lifecycle/`.
+"""One training run: the calls that a recipe makes, in the order in which it makes them.
 
-`common/lifecycle/` has the stages. Its module `stages` says what a run has at each stage.
+Each call hands over to a function of `common/lifecycle/`, whose module `stages` says what a run has
+at each stage. `docs/reference.md` explains the calls to users.
 """
 
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,35 +16,22 @@ from torch import nn
 from torch.optim import Optimizer
 
 from common.checkpoints.state import Stateful
-from common.command_line.flag_reads import mark_read, record_reads
+from common.command_line.flag_reads import record_reads
 from common.config import TrainingConfig
 from common.console.display import DISPLAY
-from common.data.loader import Loader, RunSignals
-from common.data.run_loaders import make_loaders
-from common.data.samples import Batch, Data, Work
-from common.data.unused_flags import refuse_unused_data_flags
-from common.errors import Preempted, UserError
-from common.lifecycle import ending, keeping, releasing, saving, starting
-from common.lifecycle.closing import close_after
-from common.lifecycle.error_report import announce_error
+from common.data.loader import Loader
+from common.data.samples import Batch, Data
+from common.errors import Preempted
+from common.lifecycle import closing, ending, keeping, loading, saving, starting
 from common.lifecycle.evaluations import Evaluations
-from common.lifecycle.misuse import (
-    no_update_error,
-    require_name,
-    training_order_of,
-    unfinished_error,
-)
+from common.lifecycle.misuse import require_name, training_order_of, unfinished_error
 from common.lifecycle.setup import set_up
 from common.lifecycle.stages import KeptParts, LoadedData, Stages, StartedRun, reached
-from common.lifecycle.training_figures import log_interval
+from common.lifecycle.training_loop import TrainingLoop
 from common.lifecycle.trying_loss import try_loss
-from common.lifecycle.unread_flags import refuse_unread_flags
 from common.measure.flops import ComputeLoss
 from common.measure.value_checks import Metrics
-from common.metric_names import TRAINING_SECONDS
-from common.objective import EVALUATED_SPLITS
 from common.track.recorded_media import Values
-from common.training.early_stopping import EarlyStopping
 from common.training.gathering import Gatherer
 from common.training.notebook import (
     is_called_by_a_program,
@@ -57,7 +44,8 @@ from common.training.precision import compute_dtype
 class Run:
     """Counts, times, logs and saves one training run, whose loop is in the recipe.
 
-    Use it as a context manager, so that `status.json` says how the run ended.
+    Use it as a context manager, so that `status.json` says how the run ended. A recipe that leaves
+    out a call gets a `UserError` from the first later call that needs it.
     """
 
     def __init__(
@@ -86,57 +74,24 @@ class Run:
             SystemExit: with status 0, if the run to resume is finished.
         """
         note_ranks_of_debug_launcher()
-        self.is_called_by_a_program = is_called_by_a_program(recipe_file)
+        self._is_called_by_a_program = is_called_by_a_program(recipe_file)
         DISPLAY.begin("starting")
         record_reads(config)
+        context = set_up(config, Path(recipe_file), objective, ddp)
         self.config = config
-        self.context = context = set_up(config, Path(recipe_file), objective, ddp)
         self.accelerator = context.accelerator
         self.directory = context.directory
-        self.checkpoints = context.checkpoints
         self.progress = context.progress
         self.device = context.accelerator.device
         self.compute_dtype = compute_dtype(context.accelerator)
-        self.gather_rows = Gatherer(context.accelerator)
+        # These are not for recipes. `recipes prove` and the benchmarks read them.
+        self.context = context
         self.evaluations = Evaluations(context, rehearse)
-        self.are_flags_checked = False  # becomes true after the first update
         self.stages = Stages()  # filled in by the calls below
-        self.is_finish_called = False
-        # The work of the current batch, and the seconds for which the loop waited for it.
-        self.current_work: tuple[Work, float] | None = None
-        DISPLAY.doing = "reading the data"
-
-    # What later stages add. Each property raises a `UserError` before its stage is reached.
-
-    @property
-    def loaded(self) -> LoadedData:
-        """The data set and its loaders."""
-        return reached(self.stages.loaded, "run.loaders(data)")
-
-    @property
-    def data(self) -> Any:
-        """The data set that `loaders` was given, of the type that the recipe made."""
-        return self.loaded.data
-
-    @property
-    def all_loaders(self) -> Mapping[str, Loader]:
-        """The loaders by split."""
-        return self.loaded.loaders
-
-    @property
-    def plan(self) -> Plan:
-        """The length of the run, and its intervals."""
-        return reached(self.stages.plan, "run.make_plan(train_loader, DEFAULT_EPOCHS)")
-
-    @property
-    def kept(self) -> KeptParts:
-        """The model, optimizer and other parts that `keep` was given."""
-        return reached(self.stages.kept, "run.keep(model=model, optimizer=optimizer, ...)")
-
-    @property
-    def started(self) -> StartedRun:
-        """All that the run has once `start` has returned."""
-        return reached(self.stages.started, "run.start(description, compute_loss)")
+        self._loop = TrainingLoop(context, self.evaluations)
+        self._gather_rows = Gatherer(context.accelerator)
+        self._is_finish_called = False
+        DISPLAY.show_activity("reading the data")
 
     # Before the loop
 
@@ -149,23 +104,10 @@ class Run:
             UserError: a flag that was set has no effect on the data, or does not suit them; a split
                 has too few samples; or `--early-stopping` has no validation data to choose by.
         """
-        refuse_unused_data_flags(self.config, data)
-        evaluated_splits = [split for split in EVALUATED_SPLITS if split in data.splits]
-        validation_split = evaluated_splits[0]
-        test_split = evaluated_splits[-1]  # the same one if there is no other
-        early_stopping = EarlyStopping(self.config, self.context.best, validation_split)
-        signals = RunSignals(
-            is_asked_to_stop=self.is_asked_to_stop,
-            is_stop_announced=self.context.agreement.is_stop_announced,
-            is_rehearsing=lambda: self.evaluations.rehearsal.is_reading,
-        )
-        loaders = make_loaders(self.config, self.accelerator, data.splits, signals)
-        self.stages.loaded = LoadedData(data, loaders, validation_split, test_split, early_stopping)
-        return loaders["train"], loaders[validation_split], loaders[test_split]
-
-    def is_asked_to_stop(self) -> bool:
-        """Whether this process got a request to stop; the ranks may not have agreed on it yet."""
-        return self.context.agreement.request.reason is not None
+        loaded = loading.add_loaders(self.context, data, self.evaluations.rehearsal)
+        self.stages.loaded = loaded
+        loaders = loaded.loaders
+        return loaders["train"], loaders[loaded.validation_split], loaders[loaded.test_split]
 
     def make_plan(self, train_loader: Loader, default_epochs: Mapping[str, int]) -> None:
         """Settle the length of the run.
@@ -178,7 +120,12 @@ class Run:
         plan = Plan(self.config, order, self.data.name, default_epochs)
         self.context.resolution.resolve(epochs=plan.epochs)
         self.stages.plan = plan
-        DISPLAY.doing = "building the model"
+        DISPLAY.show_activity("building the model")
+
+    @property
+    def plan(self) -> Plan:
+        """The length of the run, and its intervals."""
+        return reached(self.stages.plan, "run.make_plan(train_loader, DEFAULT_EPOCHS)")
 
     def keep(
         self,
@@ -228,20 +175,13 @@ class Run:
                 the initial weights or the checkpoint do not fit this run.
         """
         require_name(description)
-        context = self.context
         loaded = self.loaded
         kept = self.kept
-        context.agreement.request.save_first()  # a request to stop from now on waits for a save
+        # From now on, a request to stop waits for a save.
+        self.context.decisions.request.save_first()
         if compute_loss is not None and not self.config.evaluate_only:
-            try_loss(context, loaded, kept, compute_loss, couples_samples)
-        self.stages.started = starting.start(
-            context, loaded, self.plan, kept, description, self.position
-        )
-
-    def position(self) -> dict[str, float]:
-        """Return the figures of the current position: update, epoch, samples, training time."""
-        seconds = self.context.meters.stopwatch.total.seconds
-        return self.plan.position(self.progress.global_step) | {TRAINING_SECONDS: seconds}
+            try_loss(self.context, loaded, kept, compute_loss, couples_samples)
+        self.stages.started = starting.start(self.context, loaded, self.plan, kept, description)
 
     # In the loop
 
@@ -259,49 +199,42 @@ class Run:
         training_order_of(loader, "run.batches(train_loader)")
         if self.config.evaluate_only:
             return
-        started = self.started
-        progress = self.progress
-        rehearsal = self.evaluations.rehearsal
-        total_steps = started.plan.total_steps
-        started.kept.model.train()
-        self.context.meters.start()
-        while progress.global_step < total_steps:
-            first_step = progress.global_step
-            epoch, step_in_epoch = divmod(progress.global_step, started.plan.updates_per_epoch)
-            epoch_batches = loader.epoch(epoch, step_in_epoch)
-            batches = started.profiler.watch(epoch_batches, loader, progress.global_step)
-            while progress.global_step < total_steps:
-                wait_began = time.perf_counter()
-                item = next(batches, None)
-                if item is None:
-                    break
-                batch, batch_work = item
-                wait_seconds = time.perf_counter() - wait_began
-                self.current_work = batch_work, wait_seconds
-                if rehearsal.is_wanted:
-                    # A resumed run may begin with a real evaluation, which replaces the rehearsal.
-                    rehearsal.make_due(is_replaced=self.should_evaluate)
-                with started.memory_plan.watching(batch_work):
-                    yield batch
-                rehearsal.end()  # also for a loop that has not called `record`
-                if self.context.agreement.stopping:
-                    self.save_and_leave()  # saves nothing if the loop has saved this update
-            if progress.global_step == first_step:
-                raise no_update_error()
-        self.context.meters.stopwatch.stop()
+        yield from self._loop.batches(self._started, loader)
 
-    def save_and_leave(self) -> None:
-        """Save a checkpoint, and raise `Preempted` once all ranks have written it."""
-        self.save()
-        self.context.meters.stopwatch.stop()
-        self.checkpoints.wait()
-        self.context.agreement.stop(self.progress.global_step)
+    @property
+    def should_evaluate(self) -> bool:
+        """Whether an evaluation is due at the current step and has not been made yet."""
+        return self.evaluations.is_due(self.plan, self.loaded)
+
+    @contextmanager
+    def evaluating(self, model: nn.Module) -> Iterator[nn.Module]:
+        """Yield the bare model in evaluation mode, with the clock of throughput stopped.
+
+        DDP's wrapper is taken off, because ranks may have different numbers of batches. The model's
+        buffers, such as batch norm's statistics, are averaged over ranks first. Random generators
+        start from the run's seed and the rank, and get their earlier states back afterwards.
+        A request to stop ends the evaluation. Nothing of it is kept, and the resumed run repeats
+        it.
+        """
+
+        def save_and_leave() -> None:
+            saving.save_and_leave(self._started)
+
+        with self.evaluations.evaluating(model, save_and_leave) as bare_model:
+            yield bare_model
+
+    def log(self, evaluation: Metrics) -> None:
+        """Log an evaluation that was due. If it is the best, save its model in the background."""
+        self.evaluations.log(evaluation, self.loaded.validation_split, self.kept)
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether `--early-stopping` ends the run here; the first time, this is also printed."""
+        return self.loaded.early_stopping.decide(self.progress.global_step)
 
     def clip_grad_norm_(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Clip the gradients' global norm in place; skip the update if the norm is not finite."""
-        if not self.are_flags_checked:
-            mark_read(self.config, "max_grad_norm")
-        self.context.guard.clip(model, optimizer)
+        self._loop.clip(model, optimizer)
 
     def record(self, loss: torch.Tensor | float, metrics: Metrics | None = None) -> None:
         """Record a micro-batch, and write a log line when an interval is over.
@@ -321,35 +254,58 @@ class Run:
             TrainingError: an update had non-finite gradients, or a rank could not write its
                 checkpoint.
         """
-        self.evaluations.rehearsal.end()  # an evaluation after this micro-batch is a real one
-        is_update = self.accelerator.sync_gradients
-        # A recipe that records without a batch gets the error of a stage that is not reached.
-        batch_work, wait_seconds = reached(self.current_work, "run.batches(train_loader)")
-        self.context.meters.count(loss, metrics, batch_work, wait_seconds, is_update)
-        if is_update:
-            self.end_update()
+        self._loop.count_micro_batch(loss, metrics)
+        if self.accelerator.sync_gradients:
+            self._loop.end_update(self._started)
 
-    def end_update(self) -> None:
-        """Count an update, and do what is due after it."""
-        started = self.started
-        agreement = self.context.agreement
-        # The row of the previous update is complete; see `PendingRow`.
-        self.context.logs.write_row()
-        step = self.progress.advance()
-        if not self.are_flags_checked:
-            self.are_flags_checked = True
-            refuse_unread_flags(self.context, started.saved_config.given)
-        if started.plan.logs(step):
-            self.log_training()
-        if self.context.guard.is_due:
-            self.context.guard.check(step)
-        if step % agreement.check_every == 0:
-            agreement.check(step)
-        started.profiler.step()
+    @property
+    def should_save(self) -> bool:
+        """Whether a checkpoint is due, by the plan or because of a request to stop.
 
-    def log_training(self) -> None:
-        """Add the figures of the interval that ends here to the row of the current step."""
-        log_interval(self.context, self.kept)
+        None is due between the micro-batches of an update.
+        """
+        return saving.is_due(self.context, self.plan)
+
+    def save(self) -> None:
+        """Save a checkpoint: copy the state now, and write it in the background."""
+        saving.save(self._started)
+
+    # After the loop
+
+    def load_best(self, model: nn.Module) -> None:
+        """Load the weights that `model` had at its best evaluation.
+
+        The model keeps its last weights with `--keep last`, or if there was no evaluation on
+        validation data.
+        """
+        self.evaluations.load_best(model, self.save)
+
+    def finish(self, evaluation: Metrics) -> None:
+        """Log the final evaluation, export the model that it evaluated, and show the summary.
+
+        Raises:
+            TrainingError: the final evaluation misses `--target`. The model is exported all the
+                same.
+        """
+        self._is_finish_called = True
+        ending.finish(self._started, self.evaluations, evaluation)
+
+    # Optional
+
+    @property
+    def epoch(self) -> int:
+        """The epoch, from 0, of the next update; after the last update, the last epoch."""
+        return self.plan.epoch(self.progress.global_step)
+
+    @property
+    def data(self) -> Any:
+        """The data set that `loaders` was given, of the type that the recipe made."""
+        return self.loaded.data
+
+    @property
+    def all_loaders(self) -> Mapping[str, Loader]:
+        """The loaders by split."""
+        return self.loaded.loaders
 
     def log_images(
         self,
@@ -390,11 +346,6 @@ class Run:
         """
         return None if self.context.logs.tracker is None else self.context.logs.tracker.native
 
-    @property
-    def epoch(self) -> int:
-        """The epoch, from 0, of the next update; after the last update, the last epoch."""
-        return self.plan.epoch(self.progress.global_step)
-
     def gather(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the rows of all ranks along dim 0, with gradients: [world_size × rows, …].
 
@@ -407,7 +358,7 @@ class Run:
         Raises:
             UserError: the ranks' rows differ in shape.
         """
-        return self.gather_rows(rows)
+        return self._gather_rows(rows)
 
     def equal_batches(self, loader: Loader) -> Iterator[tuple[Batch, torch.Tensor]]:
         """Yield an evaluation's batches, in equal number and size on all ranks, with a mask.
@@ -417,73 +368,12 @@ class Run:
         """
         return loader.equal_batches()
 
-    @property
-    def should_evaluate(self) -> bool:
-        """Whether an evaluation is due at the current step and has not been made yet."""
-        return self.evaluations.is_due(self.plan, self.loaded)
-
-    @property
-    def should_stop(self) -> bool:
-        """Whether `--early-stopping` ends the run here; the first time, this is also printed."""
-        return self.loaded.early_stopping.decide(self.progress.global_step)
-
-    @property
-    def should_save(self) -> bool:
-        """Whether a checkpoint is due, by the plan or because of a request to stop.
-
-        None is due between the micro-batches of an update.
-        """
-        if not self.accelerator.sync_gradients:
-            return False
-        agreement = self.context.agreement
-        is_planned = self.plan.saves(self.progress.global_step, agreement.is_checkpoint_old)
-        return agreement.stopping or is_planned
-
-    def save(self) -> None:
-        """Save a checkpoint: copy the state now, and write it in the background."""
-        saving.save(self.started)
-
-    @contextmanager
-    def evaluating(self, model: nn.Module) -> Iterator[nn.Module]:
-        """Yield the bare model in evaluation mode, with the clock of throughput stopped.
-
-        DDP's wrapper is taken off, because ranks may have different numbers of batches. The model's
-        buffers, such as batch norm's statistics, are averaged over ranks first. Random generators
-        start from the run's seed and the rank, and get their earlier states back afterwards.
-        A request to stop ends the evaluation. Nothing of it is kept, and the resumed run repeats
-        it.
-        """
-        with self.evaluations.evaluating(model, self.save_and_leave) as bare_model:
-            yield bare_model
-
-    def log(self, evaluation: Metrics) -> None:
-        """Log an evaluation that was due. If it is the best, save its model in the background."""
-        self.evaluations.log(evaluation, self.loaded.validation_split, self.kept)
-
-    # After the loop
-
-    def load_best(self, model: nn.Module) -> None:
-        """Load the weights that `model` had at its best evaluation.
-
-        The model keeps its last weights with `--keep last`, or if there was no evaluation on
-        validation data.
-        """
-        self.evaluations.load_best(model, self.save)
-
-    def finish(self, evaluation: Metrics) -> None:
-        """Log the final evaluation, export the model that it evaluated, and show the summary.
-
-        Raises:
-            TrainingError: the final evaluation misses `--target`. The model is exported all the
-                same.
-        """
-        self.is_finish_called = True
-        ending.finish(self.started, self.evaluations, evaluation, self.log_training)
+    # The `with` block
 
     def __enter__(self) -> Self:
         try:
             # Until `start`, there is nothing to save, so a request to stop may end the process.
-            self.context.agreement.request.end_at_once()
+            self.context.decisions.request.end_at_once()
         except Preempted as error:
             self.__exit__(Preempted, error, None)
             raise
@@ -500,28 +390,32 @@ class Run:
         Raises:
             UserError: the recipe started a run and did not finish it.
         """
-        if error is None and self.stages.started is not None and not self.is_finish_called:
+        unfinished = None
+        if error is None and self.stages.started is not None and not self._is_finish_called:
             unfinished = unfinished_error(self.directory.path)
-            self.close(unfinished)
+        closing.close(
+            self.context,
+            self.stages,
+            self.evaluations.rehearsal,
+            unfinished or error,
+            process_goes_on=self._is_called_by_a_program,
+        )
+        if unfinished is not None:
             raise unfinished
-        self.close(error)
 
-    def close(self, error: BaseException | None) -> None:
-        """Note how the run ended, and release what it uses.
+    # The stages that the run has reached, for the calls above, `recipes prove` and the benchmarks
 
-        Args:
-            error: what ended the run early; None for a run that is over.
-        """
-        DISPLAY.close()
-        stages = self.stages
-        loaders = [] if stages.loaded is None else [*stages.loaded.loaders.values()]
-        if stages.started is not None:
-            stages.started.profiler.stop()
-        if isinstance(error, UserError):
-            announce_error()
-        try:
-            if error is not None:
-                self.evaluations.rehearsal.explain(error)
-                close_after(error, self.context, loaders)  # may raise another error
-        finally:
-            releasing.release(self.context, loaders, error, self.is_called_by_a_program)
+    @property
+    def loaded(self) -> LoadedData:
+        """The data set and its loaders."""
+        return reached(self.stages.loaded, "run.loaders(data)")
+
+    @property
+    def kept(self) -> KeptParts:
+        """The model, optimizer and other parts that `keep` was given."""
+        return reached(self.stages.kept, "run.keep(model=model, optimizer=optimizer, ...)")
+
+    @property
+    def _started(self) -> StartedRun:
+        """All that the run has once `start` has returned."""
+        return reached(self.stages.started, "run.start(description, compute_loss)")

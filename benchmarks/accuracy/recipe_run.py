@@ -60,8 +60,8 @@ class WatchedRun(Run):
         """Write down the figures of an evaluation that has just ended."""
         seconds = self.log_file.elapsed()
         self.noted_step = self.progress.global_step
-        position = self.plan.position(self.progress.global_step)
-        samples = position["progress/samples"]
+        position_figures = self.plan.position_figures(self.progress.global_step)
+        samples = position_figures["progress/samples"]
         lengths = self.data.splits["train"].lengths
         tokens_per_sample = 0.0 if lengths is None else float(lengths.mean())
         squared_tokens_per_sample = 0.0
@@ -71,7 +71,7 @@ class WatchedRun(Run):
         self.log_file.write(
             Evaluation(
                 seconds=seconds,
-                epoch=position["progress/epoch"],
+                epoch=position_figures["progress/epoch"],
                 samples=samples,
                 figures=figures,
                 tokens=samples * tokens_per_sample,

@@ -15,25 +15,26 @@ from unittest.mock import patch
 
 import torch
 
+from common.lifecycle import saving, training_figures
 from common.measure.stopwatch import Stopwatch
 from common.run import Run
 from common.training.gradients import GradientGuard
-from common.training.stop_agreement import StopAgreement
+from common.training.rank_decisions import RankDecisions
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 Batch = dict[str, torch.Tensor]
-# Methods that may wait: they do so at the log interval, or for a checkpoint or an evaluation.
-MAY_WAIT: list[tuple[type, Callable[..., object]]] = [
-    (Run, Run.log_training),
-    (Run, Run.save),
-    (Run, Run.save_and_leave),
+# Functions that may wait: they do so at a log line, or for a checkpoint or an evaluation.
+MAY_WAIT: list[tuple[type | ModuleType, Callable[..., object]]] = [
+    (training_figures, training_figures.log_interval),
+    (saving, saving.save),
+    (saving, saving.save_and_leave),
     (Run, Run.log),
     (Stopwatch, Stopwatch.start),
     (Stopwatch, Stopwatch.stop),
     (Stopwatch, Stopwatch.lap),
     (GradientGuard, GradientGuard.check),
-    (StopAgreement, StopAgreement.check),
+    (RankDecisions, RankDecisions.check),
 ]
 
 
@@ -92,8 +93,8 @@ def without_waiting(recipe: ModuleType, settled: int) -> Iterator[None]:
                 sync_mode.change("default")
 
     with ExitStack() as stack:
-        for owner, method in MAY_WAIT:
-            name = method.__name__
+        for owner, function in MAY_WAIT:
+            name = function.__name__
             may_wait = allowed(getattr(owner, name), sync_mode)
             stack.enter_context(patch.object(owner, name, may_wait))
         stack.enter_context(patch.object(recipe, "Run", GuardedRun))

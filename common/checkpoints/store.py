@@ -90,7 +90,7 @@ class SaveFailure:
     @classmethod
     def of(cls, problem: BaseException, rank: int) -> Self:
         """Return the failure that an error in the writing thread of a rank caused."""
-        # Take the text of a `UserError` without its advice, because `StopAgreement.raise_failure`
+        # Take the text of a `UserError` without its advice, because `RankDecisions.raise_failure`
         # adds another advice.
         text = problem.problem if isinstance(problem, UserError) else str(problem)
         return cls(

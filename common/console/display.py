@@ -59,20 +59,20 @@ class Display:
     def __init__(self) -> None:
         self.live: Live | None = None
         self.bar = make_bar()
-        self.doing = ""  # the current activity, if it is not training
-        self.text = ""  # the figures of the last interval
-        # Returns the update and the epoch. None: the training has not started.
-        self.position: Callable[[], tuple[int, float]] | None = None
+        self.current_activity = ""  # empty while the run trains
+        self.interval_text = ""  # the figures of the last interval
+        # Returns the current update and epoch. None: the training has not started.
+        self.step_and_epoch: Callable[[], tuple[int, float]] | None = None
         self.total_steps = 0  # updates of the whole run, once known
         self.limit = LineLimit()
 
-    def begin(self, doing: str = "") -> None:
+    def begin(self, activity: str = "") -> None:
         """Show the bar on a terminal, if it is not shown yet, until `close` or the process's end.
 
         Args:
-            doing: the current activity; empty shows which library is being loaded.
+            activity: the current activity; empty shows which library is being loaded.
         """
-        self.doing = doing
+        self.show_activity(activity)
         if self.live is None and is_main_rank() and CONSOLE.is_terminal:
             self.bar = make_bar()
             self.bar.add_task("", total=None, text="")
@@ -83,75 +83,84 @@ class Display:
             self.live.start()
             atexit.register(self.close)
 
+    def show_activity(self, activity: str) -> None:
+        """Show an activity from now on, until another one is shown or the training starts."""
+        self.current_activity = activity
+
     @contextlib.contextmanager
-    def activity(self, doing: str) -> Iterator[None]:
+    def showing_activity(self, activity: str) -> Iterator[None]:
         """Show an activity while the block runs, and afterwards the earlier activity again."""
-        before = self.doing
-        self.doing = doing
+        activity_before = self.current_activity
+        self.show_activity(activity)
         try:
             yield
         finally:
-            self.doing = before
+            self.show_activity(activity_before)
 
     def draw(self) -> progress.Progress:
-        """Return the bar with the run's current position; the thread of `Live` calls this."""
+        """Return the bar with the run's current progress; the thread of `Live` calls this."""
         task = self.bar.tasks[0]
-        position = self.position
-        if position is None:  # training has not started
+        step_and_epoch = self.step_and_epoch
+        if step_and_epoch is None:  # training has not started
             completed = 0
-            description = f"{self.place()} …"
+            description = f"{self.progress_text()} …"
             text = f"{task.elapsed or 0:.0f} s"
         else:
-            completed = position()[0]
-            description = self.place()
-            text = self.doing or self.text
+            completed, _ = step_and_epoch()
+            description = self.progress_text()
+            text = self.current_activity or self.interval_text
         self.bar.update(task.id, description=description, text=text, completed=completed)
         return self.bar
 
-    def start(self, total_steps: int, position: Callable[[], tuple[int, float]]) -> None:
-        """Show the position in the training from now on.
+    def start(self, total_steps: int, step_and_epoch: Callable[[], tuple[int, float]]) -> None:
+        """Show the progress of the training from now on.
 
         Args:
             total_steps: the updates of the whole run.
-            position: returns the update and the epoch; it is called whenever the bar is drawn.
+            step_and_epoch: returns the current update and epoch; it is called whenever the bar is
+                drawn.
         """
         self.total_steps = total_steps
-        self.position = position
-        self.doing = ""
+        self.step_and_epoch = step_and_epoch
+        self.show_activity("")
         self.limit = LineLimit()
         if self.live is not None:
-            self.bar.update(self.bar.task_ids[0], total=total_steps, completed=position()[0])
+            step, _ = step_and_epoch()
+            self.bar.update(self.bar.task_ids[0], total=total_steps, completed=step)
 
-    def interval(self, text: str) -> None:
+    def show_interval(self, text: str) -> None:
         """Show the metrics of a log interval: in the bar on a terminal, else as a line.
 
         The line of the last update is always printed. Other lines may be left out, as `LineLimit`
         decides.
         """
-        self.text = text
-        is_last = self.position is not None and self.position()[0] == self.total_steps
+        self.interval_text = text
+        is_last = self.step_and_epoch is not None and self.step_and_epoch()[0] == self.total_steps
         if not (self.limit.allows() or is_last):
             return
         print_line = say if self.live is None else log_line  # the bar shows the text already
-        print_line(f"{self.place()}  {text}")
+        print_line(f"{self.progress_text()}  {text}")
 
-    def place(self) -> str:
-        """Return the epoch and the update, or before training the current activity."""
-        if self.position is None:
-            if self.doing:
-                return self.doing
-            # `sys.modules` is in the order of imports. So its last library was imported last, or is
-            # being imported. Copy the names first, because another thread may import meanwhile.
-            loaded = [name for name in list(sys.modules) if name in LIBRARIES]
-            return f"loading {loaded[-1] if loaded else 'Python'}"
-        step, epoch = self.position()
+    def progress_text(self) -> str:
+        """Return the current epoch and update, or before training the current activity."""
+        if self.step_and_epoch is None:
+            return self.current_activity or loading_text()
+        step, epoch = self.step_and_epoch()
         return f"epoch {epoch:.2f}  step {step}/{self.total_steps}"
 
     def close(self) -> None:
         if self.live is not None:
             self.live.stop()
         self.live = None
-        self.position = None  # a further run in this process begins without one
+        self.step_and_epoch = None  # a further run in this process begins without training
+
+
+def loading_text() -> str:
+    """Return the name of the library that is being loaded, for the progress bar."""
+    # `sys.modules` is in the order of imports. So its last library was imported last, or is being
+    # imported. Copy the names first, because another thread may import meanwhile.
+    loaded = [name for name in list(sys.modules) if name in LIBRARIES]
+    return f"loading {loaded[-1] if loaded else 'Python'}"
 
 
 DISPLAY = Display()

@@ -120,7 +120,7 @@ class Samples:
         """
         raise NotImplementedError
 
-    def count(self, samples: torch.Tensor) -> Work:
+    def work_by_index(self, samples: torch.Tensor) -> Work:
         """Return the size of the batch of `samples`, by their indices alone.
 
         Samples without `lengths` have no tokens to count.
@@ -135,7 +135,7 @@ class Samples:
 
         A subclass overrides it if only the batch itself shows its number of tokens.
         """
-        return self.count(samples)
+        return self.work_by_index(samples)
 
     def example(self, size: int, length: int) -> Batch:
         """Return a batch on the meta device: its tensors have shapes but no values.

@@ -159,7 +159,7 @@ class StreamedText(TextSamples):
         batch_samples = CachedText(*encoded, labels, token_positions=self.token_positions)
         indices = torch.arange(len(batch_samples))
         batch = batch_samples.fetch(indices, epoch)
-        return batch | {"work": batch_samples.count(indices)}
+        return batch | {"work": batch_samples.work_by_index(indices)}
 
     def finish(self, batch: Batch, samples: torch.Tensor, epoch: int | None) -> Batch:
         """Move the work from an entry of the batch to an attribute: the model gets all entries."""

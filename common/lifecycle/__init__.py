@@ -1,1 +1,1 @@
-"""The stages of a run: set up, started, evaluated, saved and ended; `common.run` calls them."""
+"""The stages of a run, which `common.run` calls: set-up, start, loop, evaluations, saves, end."""

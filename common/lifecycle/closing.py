@@ -1,20 +1,54 @@
-"""Closes a run that a mistake, an error or a request to stop ended early."""
+"""Closes a run: notes how it ended, and releases what it used."""
 
 from collections.abc import Iterable
 
 from common.console import say
 from common.console.before_imports import LAUNCHER_TRACEBACKS
+from common.console.display import DISPLAY
 from common.console.messages import log_line
 from common.data.loader import Loader
 from common.data.workers import kill_workers
 from common.errors import Preempted, TrainingError, UserError
 from common.failures.error_causes import is_lost_process, is_out_of_memory
 from common.failures.outcomes import Outcome, outcome_of
-from common.lifecycle.stages import Context
+from common.lifecycle import releasing
+from common.lifecycle.error_report import announce_error
+from common.lifecycle.stages import Context, Stages
 from common.measure.memory import lift_limit
 from common.run_directory.directory import LOST_AGAIN, LOST_AGAIN_ADVICE
 from common.run_directory.status import read_status
 from common.training.out_of_memory import out_of_memory_error
+from common.training.rehearsal import Rehearsal
+
+
+def close(
+    context: Context,
+    stages: Stages,
+    rehearsal: Rehearsal,
+    error: BaseException | None,
+    process_goes_on: bool,
+) -> None:
+    """Note how a run ended, and release what it uses.
+
+    Args:
+        error: what ended the run early; None for a run that is over.
+        process_goes_on: whether a program may start another run in this process.
+
+    Raises:
+        TrainingError, SystemExit: instead of `error`; see `close_after`.
+    """
+    DISPLAY.close()
+    loaders = [] if stages.loaded is None else [*stages.loaded.loaders.values()]
+    if stages.started is not None:
+        stages.started.profiler.stop()
+    if isinstance(error, UserError):
+        announce_error()
+    try:
+        if error is not None:
+            rehearsal.explain(error)
+            close_after(error, context, loaders)
+    finally:
+        releasing.release(context, loaders, error, process_goes_on)
 
 
 def close_after(error: BaseException, context: Context, loaders: Iterable[Loader]) -> None:

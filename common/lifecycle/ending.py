@@ -1,10 +1,11 @@
 """Finishes a run after its last update: final figures, the exported model, the summary."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from common.checkpoints import export
 from common.console import say
 from common.console.display import DISPLAY
+from common.lifecycle import training_figures
 from common.lifecycle.evaluations import Evaluations
 from common.lifecycle.saving import compare_weights_of_ranks
 from common.lifecycle.stages import Context, StartedRun
@@ -26,17 +27,11 @@ from common.track import report
 from common.track.card import model_card
 
 
-def finish(
-    started: StartedRun,
-    evaluations: Evaluations,
-    figures: Metrics,
-    log_training: Callable[[], None],
-) -> None:
+def finish(started: StartedRun, evaluations: Evaluations, figures: Metrics) -> None:
     """Log the final evaluation, export the model that it evaluated, and show the summary.
 
     Args:
         figures: the figures of the final evaluation.
-        log_training: logs the training figures of the updates since the last log line.
 
     Raises:
         TrainingError: a rank could not write its checkpoint, or the weights differ between ranks;
@@ -48,12 +43,12 @@ def finish(
     step = context.progress.global_step
     split = started.loaded.test_split
     was_trained = not context.config.evaluate_only
-    end_training(context, log_training)
+    end_training(started)
     # The final evaluation used the last weights, unless `load_best` loaded earlier ones.
     kept_step = step if evaluations.kept_step is None else evaluations.kept_step
-    position = started.plan.position(kept_step)
-    final_figures = evaluations.log_final(figures, split, position)
-    DISPLAY.doing = "finishing"
+    model_position = started.plan.position_figures(kept_step)
+    final_figures = evaluations.log_final(figures, split, model_position)
+    DISPLAY.show_activity("finishing")
     context.logs.write_row()
     memory = started.memory_plan.finish() if was_trained else []
     summary = summarize(context, final_figures, kept_step)
@@ -76,22 +71,23 @@ def finish(
     context.directory.write_status("finished", step)
 
 
-def end_training(context: Context, log_training: Callable[[], None]) -> None:
+def end_training(started: StartedRun) -> None:
     """Stop the clock, wait for the last checkpoint, log the last updates, and compare the weights.
 
     Raises:
         TrainingError: a rank could not write its checkpoint, or the weights differ between ranks.
         UserError: the run's directory no longer belongs to this run.
     """
+    context = started.context
     stopwatch = context.meters.stopwatch
     stopwatch.stop()
     context.directory.require_ownership()
     context.checkpoints.wait()
-    context.agreement.check(context.progress.global_step)
+    context.decisions.check(context.progress.global_step)
     # Early stopping, for example, may end the loop between two log lines.
     has_unlogged_updates = stopwatch.total.updates > stopwatch.marked.updates
     if has_unlogged_updates:
-        log_training()
+        training_figures.log_interval(started)
     if not context.config.evaluate_only:
         compare_weights_of_ranks(context)
 
@@ -106,7 +102,7 @@ def summarize(
     """
     summary = {**context.logs.pending_row.latest, **final_figures}
     if not context.config.evaluate_only:
-        summary |= context.meters.whole_run()
+        summary |= context.meters.whole_run_figures()
     summary[GOODPUT] = context.meters.goodput()
     summary[KEPT_STEP] = kept_step
     if context.best.value is not None:

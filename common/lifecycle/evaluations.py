@@ -71,14 +71,14 @@ class Evaluations:
         seed = context.config.seed
         mode = evaluation_mode(context.accelerator, bare_model, context.random, seed)
         if self.rehearsal.is_on:
-            with DISPLAY.activity("evaluating"), self.rehearsing(bare_model), mode:
+            with DISPLAY.showing_activity("evaluating"), self.rehearsing(bare_model), mode:
                 yield bare_model
             return
-        with DISPLAY.activity("evaluating"), context.meters.stopwatch.stopped():
+        with DISPLAY.showing_activity("evaluating"), context.meters.stopwatch.stopped():
             with mode as restore_buffers:
                 yield bare_model
-            context.agreement.check(step)
-            if context.agreement.stopping:
+            context.decisions.check(step)
+            if context.decisions.stopping:
                 # The ranks may not have read all data, so this evaluation does not count. The
                 # resumed run repeats it.
                 restore_buffers()
@@ -119,7 +119,7 @@ class Evaluations:
             self.rehearsal.accept_figures()
             return
         is_best = self.compare_with_best(values, split)
-        logs.evaluation(values, split, is_best)
+        logs.add_evaluation(values, split, is_best)
         if is_best and context.best.is_kept:
             with context.meters.stopwatch.stopped():
                 compare_weights_of_ranks(context)
@@ -127,21 +127,22 @@ class Evaluations:
                 context.checkpoints.save_best(context.best.step, weights)
 
     def log_final(
-        self, figures: Metrics, split: Split, position: Mapping[str, float]
+        self, figures: Metrics, split: Split, model_position: Mapping[str, float]
     ) -> dict[str, float]:
         """Log the final evaluation, and return its figures by their full names.
 
         If it is on validation data, it is compared with the best evaluation.
 
         Args:
-            position: the step, epoch and samples up to which the evaluated model was trained. They
-                are earlier than the current ones if `load_best` loaded an earlier model.
+            model_position: the step, epoch and samples up to which the evaluated model was
+                trained. They are earlier than the current ones if `load_best` loaded an earlier
+                model.
         """
         context = self.context
         logs = context.logs
         values = checked_figures(figures, context.objective, context.accelerator)
         is_best = self.compare_with_best(values, split)
-        logs.evaluation(values, split, is_best, position)
+        logs.add_evaluation(values, split, is_best, model_position)
         return {f"{PREFIXES[split]}/{name}": value for name, value in values.items()}
 
     def compare_with_best(self, values: Mapping[str, float], split: Split) -> bool:
@@ -173,7 +174,7 @@ class Evaluations:
         save()
         context.checkpoints.wait()
         # In this collective, the ranks wait until all of them have written the best model.
-        context.agreement.check(step)
+        context.decisions.check(step)
         self.kept_step = best.step
         path, weights = context.checkpoints.read_best(self.kept_step)
         export.put_weights(context.accelerator.unwrap_model(model), weights, path)

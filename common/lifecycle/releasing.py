@@ -31,7 +31,7 @@ def release(
     for loader in loaders:
         loader.close()
     if isinstance(error, UserError):
-        report_once(error, context.agreement.request)
+        report_once(error, context.decisions.request)
     # After any other error, other ranks may still wait in a collective that this rank has left.
     # The process group is not destroyed then.
     all_ranks_end = error is None or isinstance(error, (UserError, Preempted))
@@ -47,7 +47,7 @@ def release(
 
 def restore_process(context: Context) -> None:
     """Undo what the run has set for the whole process, so that another run can begin in it."""
-    context.agreement.request.release()
+    context.decisions.request.release()
     lift_limit()
     HEAP.stop_keeping()
     forget_accelerator()

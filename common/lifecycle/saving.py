@@ -14,10 +14,23 @@ from common.run_directory.saved_flags import fixed_flags
 from common.storage.json_files import json_safe
 from common.system.wording import counted
 from common.training.best import Best
+from common.training.plan import Plan
 from common.training.unequal_weights import networks_of, require_equal_weights
 
 # A resume resolves these flags again, so a checkpoint does not fix them.
 RESOLVED_AGAIN = ("init_from", "mixed_precision")
+
+
+def is_due(context: Context, plan: Plan) -> bool:
+    """Whether a checkpoint is due, by the plan or because of a request to stop.
+
+    None is due between the micro-batches of an update.
+    """
+    if not context.accelerator.sync_gradients:
+        return False
+    decisions = context.decisions
+    is_planned = plan.saves(context.progress.global_step, decisions.is_checkpoint_old)
+    return decisions.stopping or is_planned
 
 
 def save(started: StartedRun) -> None:
@@ -30,14 +43,23 @@ def save(started: StartedRun) -> None:
     """
     context = started.context
     step = context.progress.global_step
-    activity = "saving, then stopping" if context.agreement.stopping else "saving"
-    with DISPLAY.activity(activity), context.meters.stopwatch.stopped():
+    activity = "saving, then stopping" if context.decisions.stopping else "saving"
+    with DISPLAY.showing_activity(activity), context.meters.stopwatch.stopped():
         # End the run now if a non-finite update was skipped: a checkpoint from after that update
         # would be of no use, because a resume from it would end in the same way.
         context.guard.check(step)
         compare_weights_of_ranks(context)
         context.checkpoints.save(step, context.parts.collect(), run_identity(started))
-        context.agreement.note_checkpoint()
+        context.decisions.note_checkpoint()
+
+
+def save_and_leave(started: StartedRun) -> None:
+    """Save a checkpoint, and raise `Preempted` once all ranks have written it."""
+    context = started.context
+    save(started)
+    context.meters.stopwatch.stop()
+    context.checkpoints.wait()
+    context.decisions.stop(context.progress.global_step)
 
 
 def compare_weights_of_ranks(context: Context) -> None:
@@ -102,7 +124,7 @@ def restore(started: StartedRun, resume_path: Path) -> State | None:
     )
     if restored is None:
         return None
-    context.agreement.note_checkpoint()
+    context.decisions.note_checkpoint()
     if restored.has_lost_best:
         forget_lost_best(context)
     context.best.require_best_model(context.checkpoints.lasting_receipts, context.directory.path)

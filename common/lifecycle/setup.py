@@ -24,8 +24,8 @@ from common.training.accelerator import build_accelerator
 from common.training.best import Best
 from common.training.gradients import GradientGuard
 from common.training.progress import Progress
+from common.training.rank_decisions import RankDecisions
 from common.training.sharding import ShardingAccelerator
-from common.training.stop_agreement import StopAgreement
 from common.training.stop_request import StopRequest
 
 
@@ -57,10 +57,10 @@ def set_up(
         directory=directory,
         provenance=ProvenanceWriter(directory.path, recipe_file),
         checkpoints=checkpoints,
-        agreement=StopAgreement(
+        decisions=RankDecisions(
             accelerator,
             directory.path,
-            failure=lambda: checkpoints.failure,
+            find_failure=lambda: checkpoints.failure,
             request=request,
         ),
         parts=Parts(accelerator.process_index, accelerator.mesh),

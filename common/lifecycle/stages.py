@@ -37,8 +37,8 @@ from common.training.early_stopping import EarlyStopping
 from common.training.gradients import GradientGuard
 from common.training.plan import Plan
 from common.training.progress import Progress
+from common.training.rank_decisions import RankDecisions
 from common.training.sharding import ShardingAccelerator
-from common.training.stop_agreement import StopAgreement
 
 Stage = TypeVar("Stage")
 
@@ -55,7 +55,7 @@ class Context:
     directory: RunDirectory
     provenance: ProvenanceWriter
     checkpoints: Checkpoints
-    agreement: StopAgreement
+    decisions: RankDecisions
     parts: Parts
     random: RandomState
     guard: GradientGuard

@@ -1,7 +1,8 @@
 """The last stage before the loop: resolves open flags, restores a checkpoint, opens the logs."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,6 +18,7 @@ from common.lifecycle.environment_changes import tell_changed_environment
 from common.lifecycle.initial_digest import digest_of_model
 from common.lifecycle.saving import restore
 from common.lifecycle.stages import Context, KeptParts, LoadedData, StartedRun
+from common.lifecycle.training_figures import position_figures
 from common.measure.memory_plan import MemoryPlan
 from common.profile.profiler import Profiler
 from common.run_directory.records import (
@@ -47,14 +49,11 @@ def start(
     plan: Plan,
     kept: KeptParts,
     description: Mapping[str, object],
-    position: Callable[[], dict[str, float]],
 ) -> StartedRun:
     """Resolve the flags, restore the checkpoint of a resumed run, and open the logs.
 
     Args:
         description: the model's ``name``, and whatever else is needed to build it again.
-        position: returns where training is now, as figures by name: the step, the epoch and
-            so on.
 
     Raises:
         UserError: the weights of `--init-from` or the checkpoint do not fit this run.
@@ -84,7 +83,7 @@ def start(
     )
     random_states = restore_checkpoint(started, earlier_config)
     started = replace(started, saved_config=write_run_config(started, earlier_config))
-    context.logs.start(config, started.saved_config, position)
+    context.logs.start(config, started.saved_config, partial(position_figures, context, plan))
     tell_unknown_contents(started.saved_config)
     seed_or_restore_generators(context, random_states)
     return started

@@ -7,10 +7,10 @@ from common.console import say
 from common.lifecycle.stages import Context, KeptParts, LoadedData
 from common.measure.flops import ComputeLoss
 from common.training.batch_size import (
-    attempt,
     batch_norm_sentence,
-    fit_batch_size,
+    choose_batch_size,
     refuse_unfit_loss,
+    time_size,
 )
 from common.training.precision import compute_dtype
 
@@ -31,23 +31,21 @@ def try_loss(
             Then `--auto-batch-size` is refused.
     """
     if context.config.auto_batch_size:
-        choose_batch_size(context, loaded, kept, compute_loss, couples_samples)
+        fit_batch_size(context, loaded, kept, compute_loss, couples_samples)
     structure = context.accelerator.structure_of(kept.bare_model)
     samples = loaded.loaders["train"].samples
     dtype = compute_dtype(context.accelerator)
     context.meters.find_flops(structure, compute_loss, samples, dtype)
 
 
-def choose_batch_size(
+def fit_batch_size(
     context: Context,
     loaded: LoadedData,
     kept: KeptParts,
     compute_loss: ComputeLoss,
     couples_samples: bool,
 ) -> None:
-    """Choose the fastest micro-batch size that makes the same updates, for `--auto-batch-size`.
-
-    The choice sets the flags, the loaders and the accumulation of gradients.
+    """For `--auto-batch-size`, use the fastest micro-batch size that makes the same updates.
 
     Raises:
         UserError: another size would change the updates, or the loss communicates between ranks.
@@ -58,12 +56,28 @@ def choose_batch_size(
     train_loader = loaded.loaders["train"]
     world_size = context.accelerator.num_processes
     refuse_unfit_loss(model, train_loader, compute_loss, world_size, couples_samples)
-    try_size = partial(attempt, model, kept.optimizer, train_loader, compute_loss)
-    batch_size_before = config.batch_size
-    batch_size, accumulation = fit_batch_size(try_size, loaded.loaders, config, context.accelerator)
-    context.resolution.resolve(batch_size=batch_size, gradient_accumulation_steps=accumulation)
+    try_size = partial(time_size, model, kept.optimizer, train_loader, compute_loss)
+    requested = config.batch_size
+    chosen, accumulation = choose_batch_size(try_size, loaded.loaders, config, context.accelerator)
     mark_read(config, "auto_batch_size")
-    sentence = batch_norm_sentence(model, batch_size_before, batch_size)
+    if chosen != requested:
+        use_batch_size(context, loaded, chosen, accumulation)
+    sentence = batch_norm_sentence(model, requested, chosen)
     if sentence:
         say(sentence)
-    context.meters.accumulate(accumulation)
+
+
+def use_batch_size(
+    context: Context, loaded: LoadedData, batch_size: int, accumulation: int
+) -> None:
+    """Let the run train and evaluate with micro-batches of another size.
+
+    Args:
+        batch_size: the samples of a micro-batch on each rank.
+        accumulation: the micro-batches of an update.
+    """
+    context.resolution.resolve(batch_size=batch_size, gradient_accumulation_steps=accumulation)
+    context.accelerator.gradient_accumulation_steps = accumulation
+    context.meters.use_accumulation(accumulation)
+    for loader in loaded.loaders.values():
+        loader.cut_into(batch_size, accumulation)

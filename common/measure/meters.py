@@ -69,8 +69,8 @@ class MetersState(TypedDict):
 class Meters:
     """Measures training on one rank, and gathers the figures of all ranks.
 
-    `count` is called for each micro-batch and never waits for the device. `interval` and
-    `whole_run` wait for the device and the other ranks, at a log line and at the end.
+    `count` is called for each micro-batch and never waits for the device. `end_interval` and
+    `whole_run_figures` wait for the device and the other ranks, at a log line and at the end.
     """
 
     def __init__(self, accelerator: Accelerator, accumulation: int) -> None:
@@ -115,8 +115,8 @@ class Meters:
                     f"perf/mfu is not logged, because the model's FLOPs can't be counted ({cause})"
                 )
 
-    def accumulate(self, accumulation: int) -> None:
-        """Begin new sums for updates of `accumulation` micro-batches, after `--auto-batch-size`."""
+    def use_accumulation(self, accumulation: int) -> None:
+        """Prepare for updates of `accumulation` micro-batches, before the first is counted."""
         self.sums = TrainingSums(self.device, accumulation)
 
     def start(self) -> None:
@@ -142,8 +142,8 @@ class Meters:
         self.stopwatch.count(work, waited, is_update)
         self.power.sample_if_due()
 
-    def interval(self) -> dict[str, float]:
-        """Return the metrics of an interval over all ranks.
+    def end_interval(self) -> dict[str, float]:
+        """End the interval that began at the last log line, and return its metrics over all ranks.
 
         Their prefixes are ``train/``, ``perf/`` and ``memory/``, and on an NVIDIA GPU also
         ``gpu/``. It must be called on all ranks.
@@ -164,7 +164,7 @@ class Meters:
                 self.utilizations.append(figures[GPU_UTILIZATION])
             return {**self.sums.means(rows), **figures, GOODPUT: self.goodput()}
 
-    def whole_run(self) -> dict[str, float]:
+    def whole_run_figures(self) -> dict[str, float]:
         """Return the last update's loss, and the whole run's ``perf/`` and peak ``memory/``.
 
         It must be called on all ranks.

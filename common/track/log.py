@@ -40,8 +40,8 @@ class PrintedEvaluation(NamedTuple):
     values: tuple[tuple[str, float | None], ...]  # names and values; None for NaN (NaN != NaN)
 
     @classmethod
-    def of(cls, split: Split, position: Mapping[str, float], values: Evaluation) -> Self:
-        return cls(split, position[STEP], tuple(json_safe(values).items()))
+    def of(cls, split: Split, step: float, values: Evaluation) -> Self:
+        return cls(split, step, tuple(json_safe(values).items()))
 
 
 class Log:
@@ -59,8 +59,8 @@ class Log:
         self.media = RecordedMedia(directory, accelerator.is_main_process)
         self.file: TextIO | None = None
         self.output: TextIO | None = None
-        # A function that returns where training is now, as figures by name. `start` sets it.
-        self.position: Callable[[], Mapping[str, float]] = dict
+        # Returns where training is now, as figures by name. `start` sets it.
+        self.position_figures: Callable[[], Mapping[str, float]] = dict
         self.pending_row = PendingRow()
         self.printed_evaluations: set[PrintedEvaluation] = set()
 
@@ -68,7 +68,7 @@ class Log:
         self,
         config: TrainingConfig,
         run_config: RunConfig,
-        position: Callable[[], Mapping[str, float]],
+        position_figures: Callable[[], Mapping[str, float]],
     ) -> None:
         """Open the tracker and `metrics.jsonl`, and print the plan of the run.
 
@@ -76,11 +76,11 @@ class Log:
         file.
 
         Args:
-            position: returns where training is now, as figures by name: the step, the epoch
-                and so on.
+            position_figures: returns where training is now, as figures by name: the step, the
+                epoch and so on.
         """
-        self.position = position
-        step = int(position()[STEP])
+        self.position_figures = position_figures
+        step = int(position_figures()[STEP])
         if self.accelerator.is_main_process:
             path = self.directory / METRICS_FILE
             rows = [row for row in read_lines(path, STEP, warn) if row[STEP] < step]
@@ -95,7 +95,7 @@ class Log:
                     self.tracker = tracker_class(run)
         shown = self.tracker.shown if self.tracker is not None else "metrics.jsonl only"
         report.show_plan(run_config, f"{self.directory}; {shown}")
-        DISPLAY.start(run_config.plan.total_steps, self.place)
+        DISPLAY.start(run_config.plan.total_steps, self.step_and_epoch)
 
     @contextlib.contextmanager
     def tracking(self) -> Iterator[None]:
@@ -114,49 +114,49 @@ class Log:
                 "to metrics.jsonl only"
             )
 
-    def interval(self, values: Mapping[str, float]) -> None:
+    def add_interval(self, values: Mapping[str, float]) -> None:
         """Add the training figures of a log interval to the row, and show them."""
         self.add(values)
-        DISPLAY.interval(report.interval_text(self.pending_row.figures))
+        DISPLAY.show_interval(report.interval_text(self.pending_row.figures))
 
-    def place(self) -> tuple[int, float]:
-        """Return the update and the epoch, for the display."""
-        position = self.position()
-        return int(position[STEP]), position[EPOCH]
+    def step_and_epoch(self) -> tuple[int, float]:
+        """Return the current update and epoch, for the display."""
+        figures = self.position_figures()
+        return int(figures[STEP]), figures[EPOCH]
 
-    def evaluation(
+    def add_evaluation(
         self,
         values: Evaluation,
         split: Split,
         is_best: bool,
-        position: Mapping[str, float] | None = None,
+        model_position: Mapping[str, float] | None = None,
     ) -> None:
         """Add an evaluation to the row, and show it.
 
         Args:
             values: the figures of the evaluation, as `checked_figures` returns them.
             is_best: whether the evaluation is the best on validation data so far.
-            position: the position of the evaluated model; None if it is from the current step. The
-                figures of a model from an earlier step are not added to a row that already has
-                figures of the current model on the same split.
+            model_position: the position figures of the evaluated model; None if it is from the
+                current step. The figures of a model from an earlier step are not added to a row
+                that already has figures of the current model on the same split.
         """
-        current = self.position()
-        model_position = position or current
+        current_position = self.position_figures()
+        model_position = model_position or current_position
         # Where validation data stand in for test data, the final evaluation repeats an earlier one.
-        evaluation = PrintedEvaluation.of(split, model_position, values)
+        evaluation = PrintedEvaluation.of(split, model_position[STEP], values)
         if evaluation not in self.printed_evaluations:
             self.printed_evaluations.add(evaluation)
             text = report.evaluation_text(values, split, model_position)
             say(f"{text}  ★ best" if is_best else text)
         figures = {f"{PREFIXES[split]}/{name}": value for name, value in values.items()}
-        is_current_model = model_position[STEP] == current[STEP]
+        is_current_model = model_position[STEP] == current_position[STEP]
         row_has_same_figures = bool(figures.keys() & self.pending_row.figures.keys())
         if is_current_model or not row_has_same_figures:
             self.add(figures)
 
     def add(self, values: Mapping[str, float]) -> None:
-        """Add figures, and the current position, to the row of the current step."""
-        self.pending_row.add({**values, **self.position()})
+        """Add figures, and those of the current position, to the row of the current step."""
+        self.pending_row.add({**values, **self.position_figures()})
 
     def write_row(self) -> None:
         """Write the row of the step that is over: to the file and the tracker, with its media.

@@ -18,8 +18,8 @@ class PendingRow:
     top of the recipe's loop, an evaluation may add the figures of the model after this update. Such
     figures belong to the same row. So the flow of a row is:
 
-    1. `Log.interval` adds the training figures of update N, if a row is due.
-    2. `Log.evaluation` adds the figures of the model after update N, if an evaluation is due.
+    1. `Log.add_interval` adds the training figures of update N, if a row is due.
+    2. `Log.add_evaluation` adds the figures of the model after update N, if an evaluation is due.
     3. `Log.write_row` takes and writes the row when update N + 1 is recorded, or when the run ends.
 
     A checkpoint after update N contains the row that is not yet written.

@@ -148,18 +148,18 @@ def interval_text(row: Mapping[str, float]) -> str:
 
 
 def evaluation_text(
-    values: Mapping[str, float], split: Split, position: Mapping[str, float]
+    values: Mapping[str, float], split: Split, model_position: Mapping[str, float]
 ) -> str:
     """Return the line of an evaluation, usually at most 100 characters wide.
 
     Args:
         values: metrics by name, without the split's prefix.
         split: "validation" or "test".
-        position: the ``progress/`` metrics of the model that was evaluated.
+        model_position: the ``progress/`` metrics of the model that was evaluated.
     """
     metrics = [labelled(name, value) for name, value in values.items() if name != "count"]
     samples = f" of {values['count']:,.0f}" if "count" in values else ""
-    progress = f"epoch {position[EPOCH]:.2f}  step {position[STEP]:.0f}"
+    progress = f"epoch {model_position[EPOCH]:.2f}  step {model_position[STEP]:.0f}"
     return f"{progress}  {split}{samples}: {'  '.join(metrics)}"
 
 

@@ -1,4 +1,7 @@
-"""`--auto-batch-size`: the fastest micro-batch for the same updates."""
+"""`--auto-batch-size`: chooses the fastest micro-batch that makes the same updates.
+
+Nothing here changes the run. `common.lifecycle.trying_loss` puts the choice into effect.
+"""
 
 import gc
 import math
@@ -64,7 +67,7 @@ def fits(rate: float) -> bool:
     return 0 < rate < math.inf
 
 
-def fit_batch_size(
+def choose_batch_size(
     try_size: Callable[[int], Trial],
     loaders: Mapping[str, Loader],
     config: TrainingConfig,
@@ -72,14 +75,13 @@ def fit_batch_size(
 ) -> tuple[int, int]:
     """Choose the fastest micro-batch that divides the update and fits into memory on all ranks.
 
-    The requested size stays, unless it does not fit or a larger size is clearly faster. A new size
-    is set here in the Accelerator and the loaders; the caller sets it in the flags. Each rank tries
-    sizes on the bare model, without communication, so that no rank waits for one that ran out of
-    memory. All sizes that were tried are printed. So are the fastest flags, even if they change the
-    updates.
+    The requested size stays, unless it does not fit or a larger size is clearly faster. Each rank
+    tries sizes on the bare model, without communication, so that no rank waits for one that ran out
+    of memory. All sizes that were tried are printed, and so is the choice. The fastest flags are
+    printed even if they change the updates.
 
     Args:
-        try_size: a function that times a micro-batch size on this rank.
+        try_size: a function that tries a micro-batch size on this rank.
         loaders: the run's loaders, by split.
         config: the flags.
         accelerator: the run's Accelerator.
@@ -96,51 +98,67 @@ def fit_batch_size(
     # A resumed run keeps its size if that still fits.
     largest = requested if config.resume is not None else len(loader.samples)
     sizes = sizes_to_try(requested, per_update, largest)
-    trials = search(sizes, requested, try_size)
+    trials = try_sizes(sizes, requested, try_size)
     memory.forget_peaks(loader.device)  # the run reports the peaks of its training only
     rates, peaks = combine_over_ranks(trials, sizes, accelerator)
     show_trials(rates, peaks)
-    chosen = choose_size(rates, config, loaders)
+    chosen = choose_by_rates(rates, config, loaders)
     accumulation = per_update // chosen
     if chosen != requested:
         reason = "does not fit" if chosen < requested else "is slower"
         say(f"batch size {requested} {reason}; the run uses {chosen} × {accumulation} accumulated")
-        accelerator.gradient_accumulation_steps = accumulation
-        for split_loader in loaders.values():
-            split_loader.cut_into(chosen, accumulation)
     return chosen, accumulation
 
 
-def choose_size(
-    rates: Mapping[int, float], config: TrainingConfig, loaders: Mapping[str, Loader]
-) -> int:
-    """Return the fastest size that keeps the updates; print the flags of the fastest size of all.
+def sizes_to_try(requested: int, per_update: int, largest: int) -> list[int]:
+    """Return the micro-batch sizes to try, in ascending order.
+
+    - Below the requested size are divisors of `per_update`, so that the updates stay the same. Each
+      divisor is at most half of the next.
+    - Above the requested size are its doublings up to `largest`. Some may change the updates. The
+      user is told if such a size is the fastest, but it is not chosen.
 
     Args:
-        rates: samples/s by size, the lowest of all ranks. A rate is 0 if the size does not fit, -1
-            if a rank did not try this large size, and infinite if no rank tried this small size.
-        config: the flags.
-        loaders: the run's loaders, by split.
-
-    Raises:
-        TrainingError: not even one sample fits.
+        requested: the size that the flags state.
+        per_update: the samples of an update on this rank.
+        largest: the largest size to try, unless the requested size is larger.
     """
-    requested = config.batch_size
-    per_update = requested * config.gradient_accumulation_steps  # samples on this rank
-    fitting = {size: rate for size, rate in rates.items() if fits(rate)}
-    same_updates = [size for size in fitting if per_update % size == 0]
-    if not same_updates:
-        data_bytes = placed_bytes(loaders["train"].device, loaders.values())
-        raise TrainingError(
-            "out of memory even with one sample per batch",
-            advice=one_sample_advice(config, has_placed_data=data_bytes > 0),
-        )
-    # If the requested size does not fit, begin with the largest size that fits.
-    start = requested if requested in fitting else same_updates[-1]
-    chosen = fastest(fitting, same_updates, start)
-    fastest_of_all = fastest(fitting, [*fitting], chosen)  # it may change the updates
-    say_fastest(fastest_of_all, per_update)
-    return chosen
+    sizes = [requested]
+    while sizes[0] > 1:
+        half = sizes[0] // 2
+        next_smaller = max(n for n in range(1, half + 1) if per_update % n == 0)
+        sizes.insert(0, next_smaller)
+    while sizes[-1] * 2 <= largest:
+        sizes.append(sizes[-1] * 2)
+    return sizes
+
+
+def try_sizes(
+    sizes: list[int], requested: int, try_size: Callable[[int], Trial]
+) -> dict[int, Trial]:
+    """Try the requested size; then smaller sizes until one fits, or larger ones while that pays.
+
+    Larger sizes pay while the last size left room in memory and was clearly faster than the size
+    before it.
+
+    Returns:
+        The trials by size, without the sizes that were not tried.
+    """
+    index = sizes.index(requested)
+    trials = {requested: try_size(requested)}
+    if not trials[requested].rate:
+        for size in reversed(sizes[:index]):
+            trials[size] = try_size(size)
+            if trials[size].rate:
+                break
+    # A requested size that does not fit has no room either, so no larger size is tried.
+    for size, larger in pairwise(sizes[index:]):
+        if not trials[size].has_room:
+            break
+        trials[larger] = try_size(larger)
+        if trials[larger].rate < MIN_SPEEDUP * trials[size].rate:
+            break
+    return trials
 
 
 def combine_over_ranks(
@@ -173,6 +191,53 @@ def show_trials(rates: Mapping[int, float], peaks: Mapping[int, float]) -> None:
         print_table(rows, title="micro-batches, forward and backward")
 
 
+def choose_by_rates(
+    rates: Mapping[int, float], config: TrainingConfig, loaders: Mapping[str, Loader]
+) -> int:
+    """Return the fastest size that keeps the updates; print the flags of the fastest size of all.
+
+    Args:
+        rates: samples/s by size, the lowest of all ranks. A rate is 0 if the size does not fit, -1
+            if a rank did not try this large size, and infinite if no rank tried this small size.
+        config: the flags.
+        loaders: the run's loaders, by split.
+
+    Raises:
+        TrainingError: not even one sample fits.
+    """
+    requested = config.batch_size
+    per_update = requested * config.gradient_accumulation_steps  # samples on this rank
+    fitting = {size: rate for size, rate in rates.items() if fits(rate)}
+    same_updates = [size for size in fitting if per_update % size == 0]
+    if not same_updates:
+        data_bytes = placed_bytes(loaders["train"].device, loaders.values())
+        raise TrainingError(
+            "out of memory even with one sample per batch",
+            advice=one_sample_advice(config, has_placed_data=data_bytes > 0),
+        )
+    # If the requested size does not fit, begin with the largest size that fits.
+    start = requested if requested in fitting else same_updates[-1]
+    chosen = fastest_size(fitting, same_updates, start)
+    fastest_of_all = fastest_size(fitting, [*fitting], chosen)  # it may change the updates
+    say_fastest(fastest_of_all, per_update)
+    return chosen
+
+
+def fastest_size(rates: Mapping[int, float], sizes: Iterable[int], start: int) -> int:
+    """Return the size to use: `start`, unless a larger size of `sizes` is clearly faster.
+
+    Args:
+        rates: samples/s by size.
+        sizes: the candidates, in ascending order.
+        start: the size to use if no larger size is clearly faster.
+    """
+    best = start
+    for size in sizes:
+        if size > best and rates[size] >= MIN_SPEEDUP * rates[best]:
+            best = size
+    return best
+
+
 def say_fastest(size: int, per_update: int) -> None:
     """Print the flags that are fastest, and whether they change the samples of an update.
 
@@ -188,172 +253,14 @@ def say_fastest(size: int, per_update: int) -> None:
     say(f"fastest --batch-size {size} --gradient-accumulation-steps {accumulation}{change}")
 
 
-class CollectiveFinder(TorchDispatchMode):
-    """Records the name of the first operation that communicates with other processes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.name: str | None = None
-
-    def __torch_dispatch__(
-        self,
-        operation: torch._ops.OpOverload,
-        types: Sequence[type],
-        args: tuple[object, ...] = (),
-        kwargs: dict[str, object] | None = None,
-    ) -> object:
-        """Run an operation, and note its name if it is the first that communicates.
-
-        Torch calls this method for each of its operations within the `with` block.
-        """
-        namespace = operation.namespace
-        if self.name is None and namespace in ("c10d", "_c10d_functional"):
-            self.name = str(operation).removesuffix(".default")
-        return operation(*args, **(kwargs or {}))
-
-
-def refuse_unfit_loss(
-    model: nn.Module, loader: Loader, compute_loss: ComputeLoss, processes: int, couples: bool
-) -> None:
-    """Raise a `UserError` if sizes can't be tried, or if another size would change the updates.
-
-    Each rank tries sizes without the others, so the loss must not communicate.
-
-    Args:
-        model: the bare model, without DDP.
-        loader: the training loader.
-        compute_loss: the recipe's function; it is called once on each rank, on two samples.
-        processes: how many ranks there are.
-        couples: whether a sample's loss depends on the other samples of its micro-batch.
-    """
-    if couples:
-        raise UserError(
-            "--auto-batch-size would change the updates, because this recipe's loss depends on the "
-            "other samples of a micro-batch (couples_samples=True)",
-            advice="pass --no-auto-batch-size, and --batch-size N",
-        )
-    if processes == 1:
-        return
-    collective = collective_in_loss(model, loader, compute_loss)
-    if collective is not None:
-        raise UserError(
-            (
-                "--auto-batch-size can't be used, because compute_loss communicates with other "
-                f"processes ({collective}), while each process tries sizes on its own"
-            ),
-            advice=(
-                "pass --no-auto-batch-size, and --batch-size N; a run that was started with "
-                "--auto-batch-size keeps this flag, so resume it in one process"
-            ),
-        )
-
-
-def collective_in_loss(model: nn.Module, loader: Loader, compute_loss: ComputeLoss) -> str | None:
-    """Return the first operation of the loss that communicates with other processes, if any.
-
-    The loss is computed on two samples. The model keeps its buffers, and has no gradients.
-    """
-    # The call below changes buffers, such as batch norm's statistics.
-    restore_buffers = keep_buffers(model)
-    batch = loader.batch_of(torch.arange(min(2, len(loader.samples))))
-    model.train()
-    with as_written(model), CollectiveFinder() as finder:
-        loss, _ = compute_loss(model, batch)
-        loss.backward()
-    model.zero_grad()
-    restore_buffers()
-    return finder.name
-
-
-def batch_norm_sentence(model: nn.Module, before: int, now: int) -> str | None:
-    """Return the sentence to print if a changed micro-batch changes batch norm, else None.
-
-    Args:
-        model: the model, of which only layers in training mode count.
-        before: the requested samples per micro-batch.
-        now: the chosen samples per micro-batch.
-    """
-    layers = (module for module in model.modules() if isinstance(module, _BatchNorm))
-    if before == now or not any(layer.training for layer in layers):
-        return None
-    return (
-        f"batch norm: its statistics are now those of {now} samples instead of {before}, so "
-        f"updates change slightly; to keep them, start a new run with --batch-size {before} and "
-        "without --auto-batch-size"
-    )
-
-
-def sizes_to_try(requested: int, per_update: int, largest: int) -> list[int]:
-    """Return the micro-batch sizes to try, in ascending order.
-
-    - Below the requested size are divisors of `per_update`, so that the updates stay the same. Each
-      divisor is at most half of the next.
-    - Above the requested size are its doublings up to `largest`. Some may change the updates. The
-      user is told if such a size is the fastest, but it is not chosen.
-
-    Args:
-        requested: the size that the flags state.
-        per_update: the samples of an update on this rank.
-        largest: the largest size to try, unless the requested size is larger.
-    """
-    sizes = [requested]
-    while sizes[0] > 1:
-        half = sizes[0] // 2
-        next_smaller = max(n for n in range(1, half + 1) if per_update % n == 0)
-        sizes.insert(0, next_smaller)
-    while sizes[-1] * 2 <= largest:
-        sizes.append(sizes[-1] * 2)
-    return sizes
-
-
-def search(sizes: list[int], requested: int, try_size: Callable[[int], Trial]) -> dict[int, Trial]:
-    """Try the requested size; then smaller sizes until one fits, or larger ones while that pays.
-
-    Larger sizes pay while the last size left room in memory and was clearly faster than the size
-    before it.
-
-    Returns:
-        The trials by size, without the sizes that were not tried.
-    """
-    index = sizes.index(requested)
-    trials = {requested: try_size(requested)}
-    if not trials[requested].rate:
-        for size in reversed(sizes[:index]):
-            trials[size] = try_size(size)
-            if trials[size].rate:
-                break
-    # A requested size that does not fit has no room either, so no larger size is tried.
-    for size, larger in pairwise(sizes[index:]):
-        if not trials[size].has_room:
-            break
-        trials[larger] = try_size(larger)
-        if trials[larger].rate < MIN_SPEEDUP * trials[size].rate:
-            break
-    return trials
-
-
-def fastest(rates: Mapping[int, float], sizes: Iterable[int], start: int) -> int:
-    """Return the size to use: `start`, unless a larger size of `sizes` is clearly faster.
-
-    Args:
-        rates: samples/s by size.
-        sizes: the candidates, in ascending order.
-        start: the size to use if no larger size is clearly faster.
-    """
-    best = start
-    for size in sizes:
-        if size > best and rates[size] >= MIN_SPEEDUP * rates[best]:
-            best = size
-    return best
-
-
-def attempt(
+def time_size(
     model: nn.Module, optimizer: Optimizer, loader: Loader, compute_loss: ComputeLoss, size: int
 ) -> Trial:
-    """Time forward and backward passes of one size on this rank, without torch.compile.
+    """Time forward and backward passes of one size on this rank, and measure their memory.
 
-    The longest samples are taken, because they need most memory. Afterwards the model has its
-    earlier buffers, and no gradients. If the size does not fit into memory, the trial's rate is 0.
+    The passes run without torch.compile, on the longest samples, because these need most memory.
+    Afterwards the model has its earlier buffers, and no gradients. If the size does not fit into
+    memory, the trial's rate is 0.
 
     Args:
         model: the bare model.
@@ -421,3 +328,98 @@ def time_passes(
         synchronize_stream(loader.device)
         seconds.append(time.perf_counter() - start)
     return seconds
+
+
+def refuse_unfit_loss(
+    model: nn.Module, loader: Loader, compute_loss: ComputeLoss, processes: int, couples: bool
+) -> None:
+    """Raise a `UserError` if sizes can't be tried, or if another size would change the updates.
+
+    Each rank tries sizes without the others, so the loss must not communicate.
+
+    Args:
+        model: the bare model, without DDP.
+        loader: the training loader.
+        compute_loss: the recipe's function; it is called once on each rank, on two samples.
+        processes: how many ranks there are.
+        couples: whether a sample's loss depends on the other samples of its micro-batch.
+    """
+    if couples:
+        raise UserError(
+            "--auto-batch-size would change the updates, because this recipe's loss depends on the "
+            "other samples of a micro-batch (couples_samples=True)",
+            advice="pass --no-auto-batch-size, and --batch-size N",
+        )
+    if processes == 1:
+        return
+    collective = collective_in_loss(model, loader, compute_loss)
+    if collective is not None:
+        raise UserError(
+            (
+                "--auto-batch-size can't be used, because compute_loss communicates with other "
+                f"processes ({collective}), while each process tries sizes on its own"
+            ),
+            advice=(
+                "pass --no-auto-batch-size, and --batch-size N; a run that was started with "
+                "--auto-batch-size keeps this flag, so resume it in one process"
+            ),
+        )
+
+
+def collective_in_loss(model: nn.Module, loader: Loader, compute_loss: ComputeLoss) -> str | None:
+    """Return the first operation of the loss that communicates with other processes, if any.
+
+    The loss is computed on two samples. The model keeps its buffers, and has no gradients.
+    """
+    # The call below changes buffers, such as batch norm's statistics.
+    restore_buffers = keep_buffers(model)
+    batch = loader.batch_of(torch.arange(min(2, len(loader.samples))))
+    model.train()
+    with as_written(model), CollectiveFinder() as finder:
+        loss, _ = compute_loss(model, batch)
+        loss.backward()
+    model.zero_grad()
+    restore_buffers()
+    return finder.name
+
+
+class CollectiveFinder(TorchDispatchMode):
+    """Records the name of the first operation that communicates with other processes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.name: str | None = None
+
+    def __torch_dispatch__(
+        self,
+        operation: torch._ops.OpOverload,
+        types: Sequence[type],
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
+        """Run an operation, and note its name if it is the first that communicates.
+
+        Torch calls this method for each of its operations within the `with` block.
+        """
+        namespace = operation.namespace
+        if self.name is None and namespace in ("c10d", "_c10d_functional"):
+            self.name = str(operation).removesuffix(".default")
+        return operation(*args, **(kwargs or {}))
+
+
+def batch_norm_sentence(model: nn.Module, before: int, now: int) -> str | None:
+    """Return the sentence to print if a changed micro-batch changes batch norm, else None.
+
+    Args:
+        model: the model, of which only layers in training mode count.
+        before: the requested samples per micro-batch.
+        now: the chosen samples per micro-batch.
+    """
+    layers = (module for module in model.modules() if isinstance(module, _BatchNorm))
+    if before == now or not any(layer.training for layer in layers):
+        return None
+    return (
+        f"batch norm: its statistics are now those of {now} samples instead of {before}, so "
+        f"updates change slightly; to keep them, start a new run with --batch-size {before} and "
+        "without --auto-batch-size"
+    )

@@ -154,7 +154,7 @@ class Plan:
             peak_learning_rate=self.peak_learning_rate,
         )
 
-    def position(self, step: int) -> dict[str, float]:
+    def position_figures(self, step: int) -> dict[str, float]:
         """Return the ``progress/`` metrics after update `step`."""
         return {
             STEP: step,

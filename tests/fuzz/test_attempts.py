@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ import torch
 from common.checkpoints.folders import step_folders
 from common.checkpoints.tensors import read_metadata
 from common.errors import UserError
+from common.lifecycle import saving, training_figures
+from common.lifecycle.stages import StartedRun
 from common.run import Run
 from common.storage.digests import signed
 from common.tools.compare.comparison import compare
@@ -375,20 +378,20 @@ def test_changed_recipe_is_reported_recorded_and_compared(
     assert compared.differences["recipe changed"] == [None, "at update 3"]
 
 
-@pytest.mark.parametrize("call", ["log_training", "save"])
+@pytest.mark.parametrize(("module", "name"), [(training_figures, "log_interval"), (saving, "save")])
 def test_run_whose_folder_is_removed_fails(
-    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    module: ModuleType, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run ends with one sentence, and makes no new folder that looks like a run."""
     directory = tmp_path / "run"
-    original = getattr(Run, call)
+    original = getattr(module, name)
 
-    def remove(self: Run) -> None:
-        if self.progress.global_step == 2:
+    def remove(started: StartedRun) -> None:
+        if started.context.progress.global_step == 2:
             shutil.rmtree(directory)
-        original(self)
+        original(started)
 
-    monkeypatch.setattr(Run, call, remove)
+    monkeypatch.setattr(module, name, remove)
     error, _ = run(*FLAGS, "--output-dir", directory)
     assert isinstance(error, UserError)
     assert "was removed, moved or replaced while the run wrote to it: start" in error.message

@@ -33,6 +33,7 @@ from benchmarks.harness.rounds import Training
 from benchmarks.pictures import screen_of
 from benchmarks.resume.results import Results as ResumeResults
 from common.errors import UserError
+from common.lifecycle import training_figures
 from tests.launch import REPOSITORY, Runner, clean_environment, run_command
 from tests.local_data import WORDS, grey_images, write_image_parquet, write_parquet, write_tiny_bert
 
@@ -78,7 +79,7 @@ def test_waits_are_errors_in_the_loop_and_allowed_in_what_logs(
         (recipe, "compute_loss"),
         (recipe.Run, "clip_grad_norm_"),
         (recipe.Run, "record"),
-        (recipe.Run, "log_training"),
+        (training_figures, "log_interval"),
         (guarded.Stopwatch, "stop"),
     ):
         noting(owner, name)
@@ -87,7 +88,7 @@ def test_waits_are_errors_in_the_loop_and_allowed_in_what_logs(
         train_recipe(recipe, 8, **settings)
     for name in ("compute_loss", "clip_grad_norm_", "record"):
         assert modes_during[name] == {"default", "error"}, name
-    for name in ("log_training", "stop"):
+    for name in ("log_interval", "stop"):
         assert modes_during[name] == {"default"}, name
     assert modes[-1] == "default"
     monkeypatch.setattr(recipe, "compute_loss", lambda *unused: 1 / 0)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from common.checkpoints.folders import step_folders, step_of
-from common.training.stop_agreement import CHECKPOINT_SECONDS
+from common.training.rank_decisions import CHECKPOINT_SECONDS
 from tests.jobs import EVERY, MLP, RECORDED, Job, final_weights, learned, newest_step, recorded
 from tests.launch import REPOSITORY, Finished, Launcher, Runner
 

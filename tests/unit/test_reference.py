@@ -25,30 +25,8 @@ COPIED = [
     for path in sorted((REPOSITORY / folder).glob("*.py"))
 ]
 
-# Attributes of a run that are not for recipes.
-INTERNAL = {
-    # The stages of the run and their parts. The library and `recipes prove` read them.
-    "context",
-    "stages",
-    "loaded",
-    "kept",
-    "started",
-    "checkpoints",
-    "evaluations",
-    "gather_rows",
-    # Steps of other calls, such as of `record` and `batches`.
-    "end_update",
-    "log_training",
-    "save_and_leave",
-    "position",
-    "is_asked_to_stop",
-    "close",
-    # What one call leaves for the next.
-    "are_flags_checked",
-    "is_finish_called",
-    "is_called_by_a_program",
-    "current_work",
-}
+# Public attributes of a run that are not for recipes: `recipes prove` and the benchmarks read them.
+INTERNAL = {"context", "stages", "loaded", "kept", "evaluations"}
 
 
 def attributes_of(module: str, class_name: str) -> set[str]:

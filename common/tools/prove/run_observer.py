@@ -23,7 +23,8 @@ from common.data import loader as loader_module
 from common.data.loader import Loader
 from common.data.samples import Batch, BatchesWithWork
 from common.data.workers import MicroBatches
-from common.lifecycle import evaluations
+from common.lifecycle import evaluations, saving
+from common.lifecycle.stages import Context, StartedRun
 from common.measure.value_checks import Measured, Metrics
 from common.run import Run
 from common.tools.prove.digests import digest_of_state, generator_digests
@@ -71,18 +72,19 @@ class RunObserver:
         self.has_loaded_best = False
 
     def install(self) -> None:
-        """Wrap the methods of a run, and those of the loaders."""
+        """Wrap the methods of a run, its saves, and its loaders."""
         wrap = self.session.wrap
         wrap(Run, "__init__", self.around_init)
         wrap(Run, "keep", self.around_keep)
         wrap(Run, "start", self.around_start)
         wrap(Run, "batches", self.around_batches)
         wrap(Run, "record", self.around_record)
-        wrap(Run, "save", self.around_save)
         wrap(Run, "evaluating", self.around_evaluating)
         wrap(Run, "log", self.around_log)
         wrap(Run, "load_best", self.around_load_best)
         wrap(Run, "finish", self.around_finish)
+        # The loop saves with `Run.save`, which calls this function. So does a run that stops.
+        wrap(saving, "save", self.around_save)
         wrap(Loader, "make_batches", self.around_make_batches)
         # The rehearsal reads all samples, so that its figures are those before training. The run's
         # check for means needs the two batches of a usual rehearsal, so the check is off.
@@ -168,7 +170,7 @@ class RunObserver:
             assert self.search is not None
             reached = self.search.reachable_values(frame)
             state = reached.digests
-            parts = self.digests_of_parts(run)
+            parts = self.digests_of_parts(run.context)
             described = {
                 path: description
                 for path, description in reached.described.items()
@@ -191,13 +193,13 @@ class RunObserver:
         self.state = state
         self.parts = parts
 
-    def digests_of_parts(self, run: Run) -> dict[str, str]:
+    def digests_of_parts(self, context: Context) -> dict[str, str]:
         """Return a digest of each part that the recipe keeps, and of the best evaluation so far."""
         digests = {}
         for name, part in self.kept.items():
             bare = extract_model_from_parallel(part) if isinstance(part, nn.Module) else part
             digests[name] = digest_of_state(bare.state_dict())
-        digests["best evaluation"] = digest_of_state(run.context.best.state_dict())
+        digests["best evaluation"] = digest_of_state(context.best.state_dict())
         return digests
 
     def around_record(
@@ -248,17 +250,17 @@ class RunObserver:
                 rates.append(float(group["lr"]))
         return rates
 
-    def around_save(self, original: Callable[[Run], None], run: Run) -> None:
+    def around_save(self, original: Callable[[StartedRun], None], started: StartedRun) -> None:
         if self.reads_tensors:
             session = self.session
             session.write(
                 Saved(
                     step=session.step,
-                    parts=self.digests_of_parts(run),
-                    generators=generator_digests(run.device),
+                    parts=self.digests_of_parts(started.context),
+                    generators=generator_digests(started.context.accelerator.device),
                 )
             )
-        original(run)
+        original(started)
 
     # In evaluations
 
@@ -372,7 +374,7 @@ class RunObserver:
     ) -> None:
         original(run, evaluation)
         self.write_evaluation(run, "final", run.loaded.test_split, evaluation)
-        parts = self.digests_of_parts(run) if self.reads_tensors else {}
+        parts = self.digests_of_parts(run.context) if self.reads_tensors else {}
         self.session.write(Finished(step=self.session.step, parts=parts))
 
 

@@ -17,7 +17,7 @@ def test_log_has_one_line_per_interval(capsys: pytest.CaptureFixture[str]) -> No
     display.begin("starting")
     assert display.live is None
     display.start(40, lambda: (20, 0.5))
-    display.interval("loss 0.1234  [rmse] 3.2")
+    display.show_interval("loss 0.1234  [rmse] 3.2")
     display.close()
     assert capsys.readouterr().out == "epoch 0.50  step 20/40  loss 0.1234  [rmse] 3.2\n"
 
@@ -35,7 +35,7 @@ def test_log_has_few_lines_a_second(
     display.start(2000, lambda: (step, 0.5))
     for step in range(1, 2001):  # noqa: B007
         clock += 0.01
-        display.interval("loss 0.1")
+        display.show_interval("loss 0.1")
     display.close()
     lines = capsys.readouterr().out.splitlines()
     assert all(f"step {number}/" in lines[number - 1] for number in range(1, 101))
@@ -49,16 +49,16 @@ def test_terminal_has_a_bar(screen: io.StringIO) -> None:
     steps = iter(range(10, 40))
     display.begin()
     assert display.live is not None
-    assert display.place().startswith("loading ")
-    display.doing = "reading the data"
+    assert display.progress_text().startswith("loading ")
+    display.show_activity("reading the data")
     display.live.refresh()
     display.start(40, lambda: (next(steps), 0.25))
     assert display.bar.tasks[0].completed == 10
-    display.interval("[rmse] 3.2")
+    display.show_interval("[rmse] 3.2")
     say("above the bar [b]")
     display.live.refresh()
     assert display.bar.tasks[0].completed > 10  # the bar asks for the step by itself
-    display.doing = "evaluating"
+    display.show_activity("evaluating")
     display.live.refresh()
     display.close()
     texts = ("reading the data …", "epoch 0.25  step", "[rmse] 3.2", "bar [b]", "evaluating")
@@ -88,5 +88,5 @@ def test_other_ranks_are_silent(
     say("nothing")
     display = Display()
     display.start(4, lambda: (1, 0.1))
-    display.interval("nothing")
+    display.show_interval("nothing")
     assert capsys.readouterr().out == ""

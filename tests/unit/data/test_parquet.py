@@ -111,7 +111,7 @@ def test_streamed_text_equals_prepared_text(tmp_path: Path) -> None:
     other_rows = torch.arange(31, 40)
     other = split.finish(split.read(other_rows, 0), other_rows, 0)
     for batch, batch_rows in ((first, rows), (other, other_rows)):
-        expected_work = prepared.splits["train"].count(batch_rows)
+        expected_work = prepared.splits["train"].work_by_index(batch_rows)
         assert split.work_of(batch, batch_rows) == expected_work, "of each batch, in any order"
 
 

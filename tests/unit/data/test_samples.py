@@ -226,7 +226,7 @@ def test_samples_need_only_two_methods() -> None:
     different = noisy_batches(0, samples=Own, epoch=1)
     assert not torch.equal(different[0][1], noisy_batches(0, samples=Own)[0][1])
     samples = Own()
-    assert samples.count(torch.arange(7)) == Work(7)
+    assert samples.work_by_index(torch.arange(7)) == Work(7)
     indices, values = samples.example(3, 0)
     assert (indices.device.type, values.shape, values.dtype) == ("meta", (3,), torch.float32)
 

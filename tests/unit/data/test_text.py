@@ -55,7 +55,7 @@ def test_batches_match_the_tokenizer_of_transformers(tmp_path: Path) -> None:
     assert torch.equal(batch["attention_mask"][:, 0, 0].long(), expected["attention_mask"])
     assert batch["input_ids"].shape[1] % 8 == 0
     assert split.lengths.max() == 24
-    assert split.count(samples).tokens == int(expected["attention_mask"].sum())
+    assert split.work_by_index(samples).tokens == int(expected["attention_mask"].sum())
     assert [data.class_names[index] for index in batch["labels"]] == [
         columns["label"][index] for index in samples
     ]

@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 
-from common import run as module
 from common.errors import TrainingError
-from common.lifecycle import releasing
+from common.lifecycle import closing, releasing
 from common.lifecycle.stages import LoadedData, Stages
-from common.run import Run
 
 
 @pytest.mark.parametrize("raised", [SystemExit(1), TrainingError("memory ran out", advice="-")])
@@ -28,23 +26,21 @@ def test_a_run_is_released_if_its_error_is_replaced(
     def replace(*_: object) -> None:
         raise raised
 
-    monkeypatch.setattr(module, "close_after", replace)
+    monkeypatch.setattr(closing, "close_after", replace)
     monkeypatch.setattr(releasing, "lift_limit", note("memory limit"))
     monkeypatch.setattr(releasing, "forget_accelerator", note("Accelerator"))
-    run: Any = Run.__new__(Run)
     loader: Any = SimpleNamespace(close=note("loader"))
     never: Any = None  # nothing decides on early stopping here
-    run.stages = Stages(
+    stages = Stages(
         loaded=LoadedData(None, {"train": loader}, "test", "test", early_stopping=never)
     )
-    run.evaluations = SimpleNamespace(rehearsal=SimpleNamespace(explain=lambda error: None))
-    run.context = SimpleNamespace(
-        agreement=SimpleNamespace(request=SimpleNamespace(release=note("signal handlers"))),
+    rehearsal: Any = SimpleNamespace(explain=lambda error: None)
+    context: Any = SimpleNamespace(
+        decisions=SimpleNamespace(request=SimpleNamespace(release=note("signal handlers"))),
         provenance=SimpleNamespace(wait=note("provenance")),
         directory=SimpleNamespace(release=note("lock")),
     )
-    run.is_called_by_a_program = True
     with pytest.raises(type(raised)):
-        run.close(MemoryError())
+        closing.close(context, stages, rehearsal, MemoryError(), process_goes_on=True)
     expected = ["loader", "provenance", "lock", "signal handlers", "memory limit", "Accelerator"]
     assert released == expected

@@ -19,7 +19,7 @@ CALLS_BEFORE = {
     "should_evaluate": "run.make_plan(train_loader, DEFAULT_EPOCHS)",
     "should_stop": "run.loaders(data)",
     "kept": "run.keep(model=model",
-    "started": "run.start(description, compute_loss)",
+    "_started": "run.start(description, compute_loss)",
 }
 
 

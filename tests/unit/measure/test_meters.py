@@ -48,13 +48,13 @@ def test_figure_that_one_rank_lacks_is_left_out(monkeypatch: pytest.MonkeyPatch)
     readings = {"gpu/utilization": 0.5, "gpu/power_watts": 250.0}
     monkeypatch.setattr(meters.power, "readings", lambda: readings)
     monkeypatch.setattr(meters.stopwatch, "energy", lambda: math.nan)
-    values = meters.interval()
+    values = meters.end_interval()
     assert (values["gpu/utilization"], values["gpu/utilization_min"]) == (0.625, 0.5)
     assert values["train/loss"] == 1.0
     assert values["perf/samples_per_second"] > 0
     assert not {"gpu/power_watts", "perf/joules_per_sample"} & values.keys()
     assert not any(math.isnan(value) for value in values.values())
-    assert not any(math.isnan(value) for value in meters.whole_run().values())
+    assert not any(math.isnan(value) for value in meters.whole_run_figures().values())
 
 
 def test_uncountable_model_still_has_a_peak(
@@ -71,7 +71,7 @@ def test_uncountable_model_still_has_a_peak(
     reason = "FLOPs can't be counted (NotImplementedError: no meta kernel)"
     assert capsys.readouterr().out == f"perf/mfu is not logged, because the model's {reason}\n"
     assert meters.peak > 0
-    assert "perf/tflops_per_device" not in meters.interval()
+    assert "perf/tflops_per_device" not in meters.end_interval()
 
 
 @pytest.mark.parametrize(("peak_before", "has_mfu"), [(0.0, True), (80.0, True), (312.0, False)])
@@ -86,8 +86,8 @@ def test_resume_on_another_device_has_no_mfu_of_the_whole_run(
     resumed.peak = 65.0
     resumed.load_state_dict(first.state_dict())
     resumed.count(torch.tensor(1.0), {}, Work(8), 0.0, True)
-    assert "perf/mfu" in resumed.interval()
-    assert ("perf/mfu" in resumed.whole_run()) == has_mfu
+    assert "perf/mfu" in resumed.end_interval()
+    assert ("perf/mfu" in resumed.whole_run_figures()) == has_mfu
 
 
 def test_idle_gpus_are_reported_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +102,7 @@ def test_idle_gpus_are_reported_at_the_end(monkeypatch: pytest.MonkeyPatch) -> N
         for share in shares:
             readings = {"gpu/utilization": share}
             monkeypatch.setattr(meters.power, "readings", lambda readings=readings: readings)
-            meters.interval()
+            meters.end_interval()
         sentence = meters.idle_sentence()
         assert (sentence is None) == (word is None), shares
         assert word is None or f"computed for {word} of the time" in str(sentence)

@@ -81,7 +81,7 @@ def test_training_metrics_are_the_means_over_all_ranks(ranks: Any) -> None:
             for loss, size, metrics in ranks[accelerator.process_index]:
                 values = {name: as_recorded(*value)[0] for name, value in metrics.items()}
                 meters.count(torch.tensor(loss), values, Work(size), 0.0, True)
-            rows.append(meters.interval())
+            rows.append(meters.end_interval())
         return rows, accelerator.exchanges
 
     for rows, exchanges in on_ranks(len(ranks), work):
@@ -181,7 +181,7 @@ def test_metrics_of_single_ranks_are_logged_unchanged() -> None:
         name, value = ("first", 100.0) if accelerator.process_index == 0 else ("second", 1.0)
         for _ in range(40):
             meters.count(torch.tensor(0.5), {name: value}, Work(1), 0.0, True)
-        return meters.interval()
+        return meters.end_interval()
 
     for values in on_ranks(2, work):
         assert (values["train/first"], values["train/second"]) == (100.0, 1.0)

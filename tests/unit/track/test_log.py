@@ -54,7 +54,7 @@ def log_with(tracker: Tracker, folder: Path) -> Log:
     log = Log(accelerator, folder)
     log.tracker = tracker
     log.file = (folder / "metrics.jsonl").open("a")
-    log.position = lambda: {"progress/global_step": 1.0}
+    log.position_figures = lambda: {"progress/global_step": 1.0}
     return log
 
 
@@ -139,9 +139,9 @@ def test_evaluation_is_printed_once(tmp_path: Path, capsys: pytest.CaptureFixtur
     log = log_with(Refusing(), tmp_path)
 
     def lines_of(accuracy: float, split: str = "validation", step: float = 1.0) -> int:
-        position = {"progress/global_step": step, "progress/epoch": 0.5}
+        model_position = {"progress/global_step": step, "progress/epoch": 0.5}
         evaluation = Evaluation({"accuracy": accuracy})
-        log.evaluation(evaluation, split, is_best=False, position=position)
+        log.add_evaluation(evaluation, split, is_best=False, model_position=model_position)
         return len(capsys.readouterr().out.splitlines())
 
     assert [lines_of(0.5), lines_of(0.5)] == [1, 0]

@@ -18,7 +18,7 @@ from common.errors import TrainingError, UserError
 from common.flags import flag
 from common.measure.memory import peaks
 from common.training import batch_size
-from common.training.batch_size import Trial, fit_batch_size, sizes_to_try
+from common.training.batch_size import Trial, choose_batch_size, sizes_to_try
 from common.training.out_of_memory import one_sample_advice, out_of_memory_error, placed_bytes
 
 CPU = torch.device("cpu")
@@ -35,18 +35,15 @@ class Rank:
         self.rates = rates
         self.config = config
         self.tried_sizes: list[int] = []
-        self.cuts: list[tuple[int, int]] = []
 
     def try_size(self, size: int) -> Trial:
         self.tried_sizes.append(size)
         rate = self.rates.get(size, 0.0)
         return Trial(rate, 100.0 * size, has_room=rate > 0)
 
-    def fit(self, gather: Any) -> int:
-        """Return the size that this rank takes, and check what the search changed."""
-        loader: Any = SimpleNamespace(
-            device=CPU, samples=range(500), cut_into=lambda *cut: self.cuts.append(cut)
-        )
+    def choose(self, gather: Any) -> int:
+        """Return the size that this rank chooses, and check that choosing changes nothing."""
+        loader: Any = SimpleNamespace(device=CPU, samples=range(500))  # it has no `cut_into`
         requested = (self.config.batch_size, self.config.gradient_accumulation_steps)
         accelerator: Any = SimpleNamespace(
             device=CPU,
@@ -55,15 +52,16 @@ class Rank:
             gradient_accumulation_steps=requested[1],
         )
         flags = dict(vars(self.config))
-        cut = fit_batch_size(self.try_size, {"train": loader}, self.config, accelerator)
-        assert vars(self.config) == flags, "the caller resolves the flags"
-        assert self.cuts == ([] if cut == requested else [cut])
-        assert cut[0] * cut[1] == requested[0] * requested[1]
-        assert accelerator.gradient_accumulation_steps == cut[1]
-        return cut[0]
+        size, accumulation = choose_batch_size(
+            self.try_size, {"train": loader}, self.config, accelerator
+        )
+        assert vars(self.config) == flags
+        assert accelerator.gradient_accumulation_steps == requested[1]
+        assert size * accumulation == requested[0] * requested[1]
+        return size
 
 
-def fit(
+def chosen_size(
     rates: dict[int, float],
     requested: int = 16,
     accumulation: int = 4,
@@ -88,9 +86,9 @@ def fit(
 
     for other_rates in others or []:
         with pytest.raises(Gathered):
-            Rank(other_rates, config).fit(keep_row)
+            Rank(other_rates, config).choose(keep_row)
     rank = Rank(rates, config)
-    size = rank.fit(lambda row: torch.cat([row, *rows_of_others]))
+    size = rank.choose(lambda row: torch.cat([row, *rows_of_others]))
     return size, rank.tried_sizes
 
 
@@ -124,7 +122,7 @@ def test_fastest_size_for_the_same_updates_is_taken(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A table shows memory and speed of each size, and the fastest flags of all are named."""
-    assert fit(rates) == (best_size, tried)
+    assert chosen_size(rates) == (best_size, tried)
     output = capsys.readouterr().out
     assert f"fastest --batch-size {flags[0]} --gradient-accumulation-steps {flags[1]}" in output
     assert ("would then have 256 samples instead of 64" in output) == (flags[0] == 256)
@@ -149,22 +147,22 @@ def test_size_fits_all_ranks(
     expected: int,
 ) -> None:
     """The size is the fastest on the slowest rank, wherever each rank stopped trying."""
-    assert fit(rates, others=[others])[0] == expected
-    assert fit(others, others=[rates])[0] == expected
+    assert chosen_size(rates, others=[others])[0] == expected
+    assert chosen_size(others, others=[rates])[0] == expected
 
 
 def test_resumed_run_keeps_its_size() -> None:
     """A resumed run takes a smaller size only if its own no longer fits."""
     fast = {8: 50.0, 16: 100.0, 32: 200.0}
-    assert fit(fast, resume="runs/mine") == (16, [16])
-    assert fit({8: 50.0}, resume="runs/mine") == (8, [16, 8])
+    assert chosen_size(fast, resume="runs/mine") == (16, [16])
+    assert chosen_size({8: 50.0}, resume="runs/mine") == (8, [16, 8])
 
 
 @pytest.mark.parametrize("resume", [None, "runs/mine"])
 def test_no_fitting_size_is_an_error(resume: str | None) -> None:
     """One sentence says that not even one sample fits, with flags only for a new run."""
     with pytest.raises(TrainingError, match="one sample per batch") as refused:
-        fit({}, resume=resume)
+        chosen_size({}, resume=resume)
     assert refused.value.advice == (
         "end other programs that use this memory, or start a new run with "
         "--gradient-checkpointing or a smaller model or smaller samples"
@@ -230,10 +228,8 @@ def test_run_that_has_begun_is_resumed_with_half_the_batch(
     assert expected in error.advice
 
 
-def small_attempt(
-    most_samples: float = math.inf, compiled: bool = False
-) -> tuple[Trial, nn.Module]:
-    """Attempt a batch of 64 samples of 1 MiB on a small model; at most `most_samples` fit."""
+def small_trial(most_samples: float = math.inf, compiled: bool = False) -> tuple[Trial, nn.Module]:
+    """Try a batch of 64 samples of 1 MiB on a small model; at most `most_samples` fit."""
     model = nn.Sequential(nn.Linear(2**18, 1, bias=False), nn.BatchNorm1d(1))
     if compiled:
         model.compile(backend=lambda *_: pytest.fail("it was compiled"))
@@ -249,13 +245,13 @@ def small_attempt(
         device=CPU, order=order, batch_of=lambda taken: samples[taken - 36]
     )
     optimizer = torch.optim.AdamW(model.parameters())
-    return batch_size.attempt(model, optimizer, loader, compute_loss, 64), model
+    return batch_size.time_size(model, optimizer, loader, compute_loss, 64), model
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_attempt_measures_and_leaves_no_trace(compiled: bool) -> None:
+def test_trial_measures_and_leaves_no_trace(compiled: bool) -> None:
     """It runs the uncompiled model. Gradients and statistics stay as they were."""
-    trial, model = small_attempt(compiled=compiled)
+    trial, model = small_trial(compiled=compiled)
     assert trial.rate > 0
     assert trial.peak_mib > 64
     assert trial.has_room
@@ -263,18 +259,18 @@ def test_attempt_measures_and_leaves_no_trace(compiled: bool) -> None:
     assert int(model[1].num_batches_tracked) == 0  # type: ignore[index,arg-type]
 
 
-def test_attempt_that_runs_out_of_memory_has_no_rate() -> None:
-    """An attempt that runs out of memory has no rate and no room for a larger batch."""
-    trial, model = small_attempt(most_samples=63)
+def test_trial_that_runs_out_of_memory_has_no_rate() -> None:
+    """A trial that runs out of memory has no rate and no room for a larger batch."""
+    trial, model = small_trial(most_samples=63)
     assert (trial.rate, trial.has_room) == (0.0, False)
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_attempts_do_not_count_in_the_peak_of_memory() -> None:
+def test_trials_do_not_count_in_the_peak_of_memory() -> None:
     """Training reports its own peak only."""
     torch.ones(2**26)  # 256 MiB
     before = peaks(CPU)[0]
-    fit({16: 1.0})
+    chosen_size({16: 1.0})
     assert peaks(CPU)[0] < before - 2**27
 
 

@@ -10,6 +10,8 @@ from contextlib import AbstractContextManager, contextmanager
 
 from torch import nn
 
+from common.lifecycle import saving
+from common.lifecycle.stages import StartedRun
 from common.measure.meters import Meters
 from common.run import Run
 from common.tools.prove.records.instrument_records import LogInterval
@@ -18,8 +20,8 @@ from common.tools.prove.session import Session
 
 def install(session: Session) -> None:
     clock = Clock(session)
-    session.wrap(Meters, "interval", clock.around_interval)
-    session.wrap(Run, "save", clock.around_save)
+    session.wrap(Meters, "end_interval", clock.around_end_interval)
+    session.wrap(saving, "save", clock.around_save)
     session.wrap(Run, "evaluating", clock.around_evaluating)
 
 
@@ -33,7 +35,7 @@ class Clock:
         self.last_log_step = 0  # the update of that line
         self.has_only_updates = True  # whether there were only updates since then
 
-    def around_interval(
+    def around_end_interval(
         self, original: Callable[[Meters], dict[str, float]], meters: Meters
     ) -> dict[str, float]:
         """Write the time since the last log line."""
@@ -48,9 +50,9 @@ class Clock:
         self.last_log_time = time.perf_counter()
         return figures
 
-    def around_save(self, original: Callable[[Run], None], run: Run) -> None:
+    def around_save(self, original: Callable[[StartedRun], None], started: StartedRun) -> None:
         self.has_only_updates = False
-        original(run)
+        original(started)
 
     @contextmanager
     def around_evaluating(

@@ -17,6 +17,8 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from common.checkpoints.adapters import bare_optimizer
 from common.checkpoints.shards import is_sharded
+from common.lifecycle.stages import Context, StartedRun
+from common.lifecycle.training_loop import TrainingLoop
 from common.run import Run
 from common.tools.prove.records.instrument_records import OptimizerStep, SampleMixing
 from common.tools.prove.session import Session
@@ -33,7 +35,7 @@ def install(session: Session) -> None:
     observer = UpdateObserver(session)
     session.wrap(Run, "start", observer.around_start)
     session.wrap(Run, "clip_grad_norm_", observer.around_clip_grad_norm)
-    session.wrap(Run, "end_update", observer.around_end_update)
+    session.wrap(TrainingLoop, "end_update", observer.around_end_update)
     register_optimizer_step_pre_hook(observer.before_optimizer_step)
 
 
@@ -61,7 +63,7 @@ class UpdateObserver:
                 couples_samples=bool(named.get("couples_samples", False)),
             )
         )
-        self.save_weights(run, FIRST_WEIGHTS)
+        self.save_weights(run.context, FIRST_WEIGHTS)
         self.has_started = True
 
     def around_clip_grad_norm(
@@ -89,20 +91,25 @@ class UpdateObserver:
             )
         )
 
-    def around_end_update(self, original: Callable[..., None], run: Run) -> None:
+    def around_end_update(
+        self,
+        original: Callable[[TrainingLoop, StartedRun], None],
+        loop: TrainingLoop,
+        started: StartedRun,
+    ) -> None:
         """Save the weights after the update that is compared."""
-        original(run)
-        if run.progress.global_step == COMPARED_UPDATE:
-            self.save_weights(run, LATER_WEIGHTS)
+        original(loop, started)
+        if self.session.step == COMPARED_UPDATE:
+            self.save_weights(started.context, LATER_WEIGHTS)
 
-    def save_weights(self, run: Run, name: str) -> None:
+    def save_weights(self, context: Context, name: str) -> None:
         """Save the parameters of all kept networks. All ranks have to call this."""
         tensors = {}
-        for part, network in networks_of(run.context.parts.shared).items():
+        for part, network in networks_of(context.parts.shared).items():
             for parameter_name, parameter in network.named_parameters():
                 tensors[f"{part}.{parameter_name}"] = copy_on_host(parameter)
         if self.session.rank == 0:
-            save_file(tensors, Path(run.directory.path, name))
+            save_file(tensors, Path(context.directory.path, name))
 
 
 def copy_on_host(tensor: torch.Tensor) -> torch.Tensor:

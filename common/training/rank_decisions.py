@@ -30,7 +30,7 @@ ANNOUNCEMENT = "stop-requested"
 
 
 @dataclass
-class StopAgreement:
+class RankDecisions:
     """The decisions that all ranks take together about once a second, after the same update.
 
     They agree on whether to stop, on whether a rank failed to write a checkpoint, and on whether
@@ -39,8 +39,8 @@ class StopAgreement:
 
     accelerator: ShardingAccelerator
     directory: Path
-    # A function that returns why this rank could not write its last checkpoint, None if it could.
-    failure: Callable[[], SaveFailure | None]
+    # Returns why this rank could not write its last checkpoint; None if it could.
+    find_failure: Callable[[], SaveFailure | None]
     request: StopRequest
     stopping: bool = False  # whether all ranks have agreed to stop
     check_every: int = 1  # updates between two checks, the same on all ranks
@@ -63,7 +63,7 @@ class StopAgreement:
         Raises:
             TrainingError: on all ranks, if a rank could not write its last checkpoint.
         """
-        failure = self.failure()
+        failure = self.find_failure()
         age = time.perf_counter() - self.saved_at
         is_old = age >= CHECKPOINT_SECONDS and is_main_rank()
         is_requested = self.request.reason is not None

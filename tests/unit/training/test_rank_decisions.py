@@ -16,8 +16,8 @@ import torch
 from common.checkpoints.store import OtherRankError, SaveFailure
 from common.errors import Preempted, ReplacedDirectoryError, TrainingError
 from common.system.platforms import STOP_SIGNALS
-from common.training import stop_agreement
-from common.training.stop_agreement import StopAgreement
+from common.training import rank_decisions
+from common.training.rank_decisions import RankDecisions
 from common.training.stop_request import StopRequest
 
 
@@ -32,31 +32,31 @@ def test_ranks_agree_about_once_a_second(monkeypatch: pytest.MonkeyPatch) -> Non
     """This holds from the second check on, even if the duration of updates changes."""
     clock = 0.0
     monkeypatch.setattr(
-        "common.training.stop_agreement.time", SimpleNamespace(perf_counter=lambda: clock)
+        "common.training.rank_decisions.time", SimpleNamespace(perf_counter=lambda: clock)
     )
     ranks: Any = SimpleNamespace(
         num_processes=2, device=torch.device("cpu"), reduce=lambda mine, _: 2 * mine
     )
-    agreement = StopAgreement(ranks, Path(), lambda: None, no_request())
+    decisions = RankDecisions(ranks, Path(), lambda: None, no_request())
     check_times = []
     for global_step in range(1, 2001):
         clock += 0.01 if global_step <= 1000 else 0.1
-        if global_step % agreement.check_every == 0:
+        if global_step % decisions.check_every == 0:
             check_times.append(clock)
-            agreement.check(global_step)
+            decisions.check(global_step)
     assert check_times[:2] == pytest.approx([0.01, 0.02])
     gaps = [after - before for before, after in itertools.pairwise(check_times[2:])]
     assert sum(gap > 1.5 for gap in gaps) <= 1, "but for the one in which updates get slower"
     assert min(gaps) > 0.1
     assert max(gaps) < 10
-    assert not agreement.stopping
+    assert not decisions.stopping
 
 
 def test_ranks_agree_on_the_age_of_a_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock of rank 0 decides, in the row that ranks exchange anyway."""
     clock = 0.0
     sent: list[torch.Tensor] = []  # the row of rank 0
-    monkeypatch.setattr(stop_agreement, "time", SimpleNamespace(perf_counter=lambda: clock))
+    monkeypatch.setattr(rank_decisions, "time", SimpleNamespace(perf_counter=lambda: clock))
 
     def reduce_on_rank_zero(row: torch.Tensor, reduction: str) -> torch.Tensor:
         sent[:] = [row]
@@ -65,28 +65,28 @@ def test_ranks_agree_on_the_age_of_a_checkpoint(monkeypatch: pytest.MonkeyPatch)
     def reduce_on_rank_one(row: torch.Tensor, reduction: str) -> torch.Tensor:
         return sent[0] + row
 
-    agreements = [
-        StopAgreement(
+    ranks = [
+        RankDecisions(
             SimpleNamespace(num_processes=2, device=torch.device("cpu"), reduce=reduce),  # type: ignore[arg-type]
             Path(),
-            failure=lambda: None,
+            find_failure=lambda: None,
             request=no_request(),
         )
         for reduce in (reduce_on_rank_zero, reduce_on_rank_one)
     ]
 
     def check(step: int) -> list[bool]:
-        for rank, agreement in enumerate(agreements):
-            monkeypatch.setattr(stop_agreement, "is_main_rank", lambda rank=rank: rank == 0)
-            agreement.check(step)
-        return [agreement.is_checkpoint_old for agreement in agreements]
+        for rank, decisions in enumerate(ranks):
+            monkeypatch.setattr(rank_decisions, "is_main_rank", lambda rank=rank: rank == 0)
+            decisions.check(step)
+        return [decisions.is_checkpoint_old for decisions in ranks]
 
     assert check(1) == [True, True]
-    for agreement in agreements:
-        agreement.note_checkpoint()
-    agreements[1].saved_at = -1000.0  # another clock
+    for decisions in ranks:
+        decisions.note_checkpoint()
+    ranks[1].saved_at = -1000.0  # another clock
     assert check(2) == [False, False]
-    clock = stop_agreement.CHECKPOINT_SECONDS - 1
+    clock = rank_decisions.CHECKPOINT_SECONDS - 1
     assert check(3) == [False, False]
     clock += 2
     assert check(4) == [True, True]
@@ -114,7 +114,7 @@ def test_failed_save_is_explained(number: int, advice: str, resumable: bool) -> 
     failure = SaveFailure.of(OSError(number, os.strerror(number), "runs/a/checkpoints"), rank=0)
     alone: Any = SimpleNamespace(num_processes=1, device=torch.device("cpu"))
     with pytest.raises(TrainingError) as error:
-        StopAgreement(alone, Path("runs/a"), lambda: failure, no_request()).check(7)
+        RankDecisions(alone, Path("runs/a"), lambda: failure, no_request()).check(7)
     assert "a checkpoint of runs/a could not be written" in error.value.message
     assert os.strerror(number) in error.value.message
     assert advice in error.value.message
@@ -128,24 +128,24 @@ def test_rank_that_failed_names_the_cause(monkeypatch: pytest.MonkeyPatch) -> No
     waiting = SaveFailure.of(OtherRankError("rank 1 is at fault"), rank=0)
     cause = SaveFailure.of(OSError(errno.ENOSPC, "could not write its part"), rank=1)
     monkeypatch.setattr(
-        stop_agreement, "gather_from_ranks", lambda accelerator, failure: [failure, cause]
+        rank_decisions, "gather_from_ranks", lambda accelerator, failure: [failure, cause]
     )
     two: Any = SimpleNamespace(num_processes=2)
     with pytest.raises(TrainingError, match=r"rank 1: .*could not write its part") as error:
-        StopAgreement(two, Path("runs/a"), lambda: None, no_request()).raise_failure(waiting)
+        RankDecisions(two, Path("runs/a"), lambda: None, no_request()).raise_failure(waiting)
     assert error.value.resumable
 
 
 def test_replaced_directory_cannot_be_resumed() -> None:
     """The type of the error decides, not the words of its message."""
     alone: Any = SimpleNamespace(num_processes=1)
-    agreement = StopAgreement(alone, Path("runs/a"), lambda: None, no_request())
+    decisions = RankDecisions(alone, Path("runs/a"), lambda: None, no_request())
     with pytest.raises(TrainingError) as error:
-        agreement.raise_failure(SaveFailure.of(ReplacedDirectoryError("runs/a"), rank=0))
+        decisions.raise_failure(SaveFailure.of(ReplacedDirectoryError("runs/a"), rank=0))
     assert "--resume" not in error.value.message
     words = "was removed, moved or replaced while the run wrote to it"
     with pytest.raises(TrainingError, match="--resume runs/a"):
-        agreement.raise_failure(SaveFailure.of(OSError(words), rank=0))
+        decisions.raise_failure(SaveFailure.of(OSError(words), rank=0))
 
 
 @pytest.mark.parametrize("number", STOP_SIGNALS)
@@ -155,7 +155,7 @@ def test_only_sigint_counts_as_ctrl_c(number: int) -> None:
     request = StopRequest(acts_on_signals=True)
     request.release()
     request.receive(number, None)
-    agreement = StopAgreement(alone, Path("SIGINT"), lambda: None, request)
+    decisions = RankDecisions(alone, Path("SIGINT"), lambda: None, request)
     with pytest.raises(Preempted) as stopped:
-        agreement.stop(3)
+        decisions.stop(3)
     assert stopped.value.is_by_ctrl_c == (number == signal.SIGINT)

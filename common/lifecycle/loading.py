@@ -1,0 +1,33 @@
+"""The loaders of a run, and the splits that its evaluations read."""
+
+from common.data.loader import RunSignals
+from common.data.run_loaders import make_loaders
+from common.data.samples import Data
+from common.data.unused_flags import refuse_unused_data_flags
+from common.lifecycle.stages import Context, LoadedData
+from common.objective import EVALUATED_SPLITS
+from common.training.early_stopping import EarlyStopping
+from common.training.rehearsal import Rehearsal
+
+
+def add_loaders(context: Context, data: Data, rehearsal: Rehearsal) -> LoadedData:
+    """Make a loader for each split of the data.
+
+    If the data lack a validation split, the test split takes its place, and the reverse.
+
+    Raises:
+        UserError: a flag that was set has no effect on the data, or does not suit them; a split has
+            too few samples; or `--early-stopping` has no validation data to choose by.
+    """
+    refuse_unused_data_flags(context.config, data)
+    evaluated_splits = [split for split in EVALUATED_SPLITS if split in data.splits]
+    validation_split = evaluated_splits[0]
+    test_split = evaluated_splits[-1]  # the same one if there is no other
+    early_stopping = EarlyStopping(context.config, context.best, validation_split)
+    signals = RunSignals(
+        is_asked_to_stop=lambda: context.decisions.request.reason is not None,
+        is_stop_announced=context.decisions.is_stop_announced,
+        is_rehearsing=lambda: rehearsal.is_reading,
+    )
+    loaders = make_loaders(context.config, context.accelerator, data.splits, signals)
+    return LoadedData(data, loaders, validation_split, test_split, early_stopping)

@@ -1,0 +1,112 @@
+"""The training loop: its batches, what it records, and what is due after each update."""
+
+import time
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from common.command_line.flag_reads import mark_read
+from common.data.loader import Loader
+from common.data.samples import Batch, Work
+from common.lifecycle import saving, training_figures
+from common.lifecycle.evaluations import Evaluations
+from common.lifecycle.misuse import no_update_error
+from common.lifecycle.stages import Context, StartedRun, reached
+from common.lifecycle.unread_flags import refuse_unread_flags
+from common.measure.value_checks import Metrics
+
+
+class TrainingLoop:
+    """The loop of one run. Its body is in the recipe."""
+
+    def __init__(self, context: Context, evaluations: Evaluations) -> None:
+        self.context = context
+        self.evaluations = evaluations
+        # The work of the current batch, and the seconds for which the loop waited for it.
+        self.current_work: tuple[Work, float] | None = None
+        self.are_flags_checked = False  # becomes true after the first update
+
+    def batches(self, started: StartedRun, loader: Loader) -> Iterator[Batch]:
+        """Yield training batches from the current update to the end of the run.
+
+        If a rank was asked to stop, this method saves a checkpoint after an update and ends the
+        process.
+
+        Raises:
+            UserError: the loop recorded no update in a whole epoch.
+            Preempted: a rank was asked to stop, and everything is saved.
+        """
+        context = self.context
+        progress = context.progress
+        rehearsal = self.evaluations.rehearsal
+        plan = started.plan
+        started.kept.model.train()
+        context.meters.start()
+        while progress.global_step < plan.total_steps:
+            first_step = progress.global_step
+            epoch, step_in_epoch = divmod(first_step, plan.updates_per_epoch)
+            epoch_batches = loader.epoch(epoch, step_in_epoch)
+            batches = started.profiler.watch(epoch_batches, loader, first_step)
+            while progress.global_step < plan.total_steps:
+                wait_began = time.perf_counter()
+                item = next(batches, None)
+                if item is None:
+                    break
+                batch, batch_work = item
+                wait_seconds = time.perf_counter() - wait_began
+                self.current_work = batch_work, wait_seconds
+                if rehearsal.is_wanted:
+                    # A resumed run may begin with a real evaluation, which replaces the rehearsal.
+                    is_evaluation_due = self.evaluations.is_due(plan, started.loaded)
+                    rehearsal.make_due(is_replaced=is_evaluation_due)
+                with started.memory_plan.watching(batch_work):
+                    yield batch
+                rehearsal.end()  # also for a loop that has not called `run.record`
+                if context.decisions.stopping:
+                    # This saves nothing if the loop has saved after this update.
+                    saving.save_and_leave(started)
+            if progress.global_step == first_step:
+                raise no_update_error()
+        context.meters.stopwatch.stop()
+
+    def clip(self, model: nn.Module, optimizer: Optimizer) -> None:
+        """Clip the gradients' global norm in place; skip the update if the norm is not finite."""
+        if not self.are_flags_checked:
+            mark_read(self.context.config, "max_grad_norm")
+        self.context.guard.clip(model, optimizer)
+
+    def count_micro_batch(self, loss: torch.Tensor | float, metrics: Metrics | None) -> None:
+        """Count the current micro-batch, with its loss and its metrics.
+
+        Raises:
+            UserError: a metric is not a number, or the recipe has taken no batch from the run.
+        """
+        self.evaluations.rehearsal.end()  # an evaluation after this micro-batch is a real one
+        batch_work, wait_seconds = reached(self.current_work, "run.batches(train_loader)")
+        is_update = self.context.accelerator.sync_gradients
+        self.context.meters.count(loss, metrics, batch_work, wait_seconds, is_update)
+
+    def end_update(self, started: StartedRun) -> None:
+        """Count an update, and do what is due after it.
+
+        Raises:
+            UserError: after the first update, no code uses a flag that was set.
+            TrainingError: an update had non-finite gradients, or a rank could not write its
+                checkpoint.
+        """
+        context = self.context
+        # The row of the previous update is complete; see `PendingRow`.
+        context.logs.write_row()
+        step = context.progress.advance()
+        if not self.are_flags_checked:
+            self.are_flags_checked = True
+            refuse_unread_flags(context, started.saved_config.given)
+        if started.plan.logs(step):
+            training_figures.log_interval(started)
+        if context.guard.is_due:
+            context.guard.check(step)
+        if step % context.decisions.check_every == 0:
+            context.decisions.check(step)
+        started.profiler.step()
