@@ -61,7 +61,8 @@ class Tables(LabelledData):
                 self.add_split(role, dataset[name])
         self.number_labels()
         if not source.is_whole:
-            self.check_train()
+            self.refuse_single_class()
+            self.note_missing_classes()
             self.make_validation(source)
         self.note_majority()
 
@@ -104,12 +105,13 @@ class Tables(LabelledData):
                 )
             self.labels[role] = np.array([numbers[label] for label in labels])
 
-    def check_train(self) -> None:
-        """Note for the user which classes have no rows in train.
+    def refuse_single_class(self) -> None:
+        """Raise a `UserError` if train has rows of fewer than two classes: nothing is to learn."""
+        if len(np.unique(self.labels["train"])) < 2:
+            raise single_class_error(self.name, "train")
 
-        Raises:
-            UserError: train has rows of fewer than two classes, so that there is nothing to learn.
-        """
+    def note_missing_classes(self) -> None:
+        """Note for the user which classes have no rows in train."""
         numbers_in_train = set(self.labels["train"].tolist())
         missing = [
             name for number, name in enumerate(self.class_names) if number not in numbers_in_train
@@ -117,8 +119,6 @@ class Tables(LabelledData):
         if missing:
             classes = counted(len(missing), "class", "classes")
             self.notes.append(f"train has no rows of {classes}: {', '.join(missing):.60}")
-        if len(numbers_in_train) < 2:
-            raise single_class_error(self.name, "train")
 
     def note_majority(self) -> None:
         """Note the accuracy of always guessing the most frequent class, which a model should beat.

@@ -65,7 +65,9 @@ def prepared_samples(
     else:
         data = preparation.apply_to(source)
         # `for_evaluation` has kept only the run that was trained on this data set.
-        check_as_trained(source, evaluated.trained_on[0], data)
+        trained = evaluated.trained_on[0]
+        require_same_sizes(source, trained, data)
+        note_held_out_samples(trained, data)
     renumber_labels(data, evaluated, source.name)
     return data
 
@@ -154,24 +156,24 @@ def find_moved_data(
     return None
 
 
-def check_as_trained(source: DataSource, trained: TrainedOn, data: Prepared[FactsType]) -> None:
-    """Check that the evaluated samples are those that the model's run held out; add a note on it.
+def may_hold_out_others(trained: TrainedOn, data: Prepared[FactsType]) -> bool:
+    """Whether other samples may be held out now than when the model was trained.
 
-    This is certain only if the data have not changed. If their content has changed but the sizes of
-    the splits have not, a note warns that training samples may be among the evaluated ones.
-
-    Raises:
-        UserError: the number of samples has changed, so that other samples would be held out.
+    This is possible only if the data have changed since.
     """
-    notes = data.facts["notes"]
-    notes.append(
-        f"{trained.run} was trained on these data, so only its held-out samples are evaluated"
-    )
     # If nothing was held out, the data set has its own split to evaluate on, and changes of its
     # training samples do not matter.
     has_held_out_samples = data.facts["held_out"] > 0
     is_unchanged_or_unknown = trained.fingerprint in (None, data.facts["fingerprint"])
-    if not has_held_out_samples or is_unchanged_or_unknown:
+    return has_held_out_samples and not is_unchanged_or_unknown
+
+
+def require_same_sizes(source: DataSource, trained: TrainedOn, data: Prepared[FactsType]) -> None:
+    """Raise a `UserError` if the sizes of splits have changed since the model was trained.
+
+    Other samples would then be held out. The sizes may change if nothing is held out.
+    """
+    if not may_hold_out_others(trained, data):
         return
     sizes = {name: size_of(arrays) for name, arrays in data.arrays.items()}
     if sizes != trained.sizes:
@@ -186,10 +188,23 @@ def check_as_trained(source: DataSource, trained: TrainedOn, data: Prepared[Fact
                 "set of their own, and pass it with --dataset"
             ),
         )
+
+
+def note_held_out_samples(trained: TrainedOn, data: Prepared[FactsType]) -> None:
+    """Note for the user that only samples are evaluated that the model's run held out.
+
+    Another note warns that training samples may be among them, if the content of the data has
+    changed.
+    """
+    notes = data.facts["notes"]
     notes.append(
-        f"the data or their flags have changed since {trained.run} was trained, so some of the "
-        "evaluated samples may have been training samples"
+        f"{trained.run} was trained on these data, so only its held-out samples are evaluated"
     )
+    if may_hold_out_others(trained, data):
+        notes.append(
+            f"the data or their flags have changed since {trained.run} was trained, so some of the "
+            "evaluated samples may have been training samples"
+        )
 
 
 def renumber_labels(

@@ -22,7 +22,7 @@ CARD_METRICS = (THROUGHPUT, TRAINING_SECONDS)
 
 def model_card(
     config: TrainingConfig,
-    run: RunConfig,
+    run_config: RunConfig,
     description: Mapping[str, object],
     data: Data,
     split: Split,
@@ -34,27 +34,30 @@ def model_card(
 
     Args:
         config: the flags.
-        run: the contents of `config.json`.
+        run_config: the contents of `config.json`.
         description: the facts about the model that its folder keeps.
         data: the data set that the recipe's `load_data` returned.
         split: the split of the final evaluation, "validation" or "test".
         summary: the contents of `summary.json`.
     """
     name = description["name"]
-    environment = run.environment
+    environment = run_config.environment
     task = next((task for fact, task in TASKS.items() if fact in description), None)
-    sizes = ", ".join(f"{split_name} {size:,}" for split_name, size in run.data.sizes.items())
+    sizes = ", ".join(
+        f"{split_name} {size:,}" for split_name, size in run_config.data.sizes.items()
+    )
     versions = ", ".join(
         f"{package} {version}" for package, version in environment.versions.items()
     )
     input_file = "FILE.txt" if task == "text-classification" else "IMAGE.png"
+    metadata = card_metadata(run_config, description, data, split, summary, task)
     lines = (
-        f"---\n{card_metadata(run, description, data, split, summary, task)}\n---\n\n# {name}\n",
-        f"Trained by the recipe `{run.recipe}` on {data.name}: {sizes}.",
+        f"---\n{metadata}\n---\n\n# {name}\n",
+        f"Trained by the recipe `{run_config.recipe}` on {data.name}: {sizes}.",
         *(f"- {note}" for note in data.notes),
         f"\n| one run, seed {config.seed} | |\n|---|--:|",
         *(f"| {heading} | {value} |" for heading, value in result_rows(split, summary)),
-        f"\nFlags: `{flags_given(config, run.given)}`\n",
+        f"\nFlags: `{flags_given(config, run_config.given)}`\n",
         f"Hardware: {environment.device}, {environment.world_size} × "
         f"{precision_name(environment.mixed_precision)}, effective batch "
         f"{environment.effective_batch_size}; python {environment.python}, {versions}; "
@@ -71,7 +74,7 @@ def metrics_of_split(split: Split, summary: Mapping[str, float]) -> list[str]:
 
 
 def card_metadata(
-    run: RunConfig,
+    run_config: RunConfig,
     description: Mapping[str, object],
     data: Data,
     split: Split,
@@ -104,7 +107,7 @@ def card_metadata(
         pipeline_tag=task,
         # Only a model of Transformers comes with files, such as its tokenizer's.
         library_name="transformers" if "files" in description else None,
-        tags=["accelerate", run.recipe],
+        tags=["accelerate", run_config.recipe],
     )
     return metadata.to_yaml()
 

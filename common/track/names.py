@@ -200,13 +200,13 @@ def precision_name(mixed_precision: str) -> str:
     return "fp32" if mixed_precision == "no" else mixed_precision
 
 
-def flat(run: RunConfig) -> dict[str, JsonValue]:
+def flat(run_config: RunConfig) -> dict[str, JsonValue]:
     """Return a run's facts as one flat table, because W&B sorts and filters runs by its columns.
 
     A flag's column has the flag's name. Every other fact's column is ``group/name``.
     """
-    facts = run.to_json()
-    columns = dict(run.flags)
+    facts = run_config.to_json()
+    columns = dict(run_config.flags)
     for name in GROUPS:
         if name in facts:
             columns |= columns_of(name, facts[name])

@@ -39,21 +39,21 @@ WHOLE_RUN_METRICS = (
 )
 
 
-def show_plan(run: RunConfig, logs: str) -> None:
+def show_plan(run_config: RunConfig, logs: str) -> None:
     """Print the model, the data, the device and the length of a run before it begins.
 
     Args:
-        run: the contents of `config.json`.
+        run_config: the contents of `config.json`.
         logs: where the metrics go, such as "W&B online (...), and metrics.jsonl".
     """
-    data = run.data
-    environment = run.environment
+    data = run_config.data
+    environment = run_config.environment
     world_size = environment.world_size
     sizes = ", ".join(f"{split} {size:,}" for split, size in data.sizes.items())
     classes = "" if data.classes is None else f"; {data.classes} classes"
     processes = counted(world_size, "process", "processes")
-    model = run.architecture
-    say(f"recipe  {run.recipe}: {model.name}, {model.parameters:,} parameters")
+    model = run_config.architecture
+    say(f"recipe  {run_config.recipe}: {model.name}, {model.parameters:,} parameters")
     say(f"data    {data.name} ({data.reason}): {sizes}{classes}")
     for note in data.notes:
         say(f"        {note}")
@@ -62,33 +62,33 @@ def show_plan(run: RunConfig, logs: str) -> None:
     limits = system_limits()
     if limits is not None:
         say(f"system  {limits}")
-    if not run.flags["evaluate_only"]:
-        for line in training_lines(run):
+    if not run_config.flags["evaluate_only"]:
+        for line in training_lines(run_config):
             say(line)
     say(f"logs    {logs}")
 
 
-def training_lines(run: RunConfig) -> list[str]:
+def training_lines(run_config: RunConfig) -> list[str]:
     """Return the printed lines on a run's batch, learning rate, length and memory plan."""
-    flags = run.flags
-    plan = run.plan
+    flags = run_config.flags
+    plan = run_config.plan
     max_steps = flags["max_steps"]
     limit = f", cut at {max_steps:,}" if max_steps else ""
     lines = [
         f"batch   {flags['batch_size']} × {flags['gradient_accumulation_steps']} accumulated × "
-        f"{counted(run.environment.world_size, 'process', 'processes')} = "
-        f"{run.environment.effective_batch_size}",
-        *rate_lines(run),
+        f"{counted(run_config.environment.world_size, 'process', 'processes')} = "
+        f"{run_config.environment.effective_batch_size}",
+        *rate_lines(run_config),
         f"plan    {plan.total_steps:,} updates: {flags['epochs']} epochs of "
         f"{plan.updates_per_epoch:,}{limit}; logged every {plan.log_every:,}, evaluated every "
         f"{plan.eval_every:,}",
     ]
-    if run.memory_plan is not None:
-        lines.append(f"memory  {plan_text(run.memory_plan)}")
+    if run_config.memory_plan is not None:
+        lines.append(f"memory  {plan_text(run_config.memory_plan)}")
     return lines
 
 
-def rate_lines(run: RunConfig) -> list[str]:
+def rate_lines(run_config: RunConfig) -> list[str]:
     """Return the line on how the learning rate relates to the effective batch size, if any.
 
     If the rate was scaled, the line shows how; but there is no line if the recipe sets its own
@@ -96,9 +96,9 @@ def rate_lines(run: RunConfig) -> list[str]:
     line names the flags that would compensate. One process needs no such line, and neither does a
     run with `--effective-batch-size`.
     """
-    plan = run.plan
-    world_size = run.environment.world_size
-    scaling = run.flags["scale_learning_rate"]
+    plan = run_config.plan
+    world_size = run_config.environment.world_size
+    scaling = run_config.flags["scale_learning_rate"]
     if scaling != "no":
         peak = plan.peak_learning_rate
         if peak is None:
@@ -106,9 +106,9 @@ def rate_lines(run: RunConfig) -> list[str]:
         rate = f"{peak / plan.rate_scale:g} × {plan.rate_scale:.4g} = {peak:g}"
         warmup = f"after {plan.warmup_steps:,} updates of warm-up"
         return [f"rate    {rate} ({scaling} in the update's samples), {warmup}"]
-    if world_size == 1 or run.flags["effective_batch_size"] is not None:
+    if world_size == 1 or run_config.flags["effective_batch_size"] is not None:
         return []
-    batch_size_of_rank = run.environment.effective_batch_size // world_size
+    batch_size_of_rank = run_config.environment.effective_batch_size // world_size
     return [
         f"        this is {world_size} times the batch of one process, at the same learning rate: "
         f"pass --effective-batch-size {batch_size_of_rank} to keep the batch, or "
@@ -164,7 +164,7 @@ def evaluation_text(
 
 
 def show_summary(
-    run: RunConfig,
+    run_config: RunConfig,
     summary: Mapping[str, float],
     split: Split,
     folder: Path,
@@ -174,7 +174,7 @@ def show_summary(
     """Print the table of results at the end of a run, and how to view or upload the run.
 
     Args:
-        run: the contents of `config.json`.
+        run_config: the contents of `config.json`.
         summary: the contents of `summary.json`.
         split: the split of the final evaluation, "validation" or "test".
         folder: the run directory.
@@ -182,7 +182,7 @@ def show_summary(
         memory: the planned and measured MiB of each part; empty if nothing was planned.
     """
     rows = []
-    suffixes = metric_suffixes(Objective.parse(run.objective), summary, split)
+    suffixes = metric_suffixes(Objective.parse(run_config.objective), summary, split)
     for name, suffix in suffixes.items():
         if name in summary:
             metric = metric_named(name)
@@ -197,7 +197,7 @@ def show_summary(
         rows.append(["planned → taken", f"MiB: {comparison_text(memory)}"])
     rows.append(["files", str(folder)])
     if is_main_rank():
-        print_facts(rows, title=run.recipe)
+        print_facts(rows, title=run_config.recipe)
     for command in commands:
         say(f"{command.purpose:8}{command.text}")
 

@@ -15,47 +15,47 @@ from common.track.names import precision_name
 Settings = Mapping[str, object]  # JSON values by the label that a table shows
 
 
-def settings_of(run: RunConfig, runs: Sequence[RunConfig]) -> Settings:
+def settings_of(run_config: RunConfig, run_configs: Sequence[RunConfig]) -> Settings:
     """Return a run's settings, first those that must be the same.
 
-    A flag is left out if the recipe of any of the `runs` says that it is not to be compared.
+    A flag is left out if the recipe of any of the runs says that it is not to be compared.
 
     Args:
-        run: the run to describe.
-        runs: all runs of the comparison.
+        run_config: the run to describe.
+        run_configs: all runs of the comparison.
     """
     return {
-        **settings_that_must_agree(run),
-        **settings_that_differ_on_purpose(run),
-        **compared_flags(run, runs),
+        **settings_that_must_agree(run_config),
+        **settings_that_differ_on_purpose(run_config),
+        **compared_flags(run_config, run_configs),
     }
 
 
-def settings_that_must_agree(run: RunConfig) -> Settings:
+def settings_that_must_agree(run_config: RunConfig) -> Settings:
     """Return the settings that make the figures of two runs incomparable if they differ."""
     return {
-        **settings_of_task(run),
-        **settings_of_measurement(run),
-        **changes_of_recipe(run),
+        **settings_of_task(run_config),
+        **settings_of_measurement(run_config),
+        **changes_of_recipe(run_config),
     }
 
 
-def settings_of_task(run: RunConfig) -> Settings:
+def settings_of_task(run_config: RunConfig) -> Settings:
     """Return the recipe, the model and the data of the run."""
     return {
-        "recipe": run.recipe,
-        "objective": run.objective,
-        "data set": run.data.name,
-        **settings_by_name("samples of", run.data.sizes),
-        "data's fingerprint": run.data.fingerprint,
-        "model": run.architecture.name,
-        "parameters": run.architecture.parameters,
+        "recipe": run_config.recipe,
+        "objective": run_config.objective,
+        "data set": run_config.data.name,
+        **settings_by_name("samples of", run_config.data.sizes),
+        "data's fingerprint": run_config.data.fingerprint,
+        "model": run_config.architecture.name,
+        "parameters": run_config.architecture.parameters,
     }
 
 
-def settings_of_measurement(run: RunConfig) -> Settings:
+def settings_of_measurement(run_config: RunConfig) -> Settings:
     """Return the device, the effective batch and the versions with which figures were measured."""
-    environment = run.environment
+    environment = run_config.environment
     settings: dict[str, object] = {"device": environment.device}
     if environment.device_type == "cpu":  # on other devices, the host hardly changes figures
         settings["processor"] = environment.processor
@@ -68,45 +68,46 @@ def settings_of_measurement(run: RunConfig) -> Settings:
     }
 
 
-def changes_of_recipe(run: RunConfig) -> Settings:
+def changes_of_recipe(run_config: RunConfig) -> Settings:
     """Return when the text of the recipe changed during the run; empty if it did not."""
-    steps = [str(change.global_step) for change in run.source.changes]
+    steps = [str(change.global_step) for change in run_config.source.changes]
     return {"recipe changed": f"at update {', '.join(steps)}"} if steps else {}
 
 
-def settings_that_differ_on_purpose(run: RunConfig) -> Settings:
+def settings_that_differ_on_purpose(run_config: RunConfig) -> Settings:
     """Return the settings that often differ on purpose, apart from the flags."""
-    environment = run.environment
+    environment = run_config.environment
     settings: dict[str, object] = {
         "processes": environment.world_size,
         # This is the precision that ran, also if `auto` chose it.
         "precision": precision_name(environment.mixed_precision),
-        "updates planned": run.plan.total_steps,
+        "updates planned": run_config.plan.total_steps,
         "commit": environment.git_commit,
     }
-    if run.source.sha256 is not None:
-        settings["text of the recipe"] = shown_digest(run.source.sha256)
+    if run_config.source.sha256 is not None:
+        settings["text of the recipe"] = shown_digest(run_config.source.sha256)
     return settings
 
 
-def compared_flags(run: RunConfig, runs: Sequence[RunConfig]) -> Settings:
-    """Return the flags of a run that the recipes of all `runs` want compared."""
+def compared_flags(run_config: RunConfig, run_configs: Sequence[RunConfig]) -> Settings:
+    """Return the flags of a run that the recipes of all runs want compared."""
     return {
         spelled(name): value
-        for name, value in run.flags.items()
+        for name, value in run_config.flags.items()
         # The setting "precision" replaces the flag --mixed-precision.
-        if name != "mixed_precision" and all(is_compared(name, any_run) for any_run in runs)
+        if name != "mixed_precision"
+        and all(is_compared(name, each_config) for each_config in run_configs)
     }
 
 
-def is_compared(flag: str, run: RunConfig) -> bool:
+def is_compared(flag: str, run_config: RunConfig) -> bool:
     """Return whether a run's recipe wants a flag compared.
 
     `config.json` states this only where the recipe differs from `TrainingConfig`, which has the
     flags that all recipes share.
     """
     is_usually_compared = role_of(TrainingConfig, flag).compared
-    return run.compared.get(flag, is_usually_compared)
+    return run_config.compared.get(flag, is_usually_compared)
 
 
 def settings_by_name(beginning: str, values: Mapping[str, object]) -> Settings:

@@ -19,7 +19,7 @@ from common.data.evaluated import EvaluatedModel, TrainedOn, is_same_place, own_
 from common.data.images import ImageData, load_images
 from common.data.sources import DataSource, find_named, for_evaluation
 from common.data.text import TextData, load_text
-from common.data.unseen_samples import check_as_trained, renumber_labels
+from common.data.unseen_samples import renumber_labels, require_same_sizes
 from common.errors import UserError
 from tests.local_data import sentences, write_csv
 from tests.unit.data.loading import images, refusal, text
@@ -140,7 +140,7 @@ def test_data_that_have_grown_since_the_run_are_refused(
     folder, _, run = trained
     write_images(folder, per_class=14)
     message = refusal(lambda: evaluated(folder, run))
-    assert "has changed since" in message
+    assert "now has another number of rows than when" in message
     assert "restore the data and the flags as they were, or put the new samples into" in message
 
 
@@ -178,10 +178,10 @@ def test_notes_do_not_decide_what_was_held_out() -> None:
         facts["fingerprint"] = "03"
         data = Prepared(Path(), facts, arrays)
         if held_out:
-            with pytest.raises(UserError, match="has changed since"):
-                check_as_trained(source, before, data)
+            with pytest.raises(UserError, match="now has another number of rows than when"):
+                require_same_sizes(source, before, data)
         else:
-            check_as_trained(source, before, data)
+            require_same_sizes(source, before, data)
 
 
 def test_evaluation_takes_the_validation_share_of_the_run(tmp_path: Path) -> None:
