@@ -315,7 +315,8 @@ def test_inf_on_one_rank_is_never_applied(runner: Runner, tmp_path: Path) -> Non
     flags = (*MLP, "--mixed-precision", "no", "--output-dir", directory)
     run = runner.run(recipe, *flags, launcher="shards", output_directory=False, succeeds=False)
     assert run.returncode != 0
-    assert run.printed().count("error: a gradient or the loss became non-finite by update 15") == 1
+    message = "error: a gradient or the loss became NaN or infinite in update 15"
+    assert run.printed().count(message) == 1
     status = json.loads((directory / "status.json").read_text())
     assert status["status"] == "failed"
     assert not status["resumable"]
