@@ -16,7 +16,7 @@ from common.errors import UserError
 from common.run import Run
 from common.storage.digests import signed
 from common.tools.compare.comparison import compare
-from common.tools.compare.readers import read_runs
+from common.tools.compare.readers.sources import read_runs
 from common.training import precision
 from examples import regression
 from tests.fuzz.small_run import FLAGS, digest, run

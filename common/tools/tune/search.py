@@ -21,7 +21,9 @@ from common.run_directory.status import read_status
 from common.system.platforms import command_line, quoted, shown_path
 from common.system.wording import counted
 from common.tools.compare.comparison import compare
-from common.tools.compare.readers import RunRecord, read_directory, read_runs
+from common.tools.compare.readers.directory import read_directory
+from common.tools.compare.readers.run_record import RunRecord
+from common.tools.compare.readers.sources import read_runs
 from common.tools.compare.table import show
 from common.tools.launching.command import command_of_run
 from common.tools.launching.folder import locked_folder_of_runs

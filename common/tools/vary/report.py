@@ -15,7 +15,8 @@ from common.system.platforms import shown_path
 from common.tools.compare.comparison import Comparison, compare
 from common.tools.compare.group_table import group_cells, has_repetitions
 from common.tools.compare.groups import SEED
-from common.tools.compare.readers import RunRecord, read_runs
+from common.tools.compare.readers.run_record import RunRecord
+from common.tools.compare.readers.sources import read_runs
 from common.tools.compare.setting_text import value_text
 from common.tools.compare.table import (
     LabelledWarning,
