@@ -1,4 +1,4 @@
-"""The examples, which are edited copies of recipes: `COPIES` says how each of them is tested."""
+"""The examples, which are edited copies of recipes: `EXAMPLES` says how each of them is tested."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from tests.launch import REPOSITORY
 
 
 @dataclass(frozen=True)
-class Copy:
-    """An example and what is expected of it; `tests/runs/test_copies.py` checks this."""
+class Example:
+    """An example and what is expected of it; `tests/runs/test_examples.py` checks this."""
 
     name: str  # of the file here, without .py
     origin: str  # the recipe that it was copied from
@@ -39,8 +39,8 @@ class Copy:
 
 
 SECONDS = ("--batch-size", 64, "--checkpoint-every", 20)
-COPIES: tuple[Copy, ...] = (
-    Copy(
+EXAMPLES: tuple[Example, ...] = (
+    Example(
         "regression",
         "mnist_mlp",
         (*SECONDS, "--epochs", 5, "--hidden-sizes", 128, 128, "--learning-rate", 1e-2),
@@ -48,7 +48,7 @@ COPIES: tuple[Copy, ...] = (
         searched="--weight-decay",
         space="0:0.1",
     ),
-    Copy(
+    Example(
         "multi_label",
         "mnist_mlp",
         (*SECONDS, "--epochs", 12, "--hidden-sizes", 128, 128, "--learning-rate", 3e-3),
@@ -56,14 +56,14 @@ COPIES: tuple[Copy, ...] = (
         searched="--weight-decay",
         space="0:0.1",
     ),
-    Copy(
+    Example(
         "denoiser",
         "resnet",
         ("--epochs", 4, "--checkpoint-every", 20),
         target=15.0,  # 10.5 with all the noise
         evaluated_same_on_two=False,
     ),
-    Copy(
+    Example(
         "character_model",
         "mnist_mlp",
         ("--checkpoint-every", 20, "--max-steps", 80, "--eval-every", 40, "--dropout", 0.1),
@@ -71,20 +71,20 @@ COPIES: tuple[Copy, ...] = (
         same_on_two=("--max-steps", 2, "--batch-size", 16, "--dropout", 0),
         space="3e-3:3e-2:log",
     ),
-    Copy(
+    Example(
         "own_dataset",
         "mnist_mlp",
         ("--epochs", 6, "--checkpoint-every", 5),
         target=0.85,  # 0.1 by guessing
     ),
-    Copy(
+    Example(
         "gan",
         "mnist_mlp",
         ("--dataset", "digits", "--epochs", 15, "--eval-every", 66, "--checkpoint-every", 10),
         target=30.0,  # 60 as it begins
         same_on_two=None,  # each process draws noise of its own
     ),
-    Copy(
+    Example(
         "averaged",
         "mnist_mlp",
         (
@@ -94,7 +94,7 @@ COPIES: tuple[Copy, ...] = (
         target=0.9,
         same_on_two=("--max-steps", 2, "--batch-size", 16, "--mixup", 0),
     ),
-    Copy(
+    Example(
         "lora",
         "bert",
         (
@@ -106,7 +106,7 @@ COPIES: tuple[Copy, ...] = (
         searched="--weight-decay",
         dataset="odd_text",
     ),
-    Copy(
+    Example(
         "two_heads",
         "mnist_mlp",
         (
@@ -118,7 +118,7 @@ COPIES: tuple[Copy, ...] = (
         space="0:0.1",
         is_killed_on_two=True,
     ),
-    Copy(
+    Example(
         "contrastive",
         "mnist_mlp",
         ("--epochs", 12, "--checkpoint-every", 20),
@@ -127,7 +127,7 @@ COPIES: tuple[Copy, ...] = (
         same_on_one=("--batch-size", 32),
         is_killed_on_two=True,
     ),
-    Copy(
+    Example(
         "freezing",
         "mnist_mlp",
         (
@@ -141,7 +141,7 @@ COPIES: tuple[Copy, ...] = (
         same_on_two=("--max-steps", 12, "--batch-size", 64, "--learning-rate", 1e-3),
         is_killed_on_two=True,
     ),
-    Copy(
+    Example(
         "distilled",
         "mnist_mlp",
         (*SECONDS, "--dataset", "digits", "--epochs", 12, "--learning-rate", 1e-2),

@@ -444,27 +444,56 @@ class Runner:
             words += ["--output-dir", str(directory)]
         changes = {"WANDB_DIR": str(wandb_folder), **(environment or {})}
         variables = changed(clean_environment(self.folder), changes)
+        status, output, errors = self.run_to_end(
+            words,
+            launcher,
+            variables,
+            working_directory or folder,
+            folder,
+            all_cores=all_cores,
+            timeout=timeout,
+        )
+        command = [*launch_command(launcher), *words]
+        finished = Finished(command, status, output, errors, directory, wandb_folder)
+        if succeeds:
+            finished.check_success()
+        return finished
+
+    def run_to_end(
+        self,
+        words: list[str],
+        launcher: Launcher,
+        environment: Mapping[str, str],
+        working_directory: Path,
+        folder: Path,
+        *,
+        all_cores: bool,
+        timeout: float,
+    ) -> tuple[int, str, str]:
+        """Start a script with its flags, and wait for its end.
+
+        Args:
+            folder: where the output and the errors are in files until the end.
+
+        Returns:
+            The status, the output and the errors.
+        """
         with (folder / "output").open("w+") as output, (folder / "errors").open("w+") as errors:
             process = self.start(
                 words,
                 launcher,
-                variables,
-                working_directory or folder,
+                environment,
+                working_directory,
                 output,
                 errors,
                 all_cores=all_cores,
                 forking=True,
             )
             status = wait_or_kill(process, timeout)
-        texts = [read_and_remove(folder / name) for name in ("output", "errors")]
-        assert status is not None, f"{words}\ntook longer than {timeout} s\n" + "\n".join(
-            text[-4000:] for text in texts
-        )
-        command = [*launch_command(launcher), *words]
-        finished = Finished(command, status, texts[0], texts[1], directory, wandb_folder)
-        if succeeds:
-            finished.check_success()
-        return finished
+        output_text = read_and_remove(folder / "output")
+        error_text = read_and_remove(folder / "errors")
+        assert status is not None, took_too_long(words, timeout, output_text, error_text)
+        return status, output_text, error_text
 
 
 def changed(environment: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
@@ -560,10 +589,14 @@ def run_command(
     except subprocess.TimeoutExpired:
         end_session(process.pid)
         output, errors = process.communicate()
-        raise AssertionError(
-            f"{' '.join(command)}\ntook longer than {timeout} s\n{output[-4000:]}\n{errors[-4000:]}"
-        ) from None
+        raise AssertionError(took_too_long(command, timeout, output, errors)) from None
     return process.returncode, output, errors
+
+
+def took_too_long(command: list[str], timeout: float, output: str, errors: str) -> str:
+    """Return the message of a test whose command was killed after `timeout` seconds."""
+    ends = f"{output[-4000:]}\n{errors[-4000:]}"
+    return f"{' '.join(command)}\ntook longer than {timeout} s\n{ends}"
 
 
 def usable_cores() -> set[int]:

@@ -203,11 +203,12 @@ def no_checkpoint_error(name: str, folder: Path, problems: list[str], run_id: st
         first = step_folders(folder)[0].name
         reason = f"{folder} has no checkpoint up to {name}, because its first one is {first}"
     newest, _ = newest_whole(folder, None, run_id)
+    resume = f"--resume {quoted(folder.parent)}"
     if newest is None:
-        advice = "restore a checkpoint from a backup, or train from the start"
+        advice = f"restore a checkpoint from a backup; without one, {resume} begins at update 0"
     else:
-        advice = f"continue from the newest checkpoint, {newest.name},"
-    return UserError(reason, advice=f"{advice} with --resume {quoted(folder.parent)}")
+        advice = f"continue from the newest checkpoint, {newest.name}, with {resume}"
+    return UserError(reason, advice=advice)
 
 
 def put_newer_aside(folder: Path, chosen: Path) -> None:

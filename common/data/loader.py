@@ -96,25 +96,19 @@ class Loader:
         self.samples = samples
         self.order = order
         self.device = device
-        size = samples.num_bytes
-        free = free_memory(device)
-        if placement == "device":
-            check_fits(size, free, device)
-        if placement == "auto":
-            allowed = free / 2 if room is None else room
-            fits = size is not None and size < allowed
-            placement = "device" if fits else "workers"
-        self.placement = placement
-        self.num_workers = worker_count(samples, num_workers) if placement == "workers" else 0
+        self.placement = choose_placement(placement, samples, device, room)
+        self.num_workers = 0
+        if self.placement == "workers":
+            self.num_workers = worker_count(samples, num_workers)
         self.workers = Workers(
             samples, self.num_workers, device, patience, signals.is_asked_to_stop
         )
         self.signals = signals
         samples.seed = seed
         self.placed_bytes = 0  # bytes of the device's memory that the samples take
-        if placement == "device":
+        if self.placement == "device":
             samples.place(device)
-            self.placed_bytes = size or 0
+            self.placed_bytes = samples.num_bytes or 0
 
     def cut_into(self, batch_size: int, accumulation: int) -> None:
         """Cut the same order into micro-batches of another size, as `--auto-batch-size` chooses.
@@ -292,6 +286,28 @@ def without_tuning() -> Iterator[None]:
         yield
     finally:
         torch.backends.cudnn.benchmark = before
+
+
+def choose_placement(
+    requested: str, samples: Samples, device: torch.device, room: float | None
+) -> str:
+    """Return where batches are made: "device" or "workers".
+
+    Args:
+        requested: the value of `--data-placement`. "auto" chooses "device" if the samples fit.
+        room: bytes of the device's memory that "auto" may use; None: half of the free memory.
+
+    Raises:
+        UserError: "device" is requested, and the samples can't be placed.
+    """
+    size = samples.num_bytes
+    free = free_memory(device)
+    if requested == "device":
+        check_fits(size, free, device)
+    if requested != "auto":
+        return requested
+    allowed = free / 2 if room is None else room
+    return "device" if size is not None and size < allowed else "workers"
 
 
 def check_fits(size: int | None, free: int, device: torch.device) -> None:

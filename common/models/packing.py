@@ -12,7 +12,6 @@ instead. The method is that of the Effective Transformer (ByteDance, 2020).
 Losses and gradients are those of the padded model within rounding; dropout's masks differ.
 """
 
-import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -163,12 +162,12 @@ def packed_attention(
         [1, tokens, heads, width] or [batch, length, heads, width]; and None for the attention's
         weights, which are not computed.
     """
-    attend = functools.partial(F.scaled_dot_product_attention, scale=scaling)
     if token_positions is None:
-        return attend(query, key, value, attention_mask, dropout).transpose(1, 2), None
+        attended = F.scaled_dot_product_attention(
+            query, key, value, attention_mask, dropout, scale=scaling
+        )
+        return attended.transpose(1, 2), None
     assert attention_mask is not None
-    batch = len(attention_mask)
-    length = attention_mask.shape[-1]
     queries = query[0].transpose(0, 1)  # [tokens, heads, width], as keys and values
     keys = key[0].transpose(0, 1)
     values = value[0].transpose(0, 1)
@@ -176,18 +175,47 @@ def packed_attention(
     if sequence_starts is not None and queries.shape[-1] % 8 == 0:
         # The packed padding is a sequence too, of fewer than `TOKEN_MULTIPLE` tokens. So no
         # sequence is longer than this.
-        longest = max(length, TOKEN_MULTIPLE)
+        longest = max(attention_mask.shape[-1], TOKEN_MULTIPLE)
         attended = flash_attention(
             queries, keys, values, sequence_starts, longest, dropout, scaling
         )
-        return attended[None], None
+    else:
+        attended = unpacked_attention(
+            queries, keys, values, attention_mask, token_positions, dropout, scaling
+        )
+    return attended[None], None
+
+
+def unpacked_attention(
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    attention_mask: torch.Tensor,
+    token_positions: torch.Tensor,
+    dropout: float,
+    scaling: float | None,
+) -> torch.Tensor:
+    """Compute attention within each sample of a padded batch, to which the tokens are unpacked.
+
+    Args:
+        queries, keys, values: [tokens, heads, width].
+        attention_mask: bool [batch, 1, 1, length], true for real tokens.
+        token_positions: int64 [tokens], the positions of the tokens in the flattened batch.
+
+    Returns:
+        [tokens, heads, width].
+    """
+    batch = len(attention_mask)
+    length = attention_mask.shape[-1]
 
     def unpacked(tokens: torch.Tensor) -> torch.Tensor:
         return spread(tokens, token_positions, batch, length).transpose(1, 2)
 
-    attended = attend(unpacked(queries), unpacked(keys), unpacked(values), attention_mask, dropout)
+    attended = F.scaled_dot_product_attention(
+        unpacked(queries), unpacked(keys), unpacked(values), attention_mask, dropout, scale=scaling
+    )
     rows = attended.transpose(1, 2).flatten(0, 1)  # [batch × length, heads, width]
-    return rows.index_select(0, token_positions)[None], None
+    return rows.index_select(0, token_positions)
 
 
 def flash_attention(

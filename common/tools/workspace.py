@@ -12,7 +12,7 @@ from common.console import say
 from common.errors import UserError
 from common.metric_names import PEAK_ALLOCATED, STEP, THROUGHPUT
 from common.objective import Objective
-from common.tools.compare.readers import using_wandb
+from common.tools.compare.readers.wandb_runs import using_wandb
 from common.tools.parser import tool_parser
 from common.track.names import METRICS, SPLITS, metric_named
 

@@ -262,8 +262,8 @@ class GradientGuard:
         if not self.is_fp16 and (self.skipped or math.isnan(loss)):
             raise TrainingError(
                 (
-                    f"a gradient or the loss became non-finite by update {global_step}, which was "
-                    "not applied"
+                    f"a gradient or the loss became NaN or infinite in update {global_step} or "
+                    "shortly before; updates with such gradients are not applied"
                 ),
                 advice=self.advice_on_non_finite(),
             )

@@ -19,7 +19,7 @@ from common.lifecycle.stages import StartedRun
 from common.run import Run
 from common.storage.digests import signed
 from common.tools.compare.comparison import compare
-from common.tools.compare.readers import read_runs
+from common.tools.compare.readers.sources import read_runs
 from common.training import precision
 from examples import regression
 from tests.fuzz.small_run import FLAGS, digest, run

@@ -112,7 +112,7 @@ def test_not_finite_is_found_before_a_checkpoint(
     flags = (*MLP, "--log-every", 90, "--checkpoint-every", 4, "--output-dir", directory)
     job = Job(runner, recipe, *flags, directory=directory)
     assert job.end(60) != 0
-    assert "became non-finite by update 16" in job.printed()
+    assert "became NaN or infinite in update 16" in job.printed()
     assert newest_step(directory) <= 13
     runner.run("mnist_mlp", "--resume", directory, launcher="python", output_directory=False)
     assert status_of(directory)["status"] == "finished"

@@ -21,7 +21,7 @@ import pytest
 
 from common.tools.compare.comparison import compare
 from common.tools.compare.page import page_of
-from common.tools.compare.readers import read_runs
+from common.tools.compare.readers.sources import read_runs
 from tests.unit.tools.compare.run_folders import rows, write_run
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")

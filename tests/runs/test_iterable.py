@@ -1,4 +1,4 @@
-"""A copy that trains on an `IterableDataset` is killed and resumed."""
+"""A copy of an example that trains on an `IterableDataset` is killed and resumed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from tests.jobs import Job, final_weights, learned, newest_step
 from tests.launch import REPOSITORY, Runner
 
-COPY = REPOSITORY / "examples" / "own_dataset.py"
+EXAMPLE = REPOSITORY / "examples" / "own_dataset.py"
 TRAIN = '"train": Digits(True, config.noise)'
 STREAM = '"train": IterableSamples(HubDataset.from_generator(one_by_one))'
 IMPORTS = """from common.data.iterable import IterableSamples
@@ -27,7 +27,7 @@ class Digits("""
 @pytest.mark.slow
 def test_run_on_an_iterable_dataset_resumes(runner: Runner, tmp_path: Path) -> None:
     """Two killed processes resume to the same bits; a resume on one process is refused."""
-    source = COPY.read_text()
+    source = EXAMPLE.read_text()
     assert source.count(TRAIN) == source.count("class Digits(") == 1
     recipe = tmp_path / "own_dataset.py"
     recipe.write_text(source.replace(TRAIN, STREAM).replace("class Digits(", IMPORTS))

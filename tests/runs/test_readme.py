@@ -29,7 +29,7 @@ from common.tools.tune.command import read_command_line
 from common.tools.tune.space import parse_space
 from common.tools.vary.command import read_command_line as read_variants
 from common.training.precision import cpu_has_bf16
-from tests.examples import COPIES
+from tests.examples import EXAMPLES
 from tests.launch import CONFIGS, RECIPES, REPOSITORY, Runner, clean_environment, run_command
 from tests.local_data import grey_images, write_odd_text, write_parquet
 from tests.thin_resnet import write_thin_resnet
@@ -557,12 +557,12 @@ DIFFS = [diff for page in (README, *PAGES) for diff in DIFF.findall(page.read_te
 
 
 @pytest.mark.parametrize(("name", "block"), DIFFS)
-def test_diffs_are_those_of_the_copies(name: str, block: str) -> None:
-    """Each line that a diff removes or adds is one that the copy really removed or added."""
-    (example,) = [copy for copy in COPIES if copy.name == name]
+def test_diffs_are_those_of_the_examples(name: str, block: str) -> None:
+    """Each line that a diff removes or adds is one that the example really removed or added."""
+    (example,) = [example for example in EXAMPLES if example.name == name]
     origin = (REPOSITORY / "recipes" / f"{example.origin}.py").read_text().splitlines()
-    copy = example.path.read_text().splitlines()
+    edited = example.path.read_text().splitlines()
     for line in block.splitlines():
-        present, absent = (copy, origin) if line[0] == "+" else (origin, copy)
+        present, absent = (edited, origin) if line[0] == "+" else (origin, edited)
         assert line[1:] in present, line
         assert line[1:] not in absent, line

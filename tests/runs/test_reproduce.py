@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from common.run_directory.provenance import saved_attempts
-from common.tools.compare.readers import RunRecord
+from common.tools.compare.readers.run_record import RunRecord
 from common.tools.launching.launched_run import LaunchedRun
 from common.tools.reproduce.command import main
 from common.tools.reproduce.conclusion import ANOTHER_EXPERIMENT, BEYOND_TOLERANCE

@@ -16,7 +16,7 @@ from common.checkpoints.folders import read_manifest, step_folders
 from common.errors import UserError
 from common.training.sharding import SUPPORTED_SETTINGS, take_fsdp_request
 from tests.conftest import SHIFTED_UPDATES, first
-from tests.examples import COPIES, Copy
+from tests.examples import EXAMPLES, Example
 from tests.jobs import MLP, Job, final_weights, learned, newest_step
 from tests.launch import REPOSITORY, SHARDED, Finished, Launcher, Runner
 from tests.runs.test_equivalence import assert_same_run, assert_same_weights
@@ -229,26 +229,26 @@ def test_evaluation_of_shards(runner: Runner, odd_images: Path, sharded_mlp: Fin
         assert run.summary[name] == pytest.approx(sharded_mlp.summary[name], rel=1e-6), name
 
 
-# Copies whose code does not mention shards: two networks, an average of the weights, tied weights,
-# images as outputs.
-COPIED = ("gan", "averaged", "lora", "character_model", "denoiser")
+# Examples whose code does not mention shards: two networks, an average of the weights, tied
+# weights, images as outputs.
+WITHOUT_SHARDS = ("gan", "averaged", "lora", "character_model", "denoiser")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "copy",
-    [copy for copy in COPIES if copy.name in COPIED],
-    ids=lambda copy: copy.name,
+    "example",
+    [example for example in EXAMPLES if example.name in WITHOUT_SHARDS],
+    ids=lambda example: example.name,
 )
-def test_copy_in_shards_is_the_copy(
-    copy: Copy, runner: Runner, request: pytest.FixtureRequest
+def test_example_in_shards_is_the_example(
+    example: Example, runner: Runner, request: pytest.FixtureRequest
 ) -> None:
-    """A copy in shards has the losses and the figures of the copy with DDP."""
-    few = copy.same_on_two or ("--max-steps", 2, "--batch-size", 16)
-    flags = (*copy.flags, *few, "--tracker", "none", "--log-every", 1, "--mixed-precision", "no")
-    if copy.dataset is not None:
-        flags = (*flags, "--dataset", request.getfixturevalue(copy.dataset))
-    whole, shards = (runner.run(copy.path, *flags, launcher=launcher) for launcher in LAUNCHERS)
+    """An example in shards has the losses and the figures of the example with DDP."""
+    few = example.same_on_two or ("--max-steps", 2, "--batch-size", 16)
+    flags = (*example.flags, *few, "--tracker", "none", "--log-every", 1, "--mixed-precision", "no")
+    if example.dataset is not None:
+        flags = (*flags, "--dataset", request.getfixturevalue(example.dataset))
+    whole, shards = (runner.run(example.path, *flags, launcher=launcher) for launcher in LAUNCHERS)
     for name in ("train/loss", "train/grad_norm", "train/learning_rate"):
         assert whole.series(name) == pytest.approx(shards.series(name), rel=1e-3), name
     for name, value in whole.summary.items():
@@ -258,7 +258,7 @@ def test_copy_in_shards_is_the_copy(
 
 @pytest.fixture(scope="module")
 def peaked(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy whose average of the weights is best after update 12, and worse ever after."""
+    """A copy of an example whose averaged weights are best after update 12, and worse later."""
     source = (REPOSITORY / "examples" / "averaged.py").read_text()
     line = "    return sums.result()\n"
     assert source.count(line) == 1
@@ -315,7 +315,8 @@ def test_inf_on_one_rank_is_never_applied(runner: Runner, tmp_path: Path) -> Non
     flags = (*MLP, "--mixed-precision", "no", "--output-dir", directory)
     run = runner.run(recipe, *flags, launcher="shards", output_directory=False, succeeds=False)
     assert run.returncode != 0
-    assert run.printed().count("error: a gradient or the loss became non-finite by update 15") == 1
+    message = "error: a gradient or the loss became NaN or infinite in update 15"
+    assert run.printed().count(message) == 1
     status = json.loads((directory / "status.json").read_text())
     assert status["status"] == "failed"
     assert not status["resumable"]

@@ -12,6 +12,7 @@ from tests.launch import REPOSITORY
 
 COMMON = REPOSITORY / "common"
 MAX_LINES_OF_A_RECIPE = 240
+MAX_LINES_OF_THE_README = 200
 
 # From the bottom up. A room is a package or a single module of `common`. It may import rooms on
 # lower levels. Modules of one package may import each other.
@@ -227,6 +228,12 @@ def test_module_has_a_docstring_and_a_telling_name() -> None:
 def test_recipes_are_short(path: Path) -> None:
     """Users read and copy them first."""
     assert len(path.read_text().splitlines()) <= MAX_LINES_OF_A_RECIPE
+
+
+def test_readme_is_short() -> None:
+    """A newcomer reads all of it; the pages under `docs/` have the rest."""
+    text = (REPOSITORY / "README.md").read_text()
+    assert len(text.splitlines()) <= MAX_LINES_OF_THE_README
 
 
 def test_common_knows_no_recipe(nodes: Nodes) -> None:

@@ -7,7 +7,7 @@ from common.metric_names import THROUGHPUT
 from common.objective import Objective
 from common.tools.compare.figures import RunFigures, figures_of
 from common.tools.compare.groups import RunGroup, group_runs
-from common.tools.compare.readers import RunRecord
+from common.tools.compare.readers.run_record import RunRecord
 from common.tools.compare.settings import (
     differing_settings,
     settings_of,

@@ -6,7 +6,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from common.metric_names import SAMPLES, STEP, TRAINING_SECONDS
-from common.tools.compare.readers import RunRecord
+from common.tools.compare.readers.run_record import RunRecord
 
 # The measures of progress on the x-axis of curves, with the heading of the axis.
 X_AXES = {STEP: "updates", SAMPLES: "samples", TRAINING_SECONDS: "training time"}

@@ -20,7 +20,7 @@ from common.metric_names import (
     TRAINING_SECONDS,
 )
 from common.objective import PREFIXES, Split
-from common.tools.compare.readers import RunRecord
+from common.tools.compare.readers.run_record import RunRecord
 from common.tools.statistics.samples import proportion_error
 from common.track.names import EFFICIENCY, PEAK, is_proportion, precision_name
 

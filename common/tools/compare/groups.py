@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from common.flags import spelled
-from common.tools.compare.readers import RunRecord
+from common.tools.compare.readers.run_record import RunRecord
 from common.tools.compare.setting_text import value_text
 from common.tools.compare.settings import Settings, differing_settings
 

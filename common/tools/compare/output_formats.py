@@ -9,7 +9,7 @@ from typing import Literal
 from common.console.messages import CONSOLE
 from common.storage.json_files import json_safe
 from common.tools.compare.comparison import Comparison, compare
-from common.tools.compare.readers import read_runs
+from common.tools.compare.readers.sources import read_runs
 from common.tools.compare.table import as_markdown, load_warnings, notes, show
 from common.tools.compare.verdicts import GroupVerdict, verdicts_of
 

@@ -15,7 +15,7 @@ from common.tools.compare.comparison import Comparison
 from common.tools.compare.curves import X_AXES, curve_of, is_finite, mean_curve
 from common.tools.compare.group_table import group_labels
 from common.tools.compare.groups import RunGroup
-from common.tools.compare.readers import RunRecord
+from common.tools.compare.readers.run_record import RunRecord
 from common.tools.compare.thinning import kept_indices, points_per_curve
 from common.track.names import SPLITS, metric_named
 

@@ -6,7 +6,7 @@ from statistics import fmean
 
 from common.tools.compare.comparison import Comparison
 from common.tools.compare.groups import RunGroup
-from common.tools.compare.readers import RunRecord
+from common.tools.compare.readers.run_record import RunRecord
 from common.tools.statistics.samples import Sample
 
 Values = Sequence[float | None]  # a figure of all runs of a comparison; None if unknown

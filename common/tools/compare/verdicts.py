@@ -10,7 +10,7 @@ from common.system.wording import counted
 from common.tools.compare import sentences
 from common.tools.compare.comparison import Comparison
 from common.tools.compare.groups import RunGroup
-from common.tools.compare.readers import RunRecord
+from common.tools.compare.readers.run_record import RunRecord
 from common.tools.compare.repetitions import (
     Values,
     finished_indices,

@@ -50,9 +50,8 @@ FIX_ADVICE = "fix the reported error, then repeat the command"
 # A published run has names instead of paths, so this machine may not find its data. Other flags
 # would not continue the reproduction in the same folder.
 PATHS_ADVICE = (
-    "if data or a checkpoint are missing on this machine, add --dataset PATH, --model PATH or "
-    "--init-from PATH behind the run, and pass another --output-dir; otherwise fix the reported "
-    "error; then repeat the command"
+    f"{FIX_ADVICE}; if data or a checkpoint is missing on this machine, repeat it with "
+    "--dataset PATH, --model PATH or --init-from PATH after the run, and with another --output-dir"
 )
 
 

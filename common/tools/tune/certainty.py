@@ -13,7 +13,7 @@ from statistics import NormalDist
 from common.flags import field_name
 from common.objective import Objective
 from common.tools.compare.figures import standard_error
-from common.tools.compare.readers import RunRecord
+from common.tools.compare.readers.run_record import RunRecord
 from common.tools.compare.sentences import decimals_for, percent, scale_of
 from common.tools.recipe import Recipe
 from common.tools.statistics.samples import (

@@ -11,7 +11,7 @@ from optuna.trial import FrozenTrial
 from common.flags import field_name
 from common.objective import Objective
 from common.tools.compare.groups import name_of_group
-from common.tools.compare.readers import RunRecord
+from common.tools.compare.readers.run_record import RunRecord
 from common.tools.compare.repetitions import means_of_seeds
 from common.tools.statistics.samples import MIN_RUNS, Sample
 from common.tools.tune.space import Space

@@ -20,7 +20,8 @@ from common.metric_names import EPOCH
 from common.run_directory.records import Flags
 from common.storage.files import SUPERSEDED
 from common.system.platforms import rename_path, split_words
-from common.tools.compare.readers import RunRecord, read_directory
+from common.tools.compare.readers.directory import read_directory
+from common.tools.compare.readers.run_record import RunRecord
 from common.tools.recipe import Recipe
 from common.tools.tune.space import Space, as_command_line, command_words
 

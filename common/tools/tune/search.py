@@ -21,7 +21,9 @@ from common.run_directory.status import read_status
 from common.system.platforms import command_line, quoted, shown_path
 from common.system.wording import counted
 from common.tools.compare.comparison import compare
-from common.tools.compare.readers import RunRecord, read_directory, read_runs
+from common.tools.compare.readers.directory import read_directory
+from common.tools.compare.readers.run_record import RunRecord
+from common.tools.compare.readers.sources import read_runs
 from common.tools.compare.table import show
 from common.tools.launching.command import command_of_run
 from common.tools.launching.folder import locked_folder_of_runs
@@ -50,7 +52,7 @@ from common.tools.tune.study import (
     rebuild_if_inconsistent,
     using_study,
 )
-from common.track.names import duration, metric_named
+from common.track.names import Metric, duration, metric_named
 
 # If this many first trials all fail, the command itself is wrong. Other values will not help, so
 # the search ends.
@@ -87,7 +89,7 @@ def run_search(directory: Path, settings: SearchSettings) -> None:
         search = Search(directory, settings, space, shared, recipe.objective, study)
         say(f"search: {len(study.trials)} of {settings.trials} trials begun in {directory}")
         search.run()
-        report(search, recipe)
+        report_on_search(search, recipe)
 
 
 def command_to_continue(directory: Path) -> str:
@@ -104,6 +106,16 @@ class Search:
     shared: Sequence[str]  # words that all trials have on their command line
     objective: Objective
     study: Study
+
+    @property
+    def metric_name(self) -> str:
+        """The name under which trials log the objective's metric, such as ``val/accuracy``."""
+        return f"val/{self.objective.metric}"
+
+    @property
+    def metric(self) -> Metric:
+        """How the objective's metric is shown."""
+        return metric_named(self.metric_name)
 
     def run(self) -> None:
         """Run the remaining trials. On Ctrl-C the current trial saves itself.
@@ -177,15 +189,13 @@ class Search:
         Raises:
             UserError: the trial has no validation data, a signal stopped it, or it never evaluated.
         """
-        metric_name = f"val/{self.objective.metric}"
-        metric = metric_named(metric_name)
         # The steps of a study are hundredths of an epoch. A trial that continues has reported some
         # evaluations before.
         reported_steps = set(self.study.trials[trial.number].intermediate_values)
         record = None  # stays None if the run ends before it has written `config.json`
         for record in run.follow():
             self.require_validation_data(trial, record)
-            values = intermediate_values(record, metric_name)
+            values = intermediate_values(record, self.metric_name)
             new_steps = values.keys() - reported_steps
             for step in sorted(new_steps):
                 trial.report(values[step], step)
@@ -196,7 +206,7 @@ class Search:
                 newest_step = max(new_steps)
                 message = (
                     f"pruned after epoch {newest_step / STEPS_PER_EPOCH:.3g}, "
-                    f"{metric.label} {metric.text(values[newest_step])}"
+                    f"{self.metric.label} {self.metric.text(values[newest_step])}"
                 )
                 return TrialResult(TrialState.PRUNED, None, message)
         return self.result_of(trial, run, record)
@@ -241,8 +251,8 @@ class Search:
                 "training"
             )
             self.refuse(trial, problem, advice)
-        metric = metric_named(f"val/{self.objective.metric}")
-        return TrialResult(TrialState.COMPLETE, value, f"{metric.label} {metric.text(value)}")
+        message = f"{self.metric.label} {self.metric.text(value)}"
+        return TrialResult(TrialState.COMPLETE, value, message)
 
     def refuse(self, trial: Trial, problem: str, advice: str) -> NoReturn:
         """Mark a trial as failed and end the search with a `UserError`."""
@@ -264,39 +274,62 @@ class Search:
         return command_line([*start, self.settings.recipe, *flags])
 
 
-def report(search: Search, recipe: Recipe) -> None:
+def report_on_search(search: Search, recipe: Recipe) -> None:
     """Show the best trials, draw the search, and print the command that repeats the best trial.
 
     Raises:
         UserError: no trial finished.
     """
-    from common.tools.tune.plot import plot_search
+    ranked = ranked_trials(search)
+    directories = [str(search.directory_of(trial)) for trial in ranked[:TRIALS_SHOWN]]
+    show(compare(read_runs(directories)))
+    draw(search)
+    tried_trials = search.study.get_trials(states=(TrialState.COMPLETE, TrialState.PRUNED))
+    records = readable_records(search, ranked)
+    for line in certainty_lines(records, recipe, search.space, count_of_settings(tried_trials)):
+        say(line)
+    say(best_line(search, ranked))
+    say(search.best_command(ranked[0], recipe))
 
+
+def ranked_trials(search: Search) -> list[FrozenTrial]:
+    """Return the finished trials, those with the best settings first.
+
+    Only trials that still have a directory count: the user may have removed some.
+
+    Raises:
+        UserError: there is no such trial.
+    """
     finished = finished_trials(search.study)
-    # Only trials that still have a directory count: the user may have removed some.
     ranked = [trial for trial in finished if (search.directory_of(trial) / CONFIG).is_file()]
     if not ranked:
         raise no_result_error(search, has_finished=bool(finished))
-    directories = [str(search.directory_of(trial)) for trial in ranked[:TRIALS_SHOWN]]
-    show(compare(read_runs(directories)))
-    metric = metric_named(f"val/{search.objective.metric}")
+    return ranked
+
+
+def draw(search: Search) -> None:
+    """Write the picture of a search, and say where it is."""
+    from common.tools.tune.plot import plot_search
+
     picture = search.directory / "search.png"
-    plot_search(search.study, metric.heading, picture)
+    plot_search(search.study, search.metric.heading, picture)
     say(f"picture: {shown_path(picture)}")
-    tried_trials = search.study.get_trials(states=(TrialState.COMPLETE, TrialState.PRUNED))
-    tried_settings_count = count_of_settings(tried_trials)
-    records = readable_records(search, ranked)
-    for line in certainty_lines(records, recipe, search.space, tried_settings_count):
-        say(line)
+
+
+def best_line(search: Search, ranked: Sequence[FrozenTrial]) -> str:
+    """Return the line that names the best trial, with its result or the mean over its seeds.
+
+    Args:
+        ranked: the finished trials, those with the best settings first.
+    """
+    metric = search.metric
     best = ranked[0]
     repetitions = trials_with_settings_of(best, ranked)
-    count = len(repetitions)
-    others = f" and {count - 1} more with these settings" if count > 1 else ""
     figure = f"validation {metric.label} {metric.text(mean_over_seeds(repetitions))}"
-    if count > 1:
-        figure = f"mean {figure}"
-    say(f"best: {search.directory_of(best).name}{others}, {figure}")
-    say(search.best_command(best, recipe))
+    name = search.directory_of(best).name
+    if len(repetitions) == 1:
+        return f"best: {name}, {figure}"
+    return f"best: {name} and {len(repetitions) - 1} more with these settings, mean {figure}"
 
 
 def no_result_error(search: Search, has_finished: bool) -> UserError:

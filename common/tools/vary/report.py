@@ -1,7 +1,7 @@
 """Report on variants: a table of means over seeds, verdicts, a picture, and model cards."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from common.console import say
@@ -15,7 +15,8 @@ from common.system.platforms import shown_path
 from common.tools.compare.comparison import Comparison, compare
 from common.tools.compare.group_table import group_cells, has_repetitions
 from common.tools.compare.groups import SEED
-from common.tools.compare.readers import RunRecord, read_runs
+from common.tools.compare.readers.run_record import RunRecord
+from common.tools.compare.readers.sources import read_runs
 from common.tools.compare.setting_text import value_text
 from common.tools.compare.table import (
     LabelledWarning,
@@ -25,11 +26,41 @@ from common.tools.compare.table import (
 )
 from common.tools.compare.verdicts import GroupVerdict, correction_note, verdict_lines, verdicts_of
 
+# Files in the directory of the variants.
+TABLE = "table.md"
+PICTURE = "picture.png"
 # The heading of the section of a model card that `add_to_cards` writes.
 CARD_HEADING = "\n## The same with other seeds\n"
 
 
-def report(
+@dataclass(frozen=True)
+class VariantsReport:
+    """The text on the variants. The terminal and `table.md` show it in their own forms."""
+
+    title: str
+    warnings: list[LabelledWarning]
+    rows: list[list[str]]  # the table of means over seeds, with the row of headings first
+    verdicts: list[GroupVerdict]  # on pairs of variants
+    remarks: list[str]  # on the limits of the verdicts
+
+    def show(self) -> None:
+        """Print the warnings, the table, the verdicts on some pairs, and the remarks."""
+        for label, warning in self.warnings:
+            say(f"{label}: {warning}")
+        print_table(self.rows, title=self.title)
+        for line in [*verdict_lines(self.verdicts, source_of_all=TABLE), *self.remarks]:
+            say(line)
+
+    def markdown(self) -> str:
+        """Return the contents of `table.md`, which has the verdicts on all pairs."""
+        quoted_warnings = [f"> **{label}** {warning}" for label, warning in self.warnings]
+        table = "\n".join(markdown_table(self.rows))
+        lines = [*verdict_lines(self.verdicts, most_pairs=None), *self.remarks]
+        paragraphs = [self.title, *quoted_warnings, table, *(line.strip() for line in lines)]
+        return "\n\n".join(paragraphs) + "\n"
+
+
+def report_on_variants(
     directory: Path,
     finished: Mapping[str, Sequence[str]],
     seed_count: int,
@@ -59,27 +90,34 @@ def report(
             advice="correct the causes that are printed above, and repeat the command",
         )
     comparison = compare_variants(finished)
+    report = compose_report(comparison, finished, seed_count, sets_seed)
+    report.show()
+    write_text(directory / TABLE, report.markdown())
+    if has_repetitions(comparison):
+        add_means_to_cards(finished, group_cells(comparison, relative=False))
+    plot_comparison(comparison, directory / PICTURE)
+    say(f"table: {shown_path(directory / TABLE)}, with {PICTURE} beside it")
+
+
+def compose_report(
+    comparison: Comparison,
+    finished: Mapping[str, Sequence[str]],
+    seed_count: int,
+    sets_seed: bool,
+) -> VariantsReport:
+    """Return the text on the variants. `remarks_on_verdicts` explains the arguments."""
     unfair_texts = [
         *unfair_warnings(one_run_each(comparison)),
         *warnings_within_groups(comparison),
     ]
-    all_warnings = labelled_warnings(comparison, unfair_texts)
-    for label, warning in all_warnings:
-        say(f"{label}: {warning}")
-    title = title_of(comparison.runs[0])
-    rows = group_cells(comparison)
     verdicts = verdicts_of(comparison, by_validation=has_validation_data(comparison))
-    remarks = remarks_on_verdicts(comparison, verdicts, finished, seed_count, sets_seed)
-    print_table(arranged(rows), title=title)
-    for line in [*verdict_lines(verdicts, source_of_all="table.md"), *remarks]:
-        say(line)
-    all_lines = [*verdict_lines(verdicts, most_pairs=None), *remarks]
-    text = markdown_report(title, all_warnings, arranged(rows), all_lines)
-    write_text(directory / "table.md", text)
-    if has_repetitions(comparison):
-        add_means_to_cards(finished, group_cells(comparison, relative=False))
-    plot_comparison(comparison, directory / "picture.png")
-    say(f"table: {shown_path(directory / 'table.md')}, with picture.png beside it")
+    return VariantsReport(
+        title=title_of(comparison.runs[0]),
+        warnings=labelled_warnings(comparison, unfair_texts),
+        rows=arranged(group_cells(comparison)),
+        verdicts=verdicts,
+        remarks=remarks_on_verdicts(comparison, verdicts, finished, seed_count, sets_seed),
+    )
 
 
 def compare_variants(finished: Mapping[str, Sequence[str]]) -> Comparison:
@@ -208,20 +246,6 @@ def advice_on_seeds(sets_seed: bool) -> str:
     if sets_seed:
         way_on = "pass --seeds 3 instead of --seed; if you pass --output-dir, name another folder"
     return f"one seed does not tell a difference from chance: {way_on}"
-
-
-def markdown_report(
-    title: str,
-    warnings: Sequence[LabelledWarning],
-    rows: Sequence[Row],
-    lines: Sequence[str],
-) -> str:
-    """Return `table.md`: the title, quoted warnings, the table, and a paragraph for each line."""
-    quoted_warnings = [f"> **{label}** {warning}" for label, warning in warnings]
-    table = "\n".join(markdown_table(rows))
-    paragraphs = [line.strip() for line in lines]
-    parts = [title, *quoted_warnings, table, *paragraphs]
-    return "\n\n".join(parts) + "\n"
 
 
 def add_means_to_cards(finished: Mapping[str, Sequence[str]], rows: Sequence[Row]) -> None:

@@ -27,7 +27,7 @@ from common.tools.launching.validation_share import with_validation_share
 from common.tools.recipe import load_recipe
 from common.tools.tune.space import Space, command_words, parse_space
 from common.tools.vary.records import read_command, write_command
-from common.tools.vary.report import report
+from common.tools.vary.report import report_on_variants
 from common.track.names import precision_name
 
 # The part of a variant's name for each value that says nothing without its flag.
@@ -98,7 +98,7 @@ def run_variants(
         seeds_text = counted(seeds, "seed")
         say(f"variants: {len(variants)}, with {seeds_text} each, in {shown_path(directory)}")
         finished = train_all(variants, recipe, shared, seeds, directory)
-    report(directory, finished, seeds, sets_seed=sets_seed)
+    report_on_variants(directory, finished, seeds, sets_seed=sets_seed)
     failed_count = len(variants) * seeds - sum(map(len, finished.values()))
     if failed_count:
         raise UserError(

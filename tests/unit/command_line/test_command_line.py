@@ -18,7 +18,7 @@ from common.command_line.parsing import comments_of, read_config, refuse_credent
 from common.config import TrainingConfig, parse_config
 from common.errors import UserError
 from common.flags import flag, role_of
-from tests.examples import COPIES
+from tests.examples import EXAMPLES
 from tests.launch import RECIPES, REPOSITORY, plain
 from tests.unit.recipes import (
     config_class,
@@ -417,14 +417,14 @@ def test_mistake_leaves_the_status_of_other_runs_alone(
 
 # Help.
 
-EXAMPLES = [f"examples.{copy.name}" for copy in COPIES]
+MODULES_OF_EXAMPLES = [f"examples.{example.name}" for example in EXAMPLES]
 
 
 @pytest.mark.parametrize(
     "name_of_module",
     [
         *(f"recipes.{recipe}" for recipe in RECIPES),
-        *(pytest.param(name, marks=pytest.mark.slow) for name in EXAMPLES),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in MODULES_OF_EXAMPLES),
     ],
 )
 def test_help_names_each_flag(
@@ -449,7 +449,7 @@ def test_help_names_each_flag(
     assert "None" not in output
 
 
-@pytest.mark.parametrize("name_of_module", EXAMPLES)
+@pytest.mark.parametrize("name_of_module", MODULES_OF_EXAMPLES)
 def test_each_flag_of_an_example_has_a_help(name_of_module: str) -> None:
     """The comment at its field is the help, and not one of the base class."""
     module = import_module(name_of_module)

@@ -1,4 +1,4 @@
-"""Checks that a recipe learns: its objective improves on the data that it evaluates."""
+"""Checks that a recipe learns: its objective improves on validation or test data."""
 
 from dataclasses import dataclass
 
@@ -133,7 +133,6 @@ def learning_spec(name: str, flags: tuple[str, ...] = ()) -> RunSpec:
 
 CHECK = Check(
     "learns",
-    "the objective is better than before training by more than chance, on the data that it "
-    "evaluates",
+    "training improves the objective on validation or test data by more than chance",
     check_learning,
 )

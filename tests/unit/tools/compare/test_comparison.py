@@ -22,7 +22,8 @@ from common.tools.compare.command import main
 from common.tools.compare.comparison import compare
 from common.tools.compare.figures import FIGURES
 from common.tools.compare.output_formats import as_json
-from common.tools.compare.readers import read_runs, record_of
+from common.tools.compare.readers.sources import read_runs
+from common.tools.compare.readers.wandb_runs import record_of
 from common.tools.compare.table import as_markdown, notes, show, table_cells, unfair_warnings
 from common.track.facts import decided_otherwise
 from common.track.names import flat, unflat
@@ -616,7 +617,7 @@ def test_invalid_wandb_variable_gives_one_sentence(
     The test needs a process of its own, because W&B remembers settings.
     """
     script = tmp_path / "script.py"
-    code = "from common.tools.compare.readers import read_runs; read_runs(['some/project'])"
+    code = "from common.tools.compare.readers.sources import read_runs; read_runs(['some/project'])"
     script.write_text(code)
     environment = {**os.environ, variable: value}
     words = [str(forking_python), str(script)]

@@ -14,7 +14,7 @@ from common.tools.compare.command import main
 from common.tools.compare.comparison import Comparison, compare
 from common.tools.compare.group_table import group_cells
 from common.tools.compare.plot import EVALUATION, draw_group
-from common.tools.compare.readers import read_runs
+from common.tools.compare.readers.sources import read_runs
 from common.tools.compare.table import as_markdown, load_warnings, notes, table_cells
 from common.tools.compare.verdicts import GroupVerdict, verdict_lines, verdicts_of
 from tests.unit.tools.compare.run_folders import rows, write_run

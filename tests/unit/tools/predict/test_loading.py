@@ -15,11 +15,11 @@ from common.errors import UserError
 from common.tools.predict import load_model
 from common.tools.predict.predictor import Predictor
 from common.tools.recipe import load_recipe
-from tests.examples import COPIES
+from tests.examples import EXAMPLES
 from tests.launch import REPOSITORY
 
 CLASSIFIER = ("MLP", {"in_features": 4, "hidden_sizes": [3], "classes": 2, "dropout": 0.5})
-# For each copy that defines its model: the class, and arguments of a small model.
+# For each example that defines its model: the class, and arguments of a small model.
 SMALL: dict[str, tuple[str, dict[str, Any]]] = {
     "averaged": CLASSIFIER,
     "character_model": ("CharacterModel", {}),
@@ -36,7 +36,7 @@ SMALL: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def trained(folder: Path, file: Path, class_name: str, arguments: dict[str, Any]) -> nn.Module:
-    """Write the model folder of a finished run of a copy, and return the model."""
+    """Write the model folder of a finished run of an example, and return the model."""
     model = getattr(load_recipe(file).module, class_name)(**arguments)
     facts = {"recipe": file.stem, "class": class_name, "arguments": arguments}
     save_model(folder / "model", model, facts, card="", skeleton=None)
@@ -44,7 +44,7 @@ def trained(folder: Path, file: Path, class_name: str, arguments: dict[str, Any]
 
 
 @pytest.mark.parametrize("name", [name for name, (_, arguments) in SMALL.items() if arguments])
-def test_model_of_a_copy_is_loaded(name: str, tmp_path: Path) -> None:
+def test_model_of_an_example_is_loaded(name: str, tmp_path: Path) -> None:
     """From the run or its model folder, it has the same weights in fp32, in evaluation mode."""
     file = REPOSITORY / "examples" / f"{name}.py"
     model = trained(tmp_path / "run", file, *SMALL[name])
@@ -56,9 +56,9 @@ def test_model_of_a_copy_is_loaded(name: str, tmp_path: Path) -> None:
             torch.testing.assert_close(loaded.state_dict()[key], value, rtol=0, atol=0)
 
 
-def test_every_copy_with_its_own_model_is_tested() -> None:
+def test_every_example_with_its_own_model_is_tested() -> None:
     """LoRA's is loaded by Transformers, in the tests of whole runs."""
-    assert {copy.name for copy in COPIES} - {"lora"} == SMALL.keys()
+    assert {example.name for example in EXAMPLES} - {"lora"} == SMALL.keys()
 
 
 def test_message_of_predict_names_a_working_call(tmp_path: Path) -> None:

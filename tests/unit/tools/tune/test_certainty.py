@@ -17,7 +17,8 @@ from scipy import stats
 
 from common.config import TrainingConfig
 from common.objective import Objective
-from common.tools.compare.readers import RunRecord, read_runs
+from common.tools.compare.readers.run_record import RunRecord
+from common.tools.compare.readers.sources import read_runs
 from common.tools.recipe import Recipe
 from common.tools.statistics.samples import Sample, proportion_error
 from common.tools.tune.certainty import certainty_lines, exceeds_chance, interval_of_lead

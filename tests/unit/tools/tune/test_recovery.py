@@ -17,7 +17,7 @@ from optuna.study import Study
 from optuna.trial import TrialState
 
 from common.errors import UserError
-from common.tools.compare.readers import read_directory
+from common.tools.compare.readers.directory import read_directory
 from common.tools.launching.validation_share import with_validation_share
 from common.tools.recipe import load_recipe
 from common.tools.tune.recovery import denotes, number_in_range, stated_flags

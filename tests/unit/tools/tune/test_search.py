@@ -25,7 +25,7 @@ from common.objective import Objective
 from common.tools.recipe import load_recipe
 from common.tools.tune.command import main, read_command_line
 from common.tools.tune.records import read_settings, write_settings
-from common.tools.tune.search import Search, report
+from common.tools.tune.search import Search, report_on_search
 from common.tools.tune.settings import SearchSettings
 from common.tools.tune.space import Distribution, command_words, parse_space
 from common.tools.tune.study import finished_trials, open_study
@@ -219,7 +219,7 @@ def test_search_without_results_says_why(state: TrialState, message: str, tmp_pa
     settings: Any = None
     search = Search(tmp_path, settings, {}, (), objective, study)
     with pytest.raises(UserError) as refused:
-        report(search, load_recipe(STUB))
+        report_on_search(search, load_recipe(STUB))
     assert message in refused.value.message
     assert ("--trials 5" in refused.value.message) == (state == TrialState.COMPLETE)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from common.errors import UserError
-from common.tools.vary.report import report
+from common.tools.vary.report import report_on_variants
 from tests.unit.tools.compare.run_folders import rows, write_run
 
 SPLITS = {"data.sizes": {"train": 1000, "validation": 100, "test": 200}}
@@ -36,7 +36,7 @@ def write_variant(
 
 def report_text(folder: Path, finished: dict[str, list[str]], seeds: int) -> str:
     """Return the table that a report writes."""
-    report(folder, finished, seeds)
+    report_on_variants(folder, finished, seeds)
     assert (folder / "picture.png").stat().st_size > 10_000
     return (folder / "table.md").read_text()
 
@@ -95,7 +95,7 @@ def test_advice_on_seeds_can_be_followed(sets_seed: bool, advice: str, tmp_path:
         "dropout=0": write_variant(tmp_path, 0.0, [0.9], [0.9]),
         "dropout=0.1": write_variant(tmp_path, 0.1, [0.9], [0.9]),
     }
-    report(tmp_path, finished, 1, sets_seed=sets_seed)
+    report_on_variants(tmp_path, finished, 1, sets_seed=sets_seed)
     text = (tmp_path / "table.md").read_text()
     assert f"one seed does not tell a difference from chance: {advice}" in text
 
@@ -196,4 +196,4 @@ def test_file_has_the_warnings_and_all_pairs(
 def test_report_of_nothing_is_a_sentence(tmp_path: Path) -> None:
     """All variants may have failed."""
     with pytest.raises(UserError, match="no variant finished"):
-        report(tmp_path, {}, 2)
+        report_on_variants(tmp_path, {}, 2)

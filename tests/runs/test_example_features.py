@@ -1,4 +1,4 @@
-"""Features of single copies: random transforms, a second network, an average, adapters."""
+"""Features of single examples: random transforms, a second network, an average, adapters."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from common.data.order import TrainingOrder
 from common.data.samples import DatasetSamples
 from examples.gan import MLP, Config, frechet
 from examples.own_dataset import Digits
-from tests.examples import COPIES
+from tests.examples import EXAMPLES
 from tests.jobs import newest_step
 from tests.launch import Finished, Runner
-from tests.runs.test_copies import whole, with_data
+from tests.runs.test_examples import whole, with_data
 
-LISTED = {copy.name: copy for copy in COPIES}
+EXAMPLE_BY_NAME = {example.name: example for example in EXAMPLES}
 
 
 def newest_checkpoint(run: Finished) -> Path:
@@ -83,8 +83,8 @@ def test_draws_differ_between_epochs() -> None:
 
 def test_both_networks_and_optimizers_are_in_the_checkpoint(runner: Runner) -> None:
     """A checkpoint holds both networks with their optimizers; the export is the generator alone."""
-    copy = LISTED["gan"]
-    run = runner.run(copy.path, *copy.flags, "--tracker", "none", "--max-steps", 20)
+    example = EXAMPLE_BY_NAME["gan"]
+    run = runner.run(example.path, *example.flags, "--tracker", "none", "--max-steps", 20)
     folder = newest_checkpoint(run)
     generator = load_file(folder / "model.safetensors")
     discriminator = load_file(folder / "discriminator.safetensors")
@@ -105,12 +105,12 @@ def test_both_networks_and_optimizers_are_in_the_checkpoint(runner: Runner) -> N
 
 def test_network_that_is_not_kept_is_refused(runner: Runner, tmp_path: Path) -> None:
     """A run is refused if it prepares a network without keeping it, as a resume would lose it."""
-    source = LISTED["gan"].path.read_text()
+    source = EXAMPLE_BY_NAME["gan"].path.read_text()
     line = "            discriminator=discriminator,\n"
     assert source.count(line) == 1
     path = tmp_path / "gan.py"
     path.write_text(source.replace(line, ""))
-    run = runner.run(path, *LISTED["gan"].flags, "--tracker", "none", succeeds=False)
+    run = runner.run(path, *EXAMPLE_BY_NAME["gan"].flags, "--tracker", "none", succeeds=False)
     assert run.returncode == 1
     assert (
         "accelerator.prepare returned an object of class MLP that was not passed to run.keep(), so "
@@ -139,7 +139,7 @@ def test_frechet_distance_of_two_gaussians() -> None:
 @pytest.mark.slow
 def test_average_is_evaluated_and_stops_early(runner: Runner) -> None:
     """Early stopping follows the average's figures, and the export is the average."""
-    run = whole(runner, LISTED["averaged"])
+    run = whole(runner, EXAMPLE_BY_NAME["averaged"])
     assert run.summary["progress/global_step"] < run.config["plan"]["total_steps"]
     accuracies = run.series("val/accuracy")
     losses = run.series("val/loss")
@@ -164,8 +164,8 @@ def test_adapters_are_kept_small_and_exported_merged(
     """Frozen weights are saved once, and `model/` is a whole BERT with the adapters merged."""
     from transformers import BertForSequenceClassification
 
-    copy = with_data(LISTED["lora"], request)
-    run = runner.run(copy.path, *copy.flags, "--tracker", "none", "--max-steps", 12)
+    example = with_data(EXAMPLE_BY_NAME["lora"], request)
+    run = runner.run(example.path, *example.flags, "--tracker", "none", "--max-steps", 12)
     folder = kept_checkpoint(run)
     frozen = folder.parent / "frozen-model.safetensors"
     changing = load_file(folder / "model.safetensors")
