@@ -33,7 +33,7 @@ def recipe_that_holds(tmp_path: Path, rank: int, most: int) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("launcher", "rank"), [("python", 0), pytest.param("two", 1, marks=pytest.mark.slow)]
+    ("launcher", "rank"), [("fork", 0), pytest.param("two forks", 1, marks=pytest.mark.slow)]
 )
 def test_all_take_what_the_smallest_rank_holds(
     runner: Runner, tmp_path: Path, launcher: Launcher, rank: int
@@ -55,7 +55,7 @@ def test_all_take_what_the_smallest_rank_holds(
 def test_nothing_fits(runner: Runner, tmp_path: Path) -> None:
     """The run ends with one sentence if even a batch of one sample runs out of memory."""
     recipe = recipe_that_holds(tmp_path, 0, most=0)
-    run = runner.run(recipe, *FLAGS, "--auto-batch-size", launcher="python", succeeds=False)
+    run = runner.run(recipe, *FLAGS, "--auto-batch-size", launcher="fork", succeeds=False)
     assert run.returncode == 1
     assert run.printed().count("out of memory even with one sample per batch") == 1, run.explain()
     assert "Traceback" not in run.errors

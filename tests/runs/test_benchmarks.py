@@ -226,7 +226,7 @@ def test_steps_that_need_datasets_run_to_their_end(
 
     def fork(command: list[str], stdout: Any, **keywords: Any) -> Any:
         step = [str(script), str(runner.python), str(REPOSITORY), *command[3:]]
-        return runner.start(step, "python", environment, REPOSITORY, stdout, stdout)
+        return runner.start(step, "fork", environment, REPOSITORY, stdout, stdout)
 
     offered = {"DEVNULL": subprocess.DEVNULL, "TimeoutExpired": subprocess.TimeoutExpired}
     monkeypatch.setattr(gpu, "subprocess", SimpleNamespace(Popen=fork, **offered))

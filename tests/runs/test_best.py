@@ -83,7 +83,7 @@ def test_resumed_run_keeps_the_same(
 def test_early_stopping_ends_the_run(peaked: Path, runner: Runner) -> None:
     """Two processes stop after as many evaluations without improvement as the flag says."""
     flags = (*CHOOSING, "--early-stopping", 2)
-    run = runner.run(peaked, *flags, launcher="two")
+    run = runner.run(peaked, *flags, launcher="two forks")
     assert run.summary["progress/global_step"] == 20
     assert (
         "stopped early after update 20, because accuracy did not improve in 2 evaluations"

@@ -64,9 +64,9 @@ def with_data(copy: Copy, request: pytest.FixtureRequest) -> Copy:
     return replace(copy, flags=(*copy.flags, "--dataset", request.getfixturevalue(copy.dataset)))
 
 
-def whole(runner: Runner, copy: Copy, launcher: Launcher = "python") -> Finished:
+def whole(runner: Runner, copy: Copy, launcher: Launcher = "fork") -> Finished:
     """Return the run of a copy that nothing stops."""
-    if launcher == "python":
+    if launcher == "fork":
         return runner.shared(copy.path, *copy.flags, *QUIET)
     return runner.shared(copy.path, *copy.flags, *QUIET, launcher=launcher)
 
@@ -149,7 +149,7 @@ def test_copy_resumes_after_a_kill(copy: Copy, runner: Runner, tmp_path: Path) -
 )
 def test_copy_survives_kill_9(copy: Copy, runner: Runner, tmp_path: Path) -> None:
     """A run that is really killed after its first checkpoint resumes to the same rows and bits."""
-    resumed = kill_and_resume(copy, runner, tmp_path / "run", "python")
+    resumed = kill_and_resume(copy, runner, tmp_path / "run", "fork")
     assert_same_result(resumed.directory, whole(runner, copy).directory)
 
 
@@ -162,8 +162,8 @@ def test_copy_survives_kill_9(copy: Copy, runner: Runner, tmp_path: Path) -> Non
 )
 def test_copy_survives_kill_9_on_two_processes(copy: Copy, runner: Runner, tmp_path: Path) -> None:
     """A run whose two processes are killed at once, as by a power cut, resumes to the same bits."""
-    resumed = kill_and_resume(copy, runner, tmp_path / "run", "two")
-    assert_same_result(resumed.directory, whole(runner, copy, "two").directory)
+    resumed = kill_and_resume(copy, runner, tmp_path / "run", "two forks")
+    assert_same_result(resumed.directory, whole(runner, copy, "two forks").directory)
 
 
 def kill_and_resume(copy: Copy, runner: Runner, directory: Path, launcher: Launcher) -> Job:
@@ -192,7 +192,7 @@ def test_copy_on_two_processes_is_the_copy_on_one(copy: Copy, runner: Runner) ->
     assert copy.same_on_two is not None
     flags = (*copy.flags, *copy.same_on_two, *QUIET, "--log-every", 1, "--mixed-precision", "no")
     on_one = runner.run(copy.path, *flags, *copy.same_on_one)
-    on_two = runner.run(copy.path, *flags, launcher="two")
+    on_two = runner.run(copy.path, *flags, launcher="two forks")
     assert on_two.config["environment"]["world_size"] == 2
     assert on_one.series("train/loss") == pytest.approx(on_two.series("train/loss"), rel=1e-3)
     objective = Objective.parse(on_one.config["objective"])

@@ -33,16 +33,16 @@ def test_run_on_an_iterable_dataset_resumes(runner: Runner, tmp_path: Path) -> N
     recipe.write_text(source.replace(TRAIN, STREAM).replace("class Digits(", IMPORTS))
     flags = ("--batch-size", 16, "--checkpoint-every", 4, "--log-every", 5, "--tracker", "none")
     flags = (*flags, "--max-steps", 100)
-    whole = runner.run(recipe, *flags, launcher="two")
+    whole = runner.run(recipe, *flags, launcher="two forks")
     directory = tmp_path / "run"
     again: tuple[object, ...] = (*flags, "--output-dir", directory)
-    job = Job(runner, recipe, *again, directory=directory, launcher="two")
+    job = Job(runner, recipe, *again, directory=directory, launcher="two forks")
     job.wait_for_step(20)
     job.kill()
     assert newest_step(directory) < 100, "the kill came too late"
     refused = runner.run(recipe, "--resume", directory, output_directory=False, succeeds=False)
     assert "resume the run with 2 processes" in refused.errors
-    job = Job(runner, recipe, "--resume", directory, directory=directory, launcher="two")
+    job = Job(runner, recipe, "--resume", directory, directory=directory, launcher="two forks")
     assert job.end() == 0, job.printed()
     assert learned(directory) == learned(whole.directory)
     assert final_weights(directory) == final_weights(whole.directory)

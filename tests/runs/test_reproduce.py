@@ -122,7 +122,7 @@ def test_resume_on_one_process_is_a_cause(
     """A resume on one process is named as a cause; the new run trains like the last attempt."""
     directory = tmp_path / "run"
     flags = (*FLAGS, "--max-steps", 900, "--checkpoint-every", 50, "--output-dir", directory)
-    job = Job(runner, "mnist_mlp", *flags, directory=directory, launcher="two")
+    job = Job(runner, "mnist_mlp", *flags, directory=directory, launcher="two forks")
     job.wait_for_step(50)
     job.wait_until(lambda: bool(saved_attempts(directory)))
     job.kill()
@@ -145,7 +145,7 @@ def test_resume_on_one_process_is_a_cause(
 @pytest.mark.usefixtures("forking_python")
 def test_two_processes_are_reproduced(runner: Runner) -> None:
     """A run of two processes is reproduced by `accelerate launch`."""
-    run = runner.run("mnist_mlp", *SHORT, launcher="two")
+    run = runner.run("mnist_mlp", *SHORT, launcher="two forks")
     receipt = reproduce(run.directory)
     assert receipt.result == "equal bits"
     assert "--num_processes 2" in receipt.command

@@ -27,7 +27,7 @@ def unreachable(runner: Runner) -> Finished:
         *("mnist_mlp", "--dataset", "digits", "--max-steps", 6, "--checkpoint-every", 2),
         *("--log-every", 2, "--eval-every", 3),
         *("--project", "some-project", "--run-name", "some-run", "--tags", "first", "second"),
-        launcher="two",
+        launcher="two forks",
         environment={"WANDB_API_KEY": SECRET, "WANDB_BASE_URL": UNREACHABLE},
     )
 
@@ -237,7 +237,7 @@ def presented(runner: Runner, odd_images: Path) -> Finished:
         *("--log-every", 1),
         *("--eval-every", 2, "--learning-rate", 1e-5, "--group", "seeds", "--notes", "why it is"),
         *("--tags", "mine", "--log-model"),
-        launcher="python",
+        launcher="fork",
         environment={"WANDB_TAGS": "theirs,mine", "WANDB_NAME": "a-name"},
     )
 
@@ -350,7 +350,7 @@ def test_evaluation_is_a_job_of_its_own(runner: Runner, presented: Finished) -> 
     """`--evaluate-only` makes a W&B run of another job type, with panels of its own."""
     run = runner.run(
         *("mnist_mlp", "--evaluate-only", "--init-from", presented.directory),
-        launcher="python",
+        launcher="fork",
     )
     recorded = records(run)
     assert recorded["run"]["job_type"] == "evaluate"

@@ -39,7 +39,7 @@ def test_layers_frozen_by_epoch(runner: Runner, tmp_path: Path, frozen_first: bo
     copy = edited(tmp_path, (STEP, FREEZE + STEP), (prepare, freeze_body + prepare))
     common = (*FLAGS, "--epochs", 3, "--mixed-precision", "no", "--keep", "last", "--seed", 1)
     common += ("--keep-checkpoints", 9, "--checkpoint-every", 2)
-    two = runner.run(copy, *common, "--batch-size", 64, launcher="two")
+    two = runner.run(copy, *common, "--batch-size", 64, launcher="two forks")
     on_one = runner.run(copy, *common, "--batch-size", 64, "--gradient-accumulation-steps", 2)
     for name, value in on_one.weights().items():
         torch.testing.assert_close(two.weights()[name], value, rtol=1e-4, atol=1e-5, msg=name)
@@ -51,7 +51,7 @@ def test_layers_frozen_by_epoch(runner: Runner, tmp_path: Path, frozen_first: bo
     shutil.rmtree(again / "model")
     status = {"status": "preempted", "resumable": True, "reason": None, "global_step": 0}
     (again / "status.json").write_text(json.dumps(status))
-    runner.run(copy, "--resume", again, launcher="two", output_directory=False)
+    runner.run(copy, "--resume", again, launcher="two forks", output_directory=False)
     from safetensors.torch import load_file
 
     resumed = load_file(again / "model" / "model.safetensors")
@@ -96,7 +96,7 @@ def test_own_flag_must_be_used_somewhere(runner: Runner, tmp_path: Path, use: st
     The run warns if the first update does not use the flag.
     """
     copy = edited(tmp_path, (OWN_FLAG, f"    share: float = 0.5\n{OWN_FLAG}"), USES[use])
-    launcher = "two" if use == "on one rank" else "python"
+    launcher = "two forks" if use == "on one rank" else "fork"
     is_used = use != "nowhere"
     flags = (*FLAGS, "--max-steps", 3, "--batch-size", 64, "--share", 0.7)
     run = runner.run(copy, *flags, launcher=launcher, succeeds=is_used)
