@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import subprocess
 import time
 from collections.abc import Callable, Mapping
@@ -12,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from tests.launch import LAUNCHES, REPOSITORY, Launcher, Runner, clean_environment
+from tests.launch import LAUNCHES, REPOSITORY, Finished, Launcher, Runner, clean_environment
 
 EVERY = 3
 # Dropout, shifts, accumulation, and several epochs of 11 updates, with checkpoints in the middle of
@@ -22,6 +23,7 @@ MLP = (
     *("--gradient-accumulation-steps", 2, "--log-every", 3, "--checkpoint-every", EVERY),
     *("--hidden-sizes", 64, 48, "--max-shift", 1, "--tracker", "none"),
 )
+LONG = ("--epochs", 2000)  # longer than any test waits
 
 
 class Job:
@@ -141,6 +143,13 @@ def killed_and_resumed(
     assert job.end(240) == 0, job.printed()
     assert "resuming" in job.printed()
     return job
+
+
+def killed_copy(run: Finished, directory: Path) -> Path:
+    """Return a copy of a run that looks as if it had been killed after its last checkpoint."""
+    shutil.copytree(run.directory, directory)
+    (directory / "status.json").write_text(json.dumps({"status": "running", "resumable": True}))
+    return directory
 
 
 def assert_same_result(directory: Path, expected: Path) -> None:

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -19,22 +18,19 @@ from safetensors.torch import load_file
 from common.checkpoints.folders import step_folders
 from common.checkpoints.tensors import write_tensors
 from common.storage.digests import signed
-from tests.jobs import EVERY, MLP, Job, final_weights, learned, newest_step
+from tests.edited_copies import with_line_before_backward
+from tests.jobs import (
+    EVERY,
+    LONG,
+    MLP,
+    Job,
+    final_weights,
+    killed_copy,
+    learned,
+    newest_step,
+)
 from tests.launch import REPOSITORY, Finished, Runner, clean_environment
-
-LONG = ("--epochs", 2000)  # longer than any test waits
-
-
-def killed_copy(run: Finished, directory: Path) -> Path:
-    """Return a copy of a run that looks as if it had been killed after its last checkpoint."""
-    shutil.copytree(run.directory, directory)
-    (directory / "status.json").write_text(json.dumps({"status": "running", "resumable": True}))
-    return directory
-
-
-def status_of(directory: Path) -> dict[str, Any]:
-    """Return a run's `status.json`."""
-    return json.loads((directory / "status.json").read_text())
+from tests.unit.recipes import status_of
 
 
 @pytest.mark.slow
@@ -102,13 +98,9 @@ def test_not_finite_is_found_before_a_checkpoint(
 
     The last checkpoint is therefore finite, and a resumed run finishes.
     """
-    source = (REPOSITORY / "recipes" / "mnist_mlp.py").read_text()
-    backward = "                accelerator.backward(loss)\n"
-    broken = (
-        "                loss = loss * float('nan') if run.progress.global_step == 13 else loss\n"
+    recipe = with_line_before_backward(
+        tmp_path, "loss = loss * float('nan') if run.progress.global_step == 13 else loss"
     )
-    recipe = tmp_path / "mnist_mlp.py"
-    recipe.write_text(source.replace(backward, broken + backward))
     flags = (*MLP, "--log-every", 90, "--checkpoint-every", 4, "--output-dir", directory)
     job = Job(runner, recipe, *flags, directory=directory)
     assert job.end(60) != 0
@@ -285,30 +277,35 @@ def test_mistake_of_one_rank_is_reported_once_and_ends_all(
     assert not status_of(run)["resumable"]
 
 
-def test_full_disk_stops_the_log_with_a_sentence(runner: Runner, tmp_path: Path) -> None:
-    """A run whose `metrics.jsonl` can't be written fails and leaves no half-written file."""
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(tmp_path)]
+def test_full_disk_stops_the_log_with_a_sentence(runner: Runner, directory: Path) -> None:
+    """A run whose `metrics.jsonl` can't be written fails and leaves no half-written file.
+
+    Only the run's directory is on the full file system, so the run can still print the sentence.
+    """
+    directory.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(directory)]
     if subprocess.run(mount, capture_output=True).returncode != 0:
         pytest.skip("no file system can be mounted here")
     try:
-        directory = tmp_path / "run"
         flags = (*MLP, "--batch-size", 2, "--log-every", 1, "--checkpoint-every", 9999)
         job = Job(runner, "mnist_mlp", *flags, "--output-dir", directory, directory=directory)
         metrics = directory / "metrics.jsonl"
         job.wait_until(lambda: metrics.exists() and metrics.stat().st_size > 0)
-        with (tmp_path / "fill").open("wb") as file:
+        with (directory / "fill").open("wb") as file:
             while True:
                 try:
                     os.write(file.fileno(), bytes(4096))
                 except OSError:
                     break
-        assert job.process.wait(60) != 0
-        # What the job prints goes to the same full file system, so its files alone are looked at.
+        assert job.end(60) == 1
+        assert "No space left on device" in job.printed()
+        assert job.printed().count("error: ") == 1, job.printed()
+        assert "Traceback" not in job.printed()
         assert metrics.stat().st_size > 0
         assert not (directory / "summary.json").exists()
         assert not [*directory.glob(".status.json.*")]
     finally:
-        subprocess.run(["umount", str(tmp_path)], check=True)
+        subprocess.run(["umount", str(directory)], check=True)
 
 
 @pytest.mark.slow

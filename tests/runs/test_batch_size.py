@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.edited_copies import edited
 from tests.jobs import final_weights, learned
-from tests.launch import REPOSITORY, Launcher, Runner
+from tests.launch import Launcher, Runner
 
 FLAGS = (
     *("--dataset", "digits", "--epochs", 2, "--hidden-sizes", 64, "--dropout", 0.2),
@@ -17,18 +18,12 @@ FLAGS = (
 
 def recipe_that_holds(tmp_path: Path, rank: int, most: int) -> Path:
     """Return a copy of the MLP recipe that runs out of memory on one rank above `most` samples."""
-    source = (REPOSITORY / "recipes" / "mnist_mlp.py").read_text()
     line = '    logits = model(batch["images"])\n'
-    assert source.count(line) == 1
     condition = f'os.environ.get("RANK", "0") == "{rank}" and len(batch["labels"]) > {most}'
     limited = f"    if model.training and {condition}:\n"
     limited += '        raise torch.OutOfMemoryError("CUDA out of memory. Tried")\n'
-    path = tmp_path / "mnist_mlp.py"
-    source = source.replace(line, limited + line).replace(
-        "import torch\n", "import os\n\nimport torch\n", 1
-    )
-    path.write_text(source)
-    return path
+    import_os = ("import torch\n", "import os\n\nimport torch\n")
+    return edited("mnist_mlp", tmp_path, (line, limited + line), import_os)
 
 
 @pytest.mark.slow

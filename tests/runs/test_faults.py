@@ -8,7 +8,6 @@ import pickle
 import pty
 import random
 import select
-import shutil
 import signal
 import subprocess
 import time
@@ -21,12 +20,15 @@ from safetensors.torch import load_file
 from common.checkpoints.folders import damage, newest_whole, step_folders
 from common.run_directory.identity import saved_run_id
 from tests.conftest import first
+from tests.edited_copies import with_line_before_backward
 from tests.jobs import (
     EVERY,
+    LONG,
     MLP,
     RECORDED,
     Job,
     final_weights,
+    killed_copy,
     learned,
     newest_step,
     recorded,
@@ -41,21 +43,12 @@ from tests.launch import (
     launch_command,
 )
 
-LONG = ("--epochs", 2000)  # longer than any test waits
-
 
 def resume(runner: Runner, directory: Path, *flags: object, launcher: Launcher = "fork") -> None:
     """Resume a run and check that it finishes."""
     flags = ("--resume", directory, *flags)
     runner.run("mnist_mlp", *flags, launcher=launcher, output_directory=False)
     assert json.loads((directory / "status.json").read_text())["status"] == "finished"
-
-
-def copy_of(finished: Finished, directory: Path) -> Path:
-    """Return a copy of a run that looks as if it had been killed after its last checkpoint."""
-    shutil.copytree(finished.directory, directory)
-    (directory / "status.json").write_text(json.dumps({"status": "running"}))
-    return directory
 
 
 # Updates between checkpoints, samples of a batch of all processes, and flags: each interval longer
@@ -318,7 +311,7 @@ def test_every_damaged_file_is_named_and_the_checkpoint_before_is_used(
 
     The older checkpoint is then chosen, the damaged file named, and no pickle is executed.
     """
-    run = copy_of(unbroken, directory)
+    run = killed_copy(unbroken, directory)
     old, new = step_folders(run / "checkpoints")
     marker = directory.with_name("executed")
     for path in sorted(new.iterdir()):
@@ -349,7 +342,7 @@ def test_real_resume_skips_a_damaged_checkpoint(
     runner: Runner, unbroken: Finished, directory: Path
 ) -> None:
     """A resumed run reports the damaged checkpoint, uses the one before and ends the same."""
-    run = copy_of(unbroken, directory)
+    run = killed_copy(unbroken, directory)
     new = step_folders(run / "checkpoints")[-1]
     (new / "optimizer.safetensors").write_bytes(b"")
     job = Job(runner, "mnist_mlp", "--resume", run, directory=run)
@@ -364,7 +357,7 @@ def test_change_that_contradicts_a_checkpoint_is_refused_by_name(
     runner: Runner, unbroken: Finished, directory: Path
 ) -> None:
     """Another recipe, learning rate or effective batch is refused with a clear sentence."""
-    run = copy_of(unbroken, directory)
+    run = killed_copy(unbroken, directory)
     for recipe, flags, word in (
         ("resnet", (), "is a run of mnist_mlp"),
         ("mnist_mlp", ("--learning-rate", 0.5), "--learning-rate 0.5"),
@@ -424,16 +417,6 @@ def test_full_disk_keeps_the_checkpoint_before(runner: Runner, directory: Path) 
         subprocess.run(["umount", str(folder)], check=True)
 
 
-def recipe_with(tmp_path: Path, line: str) -> Path:
-    """Return a copy of the MLP recipe with `line` put before the backward pass."""
-    source = (REPOSITORY / "recipes" / "mnist_mlp.py").read_text()
-    backward = "                accelerator.backward(loss)\n"
-    assert source.count(backward) == 1
-    path = tmp_path / "mnist_mlp.py"
-    path.write_text(source.replace(backward, f"                {line}\n{backward}"))
-    return path
-
-
 @pytest.mark.parametrize(
     "seconds_to_exit", [0, pytest.param(8, marks=pytest.mark.slow)], ids=["idle", "busy"]
 )
@@ -449,7 +432,7 @@ def test_nan_on_one_rank_is_never_applied(
     if seconds_to_exit:
         delay = f"__import__('atexit').register(__import__('time').sleep, {seconds_to_exit})"
         line += f"; run.progress.global_step == 13 and accelerator.is_main_process and {delay}"
-    recipe = recipe_with(tmp_path, line)
+    recipe = with_line_before_backward(tmp_path, line)
     flags = (*MLP, "--mixed-precision", "no", "--output-dir", directory)
     job = Job(runner, recipe, *flags, directory=directory, launcher="two forks")
     assert job.end(60) != 0
@@ -472,9 +455,8 @@ def test_out_of_memory_on_one_rank_ends_all_with_advice_once(
     condition = "run.progress.global_step == 7 and accelerator.process_index == 1"
     line = f"if {condition}: raise RuntimeError('CUDA error: out of memory')"
     flags = (*MLP, "--output-dir", directory)
-    job = Job(
-        runner, recipe_with(tmp_path, line), *flags, directory=directory, launcher="two forks"
-    )
+    recipe = with_line_before_backward(tmp_path, line)
+    job = Job(runner, recipe, *flags, directory=directory, launcher="two forks")
     assert job.end(60) != 0
     advised_flags = "--batch-size 32 --gradient-accumulation-steps 4"
     assert job.printed().count(advised_flags) == 1, job.printed()[-4000:]
@@ -488,7 +470,7 @@ def test_exception_on_one_rank_ends_all_and_names_the_cause(
 ) -> None:
     """`status.json` names the rank and the error that ended the run."""
     condition = "run.progress.global_step == 7 and accelerator.process_index == 1"
-    recipe = recipe_with(tmp_path, f"assert not ({condition}), 'a broken sample'")
+    recipe = with_line_before_backward(tmp_path, f"assert not ({condition}), 'a broken sample'")
     flags = (*MLP, "--output-dir", directory)
     job = Job(runner, recipe, *flags, directory=directory, launcher="two forks")
     assert job.end(60) != 0

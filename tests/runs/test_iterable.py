@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.edited_copies import edited
 from tests.jobs import Job, final_weights, learned, newest_step
 from tests.launch import REPOSITORY, Runner
 
@@ -27,10 +28,7 @@ class Digits("""
 @pytest.mark.slow
 def test_run_on_an_iterable_dataset_resumes(runner: Runner, tmp_path: Path) -> None:
     """Two killed processes resume to the same bits; a resume on one process is refused."""
-    source = COPY.read_text()
-    assert source.count(TRAIN) == source.count("class Digits(") == 1
-    recipe = tmp_path / "own_dataset.py"
-    recipe.write_text(source.replace(TRAIN, STREAM).replace("class Digits(", IMPORTS))
+    recipe = edited(COPY, tmp_path, (TRAIN, STREAM), ("class Digits(", IMPORTS))
     flags = ("--batch-size", 16, "--checkpoint-every", 4, "--log-every", 5, "--tracker", "none")
     flags = (*flags, "--max-steps", 100)
     whole = runner.run(recipe, *flags, launcher="two forks")

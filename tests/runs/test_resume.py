@@ -11,6 +11,7 @@ import pytest
 
 from common.checkpoints.folders import step_folders, step_of
 from common.training.stop_agreement import CHECKPOINT_SECONDS
+from tests.edited_copies import edited
 from tests.jobs import EVERY, MLP, RECORDED, Job, final_weights, learned, newest_step, recorded
 from tests.launch import REPOSITORY, Finished, Launcher, Runner
 
@@ -74,14 +75,10 @@ def slow_evaluation(folder: Path) -> Path:
 
     The rehearsal before the first update is not slowed: the signals are for real evaluations.
     """
-    source = RECIPE.read_text()
     line = "            loss, logits = compute_loss(bare_model, batch)\n"
-    assert source.count(line) == 1
     is_real = "if not run.evaluations.rehearsal.is_reading:"
     pause = f"(run.directory.path / 'evaluating').touch(); __import__('time').sleep({SLEEP})"
-    path = folder / "mnist_mlp.py"
-    path.write_text(source.replace(line, f"            {is_real} {pause}\n{line}"))
-    return path
+    return edited("mnist_mlp", folder, (line, f"            {is_real} {pause}\n{line}"))
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from common.checkpoints.folders import read_manifest, step_folders
 from common.errors import UserError
 from common.training.sharding import SUPPORTED_SETTINGS, take_fsdp_request
 from tests.conftest import SHIFTED_UPDATES, first
+from tests.edited_copies import edited
 from tests.examples import COPIES, Copy
 from tests.jobs import MLP, Job, final_weights, learned, newest_step
 from tests.launch import LAUNCHES, REPOSITORY, SHARDED, Finished, Launcher, Runner
@@ -259,13 +260,10 @@ def test_copy_in_shards_is_the_copy(
 @pytest.fixture(scope="module")
 def peaked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy whose average of the weights is best after update 12, and worse ever after."""
-    source = (REPOSITORY / "examples" / "averaged.py").read_text()
     line = "    return sums.result()\n"
-    assert source.count(line) == 1
     worse = 'return sums.result() | {"accuracy": -abs(run.progress.global_step - 12) / 100}'
-    path = tmp_path_factory.mktemp("peaked") / "averaged.py"
-    path.write_text(source.replace(line, f"    {worse}\n"))
-    return path
+    folder = tmp_path_factory.mktemp("peaked")
+    return edited(REPOSITORY / "examples" / "averaged.py", folder, (line, f"    {worse}\n"))
 
 
 @pytest.mark.slow
@@ -303,15 +301,13 @@ def test_killed_shards_end_bit_equal(peaked: Path, runner: Runner, tmp_path: Pat
 @pytest.mark.slow
 def test_inf_on_one_rank_is_never_applied(runner: Runner, tmp_path: Path) -> None:
     """One infinite gradient in the rows of one rank stops all ranks before it is saved."""
-    source = (REPOSITORY / "recipes" / "mnist_mlp.py").read_text()
     backward = "                accelerator.backward(loss)\n"
     spoil = "run.progress.global_step == 13 and accelerator.process_index == 1"
     spoil = f"if {spoil}: next(model.parameters()).grad.to_local()[0, 0] = float('inf')"
-    recipe = tmp_path / "mnist_mlp.py"
     directory = tmp_path / "run"
     at = "                if accelerator.sync_gradients:\n"
-    assert source.count(backward + at) == 1
-    recipe.write_text(source.replace(backward + at, f"{backward}{at}    {' ' * 16}{spoil}\n"))
+    spoiled = f"{backward}{at}    {' ' * 16}{spoil}\n"
+    recipe = edited("mnist_mlp", tmp_path, (backward + at, spoiled))
     flags = (*MLP, "--mixed-precision", "no", "--output-dir", directory)
     run = runner.run(recipe, *flags, launcher="two shards", output_directory=False, succeeds=False)
     assert run.returncode != 0
