@@ -134,7 +134,7 @@ def test_wait_in_the_loop_is_reported_beside_the_figures_of_a_run_without_the_gu
 
 @pytest.mark.slow
 def test_failed_or_slow_step_is_recorded_and_the_next_begins(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A failed or slow step is recorded, and `--resume` runs only the unfinished steps again.
 

@@ -257,9 +257,9 @@ def test_copy_can_be_searched(copy: Copy, runner: Runner) -> None:
     ids=lambda copy: copy.name,
     indirect=True,
 )
+@pytest.mark.usefixtures("forking_python")
 def test_copy_is_searched(
     copy: Copy,
-    forking_python: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

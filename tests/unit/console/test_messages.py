@@ -9,9 +9,7 @@ import pytest
 from common.console import warn
 
 
-def test_warning_on_a_terminal_is_yellow(
-    screen: io.StringIO, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_warning_on_a_terminal_is_yellow(screen: io.StringIO) -> None:
     """A warning is yellow, and its brackets are printed literally."""
     warn("no [b] tracker")
     assert screen.getvalue() == "\x1b[33mno [b] tracker\x1b[0m\n"
