@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 from common.checkpoints.folders import damage, newest_whole, step_folders
 from common.run_directory.identity import saved_run_id
 from tests.conftest import first
+from tests.damage import Payload
 from tests.edited_copies import with_line_before_backward
 from tests.jobs import (
     EVERY,
@@ -326,16 +327,6 @@ def test_every_damaged_file_is_named_and_the_checkpoint_before_is_used(
             path.write_bytes(whole)
     assert newest_whole(run / "checkpoints", None, saved_run_id(run) or "") == (new, [])
     assert not marker.exists()
-
-
-class Payload:
-    """A pickle of this creates a file when it is loaded."""
-
-    def __init__(self, marker: Path) -> None:
-        self.marker = marker
-
-    def __reduce__(self) -> tuple[object, tuple[str, ...]]:
-        return os.mknod, (str(self.marker),)
 
 
 def test_real_resume_skips_a_damaged_checkpoint(

@@ -26,7 +26,7 @@ from common.tools.predict.command import main, use_device
 from common.tools.predict.inputs import read_inputs
 from common.tools.predict.predictor import Predictor
 from common.tools.recipe import load_recipe
-from tests.unit.damage import wrong
+from tests.damage import wrong
 
 RECIPE = '''
 from common.config import TrainingConfig
