@@ -56,7 +56,7 @@ class Launch:
     """What a launcher starts."""
 
     ranks: int = 1
-    is_fork: bool = False  # of the template
+    is_fork: bool = False  # of the template, where forking is possible
     is_sharded: bool = False  # whether the ranks share one model by FSDP2
     # The interpreter's arguments before the script. Those of a fork start processes that behave
     # like it; they are used where forking is not possible.
