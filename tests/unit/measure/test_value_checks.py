@@ -15,14 +15,22 @@ from common.measure.value_checks import figure
 from tests.ranks import alone
 
 
-@pytest.mark.parametrize("value", ["0.5", None, [1.0], torch.tensor(1j)])
-def test_metric_that_is_no_number_is_refused(value: Any) -> None:
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ("0.5", "got 'kl' as a value of type str"),
+        (None, "got 'kl' as a value of type NoneType"),
+        ([1.0], "got 'kl' as a value of type list"),
+        (torch.tensor(1j), "got a complex number as the value of 'kl'"),
+    ],
+)
+def test_metric_that_is_no_number_is_refused(value: Any, problem: str) -> None:
     """The message names the call and the metric."""
-    with pytest.raises(UserError, match=r"run.record got 'kl' as a"):
+    with pytest.raises(UserError, match=f"run.record {problem}"):
         TrainingSums(torch.device("cpu"), 1).add(torch.tensor(1.0), {"kl": value})
-    with pytest.raises(UserError, match=r"sums.add got 'kl' as a"):
+    with pytest.raises(UserError, match=f"sums.add {problem}"):
         Sums(alone()).add(1, kl=value)
-    with pytest.raises(UserError, match=r"sums.record got 'kl' as a"):
+    with pytest.raises(UserError, match=f"sums.record {problem}"):
         Sums(alone()).record(0.5, {"kl": value}, 1)
 
 
