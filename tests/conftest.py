@@ -225,7 +225,7 @@ def restored_sigterm() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def runner() -> Iterator[Runner]:
-    """Launches recipes, with caches and shared runs that all workers use."""
+    """Launches recipes, with caches and shared runs that all of pytest's workers use."""
     runner = Runner(FOLDER)
     yield runner
     runner.close()
@@ -342,7 +342,7 @@ def accumulated_mlp(runner: Runner, odd_images: Path) -> Finished:
 def distributed_mlp(runner: Runner, odd_images: Path) -> Finished:
     """A run of the MLP with batches of 32 on each of two processes."""
     flags = ("--dataset", odd_images, *SHIFTED_UPDATES, "--tracker", "none")
-    return runner.shared("mnist_mlp", *flags, "--batch-size", 32, launcher="two")
+    return runner.shared("mnist_mlp", *flags, "--batch-size", 32, launcher="two forks")
 
 
 @pytest.fixture(scope="session")
@@ -364,7 +364,7 @@ def accumulated_bert(runner: Runner, odd_text: Path) -> Finished:
 def distributed_bert(runner: Runner, odd_text: Path) -> Finished:
     """A run of BERT with batches of 16 on each of two processes."""
     flags = ("--dataset", odd_text, *SAME_UPDATES, "--tracker", "none")
-    return runner.shared("bert", *flags, "--batch-size", 16, launcher="two")
+    return runner.shared("bert", *flags, "--batch-size", 16, launcher="two forks")
 
 
 @pytest.fixture(scope="session")
@@ -384,5 +384,5 @@ def distributed_resnet(runner: Runner, odd_images: Path) -> Finished:
         *("resnet", "--dataset", odd_images, "--max-steps", 3, "--log-every", 1),
         *("--mixed-precision", "no", "--tracker", "none", "--learning-rate", 0.01),
         *("--batch-size", 16),
-        launcher="two",
+        launcher="two forks",
     )

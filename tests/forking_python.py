@@ -4,7 +4,7 @@
 of the tests, and `tests/template.py` is the process that forks. A start costs 20 ms of processor
 time instead of the seconds that the imports of torch and the other libraries take. Everything
 else is as with the interpreter: arguments, environment, folder, cores, standard files, the network
-namespace, signals and the exit status. A launcher that runs this way starts its own workers
+namespace, signals and the exit status. A launcher that runs this way starts its ranks
 this way too, because its `sys.executable` is this command.
 
 This command starts the real interpreter for `python -c`, for options of the interpreter, and if
@@ -69,8 +69,8 @@ SET_BY_LAUNCHERS = (
     "TERM",
 )
 MODULES = {"accelerate": "accelerate.commands.accelerate_cli", "torchrun": "torch.distributed.run"}
-# Variables that a launcher passes on to its workers, and does not use itself.
-USED_BY_WORKERS = ("HF_",)
+# Variables that a launcher passes on to its ranks, and does not use itself.
+USED_BY_RANKS = ("HF_",)
 FORWARDED = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGQUIT")
 
 
@@ -92,14 +92,14 @@ def main() -> None:
     name = os.path.basename(command)
     if name in MODULES:
         words = ["-m", MODULES[name], *words]
-    unbuffered = words[:1] == ["-u"]  # as launchers start their workers
+    unbuffered = words[:1] == ["-u"]  # as launchers start their ranks
     if unbuffered:
         words = words[1:]
     is_script = bool(words) and os.path.isfile(words[0])
     is_module = len(words) > 1 and words[0] == "-m"
     read_late = READ_LATE + SET_BY_LAUNCHERS
     if is_module and words[1] in MODULES.values():
-        read_late += USED_BY_WORKERS
+        read_late += USED_BY_RANKS
     same_imports = has_same_imports(dict(os.environ), settings["environment"], read_late)
     if not same_imports or not (is_script or is_module):
         options = ["-u"] if unbuffered else []

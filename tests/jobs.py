@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import subprocess
 import time
 from collections.abc import Callable, Mapping
@@ -12,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from tests.launch import FORKED, REPOSITORY, Launcher, Runner, clean_environment
+from tests.launch import LAUNCHES, REPOSITORY, Finished, Launcher, Runner, clean_environment
 
 EVERY = 3
 # Dropout, shifts, accumulation, and several epochs of 11 updates, with checkpoints in the middle of
@@ -22,6 +23,7 @@ MLP = (
     *("--gradient-accumulation-steps", 2, "--log-every", 3, "--checkpoint-every", EVERY),
     *("--hidden-sizes", 64, 48, "--max-shift", 1, "--tracker", "none"),
 )
+LONG = ("--epochs", 2000)  # longer than any test waits
 
 
 class Job:
@@ -33,7 +35,7 @@ class Job:
         recipe: str | Path,
         *flags: object,
         directory: Path,
-        launcher: Launcher = "python",
+        launcher: Launcher = "fork",
         environment: Mapping[str, str] | None = None,
         forking: bool = False,
     ) -> None:
@@ -59,12 +61,13 @@ class Job:
         """Return all output so far."""
         return self.log.read_text(encoding="utf-8", errors="replace")
 
-    def workers(self) -> list[psutil.Process]:
+    def ranks(self) -> list[psutil.Process]:
         """Return the processes that train, by rank: the recipe itself under plain Python."""
         parent = psutil.Process(self.process.pid)
         children = sorted(parent.children(), key=lambda child: child.pid)
-        if self.launcher in FORKED:  # they were forked in the order of their ranks
-            return children if FORKED[self.launcher] > 1 else [parent]
+        launch = LAUNCHES[self.launcher]
+        if launch.is_fork:  # the children were forked in the order of their ranks
+            return children if launch.ranks > 1 else [parent]
         child_by_rank = {}
         for child in children:
             if self.script in child.cmdline():
@@ -124,7 +127,7 @@ def killed_and_resumed(
     directory: Path,
     kill_at: int,
     total_steps: int,
-    launcher: Launcher = "python",
+    launcher: Launcher = "fork",
 ) -> Job:
     """Kill a run after a checkpoint of update `kill_at`, and resume it to its end.
 
@@ -140,6 +143,13 @@ def killed_and_resumed(
     assert job.end(240) == 0, job.printed()
     assert "resuming" in job.printed()
     return job
+
+
+def killed_copy(run: Finished, directory: Path) -> Path:
+    """Return a copy of a run that looks as if it had been killed after its last checkpoint."""
+    shutil.copytree(run.directory, directory)
+    (directory / "status.json").write_text(json.dumps({"status": "running", "resumable": True}))
+    return directory
 
 
 def assert_same_result(directory: Path, expected: Path) -> None:

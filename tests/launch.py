@@ -32,27 +32,57 @@ INTERPRETER = sys.executable  # the real one, also while a test replaces `sys.ex
 # Nothing listens at this address, so a connection is refused at once.
 UNREACHABLE = "http://127.0.0.1:9"
 
-# How a script is launched. "python", "two" and "four" are forks of a process that has the libraries
-# imported, with one, two or four ranks. They behave as "fresh" and "multi_cpu" do, but save the
-# seconds of the imports (see `template.py`). "shards" and "four shards" are such forks with FSDP2,
-# as `fsdp2_bf16.yaml` asks for it. The others use real launchers: plain Python, `accelerate launch`
-# without a file, with `cpu.yaml` and with `multi_cpu.yaml`, and torchrun. Their interpreters are
-# forks, too, if the test does not need real ones.
+# How a script is launched. The first four are forks of a process that has the libraries imported,
+# which saves the seconds of the imports (see `template.py`). The others use real launchers: plain
+# Python, `accelerate launch` without a file, with `cpu.yaml` and with `multi_cpu.yaml`, and
+# torchrun. Their interpreters are forks, too, if the test does not need real ones.
 Launcher = Literal[
-    "python",
-    "two",
-    "four",
-    "shards",
+    "fork",
+    "two forks",
+    "two shards",
     "four shards",
-    "fresh",
+    "plain python",
     "accelerate",
     "cpu",
     "multi_cpu",
     "torchrun",
 ]
-ONE_PROCESS = ("python", "fresh", "accelerate", "cpu")
-FORKED = {"python": 1, "two": 2, "four": 4, "shards": 2, "four shards": 4}
+# The variables by which `accelerate launch` asks a recipe for FSDP2.
 SHARDED = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What a launcher starts."""
+
+    ranks: int = 1
+    is_fork: bool = False  # of the template, where forking is possible
+    is_sharded: bool = False  # whether the ranks share one model by FSDP2
+    # The interpreter's arguments before the script. Those of a fork start processes that behave
+    # like it; they are used where forking is not possible.
+    words: tuple[str, ...] = ()
+    port_flag: str = "--main_process_port"  # by which several ranks get a port to meet at
+
+
+ACCELERATE = ("-m", "accelerate.commands.accelerate_cli", "launch")
+MULTI_CPU = (*ACCELERATE, "--config_file", str(CONFIGS / "multi_cpu.yaml"))
+SHARDS = (*ACCELERATE, "--config_file", str(CONFIGS / "fsdp2_bf16.yaml"))
+SHARDS += ("--mixed_precision", "no", "--num_processes")
+LAUNCHES: dict[Launcher, Launch] = {
+    "fork": Launch(is_fork=True),
+    "two forks": Launch(2, is_fork=True, words=MULTI_CPU),
+    "two shards": Launch(2, is_fork=True, is_sharded=True, words=(*SHARDS, "2")),
+    "four shards": Launch(4, is_fork=True, is_sharded=True, words=(*SHARDS, "4")),
+    "plain python": Launch(),
+    "accelerate": Launch(words=ACCELERATE),
+    "cpu": Launch(words=(*ACCELERATE, "--config_file", str(CONFIGS / "cpu.yaml"))),
+    "multi_cpu": Launch(2, words=MULTI_CPU),
+    "torchrun": Launch(
+        2,
+        words=("-m", "torch.distributed.run", "--nproc-per-node", "2"),
+        port_flag="--master-port",
+    ),
+}
 
 # Beginnings of variables that a developer's shell may hold, and a user's fresh machine does not.
 FOREIGN = (
@@ -113,7 +143,7 @@ def clean_environment(folder: Path) -> dict[str, str]:
 class Finished:
     """A launch that has ended: its status, its output, and the directory of its run."""
 
-    command: list[str]
+    command: list[str]  # one that does the same; the launch itself may have been a fork
     returncode: int
     output: str  # standard output
     errors: str  # standard error
@@ -224,7 +254,10 @@ class Forked:
 
 
 class Template:
-    """A connection to the template process, which has the libraries and which workers share."""
+    """A connection to the template process, which has the libraries.
+
+    Pytest's workers share the process.
+    """
 
     def __init__(self, path: Path, environment: Mapping[str, str]) -> None:
         """Connect to the socket at `path`, or start the process that listens there.
@@ -322,7 +355,7 @@ class Runner:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.numbers = itertools.count(1)  # numbers the launches, also from several threads
-        self.worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0")
+        self.pytest_worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0")
         self._template: Template | None = None
 
     @property
@@ -342,7 +375,7 @@ class Runner:
         if not hasattr(os, "pidfd_open"):
             return Path(sys.executable)
         # Written again each time: libraries that tests import add variables to the environment.
-        folder = self.folder / f"bin-{self.worker}"
+        folder = self.folder / f"bin-{self.pytest_worker}"
         return self.template.install_python(folder, clean_environment(self.folder))
 
     def close(self) -> None:
@@ -366,21 +399,23 @@ class Runner:
 
         Args:
             all_cores: whether a single process may use every core.
-            forking: whether a launcher and its workers may be forks. Their parents are not those
-                of real ones, so `Job.workers` can't find them.
+            forking: whether a launcher and its ranks may be forks. Their parents are not those of
+                real ones, so `Job.ranks` can't find them.
         """
-        one_core = launcher in ONE_PROCESS and not all_cores
-        if launcher in FORKED and can_fork(environment, clean_environment(self.folder)):
+        launch = LAUNCHES[launcher]
+        one_core = launch.ranks == 1 and not all_cores
+        if launch.is_fork and can_fork(environment, clean_environment(self.folder)):
             return self.template.fork(
                 words,
-                {**environment, **(SHARDED if "shards" in launcher else {})},
+                {**environment, **(SHARDED if launch.is_sharded else {})},
                 folder,
                 output,
                 errors,
-                processes=FORKED[launcher],
+                processes=launch.ranks,
                 cores=own_core() if one_core else usable_cores(),
             )
-        interpreter = self.python if forking and launcher != "fresh" else Path(sys.executable)
+        may_fork = forking and launcher != "plain python"
+        interpreter = self.python if may_fork else Path(sys.executable)
         return subprocess.Popen(
             [*launch_command(launcher, interpreter), *words],
             env=dict(environment),
@@ -416,7 +451,7 @@ class Runner:
         self,
         recipe: str | Path,
         *flags: object,
-        launcher: Launcher = "python",
+        launcher: Launcher = "fork",
         environment: Mapping[str, str | None] | None = None,
         working_directory: Path | None = None,
         output_directory: bool = True,
@@ -435,7 +470,8 @@ class Runner:
             timeout: seconds after which the launch is killed and fails.
         """
         script = recipe if isinstance(recipe, Path) else REPOSITORY / "recipes" / f"{recipe}.py"
-        folder = self.folder / f"{self.worker}-{next(self.numbers):03d}-{script.stem}"
+        number = next(self.numbers)
+        folder = self.folder / f"{self.pytest_worker}-{number:03d}-{script.stem}"
         folder.mkdir()
         directory = folder / "run"
         wandb_folder = folder / "wandb-parent"
@@ -543,22 +579,17 @@ def end_session(process: int) -> None:
 
 
 def launch_command(launcher: Launcher, interpreter: Path = Path(sys.executable)) -> list[str]:
-    """Return the words before a script's path."""
-    python = str(interpreter)
-    accelerate = [python, "-m", "accelerate.commands.accelerate_cli", "launch"]
-    if launcher in ("python", "fresh"):
-        return [python]
-    if launcher == "accelerate":
-        # The launcher overwrites the variable of `without_accelerator`.
-        return [*accelerate, "--cpu"] if sys.platform == "darwin" else accelerate
-    if launcher == "cpu":
-        return [*accelerate, "--config_file", str(CONFIGS / "cpu.yaml")]
-    port = str(free_port())
-    if launcher in ("two", "multi_cpu"):
-        configuration = ["--config_file", str(CONFIGS / "multi_cpu.yaml")]
-        return [*accelerate, *configuration, "--main_process_port", port]
-    words = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", port]
-    return [python, *words]
+    """Return the words before a script's path.
+
+    For a fork, they are those of the command that it stands for.
+    """
+    launch = LAUNCHES[launcher]
+    words = [str(interpreter), *launch.words]
+    if launcher == "accelerate" and sys.platform == "darwin":
+        words.append("--cpu")  # the launcher overwrites the variable of `without_accelerator`
+    if launch.ranks > 1:
+        words += [launch.port_flag, str(free_port())]
+    return words
 
 
 def run_command(
@@ -613,10 +644,10 @@ def own_core() -> set[int]:
     times slower than one thread.
     """
     cores = sorted(usable_cores())
-    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    pytest_worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     busy = psutil.cpu_percent(0.05, percpu=True)
     idle = [core for core in cores if busy[core] < 50]
-    mine = cores[worker % len(cores)]
+    mine = cores[pytest_worker % len(cores)]
     return {mine if mine in idle or not idle else idle[0]}
 
 

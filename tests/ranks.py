@@ -52,6 +52,11 @@ class RankAccelerator:
         return torch.cat(tensors)
 
 
+def alone() -> Any:
+    """Return the Accelerator of the only process of a run."""
+    return RankAccelerator(0, 1, Exchange(1))
+
+
 def gather_from_ranks(accelerator: Any, value: Any) -> list[Any]:
     """Stand for the function of this name in `common.ranks.agreement`."""
     accelerator.exchanges += 1

@@ -31,7 +31,7 @@ sys.path[0] = str(REPOSITORY)
 import psutil  # noqa: E402
 
 from tests.jobs import RECORDED, Job, final_weights, learned, newest_step, recorded  # noqa: E402
-from tests.launch import Launcher, Runner  # noqa: E402
+from tests.launch import LAUNCHES, Launcher, Runner  # noqa: E402
 
 STOPS = ("SIGKILL", "SIGKILL", "one rank killed", "SIGTERM", "SIGINT", "SIGSTOP")
 COMMON = ("--log-every", 1, "--tracker", "none")
@@ -60,7 +60,7 @@ class Setting:
 
     def flags(self) -> tuple[object, ...]:
         """Return the recipe's flags; an update has 128 samples, whatever the setting."""
-        processes = 2 if self.launcher in ("two", "multi_cpu") else 1
+        processes = LAUNCHES[self.launcher].ranks
         placement = ("--data-placement", "workers", "--num-workers", self.workers)
         return (
             *RECIPES[self.recipe],
@@ -95,7 +95,7 @@ class Soak:
         """Return a random setting."""
         return Setting(
             self.chance.choice(list(RECIPES)),
-            self.chance.choice(("python", "fresh", "accelerate", "two", "multi_cpu")),
+            self.chance.choice(("fork", "plain python", "accelerate", "two forks", "multi_cpu")),
             self.chance.choice((0, 2)),
             self.chance.choice((1, 2)),
         )
@@ -156,15 +156,15 @@ class Soak:
 
     def send(self, job: Job, name: str) -> None:
         """Stop the whole job, one rank, or the launcher, in the way that is named."""
-        workers = job.workers()
-        if not workers:  # all ranks have just ended
+        ranks = job.ranks()
+        if not ranks:  # all ranks have just ended
             return
         if name == "SIGKILL":
             job.kill()
         elif name == "one rank killed":
-            self.chance.choice(workers).kill()
+            self.chance.choice(ranks).kill()
         elif name == "SIGSTOP":
-            self.chance.choice(workers).send_signal(signal.SIGSTOP)
+            self.chance.choice(ranks).send_signal(signal.SIGSTOP)
             time.sleep(0.5)
             job.kill()
         else:

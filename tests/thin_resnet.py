@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-RECIPE = Path(__file__).parents[1] / "recipes" / "resnet.py"
-# Lines of the recipe, and the same with an eighth of the channels.
+from tests.edited_copies import edited
+
+# Texts of the recipe, and the same with an eighth of the channels.
 CHANGES = (
     ("conv_bn(channels, 64, kernel", "conv_bn(channels, 8, kernel"),
     ("        features = 64\n", "        features = 8\n"),
@@ -20,11 +21,5 @@ CHANGES = (
 
 def write_thin_resnet(folder: Path) -> Path:
     """Write the copy as `resnet.py` in a folder; return its path."""
-    source = RECIPE.read_text(encoding="utf-8")
-    for line, thin_line in CHANGES:
-        assert source.count(line) == 1, f"{RECIPE} has changed: {line}"
-        source = source.replace(line, thin_line)
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / RECIPE.name
-    path.write_text(source, encoding="utf-8")
-    return path
+    return edited("resnet", folder, *CHANGES)

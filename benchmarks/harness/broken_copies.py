@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.harness.edited_recipe import edited_once
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 LOOP = "        for batch in run.batches(train_loader):\n"
 FORWARD = "                loss, logits = compute_loss(model, batch)\n"
@@ -51,14 +53,11 @@ class Broken:
         """Write the copy into a folder, and return its file.
 
         Raises:
-            AssertionError: a text that the mistake replaces is not exactly once in the recipe.
+            ValueError: a text that the mistake replaces is not exactly once in the recipe.
         """
         source = (REPOSITORY / f"{self.recipe}.py").read_text(encoding="utf-8")
-        for old, new in self.edits:
-            assert source.count(old) == 1, (self.name, old)
-            source = source.replace(old, new)
         path = folder / "train.py"
-        path.write_text(source, encoding="utf-8")
+        path.write_text(edited_once(source, self.edits), encoding="utf-8")
         for name, text in self.helpers:
             helper = folder / name
             helper.parent.mkdir(exist_ok=True)

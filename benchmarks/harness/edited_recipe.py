@@ -1,11 +1,28 @@
-"""Makes a copy of a recipe with a few edits, for ideas that no flag expresses."""
+"""Edits copies of recipes, for ideas and mistakes that no flag expresses."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+
+
+def edited_once(text: str, edits: Iterable[tuple[str, str]]) -> str:
+    """Return a text in which other texts are replaced, each of which it has exactly once.
+
+    Args:
+        edits: the texts and their replacements, which are made in this order.
+
+    Raises:
+        ValueError: a text to replace does not occur exactly once, because the recipe has changed.
+    """
+    for old, new in edits:
+        count = text.count(old)
+        if count != 1:
+            raise ValueError(f"the recipe has {old.strip()!r} {count} times instead of once")
+        text = text.replace(old, new)
+    return text
 
 
 def edited_text(text: str, edits: Mapping[str, str]) -> str:

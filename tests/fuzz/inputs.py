@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import csv
 import dataclasses
 import io
@@ -19,7 +18,7 @@ import pyarrow.parquet
 from hypothesis import strategies as st
 from PIL import Image
 
-from tests.unit.damage import places
+from tests.damage import MISSING, places, with_value
 from tests.unit.recipes import kind_of
 
 ODD_TEXT = (
@@ -158,32 +157,11 @@ def make_paths(folder: Path) -> None:
 # Damage
 
 
-def changed(value: Any, path: tuple[Any, ...], change: Callable[[Any, Any], None]) -> Any:
-    """Return a copy of `value`, changed by `change(container, key)` at the end of `path`."""
-    holder = {"": copy.deepcopy(value)}
-    place: Any = holder
-    steps = ("", *path)
-    for step in steps[:-1]:
-        place = place[step]
-    change(place, steps[-1])
-    return holder.get("", {})
-
-
-def replaced(by: Any) -> Callable[[Any, Any], None]:
-    """Return a change that puts another value in a place."""
-    return lambda place, key: place.__setitem__(key, copy.deepcopy(by))
-
-
-def deleted(place: Any, key: Any) -> None:
-    """Change a container by removing a key."""
-    del place[key]
-
-
 def damaged_json(data: st.DataObject, value: Any) -> Any:
     """Draw a copy of nested JSON in which one value is replaced or removed."""
-    path = data.draw(st.sampled_from([(), *places(value)]))
-    others = st.sampled_from(ODD_VALUES).map(replaced)
-    return changed(value, path, data.draw(st.one_of(others, st.just(deleted))))
+    place = data.draw(st.sampled_from([(), *places(value)]))
+    other = data.draw(st.one_of(st.sampled_from(ODD_VALUES), st.just(MISSING)))
+    return with_value(value, place, other)
 
 
 def damaged_bytes(data: st.DataObject, whole: bytes) -> bytes:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import random
 import shutil
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,14 @@ import pytest
 from common.errors import UserError
 from common.run_directory.records import MANIFEST
 from common.storage.digests import signed
+from tests.damage import MISSING, broken, wrong
 from tests.fuzz.small_run import FLAGS, STEPS, digest, prepared, run
 
 pytestmark = pytest.mark.usefixtures("quick_runs")
 
 CHECKPOINTS = [Path("checkpoints", f"step-{step:08d}") for step in STEPS]
-OTHERS: list[Any] = [None, "x", -1, 1.5, 10**20, True, [], {}, [[[]]], {"x": {"y": 0}}]
+# What an edit puts in the place of a value.
+OTHERS: list[Any] = [MISSING, None, "x", -1, 1.5, 10**20, True, [], {}, [[[]]], {"x": {"y": 0}}]
 
 
 @pytest.fixture(scope="module")
@@ -38,48 +39,11 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def places(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yield the path (keys and indices) of each value in nested JSON, also of containers.
-
-    Of a list's items, which are alike, only the first and the last are yielded.
-    """
-    if place:
-        yield place
-    keys: Iterable[Any] = ()
-    if isinstance(value, dict):
-        keys = value
-    elif isinstance(value, list) and value:
-        keys = sorted({0, len(value) - 1})
-    for key in keys:
-        yield from places(value[key], (*place, key))
-
-
-def edited(value: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """Yield copies of nested JSON in which one value is removed or replaced, and its path."""
-    for place in places(value):
-        for other in [..., *OTHERS]:
-            changed = copy.deepcopy(value)
-            inner = changed
-            for key in place[:-1]:
-                inner = inner[key]
-            if other is ...:
-                del inner[place[-1]]
-            else:
-                inner[place[-1]] = other
-            yield (*place, "deleted" if other is ... else other), changed
-
-
-def broken(path: Path) -> Iterator[bytes]:
-    """Yield damaged contents of a file: cut, with a flipped bit, or other text."""
-    whole = path.read_bytes()
-    chance = random.Random(path.name)
+def damaged_contents(path: Path) -> Iterator[bytes]:
+    """Yield damaged contents of a file: other text, cut, with another byte, or a part twice."""
     yield from (b"", b"\xff\xfe", b"[]", b"null", b"{}", b'{"a": ' * 100_000, b"\0" * 99)
     yield b'{"a": ' * 400 + b"1" + b"}" * 400
-    for _ in range(20):
-        yield whole[: chance.randrange(len(whole))]
-        flipped = bytearray(whole)
-        flipped[chance.randrange(len(whole))] ^= 1 << chance.randrange(8)
-        yield bytes(flipped)
+    yield from broken(path.read_bytes(), 40)
 
 
 def digests_of(directory: Path) -> set[str]:
@@ -130,7 +94,7 @@ def test_edited_config(killed: Path, tmp_path: Path, share: int) -> None:
     directory = tmp_path / "run"
     facts = json.loads((killed / "config.json").read_text())
     ends = [0, 0]
-    for _, changed in tried(edited(facts), share):
+    for _, changed in tried(wrong(facts, OTHERS, every_item=False), share):
         shutil.copytree(killed, directory)
         if "sha256" in changed:
             changed = signed(changed)
@@ -145,11 +109,11 @@ def test_edit_of_a_signed_config_is_refused(killed: Path, tmp_path: Path, share:
     directory = tmp_path / "run"
     shutil.copytree(killed, directory)
     facts = json.loads((killed / "config.json").read_text())
-    for place, changed in tried(edited(facts), share):
+    for description, changed in tried(wrong(facts, OTHERS, every_item=False), share):
         if changed == facts:
             continue
         (directory / "config.json").write_text(json.dumps(changed))
-        assert not go_on(directory), place
+        assert not go_on(directory), description
 
 
 def test_edited_manifest(killed: Path, tmp_path: Path, share: int) -> None:
@@ -157,7 +121,7 @@ def test_edited_manifest(killed: Path, tmp_path: Path, share: int) -> None:
     directory = tmp_path / "run"
     manifest = json.loads((killed / CHECKPOINTS[1] / MANIFEST).read_text())
     ends = [0, 0]
-    for _, changed in tried(edited(manifest), 3 * share):
+    for _, changed in tried(wrong(manifest, OTHERS, every_item=False), 3 * share):
         shutil.copytree(killed, directory)
         if "sha256" in changed:
             changed = signed(changed)
@@ -172,10 +136,10 @@ def test_edited_status_and_metrics(killed: Path, tmp_path: Path, share: int) -> 
     directory = tmp_path / "run"
     rows = (killed / "metrics.jsonl").read_text().splitlines()
     status = json.loads((killed / "status.json").read_text())
-    changes = [("status.json", json.dumps(changed)) for _, changed in edited(status)]
+    changes = [("status.json", json.dumps(changed)) for _, changed in wrong(status, OTHERS)]
     changes += [
         ("metrics.jsonl", "\n".join([*rows[:-1], json.dumps(changed), rows[-1]]))
-        for _, changed in edited(json.loads(rows[-1]))
+        for _, changed in wrong(json.loads(rows[-1]), OTHERS)
     ]
     for name, text in tried(iter(changes), share):
         shutil.copytree(killed, directory)
@@ -219,7 +183,7 @@ def test_broken_bytes(killed: Path, tmp_path: Path, share: int) -> None:
         for path in sorted(killed.rglob("*"))
         if path.is_file() and path.name != ".lock"
     ]
-    cases = ((name, content) for name in files for content in broken(killed / name))
+    cases = ((name, content) for name in files for content in damaged_contents(killed / name))
     for name, content in tried(cases, share):
         shutil.copytree(killed, directory)
         (directory / name).write_bytes(content)

@@ -51,7 +51,7 @@ def launch(
     return runner.shared(
         recipe,
         *flags,
-        launcher="fresh",
+        launcher="plain python",
         environment=pretending(platform, encoding),
         succeeds=succeeds,
         output_directory=output_directory,

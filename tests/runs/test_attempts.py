@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -19,22 +18,19 @@ from safetensors.torch import load_file
 from common.checkpoints.folders import step_folders
 from common.checkpoints.tensors import write_tensors
 from common.storage.digests import signed
-from tests.jobs import EVERY, MLP, Job, final_weights, learned, newest_step
+from tests.edited_copies import with_line_before_backward
+from tests.jobs import (
+    EVERY,
+    LONG,
+    MLP,
+    Job,
+    final_weights,
+    killed_copy,
+    learned,
+    newest_step,
+)
 from tests.launch import REPOSITORY, Finished, Runner, clean_environment
-
-LONG = ("--epochs", 2000)  # longer than any test waits
-
-
-def killed_copy(run: Finished, directory: Path) -> Path:
-    """Return a copy of a run that looks as if it had been killed after its last checkpoint."""
-    shutil.copytree(run.directory, directory)
-    (directory / "status.json").write_text(json.dumps({"status": "running", "resumable": True}))
-    return directory
-
-
-def status_of(directory: Path) -> dict[str, Any]:
-    """Return a run's `status.json`."""
-    return json.loads((directory / "status.json").read_text())
+from tests.unit.recipes import status_of
 
 
 @pytest.mark.slow
@@ -46,7 +42,7 @@ def test_resumed_from_an_older_checkpoint_by_name(
     (run / "status.json").unlink()
     old = step_folders(run / "checkpoints")[0]
     flags = ("--resume", old, "--keep-checkpoints", 1)
-    runner.run("mnist_mlp", *flags, launcher="python", output_directory=False)
+    runner.run("mnist_mlp", *flags, launcher="fork", output_directory=False)
     assert status_of(run)["status"] == "finished"
     assert final_weights(run) == final_weights(unbroken.directory)
     assert learned(run) == learned(unbroken.directory)
@@ -58,7 +54,7 @@ def test_checkpoint_that_is_not_there_is_refused(
 ) -> None:
     """A missing checkpoint that `--resume` names is not replaced by the newest one."""
     path = killed_copy(unbroken, directory) / "checkpoints" / "step-00000999"
-    refused = runner.run("mnist_mlp", "--resume", path, launcher="python",
+    refused = runner.run("mnist_mlp", "--resume", path, launcher="fork",
                          output_directory=False, succeeds=False)  # fmt: skip
     assert refused.returncode == 1
     assert "step-00000999 does not exist" in refused.errors
@@ -71,13 +67,13 @@ def test_mistake_after_a_kill_is_not_tried_again(
     """A mistake marks the run as not resumable, but the correct command still resumes it."""
     run = killed_copy(unbroken, directory)
     again = ("--output-dir", run, "--resume", "auto")
-    runner.run("mnist_mlp", *again, *flags, launcher="python", output_directory=False,
+    runner.run("mnist_mlp", *again, *flags, launcher="fork", output_directory=False,
                succeeds=False)  # fmt: skip
     status = status_of(run)
     assert status["status"] == "failed"
     assert not status["resumable"]
     if flags[0] == "--learning-rate":
-        runner.run("mnist_mlp", *MLP, *again, launcher="python", output_directory=False)
+        runner.run("mnist_mlp", *MLP, *again, launcher="fork", output_directory=False)
         assert status_of(run)["status"] == "finished"
 
 
@@ -87,7 +83,7 @@ def test_config_file_applies_if_there_is_nothing_to_resume(
     """The first start with `--config` and `--resume auto` takes its settings from the file."""
     flags = ("--config", unbroken.directory / "config.json", "--max-steps", 2)
     started = runner.run("mnist_mlp", *flags, "--resume", "auto", "--output-dir", directory,
-                         launcher="python", output_directory=False)  # fmt: skip
+                         launcher="fork", output_directory=False)  # fmt: skip
     assert started.returncode == 0
     config = json.loads((directory / "config.json").read_text())["config"]
     assert config["hidden_sizes"] == unbroken.config["config"]["hidden_sizes"]
@@ -102,19 +98,15 @@ def test_not_finite_is_found_before_a_checkpoint(
 
     The last checkpoint is therefore finite, and a resumed run finishes.
     """
-    source = (REPOSITORY / "recipes" / "mnist_mlp.py").read_text()
-    backward = "                accelerator.backward(loss)\n"
-    broken = (
-        "                loss = loss * float('nan') if run.progress.global_step == 13 else loss\n"
+    recipe = with_line_before_backward(
+        tmp_path, "loss = loss * float('nan') if run.progress.global_step == 13 else loss"
     )
-    recipe = tmp_path / "mnist_mlp.py"
-    recipe.write_text(source.replace(backward, broken + backward))
     flags = (*MLP, "--log-every", 90, "--checkpoint-every", 4, "--output-dir", directory)
     job = Job(runner, recipe, *flags, directory=directory)
     assert job.end(60) != 0
     assert "became NaN or infinite in update 16" in job.printed()
     assert newest_step(directory) <= 13
-    runner.run("mnist_mlp", "--resume", directory, launcher="python", output_directory=False)
+    runner.run("mnist_mlp", "--resume", directory, launcher="fork", output_directory=False)
     assert status_of(directory)["status"] == "finished"
 
 
@@ -122,10 +114,10 @@ def test_not_finite_is_found_before_a_checkpoint(
 def test_killed_first_rank_during_a_save_ends_the_other(runner: Runner, directory: Path) -> None:
     """Rank 1 ends soon instead of waiting for rank 0's part of the checkpoint."""
     flags = (*MLP, *LONG, "--hidden-sizes", 1024, 1024, "--output-dir", directory)
-    job = Job(runner, "mnist_mlp", *flags, directory=directory, launcher="two")
+    job = Job(runner, "mnist_mlp", *flags, directory=directory, launcher="two forks")
     job.wait_for_step(EVERY)
     job.wait_until(lambda: any(directory.glob("checkpoints/*.unfinished")))
-    job.workers()[0].kill()
+    job.ranks()[0].kill()
     assert job.end(25) != 0
 
 
@@ -139,19 +131,19 @@ def test_launcher_that_ends_during_start_up_takes_the_recipe_along(
     """
     job = Job(runner, "mnist_mlp", *MLP, *LONG, "--output-dir", directory, directory=directory,
               launcher="accelerate")  # fmt: skip
-    workers: list[psutil.Process] = []
+    ranks: list[psutil.Process] = []
 
     def started() -> bool:
-        workers[:] = [worker for worker in job.workers() if worker.pid != job.process.pid]
-        return bool(workers)
+        ranks[:] = [rank for rank in job.ranks() if rank.pid != job.process.pid]
+        return bool(ranks)
 
     job.wait_until(started)
     job.process.kill()
     job.process.wait(10)
     try:
-        assert not psutil.wait_procs(workers, timeout=60)[1], job.printed()[-3000:]
+        assert not psutil.wait_procs(ranks, timeout=60)[1], job.printed()[-3000:]
     finally:
-        for process in workers:
+        for process in ranks:
             if process.is_running():
                 process.kill()
     if (directory / "status.json").exists():
@@ -182,7 +174,7 @@ def test_plain_python_outlives_the_shell_that_started_it(runner: Runner, directo
 def test_all_ranks_report_an_unusable_directory_once(runner: Runner, tmp_path: Path) -> None:
     """Two processes end with one sentence and no traceback if `runs` is a file."""
     (tmp_path / "runs").write_text("")
-    refused = runner.run("mnist_mlp", *MLP, launcher="two", working_directory=tmp_path,
+    refused = runner.run("mnist_mlp", *MLP, launcher="two forks", working_directory=tmp_path,
                          output_directory=False, succeeds=False)  # fmt: skip
     assert refused.returncode != 0
     assert refused.printed().count("error: ") == 1
@@ -197,7 +189,7 @@ def test_job_in_the_directory_is_reported_before_a_collective_times_out(
     directory.mkdir()
     flags = (*MLP, "--output-dir", directory, "--collective-timeout", 4)
     with FileLock(directory / ".lock"):
-        refused = runner.run("mnist_mlp", *flags, launcher="two", output_directory=False,
+        refused = runner.run("mnist_mlp", *flags, launcher="two forks", output_directory=False,
                              succeeds=False)  # fmt: skip
     assert refused.returncode != 0
     assert refused.printed().count("error: another job is writing to") == 1
@@ -210,15 +202,15 @@ def test_model_that_a_run_began_with_may_be_gone(
     runner: Runner, directory: Path, tmp_path: Path
 ) -> None:
     """A resumed run on two processes does not need the folder of `--init-from` any more."""
-    begins = runner.run("mnist_mlp", *MLP, "--max-steps", 2, launcher="python")
+    begins = runner.run("mnist_mlp", *MLP, "--max-steps", 2, launcher="fork")
     source = shutil.copytree(begins.directory / "model", tmp_path / "source")
     flags = (*MLP, *LONG, "--init-from", source, "--output-dir", directory)
-    job = Job(runner, "mnist_mlp", *flags, directory=directory, launcher="two")
+    job = Job(runner, "mnist_mlp", *flags, directory=directory, launcher="two forks")
     job.wait_for_step(EVERY)
     job.kill()
     shutil.rmtree(source)
     again = ("--resume", directory)
-    job = Job(runner, "mnist_mlp", *again, directory=directory, launcher="two")
+    job = Job(runner, "mnist_mlp", *again, directory=directory, launcher="two forks")
     job.wait_for_step(newest_step(directory) + EVERY)
     job.kill()
     assert "resuming" in job.printed()
@@ -270,8 +262,13 @@ def test_mistake_of_one_rank_is_reported_once_and_ends_all(
     script = tmp_path / "late.py"
     script.write_text(LATE)
     recipe = REPOSITORY / "recipes" / "mnist_mlp.py"
-    refused = runner.run(script, recipe, "--resume", run, launcher="two", output_directory=False,
-                         succeeds=False, timeout=60)  # fmt: skip
+    refused = runner.run(
+        *(script, recipe, "--resume", run),
+        launcher="two forks",
+        output_directory=False,
+        succeeds=False,
+        timeout=60,
+    )
     assert refused.returncode != 0
     printed = refused.output + refused.errors
     assert printed.count("error: ") == printed.count("by another model") == 1, printed
@@ -280,30 +277,35 @@ def test_mistake_of_one_rank_is_reported_once_and_ends_all(
     assert not status_of(run)["resumable"]
 
 
-def test_full_disk_stops_the_log_with_a_sentence(runner: Runner, tmp_path: Path) -> None:
-    """A run whose `metrics.jsonl` can't be written fails and leaves no half-written file."""
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(tmp_path)]
+def test_full_disk_stops_the_log_with_a_sentence(runner: Runner, directory: Path) -> None:
+    """A run whose `metrics.jsonl` can't be written fails and leaves no half-written file.
+
+    Only the run's directory is on the full file system, so the run can still print the sentence.
+    """
+    directory.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(directory)]
     if subprocess.run(mount, capture_output=True).returncode != 0:
         pytest.skip("no file system can be mounted here")
     try:
-        directory = tmp_path / "run"
         flags = (*MLP, "--batch-size", 2, "--log-every", 1, "--checkpoint-every", 9999)
         job = Job(runner, "mnist_mlp", *flags, "--output-dir", directory, directory=directory)
         metrics = directory / "metrics.jsonl"
         job.wait_until(lambda: metrics.exists() and metrics.stat().st_size > 0)
-        with (tmp_path / "fill").open("wb") as file:
+        with (directory / "fill").open("wb") as file:
             while True:
                 try:
                     os.write(file.fileno(), bytes(4096))
                 except OSError:
                     break
-        assert job.process.wait(60) != 0
-        # What the job prints goes to the same full file system, so its files alone are looked at.
+        assert job.end(60) == 1
+        assert "No space left on device" in job.printed()
+        assert job.printed().count("error: ") == 1, job.printed()
+        assert "Traceback" not in job.printed()
         assert metrics.stat().st_size > 0
         assert not (directory / "summary.json").exists()
         assert not [*directory.glob(".status.json.*")]
     finally:
-        subprocess.run(["umount", str(tmp_path)], check=True)
+        subprocess.run(["umount", str(directory)], check=True)
 
 
 @pytest.mark.slow

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.edited_copies import edited
 from tests.jobs import final_weights, learned
-from tests.launch import REPOSITORY, Launcher, Runner
+from tests.launch import Launcher, Runner
 
 FLAGS = (
     *("--dataset", "digits", "--epochs", 2, "--hidden-sizes", 64, "--dropout", 0.2),
@@ -17,23 +18,17 @@ FLAGS = (
 
 def recipe_that_holds(tmp_path: Path, rank: int, most: int) -> Path:
     """Return a copy of the MLP recipe that runs out of memory on one rank above `most` samples."""
-    source = (REPOSITORY / "recipes" / "mnist_mlp.py").read_text()
     line = '    logits = model(batch["images"])\n'
-    assert source.count(line) == 1
     condition = f'os.environ.get("RANK", "0") == "{rank}" and len(batch["labels"]) > {most}'
     limited = f"    if model.training and {condition}:\n"
     limited += '        raise torch.OutOfMemoryError("CUDA out of memory. Tried")\n'
-    path = tmp_path / "mnist_mlp.py"
-    source = source.replace(line, limited + line).replace(
-        "import torch\n", "import os\n\nimport torch\n", 1
-    )
-    path.write_text(source)
-    return path
+    import_os = ("import torch\n", "import os\n\nimport torch\n")
+    return edited("mnist_mlp", tmp_path, (line, limited + line), import_os)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("launcher", "rank"), [("python", 0), pytest.param("two", 1, marks=pytest.mark.slow)]
+    ("launcher", "rank"), [("fork", 0), pytest.param("two forks", 1, marks=pytest.mark.slow)]
 )
 def test_all_take_what_the_smallest_rank_holds(
     runner: Runner, tmp_path: Path, launcher: Launcher, rank: int
@@ -55,7 +50,7 @@ def test_all_take_what_the_smallest_rank_holds(
 def test_nothing_fits(runner: Runner, tmp_path: Path) -> None:
     """The run ends with one sentence if even a batch of one sample runs out of memory."""
     recipe = recipe_that_holds(tmp_path, 0, most=0)
-    run = runner.run(recipe, *FLAGS, "--auto-batch-size", launcher="python", succeeds=False)
+    run = runner.run(recipe, *FLAGS, "--auto-batch-size", launcher="fork", succeeds=False)
     assert run.returncode == 1
     assert run.printed().count("out of memory even with one sample per batch") == 1, run.explain()
     assert "Traceback" not in run.errors

@@ -135,7 +135,7 @@ def test_wait_in_the_loop_is_reported_beside_the_figures_of_a_run_without_the_gu
 
 @pytest.mark.slow
 def test_failed_or_slow_step_is_recorded_and_the_next_begins(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A failed or slow step is recorded, and `--resume` runs only the unfinished steps again.
 
@@ -227,7 +227,7 @@ def test_steps_that_need_datasets_run_to_their_end(
 
     def fork(command: list[str], stdout: Any, **keywords: Any) -> Any:
         step = [str(script), str(runner.python), str(REPOSITORY), *command[3:]]
-        return runner.start(step, "python", environment, REPOSITORY, stdout, stdout)
+        return runner.start(step, "fork", environment, REPOSITORY, stdout, stdout)
 
     offered = {"DEVNULL": subprocess.DEVNULL, "TimeoutExpired": subprocess.TimeoutExpired}
     monkeypatch.setattr(gpu, "subprocess", SimpleNamespace(Popen=fork, **offered))

@@ -12,8 +12,9 @@ import torch
 from safetensors.torch import load_file
 
 from tests.conftest import first
+from tests.edited_copies import edited
 from tests.jobs import final_weights, learned
-from tests.launch import REPOSITORY, Finished, Runner
+from tests.launch import Finished, Runner
 
 FLAGS = ("--dataset", "digits", "--tracker", "none", "--batch-size", 128)
 OFTEN = ("--eval-every", 4, "--checkpoint-every", 4, "--keep-checkpoints", 100)
@@ -24,15 +25,10 @@ BEST = 12
 @pytest.fixture(scope="module")
 def peaked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of a recipe whose accuracy is best after update 12, and falls afterwards."""
-    source = (REPOSITORY / "recipes" / "mnist_mlp.py").read_text()
     line = "    return sums.result()\n"
-    assert source.count(line) == 1
     worse = f"    worse = abs(run.progress.global_step - {BEST}) / 100\n"
-    path = tmp_path_factory.mktemp("peaked") / "mnist_mlp.py"
-    path.write_text(
-        source.replace(line, f'{worse}    return sums.result() | {{"accuracy": -worse}}\n')
-    )
-    return path
+    worse += '    return sums.result() | {"accuracy": -worse}\n'
+    return edited("mnist_mlp", tmp_path_factory.mktemp("peaked"), (line, worse))
 
 
 def assert_kept(run: Finished, directory: Path, step: int) -> None:
@@ -83,7 +79,7 @@ def test_resumed_run_keeps_the_same(
 def test_early_stopping_ends_the_run(peaked: Path, runner: Runner) -> None:
     """Two processes stop after as many evaluations without improvement as the flag says."""
     flags = (*CHOOSING, "--early-stopping", 2)
-    run = runner.run(peaked, *flags, launcher="two")
+    run = runner.run(peaked, *flags, launcher="two forks")
     assert run.summary["progress/global_step"] == 20
     assert (
         "stopped early after update 20, because accuracy did not improve in 2 evaluations"

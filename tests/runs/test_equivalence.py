@@ -150,7 +150,7 @@ def test_loader_workers_give_the_same_losses(
     run = runner.run(
         *("mnist_mlp", "--dataset", odd_images, *SHIFTED_UPDATES, "--tracker", "none"),
         *("--batch-size", 64, "--data-placement", "workers", "--num-workers", workers),
-        launcher="python",
+        launcher="fork",
     )
     assert run.config["config"]["data_placement"] == "workers"
     for name in ("train/loss", "val/loss"):
@@ -188,7 +188,7 @@ def test_padding_free_bert_is_the_padded_one(runner: Runner, whole_bert: Finishe
     """Packed tokens and padded ones train to the same losses and weights."""
     run = runner.run(
         *("bert", "--config", whole_bert.directory, "--padding-free", "no"),
-        launcher="python",
+        launcher="fork",
     )
     left_out = "padding is not computed (--padding-free)"
     assert whole_bert.config["config"]["padding_free"] == "auto"  # a GPU that repeats it decides
@@ -206,7 +206,7 @@ def test_gradient_compression_rounds_what_processes_exchange(
     """Gradients exchanged in 16 bits give nearly the same losses, but not the same bits."""
     run = runner.run(
         *("mnist_mlp", "--config", distributed_mlp.directory, "--gradient-compression", "fp16"),
-        launcher="two",
+        launcher="two forks",
     )
     losses = run.series("train/loss")
     uncompressed_losses = distributed_mlp.series("train/loss")
@@ -221,7 +221,7 @@ def test_highest_seed_works_on_two_processes(runner: Runner, odd_images: Path) -
     run = runner.run(
         *("mnist_mlp", "--dataset", odd_images, "--seed", 2**32 - 1, "--max-steps", 1),
         *("--tracker", "none", "--batch-size", 8),
-        launcher="two",
+        launcher="two forks",
     )
     assert run.config["config"]["seed"] == 2**32 - 1
     assert run.config["environment"]["world_size"] == 2

@@ -69,9 +69,9 @@ def with_data(example: Example, request: pytest.FixtureRequest) -> Example:
     return replace(example, flags=(*example.flags, "--dataset", folder))
 
 
-def whole(runner: Runner, example: Example, launcher: Launcher = "python") -> Finished:
+def whole(runner: Runner, example: Example, launcher: Launcher = "fork") -> Finished:
     """Return the run of an example that nothing stops."""
-    if launcher == "python":
+    if launcher == "fork":
         return runner.shared(example.path, *example.flags, *QUIET)
     return runner.shared(example.path, *example.flags, *QUIET, launcher=launcher)
 
@@ -149,7 +149,7 @@ def test_example_resumes_after_a_kill(example: Example, runner: Runner, tmp_path
 @each([example for example in EXAMPLES if example not in RESUMED and not example.is_killed_on_two])
 def test_example_survives_kill_9(example: Example, runner: Runner, tmp_path: Path) -> None:
     """A run that is really killed after its first checkpoint resumes to the same rows and bits."""
-    resumed = kill_and_resume(example, runner, tmp_path / "run", "python")
+    resumed = kill_and_resume(example, runner, tmp_path / "run", "fork")
     assert_same_result(resumed.directory, whole(runner, example).directory)
 
 
@@ -159,8 +159,8 @@ def test_example_survives_kill_9_on_two_processes(
     example: Example, runner: Runner, tmp_path: Path
 ) -> None:
     """A run whose two processes are killed at once, as by a power cut, resumes to the same bits."""
-    resumed = kill_and_resume(example, runner, tmp_path / "run", "two")
-    assert_same_result(resumed.directory, whole(runner, example, "two").directory)
+    resumed = kill_and_resume(example, runner, tmp_path / "run", "two forks")
+    assert_same_result(resumed.directory, whole(runner, example, "two forks").directory)
 
 
 def kill_and_resume(example: Example, runner: Runner, directory: Path, launcher: Launcher) -> Job:
@@ -185,7 +185,7 @@ def test_example_on_two_processes_is_the_example_on_one(example: Example, runner
     exact = ("--log-every", 1, "--mixed-precision", "no")
     flags = (*example.flags, *example.same_on_two, *QUIET, *exact)
     on_one = runner.run(example.path, *flags, *example.same_on_one)
-    on_two = runner.run(example.path, *flags, launcher="two")
+    on_two = runner.run(example.path, *flags, launcher="two forks")
     assert on_two.config["environment"]["world_size"] == 2
     assert on_one.series("train/loss") == pytest.approx(on_two.series("train/loss"), rel=1e-3)
     objective = Objective.parse(on_one.config["objective"])
@@ -248,9 +248,9 @@ def test_example_can_be_searched(example: Example, runner: Runner) -> None:
 
 @pytest.mark.slow
 @each([example for example in EXAMPLES if example.name == "regression"])
+@pytest.mark.usefixtures("forking_python")
 def test_example_is_searched(
     example: Example,
-    forking_python: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

@@ -80,8 +80,8 @@ def test_command_runs(command: str, runner: Runner) -> None:
         shown = runner.run(REPOSITORY / script, *flags, output_directory=False)
         assert "--learning-rate" in shown.output
         return
-    launcher = {"python": "python", "accelerate": "two"}[words[0]]
-    if launcher == "two":
+    launcher = {"python": "fork", "accelerate": "two forks"}[words[0]]
+    if launcher == "two forks":
         assert words[2:4] == ["--config_file", "accelerate_configs/multi_cpu.yaml"]
     run = runner.run(
         *(REPOSITORY / script, *flags, "--max-steps", 2, "--tracker", "none"),

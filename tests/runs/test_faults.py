@@ -8,7 +8,6 @@ import pickle
 import pty
 import random
 import select
-import shutil
 import signal
 import subprocess
 import time
@@ -21,33 +20,36 @@ from safetensors.torch import load_file
 from common.checkpoints.folders import damage, newest_whole, step_folders
 from common.run_directory.identity import saved_run_id
 from tests.conftest import first
+from tests.damage import Payload
+from tests.edited_copies import with_line_before_backward
 from tests.jobs import (
     EVERY,
+    LONG,
     MLP,
     RECORDED,
     Job,
     final_weights,
+    killed_copy,
     learned,
     newest_step,
     recorded,
 )
-from tests.launch import REPOSITORY, Finished, Launcher, Runner, clean_environment, launch_command
+from tests.launch import (
+    LAUNCHES,
+    REPOSITORY,
+    Finished,
+    Launcher,
+    Runner,
+    clean_environment,
+    launch_command,
+)
 
-LONG = ("--epochs", 2000)  # longer than any test waits
 
-
-def resume(runner: Runner, directory: Path, *flags: object, launcher: Launcher = "python") -> None:
+def resume(runner: Runner, directory: Path, *flags: object, launcher: Launcher = "fork") -> None:
     """Resume a run and check that it finishes."""
     flags = ("--resume", directory, *flags)
     runner.run("mnist_mlp", *flags, launcher=launcher, output_directory=False)
     assert json.loads((directory / "status.json").read_text())["status"] == "finished"
-
-
-def copy_of(finished: Finished, directory: Path) -> Path:
-    """Return a copy of a run that looks as if it had been killed after its last checkpoint."""
-    shutil.copytree(finished.directory, directory)
-    (directory / "status.json").write_text(json.dumps({"status": "running"}))
-    return directory
 
 
 # Updates between checkpoints, samples of a batch of all processes, and flags: each interval longer
@@ -95,14 +97,14 @@ KILLED: dict[str, tuple[int, int, tuple[object, ...]]] = {
 @pytest.mark.parametrize(
     ("recipe", "launcher"),
     [
-        ("mnist_mlp", "python"),
+        ("mnist_mlp", "fork"),
         *(
             pytest.param(recipe, launcher, marks=pytest.mark.slow)
             for recipe, launcher in (
-                ("mnist_mlp", "two"),
-                ("resnet", "python"),
-                ("cifar10_fast", "two"),
-                ("bert", "two"),
+                ("mnist_mlp", "two forks"),
+                ("resnet", "fork"),
+                ("cifar10_fast", "two forks"),
+                ("bert", "two forks"),
             )
         ),
     ],
@@ -119,14 +121,14 @@ def test_kills_at_random_moments_change_nothing(
     """Repeated kill -9 changes no sample, loss or weight, and loses little work."""
     script = thin_resnet if recipe == "resnet" else REPOSITORY / "recipes" / f"{recipe}.py"
     every, batch, flags = KILLED[recipe]
-    batch //= 1 if launcher == "python" else 2
+    batch //= LAUNCHES[launcher].ranks
     flags += ("--checkpoint-every", every, "--batch-size", batch)
     if recipe != "mnist_mlp":
         flags += ("--dataset", odd_text if recipe == "bert" else odd_images)
     whole = runner.run(RECORDED, tmp_path / "whole", script, *flags, launcher=launcher)
     total, per_epoch = (whole.config["plan"][n] for n in ("total_steps", "updates_per_epoch"))
     directory = tmp_path / "run"
-    shares = (0.25, 0.5) if launcher == "python" else (0.4,)
+    shares = (0.25, 0.5) if launcher == "fork" else (0.4,)
     started_at = [0]
     for kill, least in enumerate(int(share * total) for share in shares):
         again = ("--resume", directory) if kill else (*flags, "--output-dir", directory)
@@ -140,7 +142,7 @@ def test_kills_at_random_moments_change_nothing(
         job.kill()
         started_at.append(newest_step(directory))
     # The ResNet's last start has another seed of Python's hashes, as on another day.
-    last_launcher: Launcher = "fresh" if recipe == "resnet" else launcher
+    last_launcher: Launcher = "plain python" if recipe == "resnet" else launcher
     job = Job(runner, RECORDED, tmp_path / "killed", script, "--resume", directory,
               directory=directory, launcher=last_launcher)  # fmt: skip
     assert job.end(240) == 0, job.printed()[-4000:]
@@ -248,9 +250,9 @@ def test_terminal_that_closes_saves_the_run(runner: Runner, directory: Path) -> 
 def test_sigterm_to_one_rank_stops_all_at_the_same_update(runner: Runner, directory: Path) -> None:
     """All ranks stop and save together when only one of them gets a signal."""
     job = Job(runner, "mnist_mlp", *MLP, *LONG, "--output-dir", directory, directory=directory,
-              launcher="two")  # fmt: skip
+              launcher="two forks")  # fmt: skip
     job.wait_for_step(EVERY)
-    job.workers()[1].send_signal(signal.SIGTERM)
+    job.ranks()[1].send_signal(signal.SIGTERM)
     job.end(60)
     status = job.read("status.json")
     assert status["status"] == "preempted", job.printed()[-4000:]
@@ -259,7 +261,7 @@ def test_sigterm_to_one_rank_stops_all_at_the_same_update(runner: Runner, direct
     assert {f"rank-{rank}.safetensors" for rank in range(2)} <= {p.name for p in newest.iterdir()}
 
 
-@pytest.mark.parametrize("before", first(1, ["two", "python"]))
+@pytest.mark.parametrize("before", first(1, ["two forks", "fork"]))
 def test_another_number_of_processes_trains_on_the_same_samples(
     runner: Runner, directory: Path, before: Launcher
 ) -> None:
@@ -267,10 +269,10 @@ def test_another_number_of_processes_trains_on_the_same_samples(
 
     Its fp32 losses therefore agree with those of the unbroken run.
     """
-    after: Launcher = "python" if before == "two" else "two"
+    after: Launcher = "fork" if before == "two forks" else "two forks"
     flags = (*MLP, "--dropout", 0, "--mixed-precision", "no", "--epochs", 4)
     whole = runner.shared("mnist_mlp", *flags)  # on one process, which accumulates two batches
-    flags += ("--gradient-accumulation-steps", 1 if before == "two" else 2)
+    flags += ("--gradient-accumulation-steps", 1 if before == "two forks" else 2)
     job = Job(runner, "mnist_mlp", *flags, "--output-dir", directory, directory=directory,
               launcher=before)  # fmt: skip
     job.wait_for_step(EVERY)
@@ -304,13 +306,13 @@ def test_kill_during_a_save_leaves_the_old_or_the_new(runner: Runner, directory:
 
 
 def test_every_damaged_file_is_named_and_the_checkpoint_before_is_used(
-    runner: Runner, unbroken: Finished, directory: Path
+    unbroken: Finished, directory: Path
 ) -> None:
     """Any file that is truncated, altered, missing or a pickle makes the checkpoint unusable.
 
     The older checkpoint is then chosen, the damaged file named, and no pickle is executed.
     """
-    run = copy_of(unbroken, directory)
+    run = killed_copy(unbroken, directory)
     old, new = step_folders(run / "checkpoints")
     marker = directory.with_name("executed")
     for path in sorted(new.iterdir()):
@@ -327,21 +329,11 @@ def test_every_damaged_file_is_named_and_the_checkpoint_before_is_used(
     assert not marker.exists()
 
 
-class Payload:
-    """A pickle of this creates a file when it is loaded."""
-
-    def __init__(self, marker: Path) -> None:
-        self.marker = marker
-
-    def __reduce__(self) -> tuple[object, tuple[str, ...]]:
-        return os.mknod, (str(self.marker),)
-
-
 def test_real_resume_skips_a_damaged_checkpoint(
     runner: Runner, unbroken: Finished, directory: Path
 ) -> None:
     """A resumed run reports the damaged checkpoint, uses the one before and ends the same."""
-    run = copy_of(unbroken, directory)
+    run = killed_copy(unbroken, directory)
     new = step_folders(run / "checkpoints")[-1]
     (new / "optimizer.safetensors").write_bytes(b"")
     job = Job(runner, "mnist_mlp", "--resume", run, directory=run)
@@ -356,13 +348,13 @@ def test_change_that_contradicts_a_checkpoint_is_refused_by_name(
     runner: Runner, unbroken: Finished, directory: Path
 ) -> None:
     """Another recipe, learning rate or effective batch is refused with a clear sentence."""
-    run = copy_of(unbroken, directory)
+    run = killed_copy(unbroken, directory)
     for recipe, flags, word in (
         ("resnet", (), "is a run of mnist_mlp"),
         ("mnist_mlp", ("--learning-rate", 0.5), "--learning-rate 0.5"),
         ("mnist_mlp", ("--batch-size", 7), "has 128 samples"),
     ):
-        refused = runner.run(recipe, "--resume", run, *flags, launcher="python",
+        refused = runner.run(recipe, "--resume", run, *flags, launcher="fork",
                              output_directory=False, succeeds=False)  # fmt: skip
         assert refused.returncode == 1
         assert word in refused.errors
@@ -377,15 +369,15 @@ def test_resume_auto_finds_the_unfinished_run_and_leaves_a_finished_one(
     flags = (*MLP, "--max-steps", EVERY, "--resume", "auto")
     for expected in ("recipe", "is finished"):
         started = runner.run("mnist_mlp", *flags, "--output-dir", tmp_path / "run",
-                             launcher="python", output_directory=False,
+                             launcher="fork", output_directory=False,
                              working_directory=tmp_path)  # fmt: skip
         assert expected in started.output
-    unnamed = runner.run("mnist_mlp", *flags, launcher="python", output_directory=False,
+    unnamed = runner.run("mnist_mlp", *flags, launcher="fork", output_directory=False,
                          working_directory=tmp_path)  # fmt: skip
     assert "runs/mnist_mlp-" in unnamed.output
     (directory,) = (tmp_path / "runs").iterdir()
     (directory / "status.json").write_text(json.dumps({"status": "running"}))
-    again = runner.run("mnist_mlp", *flags, launcher="python", output_directory=False,
+    again = runner.run("mnist_mlp", *flags, launcher="fork", output_directory=False,
                        working_directory=tmp_path)  # fmt: skip
     assert f"resuming runs/{directory.name}" in again.output
     assert len(list((tmp_path / "runs").iterdir())) == 1
@@ -393,9 +385,7 @@ def test_resume_auto_finds_the_unfinished_run_and_leaves_a_finished_one(
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a file system needs root")
-def test_full_disk_keeps_the_checkpoint_before(
-    runner: Runner, unbroken: Finished, directory: Path
-) -> None:
+def test_full_disk_keeps_the_checkpoint_before(runner: Runner, directory: Path) -> None:
     """A run that fails on a full disk reports it, and its newest checkpoint is whole.
 
     On this file system of 1 MB, the third save finds no room.
@@ -407,7 +397,7 @@ def test_full_disk_keeps_the_checkpoint_before(
         pytest.skip("no file system can be mounted here")
     try:
         flags = (*MLP, *LONG, "--hidden-sizes", 200, 100, "--output-dir", directory)
-        job = Job(runner, "mnist_mlp", *flags, directory=directory, launcher="two")
+        job = Job(runner, "mnist_mlp", *flags, directory=directory, launcher="two forks")
         assert job.end(60) != 0
         assert "No space left on device" in job.printed()
         assert job.read("status.json")["status"] == "failed"
@@ -416,16 +406,6 @@ def test_full_disk_keeps_the_checkpoint_before(
         assert problems == []
     finally:
         subprocess.run(["umount", str(folder)], check=True)
-
-
-def recipe_with(tmp_path: Path, line: str) -> Path:
-    """Return a copy of the MLP recipe with `line` put before the backward pass."""
-    source = (REPOSITORY / "recipes" / "mnist_mlp.py").read_text()
-    backward = "                accelerator.backward(loss)\n"
-    assert source.count(backward) == 1
-    path = tmp_path / "mnist_mlp.py"
-    path.write_text(source.replace(backward, f"                {line}\n{backward}"))
-    return path
 
 
 @pytest.mark.parametrize(
@@ -443,9 +423,9 @@ def test_nan_on_one_rank_is_never_applied(
     if seconds_to_exit:
         delay = f"__import__('atexit').register(__import__('time').sleep, {seconds_to_exit})"
         line += f"; run.progress.global_step == 13 and accelerator.is_main_process and {delay}"
-    recipe = recipe_with(tmp_path, line)
+    recipe = with_line_before_backward(tmp_path, line)
     flags = (*MLP, "--mixed-precision", "no", "--output-dir", directory)
-    job = Job(runner, recipe, *flags, directory=directory, launcher="two")
+    job = Job(runner, recipe, *flags, directory=directory, launcher="two forks")
     assert job.end(60) != 0
     assert "became NaN or infinite in update 15" in job.printed()
     assert job.printed().count("error: a gradient") == 1
@@ -466,13 +446,14 @@ def test_out_of_memory_on_one_rank_ends_all_with_advice_once(
     condition = "run.progress.global_step == 7 and accelerator.process_index == 1"
     line = f"if {condition}: raise RuntimeError('CUDA error: out of memory')"
     flags = (*MLP, "--output-dir", directory)
-    job = Job(runner, recipe_with(tmp_path, line), *flags, directory=directory, launcher="two")
+    recipe = with_line_before_backward(tmp_path, line)
+    job = Job(runner, recipe, *flags, directory=directory, launcher="two forks")
     assert job.end(60) != 0
     advised_flags = "--batch-size 32 --gradient-accumulation-steps 4"
     assert job.printed().count(advised_flags) == 1, job.printed()[-4000:]
     assert "out of memory" in job.read("status.json")["reason"]
     assert not job.read("status.json")["resumable"]
-    resume(runner, directory, *advised_flags.split(), launcher="two")
+    resume(runner, directory, *advised_flags.split(), launcher="two forks")
 
 
 def test_exception_on_one_rank_ends_all_and_names_the_cause(
@@ -480,9 +461,9 @@ def test_exception_on_one_rank_ends_all_and_names_the_cause(
 ) -> None:
     """`status.json` names the rank and the error that ended the run."""
     condition = "run.progress.global_step == 7 and accelerator.process_index == 1"
-    recipe = recipe_with(tmp_path, f"assert not ({condition}), 'a broken sample'")
+    recipe = with_line_before_backward(tmp_path, f"assert not ({condition}), 'a broken sample'")
     flags = (*MLP, "--output-dir", directory)
-    job = Job(runner, recipe, *flags, directory=directory, launcher="two")
+    job = Job(runner, recipe, *flags, directory=directory, launcher="two forks")
     assert job.end(60) != 0
     status = job.read("status.json")
     assert status["status"] == "failed", job.printed()[-4000:]
@@ -491,15 +472,13 @@ def test_exception_on_one_rank_ends_all_and_names_the_cause(
 
 
 @pytest.mark.slow
-def test_killed_worker_and_the_supervisor_line(
-    runner: Runner, unbroken: Finished, directory: Path
-) -> None:
-    """A killed worker ends the job promptly, and the documented loop leads to the same weights."""
-    whole = runner.run("mnist_mlp", *MLP, launcher="two")
+def test_killed_rank_and_the_supervisor_line(runner: Runner, directory: Path) -> None:
+    """A killed rank ends the job promptly, and the documented loop leads to the same weights."""
+    whole = runner.run("mnist_mlp", *MLP, launcher="two forks")
     flags = (*MLP, "--output-dir", directory, "--resume", "auto")
-    job = Job(runner, "mnist_mlp", *flags, directory=directory, launcher="two")
+    job = Job(runner, "mnist_mlp", *flags, directory=directory, launcher="two forks")
     job.wait_for_step(EVERY)
-    job.workers()[1].kill()
+    job.ranks()[1].kill()
     assert job.end(60) != 0
     assert job.read("status.json")["resumable"], job.read("status.json")
     recipe = REPOSITORY / "recipes" / "mnist_mlp.py"
@@ -544,13 +523,13 @@ def test_killed_worker_of_the_loader_can_be_restarted_after(
 
 
 @pytest.mark.slow
-def test_stopped_worker_ends_the_job_within_the_time_out(runner: Runner, directory: Path) -> None:
+def test_stopped_rank_ends_the_job_within_the_time_out(runner: Runner, directory: Path) -> None:
     """The other ranks give up on a rank that hangs during a save and mark the run as failed."""
     flags = (*MLP, *LONG, "--collective-timeout", 5, "--output-dir", directory)
-    job = Job(runner, "mnist_mlp", *flags, directory=directory, launcher="two")
+    job = Job(runner, "mnist_mlp", *flags, directory=directory, launcher="two forks")
     job.wait_for_step(EVERY)
     job.wait_until(lambda: any(directory.glob("checkpoints/*.unfinished")))
-    stopped = job.workers()[1]
+    stopped = job.ranks()[1]
     stopped.send_signal(signal.SIGSTOP)
     try:
         job.wait_until(lambda: job.read("status.json")["status"] != "running", timeout=65)

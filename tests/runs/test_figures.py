@@ -53,13 +53,13 @@ def test_figures_of_one_process(runner: Runner) -> None:
 @pytest.mark.slow
 def test_figures_of_two_processes(runner: Runner) -> None:
     """The figures are right though ranks differ in their metrics and numbers of batches."""
-    assert_figures(whole(runner, launcher="two"), 2)
+    assert_figures(whole(runner, launcher="two forks"), 2)
 
 
-@pytest.mark.parametrize("launcher", ["python", pytest.param("two", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("launcher", ["fork", pytest.param("two forks", marks=pytest.mark.slow)])
 def test_rehearsal_leaves_no_trace(launcher: Any, runner: Runner) -> None:
     """A run has the same rows and weights with and without the rehearsal of its evaluation."""
-    with_it = whole(runner, **({} if launcher == "python" else {"launcher": launcher}))
+    with_it = whole(runner, **({} if launcher == "fork" else {"launcher": launcher}))
     without = runner.run(RECIPE, *FLAGS, "--no-rehearse", launcher=launcher)
     assert learned(with_it.directory) == learned(without.directory)
     assert final_weights(with_it.directory) == final_weights(without.directory)
@@ -76,20 +76,23 @@ def test_evaluation_again_gives_the_same_figures(runner: Runner) -> None:
 @pytest.mark.parametrize(
     ("mistake", "launcher", "sentence"),
     [
-        ("name", "python", "the objective is accuracy:max, but the evaluation returned only loss"),
+        ("name", "fork", "the objective is accuracy:max, but the evaluation returned only loss"),
         (
             "loss as total",
-            "python",
+            "fork",
             "sums.add takes totals over a batch but got the mean of 'loss'",
         ),
         (
             "metric as total",
-            "python",
+            "fork",
             "sums.add takes totals over a batch but got the mean of 'accuracy'",
         ),
-        ("error", "python", "This was the rehearsal of the evaluation before the first update"),
+        ("error", "fork", "This was the rehearsal of the evaluation before the first update"),
         pytest.param(
-            "loss as total", "two", "sums.add takes totals over a batch", marks=pytest.mark.slow
+            "loss as total",
+            "two forks",
+            "sums.add takes totals over a batch",
+            marks=pytest.mark.slow,
         ),
     ],
 )

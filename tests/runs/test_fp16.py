@@ -107,7 +107,7 @@ def test_killed_and_resumed_it_ends_bit_equal(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["two", "shards"])
+@pytest.mark.parametrize("launcher", ["two forks", "two shards"])
 def test_two_processes_make_the_updates_of_one(
     launcher: Launcher, runner: Runner, odd_images: Path
 ) -> None:
@@ -126,7 +126,8 @@ def test_two_processes_make_the_updates_of_one(
         for scale in (STEADY, WILD)
     )
     assert steady.config["environment"]["world_size"] == 2
-    assert steady.config["environment"]["sharding"] == ("FSDP2" if launcher == "shards" else "no")
+    sharding = "FSDP2" if launcher == "two shards" else "no"
+    assert steady.config["environment"]["sharding"] == sharding
     assert on_one.series("train/loss") == pytest.approx(steady.series("train/loss"), rel=0.02)
     assert_scale_follows_overflows(wild)
     assert wild.summary["train/loss"] == pytest.approx(on_one.summary["train/loss"], rel=0.3)

@@ -80,7 +80,7 @@ def test_imports_leave_the_gpus_visible(runner: Runner, tmp_path: Path) -> None:
     path = tmp_path / "output"
     with path.open("w") as output:
         words = [str(script), str(REPOSITORY)]
-        process = runner.start(words, "python", environment, tmp_path, output, output)
+        process = runner.start(words, "fork", environment, tmp_path, output, output)
         assert process.wait(120) == 0, path.read_text()
     assert json.loads(path.read_text().splitlines()[-1]) == [False, "3"]
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.edited_copies import edited
 from tests.jobs import Job, final_weights, learned, newest_step
 from tests.launch import REPOSITORY, Runner
 
@@ -27,22 +28,19 @@ class Digits("""
 @pytest.mark.slow
 def test_run_on_an_iterable_dataset_resumes(runner: Runner, tmp_path: Path) -> None:
     """Two killed processes resume to the same bits; a resume on one process is refused."""
-    source = EXAMPLE.read_text()
-    assert source.count(TRAIN) == source.count("class Digits(") == 1
-    recipe = tmp_path / "own_dataset.py"
-    recipe.write_text(source.replace(TRAIN, STREAM).replace("class Digits(", IMPORTS))
+    recipe = edited(EXAMPLE, tmp_path, (TRAIN, STREAM), ("class Digits(", IMPORTS))
     flags = ("--batch-size", 16, "--checkpoint-every", 4, "--log-every", 5, "--tracker", "none")
     flags = (*flags, "--max-steps", 100)
-    whole = runner.run(recipe, *flags, launcher="two")
+    whole = runner.run(recipe, *flags, launcher="two forks")
     directory = tmp_path / "run"
     again: tuple[object, ...] = (*flags, "--output-dir", directory)
-    job = Job(runner, recipe, *again, directory=directory, launcher="two")
+    job = Job(runner, recipe, *again, directory=directory, launcher="two forks")
     job.wait_for_step(20)
     job.kill()
     assert newest_step(directory) < 100, "the kill came too late"
     refused = runner.run(recipe, "--resume", directory, output_directory=False, succeeds=False)
     assert "resume the run with 2 processes" in refused.errors
-    job = Job(runner, recipe, "--resume", directory, directory=directory, launcher="two")
+    job = Job(runner, recipe, "--resume", directory, directory=directory, launcher="two forks")
     assert job.end() == 0, job.printed()
     assert learned(directory) == learned(whole.directory)
     assert final_weights(directory) == final_weights(whole.directory)

@@ -58,7 +58,7 @@ def test_file_is_commented_line_by_line(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_file_becomes_a_launch_command(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_becomes_a_launch_command(path: Path) -> None:
     """The launcher turns the file into a command with its processes, precision and device."""
     from accelerate.commands import launch
     from accelerate.utils.launch import prepare_multi_gpu_env, prepare_simple_launcher_cmd_env

@@ -13,7 +13,7 @@ import pytest
 from common.checkpoints.folders import step_folders
 from common.data.sources import find_named
 from tests.jobs import Job
-from tests.launch import REPOSITORY, Finished, Launcher, Runner
+from tests.launch import LAUNCHES, REPOSITORY, Finished, Launcher, Runner
 from tests.local_data import cache_glue, write_image_folder
 
 
@@ -35,7 +35,7 @@ def test_colour_folder_through_resnet(runner: Runner, tmp_path: Path, thin_resne
     run = runner.run(
         *(thin_resnet, "--dataset", folder, "--max-steps", 2, "--batch-size", 8),
         *("--image-size", 12, "--tracker", "none"),
-        launcher="python",
+        launcher="fork",
     )
     facts = run.read("model/model.json")
     assert facts["class_names"] == ["cat", "dog", "emu"]
@@ -52,7 +52,7 @@ def test_mistake_in_data_on_two_processes(runner: Runner, tmp_path: Path) -> Non
     (folder / "train" / "cat" / "007.png").write_bytes(b"not an image")
     run: Finished = runner.run(
         *("mnist_mlp", "--dataset", folder, "--tracker", "none", "--batch-size", 16),
-        launcher="two",
+        launcher="two forks",
         succeeds=False,
         timeout=120,
     )
@@ -103,8 +103,8 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 @pytest.mark.parametrize(
     ("launcher", "signalled_rank"),
     [
-        ("python", None),
-        *(pytest.param("two", rank, marks=pytest.mark.slow) for rank in (None, 0, 1)),
+        ("fork", None),
+        *(pytest.param("two forks", rank, marks=pytest.mark.slow) for rank in (None, 0, 1)),
     ],
 )
 def test_request_to_stop_while_data_are_prepared_is_obeyed_at_once(
@@ -114,7 +114,7 @@ def test_request_to_stop_while_data_are_prepared_is_obeyed_at_once(
 
     The next start prepares the data from the beginning and finishes.
     """
-    name = f"slow-{launcher}-{signalled_rank}".lower()
+    name = f"slow-{LAUNCHES[launcher].ranks}-{signalled_rank}".lower()
     folder = write_image_folder(tmp_path / name, ["cat", "dog"], per_class=250)
     (tmp_path / "slow.py").write_text(SLOW)
     recipe = REPOSITORY / "recipes" / "mnist_mlp.py"
@@ -124,7 +124,7 @@ def test_request_to_stop_while_data_are_prepared_is_obeyed_at_once(
     job = Job(runner, tmp_path / "slow.py", *flags, directory=directory, launcher=launcher)
     caches = runner.folder / "cache" / "accelerate-recipes"
     job.wait_until(lambda: any(caches.glob(f"{name}-*.unfinished/train_images.npy")))
-    receiver = job.process if signalled_rank is None else job.workers()[signalled_rank]
+    receiver = job.process if signalled_rank is None else job.ranks()[signalled_rank]
     receiver.send_signal(signal.SIGTERM)
     job.end(40)  # all images would take minutes
     status = job.read("status.json")
@@ -134,6 +134,6 @@ def test_request_to_stop_while_data_are_prepared_is_obeyed_at_once(
     assert "Traceback" not in job.printed()
     for path in folder.rglob("1*.png"):  # fewer images keep the test short
         path.unlink()
-    run = runner.run("mnist_mlp", *flags[1:], launcher="python", output_directory=False)
+    run = runner.run("mnist_mlp", *flags[1:], launcher="fork", output_directory=False)
     assert run.returncode == 0
     assert job.read("status.json")["status"] == "finished"

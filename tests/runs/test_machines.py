@@ -148,7 +148,8 @@ def test_two_machines_are_two_processes(
     """
     flags = ("--dataset", odd_images, *UPDATE)
     on_one = runner.run("mnist_mlp", *flags)
-    on_two = runner.run("mnist_mlp", *flags, launcher="two", environment={"OMP_NUM_THREADS": "1"})
+    one_thread = {"OMP_NUM_THREADS": "1"}
+    on_two = runner.run("mnist_mlp", *flags, launcher="two forks", environment=one_thread)
     runs = (on_one, on_two)
     assert [run.config["config"]["gradient_accumulation_steps"] for run in runs] == [4, 2]
     assert_same_figures(on_one, on_two)

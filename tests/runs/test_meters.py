@@ -44,7 +44,7 @@ def assert_seconds(measured: float, stamps: Stamps, step: int) -> None:
 
 def test_throughput_with_a_slow_rank(runner: Runner, tmp_path: Path) -> None:
     """The throughput of two ranks is the samples of both over the time of the slower rank."""
-    run, stamps = run_stamped(runner, tmp_path / "stamps", 1, 0.0, 0.05, "two")
+    run, stamps = run_stamped(runner, tmp_path / "stamps", 1, 0.0, 0.05, "two forks")
     speeds = run.series("perf/samples_per_second")
     for step in (16, 24):
         seconds = 2 * BATCH * EVERY / speeds[step]
@@ -62,7 +62,7 @@ def test_data_wait_with_slow_data(runner: Runner, tmp_path: Path) -> None:
     Data come 20 ms late, and each update has 10 ms of work. The test measures the real delays. The
     loop also waits while a batch is gathered, so its wait is at least as long as the delays.
     """
-    run, stamps = run_stamped(runner, tmp_path / "stamps", 0, 0.02, 0.01, "python")
+    run, stamps = run_stamped(runner, tmp_path / "stamps", 0, 0.02, 0.01, "fork")
     for step in (16, 24):
         late, waited = (stamps[step][n] - stamps[step - EVERY][n] for n in (2, 3))
         assert late >= EVERY * 0.02

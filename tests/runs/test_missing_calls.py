@@ -48,7 +48,7 @@ STOP = """\
 def test_a_missing_or_wrong_call_gives_one_sentence(
     edit: tuple[str, str], sentence: str, runner: Runner, tmp_path: Path
 ) -> None:
-    recipe = edited(tmp_path, edit)
+    recipe = edited("mnist_mlp", tmp_path, edit)
     run = runner.run(recipe, *FLAGS, "--epochs", 2, succeeds=False)
     assert run.returncode == 1, run.explain()
     assert sentence in " ".join(run.printed().split()), run.explain()
@@ -59,7 +59,7 @@ def test_a_missing_or_wrong_call_gives_one_sentence(
 def test_a_stop_saves_without_a_call_of_save(runner: Runner, tmp_path: Path) -> None:
     """The resumed run ends with the weights of a run that was never stopped."""
     whole = runner.run("mnist_mlp", *FLAGS, "--max-steps", 8)
-    recipe = edited(tmp_path, (RECORD, RECORD + STOP), (SAVE, ""))
+    recipe = edited("mnist_mlp", tmp_path, (RECORD, RECORD + STOP), (SAVE, ""))
     stopped = runner.run(recipe, *FLAGS, "--max-steps", 8, succeeds=False)
     assert stopped.returncode == 75, stopped.explain()
     assert "everything is saved" in stopped.printed(), stopped.explain()

@@ -44,7 +44,7 @@ def test_two_processes_report_a_mistyped_flag_once(runner: Runner) -> None:
     No run directory is made.
     """
     flags = ("--lerning-rate", 0.1)
-    run = runner.run("mnist_mlp", *flags, launcher="two", succeeds=False, timeout=120)
+    run = runner.run("mnist_mlp", *flags, launcher="two forks", succeeds=False, timeout=120)
     message = message_of(run)
     assert "--lerning-rate" in message
     assert "--learning-rate" in message
@@ -54,7 +54,7 @@ def test_two_processes_report_a_mistyped_flag_once(runner: Runner) -> None:
 def test_unsupported_precision_gives_one_line(runner: Runner) -> None:
     """A precision that the machine lacks ends the run with status 1 and one sentence."""
     flags = ("--mixed-precision", "fp16")
-    run = runner.run("mnist_mlp", *flags, launcher="python", succeeds=False)
+    run = runner.run("mnist_mlp", *flags, launcher="fork", succeeds=False)
     message = message_of(run)
     assert "fp16" in message
     assert "--mixed-precision" in message
@@ -69,7 +69,7 @@ def test_mistake_that_only_rank_0_finds_ends_both_processes(runner: Runner) -> N
     The one message says which data set to pass without the Hub.
     """
     flags = ("--dataset", "mnist")
-    run = runner.run("mnist_mlp", *flags, launcher="two", succeeds=False, timeout=120)
+    run = runner.run("mnist_mlp", *flags, launcher="two forks", succeeds=False, timeout=120)
     message = message_of(run)
     assert "ylecun/mnist" in message
     assert "digits" in message
@@ -109,7 +109,9 @@ def test_help_is_quick(runner: Runner, tmp_path: Path) -> None:
     script = tmp_path / "help.py"
     script.write_text(LOADED_BY_HELP)
     recipes = [REPOSITORY / "recipes" / f"{recipe}.py" for recipe in RECIPES]
-    run = runner.run(script, *recipes, launcher="fresh", output_directory=False, succeeds=False)
+    run = runner.run(
+        script, *recipes, launcher="plain python", output_directory=False, succeeds=False
+    )
     assert run.returncode == 0, run.explain()
     text, loaded = run.output.rstrip().rsplit("\n", 1)
     assert text.count("Updates between log lines") == len(RECIPES)

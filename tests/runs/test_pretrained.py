@@ -19,7 +19,7 @@ def test_local_checkpoint_is_fine_tuned(runner: Runner, odd_text: Path, tmp_path
     run = runner.run(
         *("bert", "--dataset", odd_text, "--model", checkpoint, "--max-steps", 1),
         *("--learning-rate", 0, "--tracker", "none"),
-        launcher="python",
+        launcher="fork",
     )
     before = load_file(checkpoint / "model.safetensors")
     after = run.weights()

@@ -23,7 +23,7 @@ def data_bound(runner: Runner) -> Finished:
     flags = ("--dataset", "digits", "--batch-size", 32, "--max-steps", 30, "--log-every", 1)
     return runner.shared(
         *(script, 2, REPOSITORY / "recipes" / "mnist_mlp.py", *flags, "--profile"),
-        launcher="python",
+        launcher="fork",
     )
 
 
@@ -98,7 +98,7 @@ def test_profile_is_kept_at_wandb(data_bound: Finished) -> None:
 def test_a_profile_on_two_processes_leaves_out_its_updates_alone(runner: Runner) -> None:
     """One of two processes profiles; both leave the same updates out and time all others."""
     flags = ("--dataset", "digits", "--batch-size", 32, "--max-steps", 33, "--log-every", 1)
-    run = runner.run("mnist_mlp", *flags, "--profile", "--tracker", "none", launcher="two")
+    run = runner.run("mnist_mlp", *flags, "--profile", "--tracker", "none", launcher="two forks")
     timed = set(run.series("perf/step_milliseconds"))
     left_out = sorted(set(range(1, 34)) - timed)
     assert left_out == list(range(left_out[0], left_out[-1] + 1))

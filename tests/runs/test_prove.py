@@ -43,9 +43,8 @@ def test_a_recipe_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.mark.slow
-def test_a_recipe_that_streams_passes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], forking_python: Path
-) -> None:
+@pytest.mark.usefixtures("forking_python")
+def test_a_recipe_that_streams_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The proof reads few samples of its blocks, so its updates are as few as without streaming."""
     receipt_path = tmp_path / "proof.json"
     data = images_folder(tmp_path / "data")
@@ -62,8 +61,9 @@ def test_a_recipe_that_streams_passes(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forking_python")
 def test_a_recipe_with_batch_norm_is_compared_in_float64(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], forking_python: Path
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One process and two agree more closely than they could in fp32.
 

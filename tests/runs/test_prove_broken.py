@@ -35,9 +35,8 @@ def test_each_copy_has_its_mistake(tmp_path: Path) -> None:
         for number, broken in enumerate(BROKEN)
     ],
 )
-def test_broken_copy_fails_for_its_cause(
-    broken: Broken, forking_python: Path, tmp_path: Path
-) -> None:
+@pytest.mark.usefixtures("forking_python")
+def test_broken_copy_fails_for_its_cause(broken: Broken, tmp_path: Path) -> None:
     """The check for the mistake fails and names it. A check of something else passes."""
     recipe = broken.write(tmp_path)
     output = tmp_path / "proof.json"

@@ -198,7 +198,7 @@ def run_recipe(words: list[str], workspace: Path, runner: Runner) -> int:
     (place,) = [place for place, word in enumerate(words) if word.startswith("recipes/")]
     words = [str(workspace / words[place]), *words[place + 1 :]]
     with (workspace / "output.txt").open("w") as output:
-        process = runner.start(words, "python", environment, workspace, output, output)
+        process = runner.start(words, "fork", environment, workspace, output, output)
         return process.wait(300)
 
 

@@ -274,7 +274,7 @@ def evaluated_again(runner: Runner, run: Finished) -> Finished:
     return runner.run(
         run.config["recipe"],
         *("--evaluate-only", "--init-from", run.directory, "--tracker", "none"),
-        launcher="python",
+        launcher="fork",
     )
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch import REPOSITORY, Runner
+from tests.edited_copies import edited
+from tests.launch import Runner
 from tests.wandb_file import records
 
 CALLS = """            if run.progress.global_step in (0, 2, 3):
@@ -25,11 +26,9 @@ def test_whole_run_keeps_what_a_recipe_logs(tracker: str, tmp_path: Path, runner
 
     Media after the last row are kept as well.
     """
-    source = (REPOSITORY / "recipes" / "mnist_mlp.py").read_text()
-    assert LINE in source
-    (tmp_path / "mine.py").write_text(source.replace(LINE, CALLS + LINE))
+    recipe = edited("mnist_mlp", tmp_path, (LINE, CALLS + LINE))
     flags = ("--dataset", "digits", "--max-steps", 4, "--log-every", 2, "--hidden-sizes", 8)
-    run = runner.run(tmp_path / "mine.py", *flags, "--eval-every", 4, "--tracker", tracker)
+    run = runner.run(recipe, *flags, "--eval-every", 4, "--tracker", tracker)
     run.check_success()
     kept = {str(path.relative_to(run.directory)) for path in run.directory.rglob("media/*/*/*")}
     kept = {name for name in kept if not name.startswith("wandb")}

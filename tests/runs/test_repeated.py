@@ -15,7 +15,7 @@ def test_config_file_repeats_a_run_under_plain_python(runner: Runner, whole_mlp:
     again = runner.run(
         *("mnist_mlp", "--config", whole_mlp.directory / "config.json"),
         *("--tracker", "tensorboard", "--log-every", 3),
-        launcher="python",
+        launcher="fork",
     )
     assert again.summary["train/loss"] == whole_mlp.summary["train/loss"]
     assert again.summary["test/loss"] == whole_mlp.summary["test/loss"]
@@ -83,7 +83,7 @@ def test_initial_weights_are_those_of_a_run(
         *("mnist_mlp", "--dataset", odd_images, "--batch-size", 64),
         *("--init-from", whole_mlp.directory),
         *("--learning-rate", 0, "--max-steps", 1, "--mixed-precision", "no", "--tracker", "none"),
-        launcher="python",
+        launcher="fork",
     )
     assert run.summary["test/loss"] == pytest.approx(whole_mlp.summary["test/loss"], rel=1e-6)
     before = whole_mlp.weights()
@@ -97,7 +97,7 @@ def test_target_decides_the_status(runner: Runner, odd_images: Path) -> None:
         *("mnist_mlp", "--dataset", odd_images, "--batch-size", 64),
         *("--max-steps", 1, "--learning-rate", 0),
         *("--target", 0.99, "--tracker", "none"),
-        launcher="python",
+        launcher="fork",
         succeeds=False,
     )
     assert run.printed().count("error: ") == 1

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.harness.edited_recipe import edited_once
 from common.run_directory.provenance import saved_attempts
 from common.tools.compare.readers.run_record import RunRecord
 from common.tools.launching.launched_run import LaunchedRun
@@ -53,10 +54,11 @@ def test_run_of_a_dirty_tree_is_reproduced(runner: Runner, tmp_path: Path) -> No
     (code / "train.py").write_text(text)
     commit_all(code)
     # An uncommitted change, which needs a file that git does not track.
-    edited = text.replace("nn.ReLU()", "activation()").replace(
-        "import torch\n", "import torch\nfrom shapes import activation\n", 1
-    )
-    (code / "train.py").write_text(edited)
+    edits = [
+        ("nn.ReLU()", "activation()"),
+        ("import torch\n", "import torch\nfrom shapes import activation\n"),
+    ]
+    (code / "train.py").write_text(edited_once(text, edits))
     (code / "shapes.py").write_text("from torch.nn import GELU as activation\n")
     run = runner.run(code / "train.py", *SHORT, all_cores=True)
     receipt = reproduce(run.directory)
@@ -97,7 +99,7 @@ def test_published_run_is_reproduced(runner: Runner, tmp_path: Path) -> None:
     text = (REPOSITORY / "recipes" / "mnist_mlp.py").read_text()
     (code / "train.py").write_text(text)
     commit_all(code)
-    (code / "train.py").write_text(text.replace("nn.ReLU()", "nn.GELU()"))
+    (code / "train.py").write_text(edited_once(text, [("nn.ReLU()", "nn.GELU()")]))
     run = runner.run(code / "train.py", *SHORT, all_cores=True)
     published = code / "results" / "first"
     main([str(run.directory), "--publish", str(published)])
@@ -122,7 +124,7 @@ def test_resume_on_one_process_is_a_cause(
     """A resume on one process is named as a cause; the new run trains like the last attempt."""
     directory = tmp_path / "run"
     flags = (*FLAGS, "--max-steps", 900, "--checkpoint-every", 50, "--output-dir", directory)
-    job = Job(runner, "mnist_mlp", *flags, directory=directory, launcher="two")
+    job = Job(runner, "mnist_mlp", *flags, directory=directory, launcher="two forks")
     job.wait_for_step(50)
     job.wait_until(lambda: bool(saved_attempts(directory)))
     job.kill()
@@ -145,7 +147,7 @@ def test_resume_on_one_process_is_a_cause(
 @pytest.mark.usefixtures("forking_python")
 def test_two_processes_are_reproduced(runner: Runner) -> None:
     """A run of two processes is reproduced by `accelerate launch`."""
-    run = runner.run("mnist_mlp", *SHORT, launcher="two")
+    run = runner.run("mnist_mlp", *SHORT, launcher="two forks")
     receipt = reproduce(run.directory)
     assert receipt.result == "equal bits"
     assert "--num_processes 2" in receipt.command

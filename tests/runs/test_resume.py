@@ -11,6 +11,7 @@ import pytest
 
 from common.checkpoints.folders import step_folders, step_of
 from common.training.rank_decisions import CHECKPOINT_SECONDS
+from tests.edited_copies import edited
 from tests.jobs import EVERY, MLP, RECORDED, Job, final_weights, learned, newest_step, recorded
 from tests.launch import REPOSITORY, Finished, Launcher, Runner
 
@@ -27,7 +28,7 @@ def test_epochs_after_a_resume_have_new_orders_and_those_of_the_unbroken_run(
     whole_folder = tmp_path / "whole"
     folder = tmp_path / "killed"
     directory = tmp_path / "run"
-    whole = runner.run(RECORDED, whole_folder, RECIPE, *flags, launcher="python")
+    whole = runner.run(RECORDED, whole_folder, RECIPE, *flags, launcher="fork")
     job = Job(runner, RECORDED, folder, RECIPE, *flags, "--output-dir", directory,
               directory=directory)  # fmt: skip
     job.wait_until(lambda: UPDATES < newest_step(directory) < 2 * UPDATES)
@@ -74,18 +75,14 @@ def slow_evaluation(folder: Path) -> Path:
 
     The rehearsal before the first update is not slowed: the signals are for real evaluations.
     """
-    source = RECIPE.read_text()
     line = "            loss, logits = compute_loss(bare_model, batch)\n"
-    assert source.count(line) == 1
     is_real = "if not run.evaluations.rehearsal.is_reading:"
     pause = f"(run.directory.path / 'evaluating').touch(); __import__('time').sleep({SLEEP})"
-    path = folder / "mnist_mlp.py"
-    path.write_text(source.replace(line, f"            {is_real} {pause}\n{line}"))
-    return path
+    return edited("mnist_mlp", folder, (line, f"            {is_real} {pause}\n{line}"))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["python", "two"])
+@pytest.mark.parametrize("launcher", ["fork", "two forks"])
 def test_signal_cuts_an_evaluation_short(
     runner: Runner, tmp_path: Path, launcher: Launcher
 ) -> None:
@@ -94,13 +91,13 @@ def test_signal_cuts_an_evaluation_short(
     The rows and weights are those of a run that nobody stopped. This holds for an evaluation in
     the middle of a run and for the final one.
     """
-    flags = (*MLP, *SLOW, "--gradient-accumulation-steps", 8 if launcher == "python" else 4)
+    flags = (*MLP, *SLOW, "--gradient-accumulation-steps", 8 if launcher == "fork" else 4)
     whole = runner.run("mnist_mlp", *flags, launcher=launcher)
     directory = tmp_path / "run"
     slow = slow_evaluation(tmp_path)
     again: tuple[object, ...] = (*flags, "--output-dir", directory)
     # The evaluation at the end of epoch 0, then its repetition, then the final one.
-    recipes = [slow, slow, RECIPE] if launcher == "python" else [slow, RECIPE]
+    recipes = [slow, slow, RECIPE] if launcher == "fork" else [slow, RECIPE]
     for recipe in recipes:
         job = Job(runner, recipe, *again, directory=directory, launcher=launcher)
         again = ("--resume", directory)
@@ -111,7 +108,7 @@ def test_signal_cuts_an_evaluation_short(
         (directory / "evaluating").unlink()
         began = time.monotonic()
         # On two processes, rank 1 gets the signal and rank 0 has to learn of it.
-        job.workers()[-1].send_signal(signal.SIGTERM)
+        job.ranks()[-1].send_signal(signal.SIGTERM)
         job.end(60)
         assert time.monotonic() - began < 20
         status = job.read("status.json")
@@ -125,7 +122,7 @@ def test_signal_cuts_an_evaluation_short(
 def test_end_of_the_launcher_cuts_an_evaluation_short(runner: Runner, tmp_path: Path) -> None:
     """The ranks have lost the launcher's store, but each learns of the launcher's end by itself."""
     flags = (*MLP, *SLOW, "--gradient-accumulation-steps", 4)
-    whole = runner.run("mnist_mlp", *flags, launcher="two")
+    whole = runner.run("mnist_mlp", *flags, launcher="two forks")
     directory = tmp_path / "run"
     slow = slow_evaluation(tmp_path)
     job = Job(runner, slow, *flags, "--output-dir", directory, directory=directory,
@@ -138,7 +135,7 @@ def test_end_of_the_launcher_cuts_an_evaluation_short(runner: Runner, tmp_path: 
     status = job.read("status.json")
     assert status["status"] == "preempted", job.printed()
     assert status["global_step"] == newest_step(directory) == UPDATES
-    job = Job(runner, RECIPE, "--resume", directory, directory=directory, launcher="two")
+    job = Job(runner, RECIPE, "--resume", directory, directory=directory, launcher="two forks")
     assert job.end() == 0, job.printed()
     assert learned(directory) == learned(whole.directory)
     assert final_weights(directory) == final_weights(whole.directory)

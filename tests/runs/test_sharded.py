@@ -16,18 +16,19 @@ from common.checkpoints.folders import read_manifest, step_folders
 from common.errors import UserError
 from common.training.sharding import SUPPORTED_SETTINGS, take_fsdp_request
 from tests.conftest import SHIFTED_UPDATES, first
+from tests.edited_copies import edited
 from tests.examples import EXAMPLES, Example
 from tests.jobs import MLP, Job, final_weights, learned, newest_step
-from tests.launch import REPOSITORY, SHARDED, Finished, Launcher, Runner
+from tests.launch import LAUNCHES, REPOSITORY, SHARDED, Finished, Launcher, Runner
 from tests.runs.test_equivalence import assert_same_run, assert_same_weights
 
-LAUNCHERS: tuple[Launcher, Launcher] = ("two", "shards")
-RANKS: dict[Launcher, int] = {"python": 1, "shards": 2, "four shards": 4}
+LAUNCHERS: tuple[Launcher, Launcher] = ("two forks", "two shards")
 
 
-def flags_of(images: Path, launcher: Launcher, ranks: int) -> tuple[Any, ...]:
+def flags_for(launcher: Launcher, images: Path) -> tuple[Any, ...]:
     """Return flags for updates of 64 samples, divided into micro-batches of 16."""
-    cut = ("--batch-size", 16, "--gradient-accumulation-steps", 4 // ranks)
+    accumulation = 4 // LAUNCHES[launcher].ranks
+    cut = ("--batch-size", 16, "--gradient-accumulation-steps", accumulation)
     updates = ("--dataset", images, *SHIFTED_UPDATES, "--checkpoint-every", 2)
     return (*updates, "--tracker", "none", *cut)
 
@@ -35,8 +36,8 @@ def flags_of(images: Path, launcher: Launcher, ranks: int) -> tuple[Any, ...]:
 @pytest.fixture(scope="session")
 def sharded_mlp(runner: Runner, odd_images: Path) -> Finished:
     """A run of two processes that hold shards and accumulate twice."""
-    flags = (*flags_of(odd_images, "shards", 2), "--keep-checkpoints", 9)
-    return runner.shared("mnist_mlp", *flags, launcher="shards")
+    flags = (*flags_for("two shards", odd_images), "--keep-checkpoints", 9)
+    return runner.shared("mnist_mlp", *flags, launcher="two shards")
 
 
 def test_mlp_in_shards_is_the_mlp(
@@ -60,16 +61,16 @@ def test_same_updates_however_they_are_cut(
 
     The losses agree within rounding, the rates and counts exactly.
     """
-    cuts: tuple[tuple[Launcher, int], ...] = (("python", 1), ("two", 2))
-    for launcher, ranks in cuts:
-        flags = flags_of(odd_images, launcher, ranks)
+    launchers: tuple[Launcher, ...] = ("fork", "two forks")
+    for launcher in launchers:
+        flags = flags_for(launcher, odd_images)
         other = runner.run("mnist_mlp", *flags, launcher=launcher)
         for name in ("train/loss", "val/loss"):
             expected = pytest.approx(other.series(name), rel=2e-4, abs=2e-6)
             assert sharded_mlp.series(name) == expected, name
         for name in ("train/learning_rate", "progress/samples", "val/count"):
             assert other.series(name) == sharded_mlp.series(name), name
-        if launcher == "python":  # DDP rounds differently, which Adam's first updates amplify
+        if launcher == "fork":  # DDP rounds differently, which Adam's first updates amplify
             assert_same_weights(other.weights(), sharded_mlp.weights(), within=1e-5)
 
 
@@ -78,7 +79,7 @@ def test_four_shards_are_the_mlp(
     runner: Runner, odd_images: Path, accumulated_mlp: Finished
 ) -> None:
     """Four shards make the same updates, though some hold no row of the smallest weights."""
-    flags = flags_of(odd_images, "four shards", 4)
+    flags = flags_for("four shards", odd_images)
     four = runner.run("mnist_mlp", *flags, launcher="four shards")
     assert four.config["environment"]["world_size"] == 4
     assert_same_run(accumulated_mlp, four, weights_within=1e-5)
@@ -91,7 +92,7 @@ def test_bert_in_shards_is_the_bert(
 ) -> None:
     """BERT in shards trains to the weights of DDP, and Transformers reads its export."""
     config = ("--config", distributed_bert.directory, *checkpointing)
-    run = runner.run("bert", *config, launcher="shards")
+    run = runner.run("bert", *config, launcher="two shards")
     assert_same_run(distributed_bert, run, weights_within=2e-4)
     from transformers import BertForSequenceClassification
 
@@ -106,7 +107,7 @@ def test_bert_in_shards_is_the_bert(
 def test_resnet_in_shards_is_the_resnet(runner: Runner, distributed_resnet: Finished) -> None:
     """A ResNet in shards trains to the weights of DDP with about half of its lasting memory."""
     flags = ("--config", distributed_resnet.directory)
-    run = runner.run("resnet", *flags, launcher="shards")
+    run = runner.run("resnet", *flags, launcher="two shards")
     for name in ("train/loss", "train/grad_norm", "train/learning_rate", "val/count"):
         expected = pytest.approx(distributed_resnet.series(name), rel=1e-3)
         assert run.series(name) == expected, name
@@ -160,12 +161,12 @@ def test_muon_makes_the_same_updates_in_shards(
         assert difference <= 0.1 * value.double().norm(), name
     directory = tmp_path / "run"
     killed_halfway(shards, directory)
-    runner.run(script, "--resume", directory, launcher="shards", output_directory=False)
+    runner.run(script, "--resume", directory, launcher="two shards", output_directory=False)
     assert learned(directory) == learned(shards.directory)
     assert final_weights(directory) == final_weights(shards.directory)
 
 
-@pytest.mark.parametrize("launcher", first(0, ["shards", "python", "four shards", "two"]))
+@pytest.mark.parametrize("launcher", first(0, ["two shards", "fork", "four shards", "two forks"]))
 def test_shards_resume_on_other_processes(
     launcher: Launcher, runner: Runner, odd_images: Path, sharded_mlp: Finished, tmp_path: Path
 ) -> None:
@@ -175,11 +176,11 @@ def test_shards_resume_on_other_processes(
     """
     directory = tmp_path / "run"
     killed_halfway(sharded_mlp, directory)
-    flags = flags_of(odd_images, launcher, RANKS.get(launcher, 2))
+    flags = flags_for(launcher, odd_images)
     again = (*flags, "--output-dir", directory, "--resume", "auto")
     resumed = runner.run("mnist_mlp", *again, launcher=launcher, output_directory=False)
     assert "resuming" in resumed.output
-    if launcher == "shards":
+    if launcher == "two shards":
         assert learned(directory) == learned(sharded_mlp.directory)
         assert final_weights(directory) == final_weights(sharded_mlp.directory)
     rest = Finished(resumed.command, 0, "", "", directory, directory)
@@ -195,7 +196,7 @@ def test_whole_checkpoint_resumes_in_shards(
     killed_halfway(accumulated_mlp, directory)
     again = ("--output-dir", directory, "--resume", "auto", "--gradient-accumulation-steps", 1)
     flags = ("--config", accumulated_mlp.directory, *again)
-    resumed = runner.run("mnist_mlp", *flags, launcher="shards", output_directory=False)
+    resumed = runner.run("mnist_mlp", *flags, launcher="two shards", output_directory=False)
     rest = Finished(resumed.command, 0, "", "", directory, directory)
     assert_same_run(accumulated_mlp, rest, weights_within=1e-5)
 
@@ -224,7 +225,7 @@ def test_evaluation_of_shards(runner: Runner, odd_images: Path, sharded_mlp: Fin
     """`--evaluate-only` in shards gives the run's figures, also on a split of an odd size."""
     flags = ("--evaluate-only", "--init-from", sharded_mlp.directory, "--dataset", odd_images)
     flags = (*flags, "--mixed-precision", "no", "--tracker", "none", "--batch-size", 8)
-    run = runner.run("mnist_mlp", *flags, launcher="shards")
+    run = runner.run("mnist_mlp", *flags, launcher="two shards")
     for name in ("test/loss", "test/accuracy", "test/count"):
         assert run.summary[name] == pytest.approx(sharded_mlp.summary[name], rel=1e-6), name
 
@@ -258,14 +259,11 @@ def test_example_in_shards_is_the_example(
 
 @pytest.fixture(scope="module")
 def peaked(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of an example whose averaged weights are best after update 12, and worse later."""
-    source = (REPOSITORY / "examples" / "averaged.py").read_text()
+    """A copy whose average of the weights is best after update 12, and worse ever after."""
     line = "    return sums.result()\n"
-    assert source.count(line) == 1
     worse = 'return sums.result() | {"accuracy": -abs(run.progress.global_step - 12) / 100}'
-    path = tmp_path_factory.mktemp("peaked") / "averaged.py"
-    path.write_text(source.replace(line, f"    {worse}\n"))
-    return path
+    folder = tmp_path_factory.mktemp("peaked")
+    return edited(REPOSITORY / "examples" / "averaged.py", folder, (line, f"    {worse}\n"))
 
 
 @pytest.mark.slow
@@ -277,11 +275,11 @@ def test_killed_shards_end_bit_equal(peaked: Path, runner: Runner, tmp_path: Pat
     flags = ("--dataset", "digits", "--tracker", "none", "--log-every", 2, "--eval-every", 4)
     flags = (*flags, "--checkpoint-every", 4, "--keep-checkpoints", 9, "--early-stopping", 99)
     flags = (*flags, "--max-steps", 32, "--hidden-sizes", 64, 48, "--dropout", 0.2)
-    whole = runner.run(peaked, *flags, launcher="shards")
+    whole = runner.run(peaked, *flags, launcher="two shards")
     directory = tmp_path / "run"
     other = tmp_path / "other"
     words = (peaked, *flags, "--output-dir", directory)
-    job = Job(runner, *words, directory=directory, launcher="shards")
+    job = Job(runner, *words, directory=directory, launcher="two shards")
     job.wait_for_step(16)
     job.kill()
     assert 16 <= newest_step(directory) < 32, "the kill came too late"
@@ -289,7 +287,7 @@ def test_killed_shards_end_bit_equal(peaked: Path, runner: Runner, tmp_path: Pat
     best = {f"best-{12:08d}-{rank}-of-2.safetensors" for rank in range(2)}
     assert best <= {path.name for path in folder.iterdir()}
     shutil.copytree(directory, other)
-    for into, launcher in ((directory, "shards"), (other, "python")):
+    for into, launcher in ((directory, "two shards"), (other, "fork")):
         again = (*flags, "--output-dir", into, "--resume", "auto")
         run = runner.run(peaked, *again, launcher=launcher, output_directory=False)
         assert "resuming" in run.output
@@ -303,17 +301,15 @@ def test_killed_shards_end_bit_equal(peaked: Path, runner: Runner, tmp_path: Pat
 @pytest.mark.slow
 def test_inf_on_one_rank_is_never_applied(runner: Runner, tmp_path: Path) -> None:
     """One infinite gradient in the rows of one rank stops all ranks before it is saved."""
-    source = (REPOSITORY / "recipes" / "mnist_mlp.py").read_text()
     backward = "                accelerator.backward(loss)\n"
     spoil = "run.progress.global_step == 13 and accelerator.process_index == 1"
     spoil = f"if {spoil}: next(model.parameters()).grad.to_local()[0, 0] = float('inf')"
-    recipe = tmp_path / "mnist_mlp.py"
     directory = tmp_path / "run"
     at = "                if accelerator.sync_gradients:\n"
-    assert source.count(backward + at) == 1
-    recipe.write_text(source.replace(backward + at, f"{backward}{at}    {' ' * 16}{spoil}\n"))
+    spoiled = f"{backward}{at}    {' ' * 16}{spoil}\n"
+    recipe = edited("mnist_mlp", tmp_path, (backward + at, spoiled))
     flags = (*MLP, "--mixed-precision", "no", "--output-dir", directory)
-    run = runner.run(recipe, *flags, launcher="shards", output_directory=False, succeeds=False)
+    run = runner.run(recipe, *flags, launcher="two shards", output_directory=False, succeeds=False)
     assert run.returncode != 0
     message = "error: a gradient or the loss became NaN or infinite in update 15"
     assert run.printed().count(message) == 1
@@ -333,7 +329,7 @@ def test_networks_in_shards(runner: Runner) -> None:
     A call of a sharded network with other weights ends in a sentence.
     """
     script = REPOSITORY / "tests" / "in_shards.py"
-    run = runner.run(script, launcher="shards", output_directory=False)
+    run = runner.run(script, launcher="two shards", output_directory=False)
     assert run.output.count("the network is sharded, and its parameters were replaced") == 2
 
 
@@ -347,7 +343,7 @@ def test_collectives_get_tensors_of_the_device_only(
     flags = ("--dataset", odd_images, "--tracker", "none", "--batch-size", 16, "--epochs", 9)
     every = ("--log-every", 1, "--eval-every", 2, "--checkpoint-every", 2)
     run = runner.run(script, recipe, *flags, *every, "--max-steps", 4, launcher=launcher)
-    collectives = {"shards": "broadcast from common.training.sharding"}
+    collectives = {"two shards": "broadcast from common.training.sharding"}
     expected = collectives.get(launcher, "all_reduce from common.ranks.agreement")
     assert expected in run.output, "the collectives were not looked at"
 

@@ -21,7 +21,7 @@ FLAGS = (
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["python", "two"])
+@pytest.mark.parametrize("launcher", ["fork", "two forks"])
 def test_each_sample_once_an_epoch_after_a_kill(
     runner: Runner, tmp_path: Path, launcher: str
 ) -> None:
@@ -33,9 +33,9 @@ def test_each_sample_once_an_epoch_after_a_kill(
     whole_folder = tmp_path / "whole"
     folder = tmp_path / "killed"
     directory = tmp_path / "run"
-    whole = runner.run(RECORDED, whole_folder, RECIPE, *flags, launcher="two")
+    whole = runner.run(RECORDED, whole_folder, RECIPE, *flags, launcher="two forks")
     job = Job(runner, RECORDED, folder, RECIPE, *flags, "--output-dir", directory,
-              directory=directory, launcher="two")  # fmt: skip
+              directory=directory, launcher="two forks")  # fmt: skip
     job.wait_until(lambda: newest_step(directory) > UPDATES)
     job.kill()
     saved_step = newest_step(directory)
@@ -53,7 +53,7 @@ def test_each_sample_once_an_epoch_after_a_kill(
         for update in range(UPDATES):
             samples += samples_of_updates[epoch, update]
         assert len(samples) == len({*samples}) == UPDATES * 16
-    if launcher == "two":
+    if launcher == "two forks":
         assert learned(directory) == learned(whole.directory)
         assert final_weights(directory) == final_weights(whole.directory)
 

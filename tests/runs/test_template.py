@@ -17,11 +17,15 @@ import pytest
 from benchmarks.harness.ports import free_port
 from tests.jobs import MLP, final_weights, learned
 from tests.launch import (
+    ACCELERATE,
     CONFIGS,
+    LAUNCHES,
+    SHARDED,
     Finished,
     Launcher,
     Runner,
     clean_environment,
+    launch_command,
     staying_on_one_core,
 )
 from tests.template import OF_TWO
@@ -72,7 +76,7 @@ def test_script_sees_what_a_fresh_interpreter_shows(runner: Runner, tmp_path: Pa
     The state is its arguments, variables, folders, cores, signals, threads and `__main__`.
     """
     seen = []
-    for launcher in ("python", "fresh"):
+    for launcher in ("fork", "plain python"):
         run = run_script(runner, tmp_path, SEEN, launcher, "--flag", "a value")
         assert run.returncode == 0, run.explain()
         assert run.errors == "said\n"
@@ -210,7 +214,7 @@ def test_signals_to_the_command_reach_the_script(
         assert not psutil.wait_procs([fork], timeout=30)[1]
 
 
-def test_launchers_run_and_start_workers_as_forks(runner: Runner, tmp_path: Path) -> None:
+def test_launchers_run_and_start_ranks_as_forks(runner: Runner, tmp_path: Path) -> None:
     """The folder's `accelerate launch` and `torchrun` run their own code and start forks."""
     script = tmp_path / "script.py"
     script.write_text("import os; " + IS_FORK.replace("print(", "print(os.environ['RANK'], "))
@@ -232,7 +236,7 @@ def test_launchers_run_and_start_workers_as_forks(runner: Runner, tmp_path: Path
         assert [line.strip() for line in lines] == [f"{n} True ['--flag']" for n in range(2)]
 
 
-@pytest.mark.parametrize("launcher", ["python", "fresh"])
+@pytest.mark.parametrize("launcher", ["fork", "plain python"])
 def test_end_of_a_script_is_reported(runner: Runner, tmp_path: Path, launcher: Launcher) -> None:
     """A run reports the script's status, traceback and signal, and exit handlers run."""
     leave = "import atexit, os, sys\natexit.register(lambda: print('left'))\n"
@@ -255,7 +259,7 @@ def test_random_numbers_that_nobody_seeded_differ(runner: Runner, tmp_path: Path
     """
     text = "import random, numpy, torch\n"
     text += "print(random.random(), numpy.random.rand(), torch.rand(()).item())"
-    drawn = [run_script(runner, tmp_path, text, "python").output.split() for _ in range(2)]
+    drawn = [run_script(runner, tmp_path, text, "fork").output.split() for _ in range(2)]
     assert not set(drawn[0]) & set(drawn[1])
 
 
@@ -269,13 +273,29 @@ def test_two_ranks_are_started_as_by_the_launcher(runner: Runner, tmp_path: Path
     expected = differing(prepare_multi_gpu_env(parsed), os.environ)
     assert expected == OF_TWO
     text = "import json, os\nprint(json.dumps(dict(os.environ)) + '\\n', end='', flush=True)"
-    run = run_script(runner, tmp_path, text, "two")
+    run = run_script(runner, tmp_path, text, "two forks")
     assert run.returncode == 0
     ranks = sorted(map(json.loads, run.output.splitlines()), key=lambda seen: seen["RANK"])
     assert [(seen["RANK"], seen["LOCAL_RANK"]) for seen in ranks] == [("0", "0"), ("1", "1")]
     for seen in ranks:
         assert (seen["WORLD_SIZE"], seen["LOCAL_WORLD_SIZE"]) == ("2", "2")
         assert {name: seen[name] for name in OF_TWO} == OF_TWO
+
+
+@pytest.mark.parametrize("launcher", ["two forks", "two shards", "four shards"])
+def test_forks_are_started_as_by_the_command_that_they_stand_for(launcher: Launcher) -> None:
+    """`accelerate launch` starts as many ranks, with the variables that the forks get."""
+    from accelerate.commands import launch
+    from accelerate.utils.launch import prepare_multi_gpu_env
+
+    stands_for = launch_command(launcher)
+    assert stands_for[1:4] == [*ACCELERATE]
+    words = [*stands_for[4:], "script.py"]
+    parsed, *_ = launch._validate_launch_command(launch.launch_command_parser().parse_args(words))
+    exported = prepare_multi_gpu_env(parsed)
+    expected = {**OF_TWO, **(SHARDED if LAUNCHES[launcher].is_sharded else {})}
+    assert {name: exported[name] for name in expected} == expected
+    assert parsed.nproc_per_node == str(LAUNCHES[launcher].ranks)
 
 
 def differing(variables: Mapping[str, str], others: Mapping[str, str]) -> dict[str, str]:
@@ -286,7 +306,7 @@ def differing(variables: Mapping[str, str], others: Mapping[str, str]) -> dict[s
 def test_failure_of_one_rank_ends_the_other(runner: Runner, tmp_path: Path) -> None:
     """The failure of one rank ends the other by SIGTERM, as torchrun does."""
     text = "import os, time\nassert os.environ['RANK'] != '1', 'broken'\ntime.sleep(300)"
-    run = run_script(runner, tmp_path, text, "two")
+    run = run_script(runner, tmp_path, text, "two forks")
     assert run.returncode == 1
     assert run.errors.count("AssertionError: broken") == 1
 
@@ -299,7 +319,7 @@ def test_timeout_ends_all_processes_of_a_script(runner: Runner, tmp_path: Path) 
     script = tmp_path / "script.py"
     script.write_text(text)
     with pytest.raises(AssertionError, match="took longer than 3 s"):
-        runner.run(script, launcher="two", output_directory=False, timeout=3)
+        runner.run(script, launcher="two forks", output_directory=False, timeout=3)
     started = [int(path.stem) for path in tmp_path.glob("*.pid")]
     assert len(started) == 3
     alive = [psutil.Process(pid) for pid in started if psutil.pid_exists(pid)]
@@ -311,7 +331,7 @@ def test_wait_behaves_like_that_of_popen(runner: Runner, tmp_path: Path) -> None
     script = tmp_path / "script.py"
     script.write_text("import time\ntime.sleep(300)")
     with (tmp_path / "said").open("w") as log:
-        process = runner.start([str(script)], "python", dict(os.environ), tmp_path, log, log)
+        process = runner.start([str(script)], "fork", dict(os.environ), tmp_path, log, log)
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(0.05)
     assert process.poll() is None
@@ -322,6 +342,6 @@ def test_wait_behaves_like_that_of_popen(runner: Runner, tmp_path: Path) -> None
 @pytest.mark.slow
 def test_fork_trains_as_a_fresh_interpreter_does(runner: Runner, unbroken: Finished) -> None:
     """A fork trains to the same bits as a fresh interpreter."""
-    fresh = runner.run("mnist_mlp", *MLP, launcher="fresh")
+    fresh = runner.run("mnist_mlp", *MLP, launcher="plain python")
     assert learned(fresh.directory) == learned(unbroken.directory)
     assert final_weights(fresh.directory) == final_weights(unbroken.directory)

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.edited_copies import edited
 from tests.jobs import EVERY, MLP, Job
-from tests.launch import REPOSITORY, Runner
+from tests.launch import Runner
 from tests.runs.test_tracking import history
 
 FLAGS = (*MLP, "--epochs", 12, "--tracker", "wandb")
@@ -16,13 +17,9 @@ FLAGS = (*MLP, "--epochs", 12, "--tracker", "wandb")
 
 def halting(folder: Path, step: int) -> Path:
     """Return a recipe that waits at update `step`, so that a kill never comes too late."""
-    source = (REPOSITORY / "recipes" / "mnist_mlp.py").read_text()
     loop = "        for batch in run.batches(train_loader):\n"
     halt = f"            __import__('time').sleep(3600 * (run.progress.global_step == {step}))\n"
-    assert loop in source
-    path = folder / "mnist_mlp.py"
-    path.write_text(source.replace(loop, loop + halt))
-    return path
+    return edited("mnist_mlp", folder, (loop, loop + halt))
 
 
 @pytest.mark.slow

@@ -36,10 +36,10 @@ def test_layers_frozen_by_epoch(runner: Runner, tmp_path: Path, frozen_first: bo
     """
     prepare = "        model, optimizer, scheduler = accelerator.prepare("
     freeze_body = "        model.body.requires_grad_(False)\n" if frozen_first else ""
-    copy = edited(tmp_path, (STEP, FREEZE + STEP), (prepare, freeze_body + prepare))
+    copy = edited("mnist_mlp", tmp_path, (STEP, FREEZE + STEP), (prepare, freeze_body + prepare))
     common = (*FLAGS, "--epochs", 3, "--mixed-precision", "no", "--keep", "last", "--seed", 1)
     common += ("--keep-checkpoints", 9, "--checkpoint-every", 2)
-    two = runner.run(copy, *common, "--batch-size", 64, launcher="two")
+    two = runner.run(copy, *common, "--batch-size", 64, launcher="two forks")
     on_one = runner.run(copy, *common, "--batch-size", 64, "--gradient-accumulation-steps", 2)
     for name, value in on_one.weights().items():
         torch.testing.assert_close(two.weights()[name], value, rtol=1e-4, atol=1e-5, msg=name)
@@ -51,7 +51,7 @@ def test_layers_frozen_by_epoch(runner: Runner, tmp_path: Path, frozen_first: bo
     shutil.rmtree(again / "model")
     status = {"status": "preempted", "resumable": True, "reason": None, "global_step": 0}
     (again / "status.json").write_text(json.dumps(status))
-    runner.run(copy, "--resume", again, launcher="two", output_directory=False)
+    runner.run(copy, "--resume", again, launcher="two forks", output_directory=False)
     from safetensors.torch import load_file
 
     resumed = load_file(again / "model" / "model.safetensors")
@@ -63,7 +63,7 @@ def test_flag_that_a_copy_does_not_use_is_refused(runner: Runner, tmp_path: Path
 
     The run prints no scaled rate and saves nothing.
     """
-    copy = edited(tmp_path, (SCHEDULE, OWN_SCHEDULE))
+    copy = edited("mnist_mlp", tmp_path, (SCHEDULE, OWN_SCHEDULE))
     flags = (*FLAGS, "--max-steps", 4, "--scale-learning-rate", "linear", "--checkpoint-every", 1)
     run = runner.run(copy, *flags, "--batch-size", 128, succeeds=False)
     assert run.returncode == 1
@@ -95,12 +95,13 @@ def test_own_flag_must_be_used_somewhere(runner: Runner, tmp_path: Path, use: st
 
     The run warns if the first update does not use the flag.
     """
-    copy = edited(tmp_path, (OWN_FLAG, f"    share: float = 0.5\n{OWN_FLAG}"), USES[use])
-    launcher = "two" if use == "on one rank" else "python"
+    own_flag = (OWN_FLAG, f"    share: float = 0.5\n{OWN_FLAG}")
+    copy = edited("mnist_mlp", tmp_path, own_flag, USES[use])
+    launcher = "two forks" if use == "on one rank" else "fork"
     is_used = use != "nowhere"
     flags = (*FLAGS, "--max-steps", 3, "--batch-size", 64, "--share", 0.7)
     run = runner.run(copy, *flags, launcher=launcher, succeeds=is_used)
-    refused = "--share 0.7 was set, but nothing in mine.py had used it" in run.errors
+    refused = "--share 0.7 was set, but nothing in mnist_mlp.py had used it" in run.errors
     assert refused == (not is_used)
     named = "--share was set, but the first update did not use it" in run.output
     assert named == (use == "in the last lines")
@@ -110,20 +111,20 @@ def test_own_flag_must_be_used_somewhere(runner: Runner, tmp_path: Path, use: st
 def test_metric_with_the_name_of_a_logged_one_is_refused(runner: Runner, tmp_path: Path) -> None:
     """A copy's metric is refused at the first log line if the run logs one of the same name."""
     clashing = RECORD.replace("metrics(logits, batch)", '{"grad_norm": 3.0}')
-    copy = edited(tmp_path, (RECORD, clashing))
+    copy = edited("mnist_mlp", tmp_path, (RECORD, clashing))
     run = runner.run(copy, *FLAGS, "--max-steps", 9, succeeds=False)
     assert "the metric 'grad_norm', but the run itself already logs train/grad_norm" in run.errors
     assert "Traceback" not in run.errors
 
 
 def supervised(
-    runner: Runner, copy: Path, folder: Path, flags: tuple[object, ...], *, processes: int
+    runner: Runner, recipe: Path, folder: Path, flags: tuple[object, ...], *, processes: int
 ) -> tuple[int, str]:
     """Run the README's supervisor line; return its number of starts and its output."""
     python = str(runner.python)
     launch = [python, "-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
     launch += ["--master-port", str(free_port())] if processes > 1 else []
-    words = [*(launch if processes > 1 else [python]), str(copy), *map(str, flags)]
+    words = [*(launch if processes > 1 else [python]), str(recipe), *map(str, flags)]
     run = folder / "run"
     line = f"echo started >> {folder}/starts; {' '.join(words)} --output-dir {run} --resume auto"
     loop = f"until {line}; do grep -q '\"resumable\": true' {run}/status.json || break; done"
@@ -142,7 +143,7 @@ def test_supervisor_stops_if_ranks_enter_different_collectives(
 
     The first failure could have been a lost machine.
     """
-    copy = edited(tmp_path, (STEP, UNEVEN + STEP))
+    copy = edited("mnist_mlp", tmp_path, (STEP, UNEVEN + STEP))
     flags = (*FLAGS, "--max-steps", 8, "--collective-timeout", 20)
     starts, printed = supervised(runner, copy, tmp_path, flags, processes=2)
     assert starts == 2, printed[-3000:]
@@ -157,8 +158,8 @@ def test_supervisor_stops_if_a_file_is_in_the_way(runner: Runner, tmp_path: Path
     """The supervisor stops at once if a file is in the way; the advice is not to free space."""
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "checkpoints").write_text("a file")
-    copy = edited(tmp_path)
-    starts, printed = supervised(runner, copy, tmp_path, (*FLAGS, "--max-steps", 4), processes=1)
+    recipe = REPOSITORY / "recipes" / "mnist_mlp.py"
+    starts, printed = supervised(runner, recipe, tmp_path, (*FLAGS, "--max-steps", 4), processes=1)
     assert starts == 1, printed[-3000:]
     assert "move the file or folder that is already there" in printed
     assert "free some space" not in printed

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 
 # FSDP2 needs streams.
-@pytest.mark.parametrize(("launcher", "variant"), [("two", LIKE_APPLE), ("shards", "")])
+@pytest.mark.parametrize(("launcher", "variant"), [("two forks", LIKE_APPLE), ("two shards", "")])
 def test_two_processes_make_the_updates_of_one(
     launcher: Launcher, variant: str, runner: Runner, odd_images: Path
 ) -> None:
@@ -31,7 +31,8 @@ def test_two_processes_make_the_updates_of_one(
     words = (*flags, "--batch-size", 8)
     on_two = on_device(runner, "mnist_mlp", *words, variant=variant, launcher=launcher)
     assert on_two.config["environment"]["world_size"] == 2
-    assert on_two.config["environment"]["sharding"] == ("FSDP2" if launcher == "shards" else "no")
+    sharding = "FSDP2" if launcher == "two shards" else "no"
+    assert on_two.config["environment"]["sharding"] == sharding
     on_one = runner.shared("mnist_mlp", *flags, "--batch-size", 16)
     assert on_two.series("train/loss") == pytest.approx(on_one.series("train/loss"), rel=2e-3)
     assert on_two.summary["test/loss"] == pytest.approx(on_one.summary["test/loss"], rel=2e-3)

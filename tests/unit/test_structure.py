@@ -359,6 +359,21 @@ def test_ranks_agree_in_one_module(nodes: Nodes) -> None:
     assert users == HAS_COLLECTIVES
 
 
+def unused_parameters(test: ast.FunctionDef) -> set[str]:
+    """Return the parameters of a test that its body does not mention."""
+    nodes = [node for part in test.body for node in ast.walk(part)]
+    mentioned = {node.id for node in nodes if isinstance(node, ast.Name)}
+    return {argument.arg for argument in test.args.args} - mentioned
+
+
+def test_tests_use_their_parameters() -> None:
+    """A fixture that a test needs for its side effect is named by `pytest.mark.usefixtures`."""
+    for path in sorted((REPOSITORY / "tests").rglob("test_*.py")):
+        for node in nodes_of(path):
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+                assert not unused_parameters(node), (path, node.name)
+
+
 def test_other_code_imports_existing_modules() -> None:
     """Recipes, tests and benchmarks name only modules of `common` that exist."""
     for path in OTHERS:

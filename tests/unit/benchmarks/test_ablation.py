@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.harness.edited_recipe import edited_recipe, edited_text
+from benchmarks.harness.edited_recipe import edited_once, edited_recipe, edited_text
 from benchmarks.harness.recipe_side import load_recipe
 from benchmarks.suites.cifar10_ablation import AS_IT_IS, make_plan
 from tests.launch import REPOSITORY
@@ -47,3 +47,12 @@ def test_edits_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         assert same == recipe
     with pytest.raises(SystemExit, match="adapt the edits"), edited_recipe(recipe, {"speed": ""}):
         pass
+
+
+@pytest.mark.parametrize("text", ["rate = 2\n", "rate = 1\nrate = 1\n"])
+def test_text_that_is_not_there_once_is_refused(text: str) -> None:
+    """A mistake that is made nowhere, or twice, would not be the one that a test describes."""
+    edits = [("rate", "speed"), ("speed = 1", "speed = 2")]
+    assert edited_once("rate = 1\n", edits) == "speed = 2\n"
+    with pytest.raises(ValueError, match=r"'rate = 1' (0|2) times instead of once"):
+        edited_once(text, [("rate = 1", "rate = 3")])

@@ -192,9 +192,8 @@ def test_writer_thread_uses_the_device_of_its_rank(tmp_path: Path, device: Stand
     assert device.used[thread] == OTHER_GPU
 
 
-def test_checkpoint_from_a_gpu_is_not_changed_by_later_training(
-    tmp_path: Path, device: StandIn
-) -> None:
+@pytest.mark.usefixtures("device")
+def test_checkpoint_from_a_gpu_is_not_changed_by_later_training(tmp_path: Path) -> None:
     """The writer waits for the copies. Frozen weights are copied once."""
     checkpoints = checkpoints_in(tmp_path, keep=2, device=GPU)
     for step in (1, 2):

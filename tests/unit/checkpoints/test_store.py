@@ -25,8 +25,8 @@ from common.checkpoints.store import Checkpoints, Contents
 from common.checkpoints.tensors import read_tensors, write_tensors
 from common.errors import LostProcessError, UserError
 from common.run_directory.records import Receipt
+from tests.damage import Payload
 from tests.unit.checkpoint_store import checkpoints_in, choose, newest_whole
-from tests.unit.damage import Payload
 from tests.unit.manifest_facts import identity_at
 
 

@@ -15,7 +15,7 @@ from common.checkpoints.tensors import read_tensors, write_in_turn, write_tensor
 from common.errors import UserError
 from common.storage.files import sync
 from common.storage.json_files import write_json
-from tests.unit.damage import Payload
+from tests.damage import Payload
 
 
 def test_tensors_are_read_as_they_were_written(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def test_changed_data_is_decoded_again(tmp_path: Path) -> None:
     assert len(data.splits["train"]) == 27
 
 
-def test_cache_depends_on_size_and_data(tmp_path: Path) -> None:
+def test_cache_depends_on_size_and_data() -> None:
     """Another size or data set has another cache."""
     source = find_named("digits", None)
     assert cache_folder(source, size=8) == cache_folder(source, size=8)

@@ -122,7 +122,7 @@ def test_data_without_text_are_refused(tmp_path: Path) -> None:
     assert "--text-columns" in refusal(lambda: text(folder))
 
 
-def test_synthetic_data_are_images_only(tmp_path: Path) -> None:
+def test_synthetic_data_are_images_only() -> None:
     """`synthetic` makes images of any size, and is refused as text."""
     source = find_named("synthetic", None)
     data = images(Path("synthetic"), image_size=12)

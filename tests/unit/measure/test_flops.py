@@ -1,15 +1,22 @@
-"""Counting operations of models whose tensors or modules have several names."""
+"""Operations of a sample: counted on shapes or on real samples, for models of any kind."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
+from transformers import BertConfig, BertForSequenceClassification
 
-from common.data.samples import TensorSamples
-from common.measure.flops import training_flops, training_flops_of_real_samples
+from common.data.images import CachedImages
+from common.data.samples import DatasetSamples, TensorSamples
+from common.data.text import CachedText
+from common.measure.flops import TrainingFlops, training_flops, training_flops_of_real_samples
+from recipes.bert import compute_loss as bert_loss
+from recipes.mnist_mlp import MLP
+from recipes.mnist_mlp import compute_loss as mlp_loss
 
 SIZE = 6
 CLASSES = 6
@@ -56,3 +63,107 @@ def test_counting_operations_leaves_the_model_unchanged(sharing: str, count: Any
     assert all(after[name] is tensor for name, tensor in before.items())
     assert all(parameter.grad is None for parameter in model.parameters())
     assert model(torch.randn(2, SIZE)).device.type == "cpu"
+
+
+def test_operations_of_an_mlp_match_a_count_by_hand() -> None:
+    """A weight costs 2 operations forward and 4 backward, but 2 backward in the first layer."""
+    model = MLP(28 * 28, [512, 512], 10, dropout=0.0)
+    images = np.zeros((4, 28, 28, 1), dtype=np.uint8)
+    samples = CachedImages(images, np.zeros(4, dtype=np.int64), [0.1], [0.3], torch.float32)
+    weights = [28 * 28 * 512, 512 * 512, 512 * 10]
+    expected = 6 * sum(weights) - 2 * weights[0]
+    before = {name: weight.clone() for name, weight in model.named_parameters()}
+    counted = training_flops(model, mlp_loss, samples)
+    assert counted == TrainingFlops(expected)
+    assert all(weight.grad is None for weight in model.parameters())
+    assert all(torch.equal(weight, before[name]) for name, weight in model.named_parameters())
+
+
+def test_operations_of_bert_depend_on_the_length() -> None:
+    """Matrices and attention are extrapolated to lengths that were never counted."""
+    width = 32
+    layers = 3
+    inner = 64
+    config = BertConfig(
+        vocab_size=50,
+        hidden_size=width,
+        num_hidden_layers=layers,
+        num_attention_heads=2,
+        intermediate_size=inner,
+        num_labels=2,
+    )
+    model = BertForSequenceClassification(config)
+    nothing = np.zeros(2, dtype=np.int64)
+    samples = CachedText(
+        np.zeros(9, dtype=np.int32), np.array([0, 4, 9]), nothing, nothing, token_positions=None
+    )
+    counted = training_flops(model, bert_loss, samples)
+    length = 100
+    matrices = layers * (4 * width**2 + 2 * width * inner) * length
+    products = layers * 2 * length**2 * width
+    head = width**2 + 2 * width
+    expected = 6 * (matrices + products + head)
+    assert counted.total(1, length, length**2) == pytest.approx(expected, rel=1e-9)
+    assert model.training
+    assert model.config._attn_implementation == "sdpa"
+
+
+class MaskedSum(nn.Module):
+    """Two linear layers over the points that a 2-D mask selects, with buffers and noise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, 8)
+        self.second = nn.Linear(8, 2)
+        self.norm = nn.BatchNorm1d(8)
+        self.register_buffer("calls", torch.zeros((), dtype=torch.long))
+
+    def forward(self, points: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """Return logits of shape [selected points, 2]."""
+        self.calls += 1
+        hidden = self.norm(self.first(points)[mask])
+        return self.second(hidden + 0.1 * torch.randn_like(hidden))
+
+
+def masked_loss(model: Any, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a loss, and the logits."""
+    logits = model(batch["points"], batch["mask"])
+    return logits.square().mean(), logits
+
+
+def test_operations_of_a_data_dependent_model_are_counted() -> None:
+    """Shapes are not enough, so real samples are counted, and the model stays unchanged."""
+    model = MaskedSum()
+    count = 4
+    model.norm.eval()
+    mask = torch.zeros(count, 5, dtype=torch.bool)
+    mask[:, :3] = True
+    samples = TensorSamples(points=torch.randn(count, 5, 3), mask=mask)
+    with pytest.raises(NotImplementedError):
+        training_flops(model, masked_loss, samples)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    generator = torch.get_rng_state()
+    counted = training_flops_of_real_samples(model, masked_loss, samples, torch.device("cpu"))
+    # The first layer needs no gradient of its input.
+    assert counted == TrainingFlops(4 * 5 * 3 * 8 + 6 * 3 * 8 * 2)
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert model.training
+    assert not model.norm.training
+
+
+@pytest.mark.parametrize("count", [training_flops, training_flops_of_real_samples])
+def test_operations_depend_on_the_lengths_of_samples(count: Any) -> None:
+    """A cost per token extrapolates to lengths that were never counted."""
+    layer = nn.Linear(3, 2)
+    lengths = [2, 9, 4, 7, 5, 3]
+    samples = DatasetSamples([{"points": torch.ones(length, 3)} for length in lengths])
+    samples.lengths = np.array(lengths)
+    devices = [torch.device("cpu")] if count is training_flops_of_real_samples else []
+
+    def loss_of(model: Any, batch: Any) -> tuple[torch.Tensor, None]:
+        return model(batch["points"]).sum(), None
+
+    counted = count(layer, loss_of, samples, *devices)
+    assert counted.total(1, 100, 100**2) == pytest.approx(100 * 4 * 3 * 2)

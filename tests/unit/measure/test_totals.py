@@ -20,6 +20,7 @@ from common.measure.training_sums import TrainingSums
 from common.ranks.agreement import gather_numbers
 from common.system.devices import trials
 from common.training.loss_scale import SharedScaler
+from tests.ranks import alone
 
 CPU = torch.device("cpu")
 ACCURACY = 1e-13  # of a total, relative to the sum of absolute values
@@ -46,12 +47,6 @@ def value(total: Any) -> float:
     assert isinstance(total, totals.PairTotal)
     assert total.high.dtype == total.low.dtype == torch.float32
     return float(totals.on_host({"total": total})["total"])
-
-
-def alone() -> Any:
-    return SimpleNamespace(
-        device=CPU, num_processes=1, reduce=lambda values, how: values, gather=lambda values: values
-    )
 
 
 @given(st.lists(floats, max_size=200))

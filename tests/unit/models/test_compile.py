@@ -12,7 +12,6 @@ from common.config import TrainingConfig
 from common.errors import UserError
 from common.models import compile as compile_module
 from common.models.compile import as_written, compile_layers, compile_model, is_compiled
-from tests.cuda_stand_in import Cuda
 
 # The first compilation imports Inductor, and with it modules of torch that use what torch itself
 # calls deprecated.
@@ -69,11 +68,11 @@ def test_cpu_model_is_compiled_without_cuda_graphs() -> None:
     ("processes", "accumulation", "mode"),
     [("1", 1, "reduce-overhead"), ("2", 1, None), ("1", 2, None)],
 )
+@pytest.mark.usefixtures("cuda")
 def test_cuda_graphs_are_for_one_process_without_accumulation(
     processes: str,
     accumulation: int,
     mode: str | None,
-    cuda: Cuda,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -93,7 +93,7 @@ def test_shape_that_does_not_fit_is_named(published: Path, tmp_path: Path) -> No
         initial_facts(str(tmp_path))
 
 
-def test_weights_without_a_head_can_be_loaded(published: Path, tmp_path: Path) -> None:
+def test_weights_without_a_head_can_be_loaded(published: Path) -> None:
     """Backbones are published this way."""
     weights = {n: v for n, v in load_file(published / "model.safetensors").items() if n[:2] != "fc"}
     save_file(weights, published / "model.safetensors")
@@ -208,7 +208,7 @@ def test_hidden_layer_of_another_width_is_refused(tmp_path: Path) -> None:
         load_initial(TwoHeads(5, hidden=5), config(run), list("vwxyz"))
 
 
-def test_weights_of_another_architecture_are_refused(published: Path, tmp_path: Path) -> None:
+def test_weights_of_another_architecture_are_refused(published: Path) -> None:
     """The message says so instead of naming the first missing tensor."""
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 3))
     with pytest.raises(

@@ -436,7 +436,7 @@ def test_flags_of_a_recipe_may_be_added_and_removed(
     assert (config.seed, config.num_threads) == (4, None)
 
 
-def test_commands_in_advice_can_be_pasted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_commands_in_advice_can_be_pasted(monkeypatch: pytest.MonkeyPatch) -> None:
     """A shell takes a path with a space or another of its signs as one word."""
     run = write_run(Path("runs/my run; $HOME"), MLP(epochs=3))
     with pytest.raises(UserError) as refused:

@@ -105,7 +105,8 @@ def test_cpu_is_no_accelerator() -> None:
     assert devices.device_name(CPU).endswith(" cores")
 
 
-def test_bare_device_lacks_everything(module: SimpleNamespace) -> None:
+@pytest.mark.usefixtures("module")
+def test_bare_device_lacks_everything() -> None:
     """A backend may have no function at all.
 
     Then every capability is absent, and no error is raised.
@@ -133,9 +134,8 @@ def test_bare_device_lacks_everything(module: SimpleNamespace) -> None:
     devices.use(OTHER)
 
 
-def test_capabilities_are_tried_once(
-    module: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("module")
+def test_capabilities_are_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Later questions cost no work on the device."""
     trials: list[object] = []
 
@@ -264,9 +264,8 @@ def test_device_with_streams_is_awaited_by_its_stream(
     assert waits == ["stream"]
 
 
-def test_one_stream_under_two_names_is_no_second_stream(
-    module: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("module")
+def test_one_stream_under_two_names_is_no_second_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     """A device that returns its only stream as a new one cannot copy during training."""
 
     def stream(number: int) -> Any:
@@ -295,8 +294,9 @@ def test_one_stream_under_two_names_is_no_second_stream(
 
 
 @pytest.mark.parametrize("is_pinned", [False, True])
+@pytest.mark.usefixtures("module")
 def test_copies_without_pinned_memory_are_waited_for(
-    is_pinned: bool, module: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+    is_pinned: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The host waits for such copies, so that it can't change memory before it is read."""
     copies: list[bool] = []
@@ -315,7 +315,8 @@ def test_copies_without_pinned_memory_are_waited_for(
 # --- memory
 
 
-def test_device_without_memory_figures_reports_the_host(module: SimpleNamespace) -> None:
+@pytest.mark.usefixtures("module")
+def test_device_without_memory_figures_reports_the_host() -> None:
     """No figure claims to be the device's."""
     assert memory.memory_used(OTHER).keys() == {"memory/host_rss_mib"}
     assert memory.device_memory(OTHER) == memory.device_memory(CPU)

@@ -29,13 +29,15 @@ def test_versions_leave_out_packages_that_are_not_installed(
 
 def test_commit_is_that_of_this_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A hook of git sets `GIT_DIR`, which names the repository of the hook."""
-    commit = facts.git_commit()
-    other = tmp_path / "other"
-    other.mkdir()
-    (other / "file").write_text("text")
-    commit_all(other)
-    monkeypatch.setenv("GIT_DIR", str(other / ".git"))
-    assert facts.git_commit() == commit
+    commits = []
+    for name in ("library", "hook"):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "file").write_text(name)
+        commits.append(commit_all(folder))
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "hook" / ".git"))
+    monkeypatch.setattr(facts, "__file__", str(tmp_path / "library" / "facts.py"))
+    assert facts.git_commit() == commits[0]
 
 
 def test_repository_without_a_commit_has_none(

@@ -1,4 +1,4 @@
-"""Failing trackers, modes of W&B, and its panels."""
+"""The log of a run: trackers that fail, and evaluations that are printed."""
 
 from __future__ import annotations
 
@@ -8,19 +8,12 @@ from types import SimpleNamespace
 from typing import Any, get_args, get_type_hints
 
 import pytest
-import torch
 
 from common.config import TrainingConfig
-from common.data.images import StreamedImages
-from common.data.text import StreamedText
 from common.measure.sums import Evaluation
 from common.track.log import Log
 from common.track.trackers import TRACKERS
 from common.track.trackers.tracker import Command, Tracker, TrackerSettingsError
-from common.track.trackers.wandb_environment import wandb_mode
-from common.track.trackers.wandb_panels import confusion, content_reader
-
-KEY = "0badc0de" * 5  # W&B expects a key of this length
 
 
 class Refusing(Tracker):
@@ -58,25 +51,6 @@ def log_with(tracker: Tracker, folder: Path) -> Log:
     return log
 
 
-def test_confusion_of_many_classes_lists_pairs() -> None:
-    """The most frequent confusions are listed where a matrix would be too large."""
-    counts = torch.eye(100) * 5
-    counts[3, 4] = 2
-    counts[70, 2] = 9
-    table = confusion(counts, [f"class {i}" for i in range(100)])
-    assert table.data == [["class 70", "class 2", 9], ["class 3", "class 4", 2]]
-
-
-def test_streamed_samples_are_not_shown(tmp_path: Path) -> None:
-    """They are not stored, so there is no table of mistakes."""
-    rows: Any = SimpleNamespace(blocks=None)
-    data: Any = SimpleNamespace(tokenizer_folder=tmp_path)
-    decode: Any = None  # nothing is decoded
-    images = StreamedImages(rows, decode, [0.5], [0.25], torch.float32)
-    assert content_reader(images, data) is None
-    assert content_reader(StreamedText(rows, tmp_path, 8, None), data) is None
-
-
 def test_failing_panel_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Metrics are still sent."""
     tracker = Refusing()
@@ -91,15 +65,6 @@ def test_each_choice_of_a_tracker_has_a_class() -> None:
     """Each choice of `--tracker` has a class, except none."""
     choices = get_args(get_type_hints(TrainingConfig)["tracker"])
     assert [*TRACKERS, "none"] == [*choices]
-
-
-@pytest.mark.parametrize("mode", ["disabled", "offline", "online"])
-def test_wandb_mode_is_honoured(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`WANDB_MODE` decides, with or without a key."""
-    monkeypatch.setenv("WANDB_MODE", mode)
-    for key in ("", KEY):
-        monkeypatch.setenv("WANDB_API_KEY", key)
-        assert wandb_mode()[0] == mode
 
 
 def test_failing_tracker_never_stops_a_run(

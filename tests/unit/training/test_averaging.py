@@ -21,7 +21,7 @@ def test_frozen_layers_are_trained_as_on_one_process(runner: Runner, cases: Any)
     """Random cases freeze layers before or after `prepare`, at any update, with or without
     accumulation. Drifted weights and a layer without a gradient give one sentence.
     """
-    run = runner.run(SCRIPT, *cases, launcher="two", output_directory=False)
+    run = runner.run(SCRIPT, *cases, launcher="two forks", output_directory=False)
     assert f"{cases[1] - cases[0]} cases agree" in run.output
 
 

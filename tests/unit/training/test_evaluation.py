@@ -64,7 +64,7 @@ def on_rank(rank: int, folder: Path) -> None:
 def test_buffers_of_two_processes_are_averaged_in_one_call(runner: Runner, tmp_path: Path) -> None:
     """The result equals that of separate averages, and integers stay as they are."""
     ranks_of_this_file = runner.run(
-        Path(__file__), tmp_path, launcher="two", output_directory=False, succeeds=False
+        Path(__file__), tmp_path, launcher="two forks", output_directory=False, succeeds=False
     )
     assert ranks_of_this_file.returncode == 0, ranks_of_this_file.errors
     ranks = [dict(network(rank).named_buffers()) for rank in range(2)]

@@ -105,7 +105,7 @@ def test_gradients_equal_those_of_one_process(runner: Runner, tmp_path: Path) ->
     only.
     """
     ranks_of_this_file = runner.run(
-        Path(__file__), tmp_path, launcher="two", output_directory=False, succeeds=False
+        Path(__file__), tmp_path, launcher="two forks", output_directory=False, succeeds=False
     )
     assert ranks_of_this_file.returncode == 0, ranks_of_this_file.errors
     model, batches = model_and_batches()

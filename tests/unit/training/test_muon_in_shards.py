@@ -44,7 +44,7 @@ def on_rank(rank: int, folder: Path) -> None:
 def test_sharded_filters_have_the_directions_of_whole_ones(runner: Runner, tmp_path: Path) -> None:
     """The bits are equal on two ranks, and each filter is gathered once."""
     ranks_of_this_file = runner.run(
-        Path(__file__), tmp_path, launcher="two", output_directory=False, succeeds=False
+        Path(__file__), tmp_path, launcher="two forks", output_directory=False, succeeds=False
     )
     assert ranks_of_this_file.returncode == 0, ranks_of_this_file.errors
 

@@ -12,7 +12,7 @@ import pytest
 
 from common.errors import UserError
 from common.tools.compare.command import main
-from tests.unit.damage import broken, wrong
+from tests.damage import broken, wrong
 from tests.unit.tools.compare.run_folders import rows, write_run
 
 NAMES = ("config.json", "status.json", "summary.json", "metrics.jsonl")

@@ -26,7 +26,7 @@ from common.tools.predict.command import main, use_device
 from common.tools.predict.inputs import read_inputs
 from common.tools.predict.predictor import Predictor
 from common.tools.recipe import load_recipe
-from tests.unit.damage import wrong
+from tests.damage import wrong
 
 RECIPE = '''
 from common.config import TrainingConfig
@@ -280,7 +280,7 @@ def test_benchmark_reports_consistent_figures(
     assert (result["batch_size"], result["mixed_precision"]) == (8, "no")
 
 
-def test_only_the_named_recipe_is_executed(run: Path, recipe: Path, tmp_path: Path) -> None:
+def test_only_the_named_recipe_is_executed(run: Path, recipe: Path) -> None:
     """A foreign recipe must be passed as `--recipe`, and code in the run's folder is not run."""
     for place in (run, run / "model"):
         (place / "train.py").write_text("raise AssertionError('it was run')")
@@ -347,10 +347,10 @@ def test_only_the_named_recipe_is_executed(run: Path, recipe: Path, tmp_path: Pa
         (("run", "train.py", "--recipe", "none.py"), r"there is no file none\.py"),
     ],
 )
+@pytest.mark.usefixtures("run")
 def test_mistakes_are_sentences(
     arguments: tuple[str, ...],
     message: str,
-    run: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -12,7 +12,7 @@ from common.tools.prove.causes import cause_of_lost_value, causes_after_resume, 
 from common.tools.prove.differences import first_difference
 from common.tools.prove.records.observed_run import ObservedProcess
 from common.tools.prove.records.run_records import OF_RECIPE, Description, MicroBatch, ValueType
-from tests.unit.tools.prove.made_up_trainings import UPDATES, changed, launch, run
+from tests.unit.tools.prove.made_up_training import UPDATES, changed, launch, run
 
 DESCRIBED = {
     "ema": Description(type="stateful", text="Average with state_dict, local variable of main()"),

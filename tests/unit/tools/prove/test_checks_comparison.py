@@ -19,7 +19,7 @@ from common.tools.prove.pairs import RunPair
 from common.tools.prove.records.base import ObservedRecord
 from common.tools.prove.records.instrument_records import MixingModule, SampleMixing
 from common.tools.prove.records.observed_run import ObservedRun
-from tests.unit.tools.prove.made_up import (
+from tests.unit.tools.prove.made_up_records import (
     evaluated,
     micro_batch,
     optimizer_step,

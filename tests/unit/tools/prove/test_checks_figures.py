@@ -43,7 +43,7 @@ from common.tools.prove.records.instrument_records import (
 from common.tools.prove.records.observed_run import ObservedRun
 from common.tools.prove.training_losses import checked_losses
 from common.tools.prove.training_metrics import checked_metrics
-from tests.unit.tools.prove.made_up import evaluated, recorded, run_with, started
+from tests.unit.tools.prove.made_up_records import evaluated, recorded, run_with, started
 
 
 def outcomes_with(

@@ -19,8 +19,9 @@ from common.tools.prove.margins import (
     improvement,
 )
 from common.tools.prove.outcomes import SampleOutcome, SplitPass
-from common.tools.prove.records.observed_run import AnyObservedRecord, ObservedProcess, ObservedRun
-from tests.unit.tools.prove.made_up_trainings import evaluated, run, started
+from common.tools.prove.records.base import ObservedRecord, Phase
+from common.tools.prove.records.observed_run import ObservedRun
+from tests.unit.tools.prove.made_up_records import evaluated, run_with, started
 
 ACCURACY = Objective("accuracy", "max")
 SAMPLES = 400
@@ -45,12 +46,11 @@ class MadeUpBench:
 
 def observed_run(accuracies: Sequence[float]) -> ObservedRun:
     """Return a run whose first accuracy is that before training."""
-    sizes = {"train": 14, "validation": SAMPLES}
-    records: list[AnyObservedRecord] = [started().model_copy(update={"split_sizes": sizes})]
+    records: list[ObservedRecord] = [started(evaluation_samples=SAMPLES)]
     for number, accuracy in enumerate(accuracies):
-        phase = "validation" if number else "rehearsal"
-        records.append(evaluated(number, accuracy, phase))
-    return run(ObservedProcess(0, 0, tuple(records)))
+        phase: Phase = "validation" if number else "rehearsal"
+        records.append(evaluated({"accuracy": accuracy}, number, phase))
+    return run_with(records)
 
 
 @pytest.mark.parametrize(
@@ -93,9 +93,9 @@ def test_final_evaluation_may_be_of_the_best_model() -> None:
     """Without a test split, it is on the validation split. The last model was evaluated before."""
     last = observed_run([0.3, 0.5, 0.3])
     (process,) = last.processes
-    records = (*process.records, evaluated(2, 0.5, "final"))
+    records = (*process.records, evaluated({"accuracy": 0.5}, 2, "final"))
     bench: Any = MadeUpBench([], [0.3, 0.3], {"--epochs": ["3"]})
-    bench.runs["learning"] = run(ObservedProcess(0, 0, records))
+    bench.runs["learning"] = run_with(records)
     assert check_learning(bench).passed is False
 
 

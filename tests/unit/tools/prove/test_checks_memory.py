@@ -16,7 +16,7 @@ from common.tools.prove.checks.memory import MAX_GROWTH, MEBIBYTE, verdict_of
 from common.tools.prove.instruments.holders import holder_in_words
 from common.tools.prove.instruments.memory import bytes_in_use, live_tensors, storage_bytes
 from common.tools.prove.records.instrument_records import GrowingTensors, MemoryInUse
-from tests.unit.tools.prove.made_up import run_with
+from tests.unit.tools.prove.made_up_records import run_with
 
 KEPT: list[torch.Tensor] = []
 

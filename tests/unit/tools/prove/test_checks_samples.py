@@ -10,7 +10,7 @@ from common.tools.prove.checks.samples import causes_of, completed_epochs
 from common.tools.prove.records.base import ObservedRecord
 from common.tools.prove.records.instrument_records import MissingRows, UnusedRows
 from common.tools.prove.records.observed_run import ObservedRun
-from tests.unit.tools.prove.made_up import (
+from tests.unit.tools.prove.made_up_records import (
     evaluated,
     evaluation_batch,
     micro_batch,

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from common.tools.prove.checks.waits import verdict_of
 from common.tools.prove.instruments.waits import WaitObserver
 from common.tools.prove.records.instrument_records import Wait
-from tests.unit.tools.prove.made_up import run_with
+from tests.unit.tools.prove.made_up_records import run_with
 
 
 def wait_note(step: int, *, is_logged: bool = False) -> Wait:

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from common.tools.prove.differences import COMPARED_FIELDS, first_difference
 from common.tools.prove.records.observed_run import AnyObservedRecord, ObservedProcess
-from tests.unit.tools.prove.made_up_trainings import UPDATES, changed, evaluated, launch, run, saved
+from tests.unit.tools.prove.made_up_records import evaluated
+from tests.unit.tools.prove.made_up_training import UPDATES, changed, launch, run, saved
 
 REFERENCE = run(launch(0))
 OTHERS = {
@@ -69,7 +70,7 @@ def test_saves_before_and_after_an_evaluation_are_told_apart(first_step: int) ->
         start = launch(launch_number, first)
         before = saved(UPDATES)
         after = before.model_copy(update={"parts": {**before.parts, "best evaluation": "new"}})
-        evaluation = evaluated(UPDATES, 1.0)
+        evaluation = evaluated({"accuracy": 1.0}, UPDATES)
         # The made-up launch ends with an evaluation and a save of its own.
         others = [record for record in start.records if record.step < UPDATES]
         saves = [before] if has_first_save else []

@@ -45,15 +45,8 @@ from common.tools.prove.report import badge, rows_of_checks, show_report
 from common.tools.rows import first_differing_row
 from tests.git_repository import commit_all
 from tests.launch import REPOSITORY
-from tests.unit.tools.prove.made_up_trainings import (
-    UPDATES,
-    evaluated,
-    launch,
-    recorded,
-    run,
-    saved,
-    started,
-)
+from tests.unit.tools.prove.made_up_records import evaluated, recorded, started
+from tests.unit.tools.prove.made_up_training import UPDATES, launch, run, saved
 
 
 def test_flags_of_the_user_have_precedence() -> None:
@@ -219,7 +212,7 @@ def test_interruptions_that_did_not_happen_are_named_in_words() -> None:
 
 def test_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
     """A kill may come in the middle of a line. Any other damage is an error."""
-    records = [started(), saved(3), evaluated(3, 0.5)]
+    records = [started(), saved(3), evaluated({"accuracy": 0.5}, 3)]
     lines = b"".join(map(line_of, records))
     path = tmp_path / "launch-0-rank-0.jsonl"
     path.write_bytes(lines + line_of(saved(6))[:-9])
@@ -233,7 +226,7 @@ def test_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
 @given(st.floats(), st.floats())
 def test_any_number_of_a_record_is_read_as_it_was_written(loss: float, figure: float) -> None:
     """A loss of NaN is a result of a run, not damage."""
-    written = [recorded(0).model_copy(update={"loss": loss}), evaluated(1, figure)]
+    written = [recorded(0, loss=loss), evaluated({"accuracy": figure})]
     for record in written:
         assert repr(RECORD.validate_json(line_of(record))) == repr(record)
 

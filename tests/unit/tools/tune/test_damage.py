@@ -20,7 +20,7 @@ from common.tools.tune.search import Search
 from common.tools.tune.settings import SearchSettings
 from common.tools.tune.space import parse_space
 from common.tools.tune.study import open_study, using_study
-from tests.unit.damage import broken, wrong
+from tests.damage import broken, wrong
 from tests.unit.tools.compare.run_folders import write_run
 from tests.unit.tools.tune.test_search import STUB
 

@@ -391,9 +391,7 @@ def test_search_whose_first_trials_all_fail_stops(tmp_path: Path) -> None:
     assert states(study) == ["FAIL"] * 3
 
 
-def test_trial_that_is_killed_is_explained(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_trial_that_is_killed_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The message has the signal and the last line that the trial printed."""
     script = tmp_path / "dying.py"
     dying = "    print('about to die', flush=True)\n    os.kill(os.getpid(), signal.SIGKILL)\n"

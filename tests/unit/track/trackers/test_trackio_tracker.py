@@ -210,8 +210,9 @@ def test_missing_package_is_a_sentence(
     )
 
 
+@pytest.mark.usefixtures("trackio")
 def test_folder_that_cannot_be_written_is_a_sentence(
-    trackio: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """trackio's own thread would lose the rows."""
     (tmp_path / "trackio").write_text("a file where the folder should be")

@@ -5,12 +5,10 @@ from __future__ import annotations
 import subprocess
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import psutil
 import pytest
 
-from common.track.trackers import wandb_environment
 from common.track.trackers import wandb_service as service
 from common.track.trackers.wandb_service import ServiceWatch
 
@@ -78,30 +76,3 @@ def test_error_without_a_service_stays_as_it_is(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(ValueError, match="of the call"), watch.limited():
         raise ValueError("of the call")
     watch.has_ended_service = True  # ends the thread
-
-
-@pytest.mark.parametrize("ending", ["file", "file/folder", "nul\0"])
-def test_wandb_dir_that_cannot_be_written_is_reported(
-    ending: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """W&B itself would silently use a folder for temporary files."""
-    (tmp_path / "file").touch()
-    monkeypatch.setattr(wandb_environment.os, "environ", {"WANDB_DIR": f"{tmp_path}/{ending}"})
-    assert wandb_environment.wandb_folder(tmp_path / "run") == tmp_path / "run"
-    output = capsys.readouterr().out
-    assert output.startswith("WANDB_DIR ")
-    assert output.endswith(f"W&B writes to {tmp_path}/run\n")
-    assert "\0" not in output
-
-
-def test_wandb_dir_that_can_be_written_is_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """WANDB_DIR is created if it is missing, and nothing is left in it."""
-    monkeypatch.setenv("WANDB_DIR", str(tmp_path / "new"))
-    assert wandb_environment.wandb_folder(tmp_path / "run") == tmp_path / "new"
-    assert not [*(tmp_path / "new").iterdir()]
-    assert capsys.readouterr().out == ""

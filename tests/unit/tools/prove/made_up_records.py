@@ -1,4 +1,4 @@
-"""Made-up observations of runs, for tests of checks without any training."""
+"""Made-up records of observed runs, and runs of them, for tests without any training."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from common.tools.prove.records.run_records import (
 
 def started(
     *,
+    step: int = 0,
     accumulation: int = 1,
     batch_size: int = 4,
     world_size: int = 1,
@@ -29,9 +30,9 @@ def started(
     training_samples: int = 10,
     evaluation_samples: int = 5,
 ) -> Started:
-    """Return the record of a run that has started."""
+    """Return the record of a run that has started, at a step above 0 if it was resumed."""
     return Started(
-        step=0,
+        step=step,
         world_size=world_size,
         total_steps=total_steps,
         updates_per_epoch=updates_per_epoch,
@@ -54,15 +55,18 @@ def micro_batch(
     samples: Sequence[int] = (0, 1, 2, 3),
     epoch: int = 0,
     generators: Mapping[str, str] | None = None,
+    batch: str = "b",
+    parts: Mapping[str, str] | None = None,
 ) -> MicroBatch:
+    """Return the record of a micro-batch. Digests may be any text."""
     return MicroBatch(
         step=step,
         micro_batch=number,
         epoch=epoch,
         samples=[*samples],
-        batch="b",
+        batch=batch,
         generators=dict(generators or {"torch": "t"}),
-        parts={},
+        parts=dict(parts or {}),
         state={},
         gone=[],
         described={},

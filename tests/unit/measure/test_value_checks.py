@@ -1,0 +1,51 @@
+"""Values that a recipe measures are numbers, or a sentence names the call and the value."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from common.errors import UserError
+from common.measure.sums import Sums
+from common.measure.training_sums import TrainingSums
+from common.measure.value_checks import figure
+from tests.ranks import alone
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ("0.5", "got 'kl' as a value of type str"),
+        (None, "got 'kl' as a value of type NoneType"),
+        ([1.0], "got 'kl' as a value of type list"),
+        (torch.tensor(1j), "got a complex number as the value of 'kl'"),
+    ],
+)
+def test_metric_that_is_no_number_is_refused(value: Any, problem: str) -> None:
+    """The message names the call and the metric."""
+    with pytest.raises(UserError, match=f"run.record {problem}"):
+        TrainingSums(torch.device("cpu"), 1).add(torch.tensor(1.0), {"kl": value})
+    with pytest.raises(UserError, match=f"sums.add {problem}"):
+        Sums(alone()).add(1, kl=value)
+    with pytest.raises(UserError, match=f"sums.record {problem}"):
+        Sums(alone()).record(0.5, {"kl": value}, 1)
+
+
+@pytest.mark.parametrize(
+    ("value", "words", "advice"),
+    [
+        (torch.ones(3), "of type Tensor of shape (3,) as 'x'", ", such as value.mean()"),
+        (np.ones((2, 2)), "of type ndarray of shape (2, 2) as 'x'", ", such as value.mean()"),
+        ("good", "of type str as 'x' instead", ""),
+        (None, "of type NoneType as 'x' instead", ""),
+    ],
+)
+def test_figure_that_is_no_number_is_refused(value: Any, words: str, advice: str) -> None:
+    """Only tensors and arrays have a mean."""
+    with pytest.raises(UserError) as refused:
+        figure("x", value)
+    assert words in refused.value.problem
+    assert refused.value.advice == f"return one number for each name{advice}"
