@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 from benchmarks.harness.isolation import default_device
 from benchmarks.peer_loops.textbook import ACCELERATE_PRECISIONS
 from benchmarks.peer_loops.watch import Watch, classification_figures
 
 if TYPE_CHECKING:
+    from accelerate import Accelerator
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
 NO_TEXT = ("label", "idx")  # columns
@@ -105,33 +107,15 @@ def train_accelerate(
 ) -> nn.Module:
     """Fine-tune with a loop after Accelerate's `examples/nlp_example.py`."""
     from accelerate import Accelerator
-    from torch.utils.data import DataLoader
-    from transformers import AutoTokenizer, get_linear_schedule_with_warmup, set_seed
+    from transformers import get_linear_schedule_with_warmup, set_seed
 
     accelerator = Accelerator(
         cpu=default_device().type == "cpu",
         mixed_precision=ACCELERATE_PRECISIONS.get(training.precision, training.precision),
     )
     set_seed(seed)
-    tokenizer = AutoTokenizer.from_pretrained(splits.checkpoint)
-    data = splits.tokenized(tokenizer, training)
-    is_low_precision = accelerator.mixed_precision != "no"
-
-    def collate(samples: list[dict[str, Any]]) -> Any:
-        return tokenizer.pad(
-            samples,
-            padding="longest",
-            pad_to_multiple_of=MULTIPLE_IN_LOW_PRECISION if is_low_precision else None,
-            return_tensors="pt",
-        )
-
-    train_loader: Any = DataLoader(
-        data["train"], training.batch_size, shuffle=True, collate_fn=collate, drop_last=True
-    )
-    evaluation_loader: Any = DataLoader(
-        data["evaluated"], training.evaluation_batch_size, collate_fn=collate
-    )
-    model: Any = splits.build_model(max(data["train"]["labels"]) + 1)
+    train_loader, evaluation_loader, classes = text_loaders(accelerator, training, splits)
+    model: Any = splits.build_model(classes)
     optimizer = torch.optim.AdamW(model.parameters(), lr=training.learning_rate)
     scheduler = get_linear_schedule_with_warmup(
         optimizer,
@@ -152,19 +136,50 @@ def train_accelerate(
             if not watch.update(*count_of(batch)):
                 break
         watch.evaluate()
-        model.eval()
-        predicted: list[np.ndarray] = []
-        labels: list[np.ndarray] = []
-        for batch in evaluation_loader:
-            with torch.no_grad():
-                predictions = model(**batch).logits.argmax(-1)
-            gathered = accelerator.gather_for_metrics((predictions, batch["labels"]))
-            predicted.append(gathered[0].cpu().numpy())
-            labels.append(gathered[1].cpu().numpy())
-        figures = classification_figures(np.concatenate(predicted), np.concatenate(labels))
-        if not watch.evaluated(figures):
+        if not watch.evaluated(figures_of(model, evaluation_loader, accelerator)):
             break
     return accelerator.unwrap_model(model)
+
+
+def text_loaders(
+    accelerator: Accelerator, training: TextTraining, splits: TextSplits
+) -> tuple[Any, Any, int]:
+    """Return the loaders for training and evaluation, and the number of classes."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(splits.checkpoint)
+    data = splits.tokenized(tokenizer, training)
+    is_low_precision = accelerator.mixed_precision != "no"
+
+    def collate(samples: list[dict[str, Any]]) -> Any:
+        return tokenizer.pad(
+            samples,
+            padding="longest",
+            pad_to_multiple_of=MULTIPLE_IN_LOW_PRECISION if is_low_precision else None,
+            return_tensors="pt",
+        )
+
+    train_loader = DataLoader(
+        data["train"], training.batch_size, shuffle=True, collate_fn=collate, drop_last=True
+    )
+    evaluation_loader = DataLoader(
+        data["evaluated"], training.evaluation_batch_size, collate_fn=collate
+    )
+    return train_loader, evaluation_loader, max(data["train"]["labels"]) + 1
+
+
+def figures_of(model: Any, loader: Any, accelerator: Accelerator) -> dict[str, float]:
+    """Evaluate the prepared model on all batches of a prepared loader."""
+    model.eval()
+    predicted: list[np.ndarray] = []
+    labels: list[np.ndarray] = []
+    for batch in loader:
+        with torch.no_grad():
+            predictions = model(**batch).logits.argmax(-1)
+        gathered = accelerator.gather_for_metrics((predictions, batch["labels"]))
+        predicted.append(gathered[0].cpu().numpy())
+        labels.append(gathered[1].cpu().numpy())
+    return classification_figures(np.concatenate(predicted), np.concatenate(labels))
 
 
 def train_trainer(training: TextTraining, splits: TextSplits, seed: int, watch: Watch) -> nn.Module:

@@ -13,7 +13,7 @@ from benchmarks.harness.recipe_side import load_recipe
 from benchmarks.harness.rounds import Comparison, Contestant, Suite
 from benchmarks.peer_loops.hf_trainer import TrainerTask
 from common.data.sources import find_named
-from common.data.text import load_text
+from common.data.text import TextData, load_text
 
 BATCH_SIZE = 32
 MAX_LENGTH = 128
@@ -97,7 +97,6 @@ def bert_suite(
     """
     folder = extract_for(options, steps)
     checkpoint = bert_checkpoint(options.bert_checkpoint, large=options.on_gpu)
-    recipe = load_recipe("bert")
     data = load_text(
         find_named(str(folder), None),
         checkpoint=str(checkpoint),
@@ -105,7 +104,7 @@ def bert_suite(
         text_columns=(),
         label_column=None,
     )
-    judge = Judge(recipe, data.splits["validation"], options.precision, limit=1024)
+    judge = Judge(load_recipe("bert"), data.splits["validation"], options.precision, limit=1024)
     settings = recipe_settings(options, steps)
     contestants = {"recipe": recipe_contestant("bert", options, WARMUP, judge, **settings)}
     comparisons = []
@@ -114,29 +113,34 @@ def bert_suite(
         contestants[variant.title] = contestant(task.train, judge)
         title = f"BERT: recipe / {variant.title}"
         comparisons.append(Comparison(title, "recipe", variant.title, at_least=variant.goal))
-    lengths = data.splits["train"].lengths
-    assert lengths is not None  # the texts are not streamed
     return Suite(
         name,
         "samples/s",
         steps=steps,
         untimed_steps=options.untimed,
-        workload={
-            "data": data.source.name,
-            "model": describe_checkpoint(checkpoint),
-            "samples": len(lengths),
-            "mean_tokens": float(lengths.mean()),
-            "longest_tokens": int(lengths.max()),
-            "batch_size": BATCH_SIZE,
-            "max_length": MAX_LENGTH,
-            "recipe": f"default settings ({options.precision})",
-        },
+        workload=workload_of(data, checkpoint, options.precision),
         contestants=contestants,
         comparisons=comparisons,
         quoted=quoted,
         notes=["every contestant sees each sample of the extract once"],
         warmup_steps=2,
     )
+
+
+def workload_of(data: TextData, checkpoint: Path, precision: str) -> dict[str, object]:
+    """Return what every contestant trains on, and how the recipe trains."""
+    lengths = data.splits["train"].lengths
+    assert lengths is not None  # the texts are not streamed
+    return {
+        "data": data.source.name,
+        "model": describe_checkpoint(checkpoint),
+        "samples": len(lengths),
+        "mean_tokens": float(lengths.mean()),
+        "longest_tokens": int(lengths.max()),
+        "batch_size": BATCH_SIZE,
+        "max_length": MAX_LENGTH,
+        "recipe": f"default settings ({precision})",
+    }
 
 
 def trainer_task(variant: TrainerVariant, folder: Path, checkpoint: Path) -> TrainerTask:
