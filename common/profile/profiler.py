@@ -84,8 +84,7 @@ class Profiler:
     accelerator: Accelerator
     stopwatch: Stopwatch
     plan: Plan
-    # A function that calls its argument with the run's tracker, if there is one.
-    attach: Callable[[Callable[[Tracker], None]], None]
+    send_to_tracker: Callable[[Callable[[Tracker], None]], None]
 
     # The generator that `measure` returned, which `step` resumes; None until it is started.
     procedure: Generator[None, None, None] | None = None
@@ -96,7 +95,7 @@ class Profiler:
     def __post_init__(self) -> None:
         self.phases = Phases(self.accelerator)
         self.meter = WaitMeter(self.phases)
-        self.reporter = Reporter(self.config, self.folder, self.accelerator, self.attach)
+        self.reporter = Reporter(self.config, self.folder, self.accelerator, self.send_to_tracker)
 
     def watch(self, batches: BatchesWithWork, loader: Loader, global_step: int) -> BatchesWithWork:
         """Return the rest of an epoch's batches; while updates are measured, time the waiting.

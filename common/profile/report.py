@@ -42,8 +42,7 @@ class Reporter:
     config: TrainingConfig
     folder: Path  # where `verdict.json` goes
     accelerator: Accelerator
-    # A function that calls its argument with the run's tracker, if there is one.
-    attach: Callable[[Callable[[Tracker], None]], None]
+    send_to_tracker: Callable[[Callable[[Tracker], None]], None]
 
     def report(
         self,
@@ -107,7 +106,7 @@ class Reporter:
         say(f"profile {judgement['verdict']}: {judgement['evidence']}. {judgement['advice']}")
         say(f"        {shares_text(phases)}")
         say(f"        slowest operations: {', '.join(slowest)}")
-        self.attach(lambda tracker: tracker.log_profile(self.folder, judgement["verdict"]))
+        self.send_to_tracker(lambda tracker: tracker.log_profile(self.folder, judgement["verdict"]))
 
 
 def say_phases(device_type: str, timing: Timing, slowest: list[str]) -> None:
