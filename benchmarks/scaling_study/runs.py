@@ -185,7 +185,6 @@ class Trainer:
             recipe=self.recipe,
             updates=updates,
             profile=profile,
-            shard=run.strategy.startswith("FSDP2"),
             threads=group.threads,
             settings={
                 **SETTINGS[self.recipe],
