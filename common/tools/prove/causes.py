@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 
-from common.tools.prove.bench import Cause
 from common.tools.prove.differences import Difference, Subject
 from common.tools.prove.records.observed_run import ObservedProcess, ObservedRun, differing_keys
 from common.tools.prove.records.run_records import (
@@ -12,6 +11,7 @@ from common.tools.prove.records.run_records import (
     MicroBatch,
     ValueType,
 )
+from common.tools.prove.verdicts import Cause
 
 MAX_CAUSES = 4  # the most causes that a check names
 # Advice for values that checkpoints lack. `name` and `path` are filled in.
