@@ -35,6 +35,8 @@ PACKAGES = (
     "wandb",
     "numpy",
 )
+# The names of options in published files, where they differ from those of the flags.
+RECORDED_NAMES = {"scale": "steps"}
 OUTCOMES = {None: "", True: "yes", False: "no"}  # whether a goal is reached
 CONSOLE = Console(highlight=False, width=None if Console().is_terminal else 150)
 
@@ -76,7 +78,7 @@ def summarize(suite: Suite) -> Facts:
     """Return a suite's figures as plain values."""
     return {
         "unit": suite.unit,
-        "steps": suite.steps,
+        "steps": suite.updates,
         "workload": suite.workload,
         "comparisons": [
             summarize_comparison(suite, comparison) for comparison in suite.comparisons
@@ -132,16 +134,20 @@ def write(file: Path, machine: Facts, options: Options, suites: list[Suite]) -> 
 
     Other suites in the file stay if they were measured with the same versions and options.
     """
-    recorded_options = {
-        name: value.name if isinstance(value, Path) else value
-        for name, value in vars(options).items()
-        if name not in ("output", "suites")
-    }
-    origin = {**machine, "options": recorded_options}
+    origin = {**machine, "options": recorded_options(options)}
     measured = {suite.name: {**origin, **summarize(suite)} for suite in suites}
     content = {"suites": comparable_suites(file, origin) | measured}
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def recorded_options(options: Options) -> Facts:
+    """Return the options that a file of results has; paths are replaced by their last part."""
+    return {
+        RECORDED_NAMES.get(name, name): value.name if isinstance(value, Path) else value
+        for name, value in vars(options).items()
+        if name not in ("output", "suites")
+    }
 
 
 def comparable_suites(file: Path, origin: Facts) -> Facts:
@@ -158,7 +164,7 @@ def comparable_suites(file: Path, origin: Facts) -> Facts:
 
 def show(suite: Suite) -> None:
     """Print a suite's table, the rates that peers should reach, and the notes."""
-    table = Table(title=f"{suite.name}: {suite.steps} updates a round", title_justify="left")
+    table = Table(title=f"{suite.name}: {suite.updates} updates a round", title_justify="left")
     for column in ("ratio of", "goal", "median (least … most)", "", suite.unit):
         table.add_column(column, no_wrap=column != "ratio of")
     has_loss = any(suite.median(name, "train_loss") is not None for name in suite.measurements)

@@ -237,7 +237,7 @@ def contestant_of(run: Run, trainer: Trainer, parameters: list[int]) -> Contesta
     """Make a contestant of a run; it also puts the sizes of the parameters into `parameters`."""
 
     def compete(turn: Round) -> Measurement:
-        answer = trainer.train(run, turn.steps)
+        answer = trainer.train(run, turn.updates)
         parameters[:] = answer.parameters
         return Measurement(run.processes * run.batch / answer.seconds)
 

@@ -65,7 +65,7 @@ def adamw(fused: bool | None = None) -> Callable[[nn.Module], torch.optim.Optimi
     )
 
 
-def mnist(options: Options) -> Suite:
+def mnist_suite(options: Options) -> Suite:
     """Compare the MNIST recipe at its default settings with textbook loops, an epoch per round."""
     batch_size = load_recipe("mnist_mlp").Config().batch_size
     goals: dict[str, float | None] = {"fp32": 4.0, options.precision: 2.3}
@@ -73,16 +73,16 @@ def mnist(options: Options) -> Suite:
         goals = {"fp32": None, options.precision: 5.0}
     if not options.has_goals:
         goals = {}
-    return mnist_suite("mnist", options, batch_size, goals, None)
+    return suite_in_batches("mnist", options, batch_size, goals, None)
 
 
-def mnist_128(options: Options) -> Suite:
+def mnist_128_suite(options: Options) -> Suite:
     """Compare in batches of 128, which textbooks use, and with the model's matrix products."""
     goal = 0.70 if options.has_goals and not options.on_gpu else None
-    return mnist_suite("mnist_128", options, BATCH_SIZE, {}, goal)
+    return suite_in_batches("mnist_128", options, BATCH_SIZE, {}, goal)
 
 
-def mnist_suite(
+def suite_in_batches(
     name: str,
     options: Options,
     batch_size: int,
@@ -104,8 +104,8 @@ def mnist_suite(
     return Suite(
         name,
         "samples/s",
-        steps=options.scaled(len(data.splits["train"]) // batch_size),
-        untimed_steps=options.untimed,
+        updates=options.scaled(len(data.splits["train"]) // batch_size),
+        untimed_updates=options.untimed,
         workload={
             "data": data.source.name,
             "layers": sizes,
@@ -120,7 +120,7 @@ def mnist_suite(
             "which is all that PyTorch can do here without a compiler",
         ],
         quoted={"Accelerate fp32": 19_900, "Accelerate bf16": 34_300} if is_quoted else {},
-        warmup_steps=options.scaled(50),
+        warmup_updates=options.scaled(50),
     )
 
 
@@ -281,10 +281,10 @@ class LoopContestants:
     def seconds_per_step(self, width: int) -> float:
         """Return the seconds of a bare step on Accelerate, after a short training to warm up."""
         bare_loop = self.bare(width, self.made_before, False)
-        for steps in (20, 100):
+        for updates in (20, 100):
             with isolated(threads()):
-                seconds = bare_loop.with_accelerate(steps, 0).seconds
-        return seconds / steps
+                seconds = bare_loop.with_accelerate(updates, 0).seconds
+        return seconds / updates
 
     def make_all(self, width: int) -> dict[str, Contestant]:
         """Return all contestants by name."""
@@ -303,7 +303,7 @@ class LoopContestants:
         }
 
 
-def loop(options: Options) -> Suite:
+def loop_suite(options: Options) -> Suite:
     """Compare the MNIST recipe's loop, with logging, with bare loops of about 1 ms a step."""
     dataset = image_dataset(options.data, "mnist")
     data = read_images(dataset)
@@ -315,8 +315,8 @@ def loop(options: Options) -> Suite:
     return Suite(
         "loop",
         "samples/s",
-        steps=options.scaled(700),
-        untimed_steps=options.untimed,
+        updates=options.scaled(700),
+        untimed_updates=options.untimed,
         workload={
             "data": data.source.name,
             "hidden_sizes": [width, width],
@@ -333,7 +333,7 @@ def loop(options: Options) -> Suite:
             "ready batches lie on the device normalised, which leaves nothing to do for data",
             "the width is the one whose bare Accelerate step is nearest to 1 ms",
         ],
-        warmup_steps=options.scaled(100),
+        warmup_updates=options.scaled(100),
         rounds_for_one=3,
     )
 

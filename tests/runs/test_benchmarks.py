@@ -29,7 +29,7 @@ from benchmarks.harness.bare_environment import make_bare_environment
 from benchmarks.harness.isolation import isolated
 from benchmarks.harness.options import Options
 from benchmarks.harness.recipe_side import load_recipe, train_recipe
-from benchmarks.harness.rounds import Training
+from benchmarks.harness.rounds import FinishedTraining
 from benchmarks.pictures import screen_of
 from benchmarks.resume.results import Results as ResumeResults
 from common.errors import UserError
@@ -107,11 +107,11 @@ def test_wait_in_the_loop_is_reported_beside_the_figures_of_a_run_without_the_gu
     wait = RuntimeError("called a synchronizing CUDA operation")
     refusal = UserError("no such arithmetic here")
     summary = {"perf/mfu": 0.4, "perf/samples_per_second": 8}
-    training = Training(2, 8, 0.5, None, summary)
+    training = FinishedTraining(2, 8, 0.5, None, summary)
     error = ZeroDivisionError("broken")
     answers: Iterator[Any] = iter([wait, training, refusal, error, training, training])
 
-    def train(*unused: Any, **settings: Any) -> Training:
+    def train(*unused: Any, **settings: Any) -> FinishedTraining:
         answer = next(answers)
         if isinstance(answer, BaseException):
             raise answer
@@ -120,7 +120,7 @@ def test_wait_in_the_loop_is_reported_beside_the_figures_of_a_run_without_the_gu
     monkeypatch.setattr(gpu_step, "train_recipe", train)
     step = gpu_step.Step(tmp_path / "step.json", True, Options(), None)
     for name in ("waits", "refused", "failed", "well"):
-        step.measure([gpu_step.Cell(name, "mnist_mlp", {})], 8, rounds=1)
+        step.measure([gpu_step.MeasuredRecipe(name, "mnist_mlp", {})], 8, rounds=1)
     figures = json.loads(step.file.read_text())["figures"]
     spread = {"least": 4, "most": 4, "rounds": 1}
     measured = {"samples_per_second": 4, "spread": spread, "perf/mfu": 0.2}
