@@ -252,7 +252,7 @@ def show(results: Results) -> None:
     print(page.peers_markdown(results))
     print()
     print(page.oddities_markdown(results))
-    commands = report.oddities(results)
+    commands = report.commands_of_odd_kills(results)
     if commands:
         print("\nTo repeat what left a trace:")
         print("\n".join(commands))

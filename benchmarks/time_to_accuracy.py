@@ -1,6 +1,6 @@
 """Measure the time and the operations until an evaluation first meets a goal, beside peers.
 
-python benchmarks/time_to_accuracy.py --targets mnist --data path/to/data
+python benchmarks/time_to_accuracy.py --datasets mnist --data path/to/data
 python benchmarks/time_to_accuracy.py --data path/to/data --bert-checkpoint path/to/checkpoint \
     --seeds 0 1 2
 python benchmarks/time_to_accuracy.py --show            # the tables and the picture once more
@@ -43,15 +43,15 @@ if TYPE_CHECKING:
 REPOSITORY = Path(__file__).resolve().parents[1]
 RESULTS = REPOSITORY / "benchmarks" / "results" / "time-to-accuracy.json"
 PICTURE = REPOSITORY / "docs" / "time-to-accuracy.svg"
-TargetName = Literal["mnist", "cifar10", "sst2", "mrpc", "digits"]
+DatasetName = Literal["mnist", "cifar10", "sst2", "mrpc", "digits"]
 
 
 @dataclass(kw_only=True)
 class Options:
     """Measure the time to an accuracy, of the recipes and of their peers."""
 
-    targets: tuple[TargetName, ...] = ("mnist", "cifar10", "sst2", "mrpc")
-    """Data sets; digits is built in and serves to try this script."""
+    datasets: tuple[DatasetName, ...] = ("mnist", "cifar10", "sst2", "mrpc")
+    """Data sets to train on; digits is built in and serves to try this script."""
     contestants: tuple[str, ...] = ()
     """Names of contestants as the table has them (default: all)."""
     seeds: tuple[int, ...] = (0,)
@@ -83,10 +83,10 @@ class Options:
             )
         if self.updates is not None and self.updates < 1:
             raise SystemExit("error: --updates takes 1 or more")
-        if not self.show and {"sst2", "mrpc"} & {*self.targets} and self.bert_checkpoint is None:
+        if not self.show and {"sst2", "mrpc"} & {*self.datasets} and self.bert_checkpoint is None:
             raise SystemExit(
                 "error: sst2 and mrpc need --bert-checkpoint FOLDER; without it, leave them out of "
-                "--targets"
+                "--datasets"
             )
 
 
@@ -150,7 +150,7 @@ def chosen_contestants(options: Options) -> list[tuple[Workload, Recipe | Peer]]
 
     everyone = [
         (WORKLOADS[name], contestant)
-        for name in options.targets
+        for name in options.datasets
         for contestant in WORKLOADS[name].contestants
     ]
     names = [contestant.name for _, contestant in everyone]

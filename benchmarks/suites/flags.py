@@ -40,7 +40,7 @@ def resnet_flags_suite(options: Options) -> Suite:
 def bert_flags_suite(options: Options) -> Suite:
     """Compile BERT, and switch `--padding-free`, on an extract of SST-2."""
     updates = options.scaled(256 if options.on_gpu else 24)
-    # By default, --padding-free is off on a GPU and on elsewhere.
+    # The default of --padding-free, "auto", means "yes" on a CPU and "no" elsewhere.
     not_the_default = "yes" if options.on_gpu else "no"
     flags: dict[str, Settings] = {
         f"--padding-free {not_the_default}": {"padding_free": not_the_default},

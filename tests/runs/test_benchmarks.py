@@ -387,7 +387,7 @@ def test_time_to_accuracy_of_both_sides(
     for module in (harness_materials, accuracy_materials):
         monkeypatch.setattr(module, "CACHE", tmp_path / "cache")
     options = time_to_accuracy.Options(
-        targets=("mnist", "mrpc"),
+        datasets=("mnist", "mrpc"),
         contestants=tuple(name for _, name in EPOCHS),
         data=tmp_path,
         bert_checkpoint=tmp_path / "checkpoint",
