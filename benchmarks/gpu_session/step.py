@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import statistics
@@ -26,6 +25,7 @@ from benchmarks.harness.kernel_time import KernelTime
 from benchmarks.harness.materials import image_dataset, random_bert, text_extract
 from benchmarks.harness.options import Options
 from benchmarks.harness.recipe_side import REPOSITORY, load_recipe, train_recipe
+from benchmarks.harness.result_file import write_results
 from benchmarks.harness.rounds import Comparison, FinishedTraining
 from common.errors import UserError
 from common.measure import memory
@@ -66,9 +66,7 @@ class Step:
 
     def write(self) -> None:
         """Write the whole record, so that a kill loses nothing."""
-        part = self.file.with_suffix(".part")
-        part.write_text(json.dumps(self.record, indent=1, ensure_ascii=False) + "\n")
-        os.replace(part, self.file)
+        write_results(self.file, self.record)
 
     def note(self, name: str, figures: object) -> None:
         """Write figures under a name into the record; they must be valid JSON."""

@@ -19,6 +19,7 @@ from rich.table import Table
 
 from benchmarks.harness.isolation import default_device
 from benchmarks.harness.options import Options
+from benchmarks.harness.result_file import write_results
 from benchmarks.harness.rounds import Comparison, Measurement, Suite
 from common.system.devices import device_name
 from common.track.facts import git_commit
@@ -137,8 +138,7 @@ def write(file: Path, machine: Facts, options: Options, suites: list[Suite]) -> 
     origin = {**machine, "options": recorded_options(options)}
     measured = {suite.name: {**origin, **summarize(suite)} for suite in suites}
     content = {"suites": comparable_suites(file, origin) | measured}
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_results(file, content)
 
 
 def recorded_options(options: Options) -> Facts:
