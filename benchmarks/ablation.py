@@ -132,7 +132,7 @@ def main() -> None:
     recipe = REPOSITORY / "recipes" / f"{plan['recipe']}.py"
     objective = objective_name(recipe)
     plan.setdefault("runs", {variant: [] for variant in plan["variants"]})
-    plan["machine"] = describe_machine({})
+    plan["machine"] = describe_machine()
     for seed in plan["seeds"]:
         for variant, flags in plan["variants"].items():
             runs = plan["runs"].setdefault(variant, [])

@@ -64,7 +64,7 @@ def main() -> None:
 
 def prove_all(copies: list[Broken], output: Path) -> list[BrokenProof]:
     """Prove copies one after the other, and return the results, which are also in `output`."""
-    machine = describe_machine({})  # before `output` changes, because it has the commit
+    machine = describe_machine()  # before `output` changes, because it has the commit
     proofs: list[BrokenProof] = []
     for broken in copies:
         proof = prove(broken)

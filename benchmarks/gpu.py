@@ -29,8 +29,8 @@ from typing import Any
 if __package__ in (None, ""):  # started as a file: make the package importable
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
+from benchmarks import REPOSITORY
 from benchmarks.gpu_session.steps import STEPS
-from benchmarks.harness.recipe_side import REPOSITORY
 from benchmarks.harness.result_file import write_results
 from benchmarks.harness.text_tables import markdown_table
 

@@ -39,7 +39,7 @@ def main(options: Options) -> None:
     use_own_cache()
     from benchmarks.harness.results import describe_machine
 
-    machine = describe_machine({})
+    machine = describe_machine()
     measured = measure(options, lambda line: print(line, file=sys.stderr))
     results = study(measured, options)
     write_results(options.output / "scaling.json", results.as_json(machine))

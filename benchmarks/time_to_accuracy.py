@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any, Literal
 if __package__ in (None, ""):  # started as a file: make the package importable
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
+from benchmarks import REPOSITORY
 from benchmarks.harness.fresh_code import printed_by
 from benchmarks.harness.materials import use_own_cache
 
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from benchmarks.accuracy.results import FinishedRun, Results
     from benchmarks.accuracy.workloads import Peer, Recipe, Workload
 
-REPOSITORY = Path(__file__).resolve().parents[1]
 RESULTS = REPOSITORY / "benchmarks" / "results" / "time-to-accuracy.json"
 PICTURE = REPOSITORY / "docs" / "time-to-accuracy.svg"
 DatasetName = Literal["mnist", "cifar10", "sst2", "mrpc", "digits"]
@@ -101,7 +101,7 @@ def main(options: Options) -> None:
             raise SystemExit(f"error: there is no file {options.output}: measure first")
         show(earlier, options.picture)
         return
-    results = Results(options.output, described_machine())
+    results = Results(options.output, measure_machine_apart())
     if earlier is not None:
         earlier.require_machine(results.machine)
         results.runs = earlier.runs
@@ -200,7 +200,7 @@ def outcome(workload: Workload, run: FinishedRun, results: Results) -> str:
     return "; ".join(parts)
 
 
-def described_machine() -> dict[str, Any]:
+def measure_machine_apart() -> dict[str, Any]:
     """Return the machine's facts and rates, measured in a process of its own."""
     code = (
         "import json; from benchmarks.harness import results, roofs; "

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from benchmarks import REPOSITORY
 from benchmarks.accuracy.materials import Materials
 from benchmarks.accuracy.records import read_evaluations, read_facts
 from benchmarks.accuracy.results import FinishedRun, Settings
@@ -23,7 +24,6 @@ from benchmarks.accuracy.workloads import Peer, Recipe, Workload
 from common.tools.reproduce.publishing import publish_if_possible
 from common.track.facts import git_commit
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 SCRIPTS = REPOSITORY / "benchmarks" / "accuracy"
 TAIL = 3000  # characters from the end of a failed command's output
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from benchmarks import REPOSITORY
 from benchmarks.harness.contestants import threads
 from benchmarks.harness.guarded import without_waiting
 from benchmarks.harness.isolation import default_device, isolated
@@ -24,7 +25,7 @@ from benchmarks.harness.judging import mfu_at
 from benchmarks.harness.kernel_time import KernelTime
 from benchmarks.harness.materials import image_dataset, random_bert, text_extract
 from benchmarks.harness.options import Options
-from benchmarks.harness.recipe_side import REPOSITORY, load_recipe, train_recipe
+from benchmarks.harness.recipe_side import load_recipe, train_recipe
 from benchmarks.harness.result_file import write_results
 from benchmarks.harness.rounds import Comparison, FinishedTraining
 from common.errors import UserError

@@ -356,7 +356,7 @@ def main(name: str, file: str, options_as_json: str) -> None:
         raise SystemExit("there is no GPU here: pass --tiny to see whether the steps work")
     offered_precisions = get_args(get_type_hints(TrainingConfig)["mixed_precision"])
     step.record |= {"tiny": step.tiny, "precisions offered": offered_precisions}
-    step.record["machine"] = describe_machine({})
+    step.record["machine"] = describe_machine()
     if shutil.which("nvidia-smi"):
         completed = subprocess.run(["nvidia-smi"], capture_output=True, encoding="utf-8")
         step.record["nvidia_smi"] = completed.stdout.splitlines()

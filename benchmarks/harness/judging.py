@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from benchmarks.harness.isolation import default_device
+from benchmarks.harness.precisions import AUTOCAST_TYPES
 from benchmarks.harness.rounds import FinishedTraining, Measurement, Round
-from benchmarks.peer_loops.textbook import AUTOCAST_TYPES
 from common.data.loader import Loader
 from common.data.order import EvaluationOrder
 from common.data.samples import Samples

@@ -29,6 +29,7 @@ from unittest.mock import patch
 import torch
 from torch import nn
 
+from benchmarks import REPOSITORY
 from benchmarks.harness.isolation import synchronize
 from benchmarks.harness.rounds import FinishedTraining
 from common.models.compile import compile_seconds
@@ -38,7 +39,6 @@ from common.storage.json_files import read_lines
 if TYPE_CHECKING:
     from common.run import Run
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 NO_LIMIT = 10**6  # epochs
 Batch = dict[str, torch.Tensor]
 

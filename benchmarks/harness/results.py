@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import re
+from collections.abc import Mapping
 from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from importlib import metadata
@@ -42,11 +43,11 @@ OUTCOMES = {None: "", True: "yes", False: "no"}  # whether a goal is reached
 CONSOLE = Console(highlight=False, width=None if Console().is_terminal else 150)
 
 
-def describe_machine(rates: dict[str, float]) -> Facts:
+def describe_machine(rates: Mapping[str, float] | None = None) -> Facts:
     """Return the facts that the figures depend on: hardware, rates, versions, commit and time.
 
     Args:
-        rates: of this machine; see `roofs.measure_machine`.
+        rates: of this machine; see `roofs.measure_machine`. None: they were not measured.
     """
     versions = {"python": platform.python_version()}
     for package in PACKAGES:
@@ -62,7 +63,7 @@ def describe_machine(rates: dict[str, float]) -> Facts:
             "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
             "load_average_before": round(os.getloadavg()[0], 2),
         },
-        "rates": {name: round(rate, 1) for name, rate in rates.items()},
+        "rates": {name: round(rate, 1) for name, rate in (rates or {}).items()},
         "versions": versions,
         "git_commit": git_commit(),
         "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -17,8 +17,9 @@ from torch.nn import functional as F
 
 from benchmarks.harness.clock import LoopClock
 from benchmarks.harness.isolation import default_device
+from benchmarks.harness.precisions import ACCELERATE_PRECISIONS, AUTOCAST_TYPES
 from benchmarks.harness.rounds import FinishedTraining
-from benchmarks.peer_loops.textbook import ACCELERATE_PRECISIONS, AUTOCAST_TYPES, Task
+from benchmarks.peer_loops.textbook import Task
 
 Batch = dict[str, torch.Tensor]
 BatchMaker = Callable[[int], Iterator[Batch]]  # from a seed

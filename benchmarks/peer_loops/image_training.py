@@ -19,13 +19,9 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, StepLR
 from torch.utils.data import DataLoader
 
 from benchmarks.harness.isolation import default_device
+from benchmarks.harness.precisions import ACCELERATE_PRECISIONS, AUTOCAST_TYPES
 from benchmarks.peer_loops.image_models import build_model
-from benchmarks.peer_loops.textbook import (
-    ACCELERATE_PRECISIONS,
-    AUTOCAST_TYPES,
-    ImageArrays,
-    TransformedImages,
-)
+from benchmarks.peer_loops.textbook import ImageArrays, TransformedImages
 from benchmarks.peer_loops.watch import Predictions, Watch
 
 

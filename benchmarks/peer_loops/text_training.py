@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from benchmarks.harness.isolation import default_device
-from benchmarks.peer_loops.textbook import ACCELERATE_PRECISIONS
+from benchmarks.harness.precisions import ACCELERATE_PRECISIONS
 from benchmarks.peer_loops.watch import Predictions, Watch, classification_figures
 
 if TYPE_CHECKING:

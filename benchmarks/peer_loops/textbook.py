@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,16 +27,12 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from benchmarks.harness.clock import LoopClock
 from benchmarks.harness.isolation import default_device
+from benchmarks.harness.precisions import (
+    ACCELERATE_PRECISIONS,
+    AUTOCAST_TYPES,
+    LIGHTNING_PRECISIONS,
+)
 from benchmarks.harness.rounds import FinishedTraining
-
-AUTOCAST_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-LIGHTNING_PRECISIONS: dict[str, Literal["32-true", "bf16-mixed", "16-mixed"]] = {
-    "fp32": "32-true",
-    "bf16": "bf16-mixed",
-    "fp16": "16-mixed",
-}
-ACCELERATE_PRECISIONS = {"fp32": "no"}  # other precisions keep their names
-
 
 ImageBatch = tuple[torch.Tensor, torch.Tensor]  # images and labels
 

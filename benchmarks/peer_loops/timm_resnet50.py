@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 from benchmarks.harness.clock import LoopClock
 from benchmarks.harness.isolation import default_device
+from benchmarks.harness.precisions import AUTOCAST_TYPES
 from benchmarks.harness.rounds import FinishedTraining
-from benchmarks.peer_loops.textbook import AUTOCAST_TYPES
 
 
 def train_timm_resnet50(

@@ -9,8 +9,9 @@ import textwrap
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from benchmarks import REPOSITORY
 from benchmarks.resume.attempt import Attempt
-from benchmarks.resume.contestants import LOOPS, REPOSITORY, Contestant
+from benchmarks.resume.contestants import LOOPS, Contestant
 from benchmarks.resume.stopping import SOURCE
 
 # How trainings are killed and counted. Each contestant's loop comes with all that it imports.

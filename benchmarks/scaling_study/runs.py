@@ -9,16 +9,15 @@ import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks import REPOSITORY
 from benchmarks.harness.ports import free_port
 from benchmarks.harness.rounds import Contestant, Measurement, Round, Suite
 from benchmarks.scaling_study.link import ADDRESSES, DEVICE, Link, LinkError
 from benchmarks.scaling_study.messages import TrainingAnswer, TrainingRequest
 from benchmarks.scaling_study.options import Options
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 SETTINGS: dict[str, dict[str, object]] = {
     "mnist_mlp": {"hidden_sizes": (512, 512), "image_size": 16},
     "resnet": {"image_size": 32},

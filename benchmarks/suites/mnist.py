@@ -24,6 +24,7 @@ from benchmarks.harness.isolation import default_device, isolated
 from benchmarks.harness.judging import Judge
 from benchmarks.harness.materials import image_dataset
 from benchmarks.harness.options import Options
+from benchmarks.harness.precisions import DTYPES
 from benchmarks.harness.recipe_side import load_recipe
 from benchmarks.harness.rounds import Comparison, Contestant, Suite
 from benchmarks.peer_loops.bare import BareLoop, Batch, BatchMaker
@@ -142,7 +143,7 @@ def mnist_contestants(
     task = Task(mlp_builder(data), adamw(), images, batch_size, MLP_WARMUP)
     ready_task = replace(task, dataset=ready_tensors(arrays))
     products = {
-        name: roofs.linear_products(layer_sizes(data), batch_size, roofs.DTYPES[name])
+        name: roofs.linear_products(layer_sizes(data), batch_size, DTYPES[name])
         for name in ("fp32", precision)
     }
 
@@ -181,7 +182,7 @@ def mnist_contestants(
 def one_batch_loop(task: Task, data: ImageData, batch_size: int, precision: str) -> BareLoop:
     """Return a bare loop over the same batch again and again, with a fused optimizer."""
     split = data.splits["train"]
-    split.dtype = roofs.DTYPES[precision]
+    split.dtype = DTYPES[precision]
     split.place(default_device())
     batch = split.gather(torch.arange(batch_size), None)
     fused_task = replace(task, build_optimizer=adamw(fused=True))
@@ -307,7 +308,7 @@ def loop_suite(options: Options) -> Suite:
     """Compare the MNIST recipe's loop, with logging, with bare loops of about 1 ms a step."""
     dataset = image_dataset(options.data, "mnist")
     data = read_images(dataset)
-    data.splits["train"].dtype = roofs.DTYPES[options.precision]
+    data.splits["train"].dtype = DTYPES[options.precision]
     maker = LoopContestants(options, dataset, data)
     step_seconds = {width: maker.seconds_per_step(width) for width in LOOP_WIDTHS}
     width = min(step_seconds, key=lambda width: abs(step_seconds[width] - LOOP_STEP_SECONDS))

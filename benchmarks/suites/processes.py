@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from benchmarks import REPOSITORY
 from benchmarks.harness.contestants import (
     BATCH_SIZE,
     cached_split,
@@ -31,7 +32,7 @@ from benchmarks.harness.materials import (
     text_extract,
 )
 from benchmarks.harness.options import Options
-from benchmarks.harness.recipe_side import REPOSITORY, load_recipe
+from benchmarks.harness.recipe_side import load_recipe
 from benchmarks.harness.rounds import Comparison, Contestant, Measurement, Round, Suite
 from common.data.images import ImageData
 

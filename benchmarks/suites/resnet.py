@@ -21,6 +21,7 @@ from benchmarks.harness.contestants import (
 from benchmarks.harness.judging import Judge
 from benchmarks.harness.materials import image_dataset
 from benchmarks.harness.options import Options
+from benchmarks.harness.precisions import DTYPES
 from benchmarks.harness.recipe_side import load_recipe
 from benchmarks.harness.rounds import Comparison, Contestant, FinishedTraining, Suite
 from benchmarks.peer_loops.textbook import (
@@ -66,7 +67,7 @@ def resnet_suite(options: Options) -> Suite:
     shape = (BATCH_SIZE, data.channels, data.image_size, data.image_size)
     convolutions = {
         name: roofs.convolution_products(
-            task.build_model(), shape, roofs.DTYPES[name], torch.channels_last
+            task.build_model(), shape, DTYPES[name], torch.channels_last
         )
         for name in ("fp32", precision)
     }
@@ -232,7 +233,7 @@ def resnet50_convolutions(
     recipe = load_recipe("resnet")
     model, _ = recipe.build_model(recipe.Config(model="resnet50"), data)
     shape = (batch_size, 3, image_size, image_size)
-    return roofs.convolution_products(model, shape, roofs.DTYPES[precision], torch.channels_last)
+    return roofs.convolution_products(model, shape, DTYPES[precision], torch.channels_last)
 
 
 def problem_of_timm() -> str | None:

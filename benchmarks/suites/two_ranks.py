@@ -23,19 +23,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.harness.clock import LoopClock
 from benchmarks.harness.contestants import cached_split, contestant, read_images
+from benchmarks.harness.precisions import ACCELERATE_PRECISIONS, AUTOCAST_TYPES
 from benchmarks.harness.recipe_side import load_recipe, train_recipe
 from benchmarks.harness.rounds import Contestant, FinishedTraining, Measurement, Round, Suite
-from benchmarks.peer_loops.textbook import (
-    ACCELERATE_PRECISIONS,
-    AUTOCAST_TYPES,
-    ImageArrays,
-    Task,
-    ready_tensors,
-)
+from benchmarks.peer_loops.bare import MAX_GRADIENT_NORM
+from benchmarks.peer_loops.textbook import ImageArrays, Task, ready_tensors
 from benchmarks.suites.mnist import MLP_WARMUP, adamw, mlp_builder
 from benchmarks.suites.processes import measurements_as_json
-
-MAX_GRADIENT_NORM = 1.0  # the recipes' default
 
 
 @dataclass(frozen=True)

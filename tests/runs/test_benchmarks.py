@@ -383,7 +383,7 @@ def test_time_to_accuracy_of_both_sides(
     versions = {"torch": "2", "accelerate": "1", "transformers": "5"}
     machine = {"hardware": {"processor": "a CPU"}, "versions": versions}
     monkeypatch.setattr(os, "environ", os.environ.copy())
-    monkeypatch.setattr(time_to_accuracy, "described_machine", lambda: machine)
+    monkeypatch.setattr(time_to_accuracy, "measure_machine_apart", lambda: machine)
     for module in (harness_materials, accuracy_materials):
         monkeypatch.setattr(module, "CACHE", tmp_path / "cache")
     options = time_to_accuracy.Options(
@@ -449,7 +449,7 @@ def test_kills_of_the_recipe_and_of_a_peer(
 ) -> None:
     """Killed twice, the recipe leaves no trace; Accelerate's example repeats and loses samples."""
     machine = {"hardware": {"processor": "a CPU"}, "versions": {"torch": "2"}}
-    monkeypatch.setattr(resume_peers, "described_machine", lambda: machine)
+    monkeypatch.setattr(resume_peers, "lasting_machine_facts", lambda: machine)
     options = resume_peers.Options(
         contestants=("recipe", "Accelerate, checkpointing.py"),
         kills=("24@0.50", "29"),

@@ -401,7 +401,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     monkeypatch.setattr(materials, "make_materials", lambda *_: None)
     monkeypatch.setattr(picture, "draw", lambda results, file: file.write_text("drawn"))
     monkeypatch.setattr(time_to_accuracy, "use_own_cache", lambda: None)
-    monkeypatch.setattr(time_to_accuracy, "described_machine", lambda: MACHINE)
+    monkeypatch.setattr(time_to_accuracy, "measure_machine_apart", lambda: MACHINE)
     return names
 
 
@@ -434,7 +434,7 @@ def test_command_goes_on_where_it_was_cut_off(
     time_to_accuracy.main(options)
     assert started == [(DIGITS.recipes[0].name, seed) for seed in (0, 1)]
     elsewhere = {**MACHINE, "versions": {**VERSIONS, "torch": "3"}}
-    monkeypatch.setattr(time_to_accuracy, "described_machine", lambda: elsewhere)
+    monkeypatch.setattr(time_to_accuracy, "measure_machine_apart", lambda: elsewhere)
     with pytest.raises(SystemExit, match="another machine or of other versions"):
         time_to_accuracy.main(options)
 
@@ -459,7 +459,7 @@ def test_mistakes_are_refused_in_a_sentence(
 ) -> None:
     """Nothing is measured before."""
     monkeypatch.setattr(time_to_accuracy, "use_own_cache", lambda: None)
-    monkeypatch.setattr(time_to_accuracy, "described_machine", lambda: MACHINE)
+    monkeypatch.setattr(time_to_accuracy, "measure_machine_apart", lambda: MACHINE)
     with pytest.raises(SystemExit, match=message):
         time_to_accuracy.main(time_to_accuracy.Options(**named))
 
