@@ -70,9 +70,9 @@ class Reporter:
             totals = verdict.cpu_kernel_milliseconds(events)
         kernels = {category: total / recorded_updates for category, total in totals.items()}
         # A device whose kernels torch can time is a GPU, which runs them asynchronously.
-        self.judge(kernels, timing, has_kernel_times, slowest)
+        self.publish_verdict(kernels, timing, has_kernel_times, slowest)
 
-    def judge(
+    def publish_verdict(
         self,
         kernels: dict[str, float],
         timing: Timing,

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from common.tools.prove.differences import Difference, Subject
-from common.tools.prove.records.observed_run import ObservedProcess, ObservedRun, differing_keys
+from common.tools.prove.records.observed_run import ObservedProcess, ObservedRun, differing_common_keys
 from common.tools.prove.records.run_records import (
     OF_RECIPE,
     Description,
@@ -270,7 +270,7 @@ def early_differences(
             twin_record = twin.micro_batches.get(position)
             if is_after_difference or twin_record is None:
                 continue
-            for path in differing_keys(record.state, twin_record.state):
+            for path in differing_common_keys(record.state, twin_record.state):
                 description = process.described.get(path, UNDESCRIBED)
                 if description.type != "text":
                     described.setdefault(path, description)

@@ -72,7 +72,7 @@ def compare_weights(past: PastRun, new: PastRun) -> WeightsCompared:
     first_differing_step = None
     differing_files: list[str] = []
     for step in common_steps:
-        differing_files = differing_names(past.digests[step], new.digests[step])
+        differing_files = files_that_differ(past.digests[step], new.digests[step])
         if differing_files:
             first_differing_step = step
             break
@@ -91,7 +91,7 @@ def compare_weights(past: PastRun, new: PastRun) -> WeightsCompared:
     )
 
 
-def differing_names(past_digests: Mapping[str, str], new_digests: Mapping[str, str]) -> list[str]:
+def files_that_differ(past_digests: Mapping[str, str], new_digests: Mapping[str, str]) -> list[str]:
     """Return the sorted names of the files whose digests differ, or that one checkpoint lacks."""
     names = sorted({*past_digests, *new_digests})
     return [name for name in names if past_digests.get(name) != new_digests.get(name)]
