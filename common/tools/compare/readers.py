@@ -28,7 +28,7 @@ from common.run_directory.records import (
     parse_record,
 )
 from common.run_directory.stored_run import StoredRun, parsed_objective
-from common.track.names import unflat
+from common.track.flat_config import unflat
 
 TOO_LARGE = 1e100  # a chart can't show larger values
 # The status of a run, by W&B's word for it.

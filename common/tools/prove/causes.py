@@ -3,7 +3,11 @@
 from collections.abc import Mapping
 
 from common.tools.prove.differences import Difference, Subject
-from common.tools.prove.records.observed_run import ObservedProcess, ObservedRun, differing_common_keys
+from common.tools.prove.records.observed_run import (
+    ObservedProcess,
+    ObservedRun,
+    differing_common_keys,
+)
 from common.tools.prove.records.run_records import (
     OF_RECIPE,
     Description,

@@ -17,7 +17,8 @@ from common.metric_names import STEP, TRAINING_LOSS
 from common.objective import EVALUATED_SPLITS, PREFIXES, Objective
 from common.system.platforms import quoted, shown_path
 from common.system.printable import with_restored_letters
-from common.track.names import SPLITS, flat
+from common.track.flat_config import flat
+from common.track.names import SPLITS
 from common.track.recorded_media import Entry, HistogramEntry, ImagesEntry, TableEntry
 from common.track.trackers import wandb_panels
 from common.track.trackers.tracker import Command, TrackedRun, Tracker
