@@ -176,8 +176,7 @@ class Profiler:
         Args:
             window: the updates to profile.
             first: the update at which this process starts or resumes the run.
-            busy_seconds_per_update: the time of an update without the profiler and without waiting
-                for data.
+            busy_seconds_per_update: see `Timing`.
         """
         # `profile` takes one item of this iterator for each update that it waits for.
         updates = wait_for_updates(window.end - window.warm_up)
@@ -199,8 +198,7 @@ class Profiler:
         Args:
             window: the updates to profile.
             updates: yields once for each of these updates.
-            busy_seconds_per_update: the time of an update without the profiler and without waiting
-                for data.
+            busy_seconds_per_update: see `Timing`.
         """
         device = self.accelerator.device
         warm_up_updates = window.record - window.warm_up
@@ -243,8 +241,7 @@ class Profiler:
             profile: the finished profile.
             bytes_before: the bytes that tensors on the device took before the recorded updates.
             recorded_updates: how many updates the profile has.
-            busy_seconds_per_update: the time of an update without the profiler and without waiting
-                for data.
+            busy_seconds_per_update: see `Timing`.
         """
         device = self.accelerator.device
         by_shape = self.config.profile_shapes
