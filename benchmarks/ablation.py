@@ -125,13 +125,14 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     arguments = parser.parse_args()
     from benchmarks.harness.edited_recipe import edited_recipe
+    from benchmarks.harness.result_file import write_results
     from benchmarks.harness.results import describe_machine
 
     plan = json.loads(arguments.plan.read_text(encoding="utf-8"))
     recipe = REPOSITORY / "recipes" / f"{plan['recipe']}.py"
     objective = objective_name(recipe)
     plan.setdefault("runs", {variant: [] for variant in plan["variants"]})
-    plan["machine"] = describe_machine({})
+    plan["machine"] = describe_machine()
     for seed in plan["seeds"]:
         for variant, flags in plan["variants"].items():
             runs = plan["runs"].setdefault(variant, [])
@@ -141,7 +142,7 @@ def main() -> None:
                 run = train(path, [*plan["flags"], *flags], seed)
             figure = figure_of(run, objective)
             runs.append(run)
-            arguments.output.write_text(json.dumps(plan, indent=1) + "\n", encoding="utf-8")
+            write_results(arguments.output, plan)
             print(f"seed {seed}, {variant}: {figure:.2f}", flush=True)
     print(as_markdown(plan, objective))
 

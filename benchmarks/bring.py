@@ -31,9 +31,9 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from benchmarks import REPOSITORY
 from benchmarks.harness.bare_environment import installed_versions, make_bare_environment
 
-REPOSITORY = Path(__file__).resolve().parents[1]
 # Needed by the tests that `gpu.py` runs.
 TEST_PACKAGES = ("pytest",)
 # Requirements of the project that no process of `gpu.py` imports; `--check` verifies it.

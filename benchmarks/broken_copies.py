@@ -24,6 +24,7 @@ if __package__ in (None, ""):  # started as a file: make the package importable
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from benchmarks.harness.broken_copies import BROKEN, Broken
+from benchmarks.harness.result_file import write_results
 from benchmarks.harness.results import describe_machine
 from benchmarks.harness.text_tables import markdown_table
 from common.tools.prove.receipt import read_receipt
@@ -63,14 +64,13 @@ def main() -> None:
 
 def prove_all(copies: list[Broken], output: Path) -> list[BrokenProof]:
     """Prove copies one after the other, and return the results, which are also in `output`."""
-    machine = describe_machine({})  # before `output` changes, because it has the commit
+    machine = describe_machine()  # before `output` changes, because it has the commit
     proofs: list[BrokenProof] = []
     for broken in copies:
         proof = prove(broken)
         proofs.append(proof)
         print(f"{broken.name}: {'; '.join(proof['causes']) or 'no cause named'}", flush=True)
-        results = {"machine": machine, "proofs": proofs}
-        output.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        write_results(output, {"machine": machine, "proofs": proofs})
     return proofs
 
 

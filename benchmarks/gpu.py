@@ -29,8 +29,9 @@ from typing import Any
 if __package__ in (None, ""):  # started as a file: make the package importable
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
+from benchmarks import REPOSITORY
 from benchmarks.gpu_session.steps import STEPS
-from benchmarks.harness.recipe_side import REPOSITORY
+from benchmarks.harness.result_file import write_results
 from benchmarks.harness.text_tables import markdown_table
 
 MIN_SECONDS = 20  # with less time left, no step begins
@@ -95,7 +96,7 @@ def run_and_record(name: str, options: Options, seconds: float) -> Record:
     if status != "done":
         log = file.with_suffix(".log").read_text(errors="replace")
         record["error"] = log[-ERROR_CHARACTERS:]
-    write_step_record(file, record)
+    write_results(file, record)
     return record
 
 
@@ -144,13 +145,6 @@ def step_command(name: str, file: Path, options: Options) -> list[str]:
 def read_step_record(file: Path) -> Record:
     """Return the record that a step has written; an empty one if there is none."""
     return json.loads(file.read_text()) if file.exists() else {}
-
-
-def write_step_record(file: Path, record: Record) -> None:
-    """Write a step's record, whole or not at all."""
-    part = file.with_suffix(".part")
-    part.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
-    os.replace(part, file)
 
 
 def missing_packages(name: str) -> list[str]:

@@ -2,7 +2,7 @@
 
 python benchmarks/peers.py --data FOLDER --bert-checkpoint FOLDER
 python benchmarks/peers.py --suites mnist loop --rounds 9
-python benchmarks/peers.py --steps 0.05 --rounds 1      # does it run?
+python benchmarks/peers.py --scale 0.05 --rounds 1      # does it run?
 
 Each recipe's own `main`, unchanged, is compared with loops that a competent user would write after
 reading the documentation of PyTorch, Accelerate, Lightning Fabric and Hugging Face's Trainer. Both
@@ -90,18 +90,18 @@ def suite_builders() -> dict[str, list[Callable[[Options], Suite]]]:
     from benchmarks.suites import bert, flags, mnist, processes, resnet
 
     builders: dict[str, list[Callable[[Options], Suite]]] = {
-        "mnist": [mnist.mnist, mnist.mnist_128],
-        "resnet": [resnet.resnet],
-        "bert": [bert.bert],
-        "loop": [mnist.loop],
-        "start": [processes.start],
-        "ddp": [processes.ddp],
-        "memory": [processes.memory],
-        "flags": [flags.mnist_flags, flags.resnet_flags, flags.bert_flags],
-        "quality": [resnet.resnet_quality, bert.bert_quality],
+        "mnist": [mnist.mnist_suite, mnist.mnist_128_suite],
+        "resnet": [resnet.resnet_suite],
+        "bert": [bert.bert_suite],
+        "loop": [mnist.loop_suite],
+        "start": [processes.start_suite],
+        "ddp": [processes.ddp_suite],
+        "memory": [processes.memory_suite],
+        "flags": [flags.mnist_flags_suite, flags.resnet_flags_suite, flags.bert_flags_suite],
+        "quality": [resnet.resnet_quality_suite, bert.bert_quality_suite],
     }
     if torch.cuda.is_available():
-        builders["resnet"].append(resnet.resnet50)
+        builders["resnet"].append(resnet.resnet50_suite)
     return builders
 
 

@@ -23,10 +23,10 @@ from safetensors.torch import load_file, save_file
 if __package__ in (None, ""):  # started as a file: make the package importable
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
+from benchmarks import REPOSITORY
 from benchmarks.harness.text_tables import markdown_table
 from common.tools.prove.receipt import CheckResult, ProofReceipt, read_receipt
 
-REPOSITORY = Path(__file__).resolve().parents[1]
 RECEIPTS = REPOSITORY / "benchmarks" / "results" / "proofs"
 NEED_CHECKPOINT = ("examples/lora.py",)
 # Relative to the repository, so that receipts name no folder of this machine. Git ignores `runs/`.

@@ -90,7 +90,7 @@ def main(options: Options) -> None:
     kills = {processes: chosen_kills(options, processes) for processes in options.processes}
     refuse_saves_without_compiler([kill for chosen in kills.values() for kill in chosen])
 
-    results = Results(options.output, described_machine(), {})
+    results = Results(options.output, lasting_machine_facts(), {})
     if earlier is not None:
         earlier.require_versions(results.machine)
         results.results = earlier.results
@@ -100,14 +100,14 @@ def main(options: Options) -> None:
     show(results)
 
 
-def described_machine() -> dict[str, Any]:
+def lasting_machine_facts() -> dict[str, Any]:
     """Return the machine's facts, with the version of torchdata where it is installed.
 
     Commit and time are those of each result.
     """
     from benchmarks.harness.results import describe_machine
 
-    facts = describe_machine({})
+    facts = describe_machine()
     for name in FACTS_OF_EACH_RESULT:
         del facts[name]
     if util.find_spec("torchdata") is not None:
@@ -252,7 +252,7 @@ def show(results: Results) -> None:
     print(page.peers_markdown(results))
     print()
     print(page.oddities_markdown(results))
-    commands = report.oddities(results)
+    commands = report.commands_of_odd_kills(results)
     if commands:
         print("\nTo repeat what left a trace:")
         print("\n".join(commands))

@@ -34,11 +34,11 @@ import tyro
 if __package__ in (None, ""):  # started as a file: make the package importable
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
+from benchmarks import REPOSITORY
 from benchmarks.harness.isolation import synchronize
 from common.output.tables import print_table
 from common.run import Run
 
-REPOSITORY = Path(__file__).resolve().parents[1]
 FLAGS = {
     "resnet": ("--dataset", "digits", "--image-size", "32", "--batch-size", "16"),
     "mnist_mlp": ("--dataset", "digits", "--batch-size", "16"),

@@ -17,7 +17,6 @@ the model and the links of data sheets (`--links`), and not measured. This has n
 
 from __future__ import annotations
 
-import json
 import signal
 import sys
 from pathlib import Path
@@ -26,6 +25,7 @@ if __package__ in (None, ""):  # started as a file: make the package importable
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from benchmarks.harness.materials import use_own_cache
+from benchmarks.harness.result_file import write_results
 from benchmarks.scaling_study.options import Options
 from benchmarks.scaling_study.report import draw, report
 from benchmarks.scaling_study.runs import measure
@@ -39,12 +39,10 @@ def main(options: Options) -> None:
     use_own_cache()
     from benchmarks.harness.results import describe_machine
 
-    machine = describe_machine({})
+    machine = describe_machine()
     measured = measure(options, lambda line: print(line, file=sys.stderr))
     results = study(measured, options)
-    options.output.mkdir(parents=True, exist_ok=True)
-    content = json.dumps(results.as_json(machine), indent=1, ensure_ascii=False) + "\n"
-    (options.output / "scaling.json").write_text(content, encoding="utf-8")
+    write_results(options.output / "scaling.json", results.as_json(machine))
     text = report(results)
     (options.output / "scaling.md").write_text(text, encoding="utf-8")
     draw(options.output / "scaling.png", results)

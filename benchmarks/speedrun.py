@@ -11,7 +11,6 @@ exit status is 1 if the mean accuracy misses the target.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import subprocess
 import sys
@@ -117,6 +116,7 @@ def main() -> None:
     parser.add_argument("--keep-runs", type=Path, help="folder to publish the runs in")
     parser.add_argument("flags", nargs="*", help="after --: further flags of the recipe")
     arguments = parser.parse_args()
+    from benchmarks.harness.result_file import write_results
     from benchmarks.harness.results import describe_machine
 
     entries: list[Entry] = []
@@ -127,7 +127,7 @@ def main() -> None:
         entries.append(entry)
         facts = describe_machine({"matrix product bf16, GFLOP/s": entry["matrix_gflops"]})
         results = {"target": TARGET, "flags": arguments.flags, "machine": facts, "runs": entries}
-        arguments.output.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        write_results(arguments.output, results)
     show(entries)
     accuracy = mean(entry["accuracy_tta"] for entry in entries)
     if accuracy < TARGET:

@@ -1,6 +1,6 @@
 """Measure the time and the operations until an evaluation first meets a goal, beside peers.
 
-python benchmarks/time_to_accuracy.py --targets mnist --data path/to/data
+python benchmarks/time_to_accuracy.py --datasets mnist --data path/to/data
 python benchmarks/time_to_accuracy.py --data path/to/data --bert-checkpoint path/to/checkpoint \
     --seeds 0 1 2
 python benchmarks/time_to_accuracy.py --show            # the tables and the picture once more
@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any, Literal
 if __package__ in (None, ""):  # started as a file: make the package importable
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
+from benchmarks import REPOSITORY
 from benchmarks.harness.fresh_code import printed_by
 from benchmarks.harness.materials import use_own_cache
 
@@ -40,18 +41,17 @@ if TYPE_CHECKING:
     from benchmarks.accuracy.results import FinishedRun, Results
     from benchmarks.accuracy.workloads import Peer, Recipe, Workload
 
-REPOSITORY = Path(__file__).resolve().parents[1]
 RESULTS = REPOSITORY / "benchmarks" / "results" / "time-to-accuracy.json"
 PICTURE = REPOSITORY / "docs" / "time-to-accuracy.svg"
-TargetName = Literal["mnist", "cifar10", "sst2", "mrpc", "digits"]
+DatasetName = Literal["mnist", "cifar10", "sst2", "mrpc", "digits"]
 
 
 @dataclass(kw_only=True)
 class Options:
     """Measure the time to an accuracy, of the recipes and of their peers."""
 
-    targets: tuple[TargetName, ...] = ("mnist", "cifar10", "sst2", "mrpc")
-    """Data sets; digits is built in and serves to try this script."""
+    datasets: tuple[DatasetName, ...] = ("mnist", "cifar10", "sst2", "mrpc")
+    """Data sets to train on; digits is built in and serves to try this script."""
     contestants: tuple[str, ...] = ()
     """Names of contestants as the table has them (default: all)."""
     seeds: tuple[int, ...] = (0,)
@@ -83,10 +83,10 @@ class Options:
             )
         if self.updates is not None and self.updates < 1:
             raise SystemExit("error: --updates takes 1 or more")
-        if not self.show and {"sst2", "mrpc"} & {*self.targets} and self.bert_checkpoint is None:
+        if not self.show and {"sst2", "mrpc"} & {*self.datasets} and self.bert_checkpoint is None:
             raise SystemExit(
                 "error: sst2 and mrpc need --bert-checkpoint FOLDER; without it, leave them out of "
-                "--targets"
+                "--datasets"
             )
 
 
@@ -101,7 +101,7 @@ def main(options: Options) -> None:
             raise SystemExit(f"error: there is no file {options.output}: measure first")
         show(earlier, options.picture)
         return
-    results = Results(options.output, described_machine())
+    results = Results(options.output, measure_machine_apart())
     if earlier is not None:
         earlier.require_machine(results.machine)
         results.runs = earlier.runs
@@ -150,7 +150,7 @@ def chosen_contestants(options: Options) -> list[tuple[Workload, Recipe | Peer]]
 
     everyone = [
         (WORKLOADS[name], contestant)
-        for name in options.targets
+        for name in options.datasets
         for contestant in WORKLOADS[name].contestants
     ]
     names = [contestant.name for _, contestant in everyone]
@@ -200,7 +200,7 @@ def outcome(workload: Workload, run: FinishedRun, results: Results) -> str:
     return "; ".join(parts)
 
 
-def described_machine() -> dict[str, Any]:
+def measure_machine_apart() -> dict[str, Any]:
     """Return the machine's facts and rates, measured in a process of its own."""
     code = (
         "import json; from benchmarks.harness import results, roofs; "

@@ -10,7 +10,6 @@ into a pinned buffer of its own.
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ import torch
 import tyro
 
 from benchmarks.harness.isolation import default_device, synchronize
+from benchmarks.harness.result_file import write_results
 from common.output.tables import print_table
 from common.system.devices import device_name
 
@@ -147,7 +147,7 @@ def main(options: Options) -> None:
     """Measure, print a table, and write the files that the flags name."""
     measured = measure_all(options.largest, options.repeats)
     if options.output is not None:
-        options.output.write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
+        write_results(options.output, measured)
     sizes = [f"{row['megabytes']:g} MB" for row in next(iter(measured.values()))]
     table = [["GB/s (the call returns after, ms)", *sizes]]
     for name, rows in measured.items():

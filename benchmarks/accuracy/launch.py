@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from benchmarks import REPOSITORY
 from benchmarks.accuracy.materials import Materials
 from benchmarks.accuracy.records import read_evaluations, read_facts
 from benchmarks.accuracy.results import FinishedRun, Settings
@@ -23,7 +24,6 @@ from benchmarks.accuracy.workloads import Peer, Recipe, Workload
 from common.tools.reproduce.publishing import publish_if_possible
 from common.track.facts import git_commit
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 SCRIPTS = REPOSITORY / "benchmarks" / "accuracy"
 TAIL = 3000  # characters from the end of a failed command's output
 
@@ -49,7 +49,7 @@ def settings_of(workload: Workload, contestant: Recipe | Peer, conditions: Condi
             "flags": list(contestant.flags),
             "code": digest_of_code(REPOSITORY / "recipes" / f"{contestant.recipe}.py"),
         }
-    settings |= {"training": asdict(contestant.training), "source": contestant.source}
+    settings |= {"training": asdict(contestant.settings), "source": contestant.source}
     if contestant.epochs_from is not None:
         settings["epochs_from"] = asdict(contestant.epochs_from)
     return settings
@@ -172,7 +172,7 @@ def run_command(command: list[str], folder: Path) -> None:
 
 def repeating_commands(workload: Workload, contestant: Recipe | Peer, seed: int) -> list[str]:
     """Return the commands that repeat a run, with placeholders for this machine's folders."""
-    words = ["python", "benchmarks/time_to_accuracy.py", "--targets", workload.name]
+    words = ["python", "benchmarks/time_to_accuracy.py", "--datasets", workload.name]
     words += ["--contestants", contestant.name, "--seeds", str(seed)]
     dataset = workload.name
     if workload.name != "digits":

@@ -53,7 +53,7 @@ def dataset_folder(workload: Workload, data: Path | None) -> Path:
     if not folder.is_dir():
         raise SystemExit(
             f"error: {data} has no folder {workload.name}: put the data set there, or leave it out "
-            "of --targets"
+            "of --datasets"
         )
     if workload.evaluated == "test" and split_files(folder, "validation", is_needed=False):
         return without_validation(folder)

@@ -23,7 +23,7 @@ from benchmarks.accuracy.goals import Goal
 from benchmarks.accuracy.records import Evaluation, EvaluationLog, Facts, ForwardCost, Trial
 from benchmarks.accuracy.workloads import TRIAL_SKIPPED, TRIAL_UPDATES, WORKLOADS, Peer
 from benchmarks.peer_loops import image_training, text_training
-from benchmarks.peer_loops.image_training import ImageSplits, ImageTraining
+from benchmarks.peer_loops.image_training import ImageSettings, ImageSplits
 from benchmarks.peer_loops.text_training import TextSplits
 
 
@@ -45,7 +45,7 @@ class Request:
     most_updates: int | None = None  # to try the script out: so many, and one evaluation
 
 
-class Recorder:
+class EvaluationRecorder:
     """Counts updates, writes evaluations down, and ends the training once it has seen enough."""
 
     def __init__(self, request: Request, goals: tuple[Goal, ...]) -> None:
@@ -86,11 +86,11 @@ class Recorder:
         self.batch_requested = now
         return self.updates < TRIAL_UPDATES
 
-    def evaluate(self) -> None:
+    def evaluation_begins(self) -> None:
         """Note that an evaluation begins now."""
         self.evaluation_began = self.log.elapsed()
 
-    def evaluated(self, figures: Mapping[str, float]) -> bool:
+    def evaluation_ended(self, figures: Mapping[str, float]) -> bool:
         """Note an evaluation that has just ended; return whether to go on."""
         seconds = self.log.elapsed()
         self.evaluation_seconds = seconds - self.evaluation_began
@@ -145,13 +145,13 @@ def added(left: tuple[int, int, int], right: tuple[int, int, int]) -> tuple[int,
     return left[0] + right[0], left[1] + right[1], left[2] + right[2]
 
 
-def train(request: Request, peer: Peer, recorder: Recorder) -> ForwardCost:
+def train(request: Request, peer: Peer, recorder: EvaluationRecorder) -> ForwardCost:
     """Train a peer; return the cost of its forward pass, counted afterwards."""
-    training = peer.training
+    settings = peer.settings
     model: nn.Module
-    if isinstance(training, ImageTraining):
+    if isinstance(settings, ImageSettings):
         splits = ImageSplits.read(Path(request.arrays))
-        model = image_training.train(training, splits, request.seed, recorder)
+        model = image_training.train(settings, splits, request.seed, recorder)
         from benchmarks.accuracy.operations import cost_of_peer, image_batch, image_loss
 
         _, channels, height, width = splits.train.images.shape
@@ -162,7 +162,7 @@ def train(request: Request, peer: Peer, recorder: Recorder) -> ForwardCost:
         [Path(file) for file in request.evaluated_files],
         request.checkpoint,
     )
-    model = text_training.train(training, texts, request.seed, recorder)
+    model = text_training.train(settings, texts, request.seed, recorder)
     from benchmarks.accuracy.operations import cost_of_peer, text_batches, text_loss
 
     return cost_of_peer(model.cpu(), text_loss, text_batches())
@@ -173,7 +173,7 @@ def main(request: Request) -> None:
     workload = WORKLOADS[request.workload]
     peer = workload.contestant(request.contestant)
     assert isinstance(peer, Peer)
-    recorder = Recorder(request, workload.goals)
+    recorder = EvaluationRecorder(request, workload.goals)
     cost = train(request, peer, recorder)
     Facts(cost, recorder.trial()).write(Path(request.folder))
 

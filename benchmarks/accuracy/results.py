@@ -10,6 +10,7 @@ from typing import Any
 
 from benchmarks.accuracy.records import Evaluation, ForwardCost, Trial
 from benchmarks.accuracy.workloads import Peer, Published, SameEpochs, Workload
+from benchmarks.harness.result_file import read_results, write_results
 
 Settings = dict[str, Any]  # a JSON object
 NOTES = (
@@ -70,16 +71,12 @@ class Results:
         Raises:
             SystemExit: the file holds something else.
         """
-        if not file.exists():
-            return None
-        try:
-            content = json.loads(file.read_text(encoding="utf-8"))
+
+        def parse(content: Settings) -> Results:
             runs = [FinishedRun.from_json(value) for value in content["runs"]]
             return cls(file, content["machine"], {run.key: run for run in runs})
-        except (ValueError, KeyError, TypeError) as problem:
-            raise SystemExit(
-                f"error: {file} is no file of results ({problem!r}): pass another --output"
-            ) from None
+
+        return read_results(file, parse)
 
     def require_machine(self, machine: Settings) -> None:
         """Refuse to add runs of another machine or other versions to these.
@@ -111,11 +108,7 @@ class Results:
             "table": table,
             "runs": [asdict(run) for run in self.runs.values()],
         }
-        text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = self.file.with_suffix(".unfinished")
-        unfinished.write_text(text, encoding="utf-8")
-        unfinished.replace(self.file)
+        write_results(self.file, content)
 
     def of(self, workload: str, contestant: str) -> list[FinishedRun]:
         """Return a contestant's runs by seed."""

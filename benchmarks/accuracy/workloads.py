@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from benchmarks.accuracy.goals import Goal
-from benchmarks.peer_loops.image_training import ImageTraining
-from benchmarks.peer_loops.text_training import TextTraining
+from benchmarks.peer_loops.image_training import ImageSettings
+from benchmarks.peer_loops.text_training import TextSettings
 
 # Updates of a trial, which measures the rates of a contestant that would take hours.
 TRIAL_UPDATES = 24
@@ -50,7 +50,7 @@ class Peer:
     """A peer with the settings that its documentation gives."""
 
     name: str  # for tables
-    training: ImageTraining | TextTraining
+    settings: ImageSettings | TextSettings
     source: str  # repository and path, and what differs
     # Where the epochs come from, if only the speed is measured here. None: it trains to its end.
     epochs_from: Published | SameEpochs | None = None
@@ -58,7 +58,10 @@ class Peer:
 
 @dataclass(frozen=True)
 class OnlyPublished:
-    """A record that can't be run on this machine: its operations are published, or follow."""
+    """A published result that can't be measured here.
+
+    Its operations are published, or computed from published figures.
+    """
 
     name: str
     goal: str  # its title
@@ -92,7 +95,7 @@ class Workload:
 # ------------------------------------------------------------------------------------ MNIST
 
 # Keras documents an MLP of the recipe's size: 98.40 % after 20 epochs.
-TEXTBOOK_MLP = ImageTraining(
+TEXTBOOK_MLP = ImageSettings(
     framework="pytorch",
     model="mlp",
     optimizer="rmsprop",
@@ -102,7 +105,7 @@ TEXTBOOK_MLP = ImageTraining(
     evaluation_batch_size=128,
 )
 MLP_SOURCE = "keras-team/keras, examples/mnist_mlp.py (98.40 % after 20 epochs)"
-EXAMPLE_CNN = ImageTraining(
+EXAMPLE_CNN = ImageSettings(
     framework="pytorch",
     model="cnn",
     optimizer="adadelta",
@@ -141,7 +144,7 @@ MNIST = Workload(
 
 # --------------------------------------------------------------------------------- CIFAR-10
 
-RESNET18 = ImageTraining(
+RESNET18 = ImageSettings(
     framework="pytorch",
     model="resnet18",
     optimizer="sgd",
@@ -162,7 +165,7 @@ RESNET18_PUBLISHED = Published(
     source="afzalxo/ResNet-Simplified-Pytorch, README.md: the same settings",
 )
 # Its schedule and loss don't matter here: only the speed of the network and batches is measured.
-RESNET9 = ImageTraining(
+RESNET9 = ImageSettings(
     framework="pytorch",
     model="resnet9",
     optimizer="sgd",
@@ -216,7 +219,7 @@ CIFAR10 = Workload(
 
 # ------------------------------------------------------------------------------------- GLUE
 
-RUN_GLUE = TextTraining(
+RUN_GLUE = TextSettings(
     framework="trainer",
     learning_rate=2e-5,
     epochs=3,
@@ -229,7 +232,7 @@ FAST_RUN_GLUE = replace(RUN_GLUE, is_padded=False, precision="bf16")
 RUN_GLUE_SOURCE = (
     "huggingface/transformers, examples/pytorch/text-classification/run_glue.py and README.md"
 )
-NLP_EXAMPLE = TextTraining(
+NLP_EXAMPLE = TextSettings(
     framework="accelerate",
     learning_rate=2e-5,
     epochs=3,

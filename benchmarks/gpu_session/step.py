@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import statistics
@@ -18,6 +17,7 @@ from typing import Any
 
 import torch
 
+from benchmarks import REPOSITORY
 from benchmarks.harness.contestants import threads
 from benchmarks.harness.guarded import without_waiting
 from benchmarks.harness.isolation import default_device, isolated
@@ -25,8 +25,9 @@ from benchmarks.harness.judging import mfu_at
 from benchmarks.harness.kernel_time import KernelTime
 from benchmarks.harness.materials import image_dataset, random_bert, text_extract
 from benchmarks.harness.options import Options
-from benchmarks.harness.recipe_side import REPOSITORY, load_recipe, train_recipe
-from benchmarks.harness.rounds import Comparison, Training
+from benchmarks.harness.recipe_side import load_recipe, train_recipe
+from benchmarks.harness.result_file import write_results
+from benchmarks.harness.rounds import Comparison, FinishedTraining
 from common.errors import UserError
 from common.measure import memory
 from common.run_directory.records import RunConfig, read_record
@@ -38,7 +39,7 @@ ERROR_CHARACTERS = 1500  # of the end of a traceback
 
 
 @dataclass
-class Cell:
+class MeasuredRecipe:
     """A recipe with some settings, and its measured figures."""
 
     name: str
@@ -66,19 +67,17 @@ class Step:
 
     def write(self) -> None:
         """Write the whole record, so that a kill loses nothing."""
-        part = self.file.with_suffix(".part")
-        part.write_text(json.dumps(self.record, indent=1, ensure_ascii=False) + "\n")
-        os.replace(part, self.file)
+        write_results(self.file, self.record)
 
     def note(self, name: str, figures: object) -> None:
         """Write figures under a name into the record; they must be valid JSON."""
         self.record["figures"][name] = figures
         self.write()
 
-    def goal(
+    def figure(
         self, title: str, value: float, least: float | None = None, most: float | None = None
     ) -> None:
-        """Write a figure that has a goal into the record.
+        """Write a figure into the record, with its goal if it has one.
 
         Args:
             least: the goal, if the figure must be at least that.
@@ -134,67 +133,71 @@ class Step:
             return {"dataset": "synthetic"}
         return {"dataset": "synthetic", "image_size": 8 if self.tiny else 32}
 
-    def measure(self, cells: Sequence[Cell], steps: int, rounds: int) -> None:
+    def measure(self, recipes: Sequence[MeasuredRecipe], updates: int, rounds: int) -> None:
         """Measure recipes in turns: A B C, then B C A, and so on.
 
         First, each recipe trains once while a wait for the device in its loop is an error. Each
         timed training begins with updates that are not timed. On a GPU, the profiler comes last.
 
         Args:
-            steps: timed updates of a training.
+            updates: timed updates of a training.
         """
-        for cell in cells:
-            self.look_for_waits(cell)
-            self.note(cell.name, cell.figures)
+        for measured in recipes:
+            self.look_for_waits(measured)
+            self.note(measured.name, measured.figures)
         for number in range(rounds):
-            first = number % len(cells)
-            for cell in [*cells[first:], *cells[:first]]:
-                if cell.works:
-                    self.time_once(cell, steps, seed=number)
-                    self.note(cell.name, cell.figures)
-        for cell in cells:
-            if cell.works and torch.cuda.is_available():
-                self.measure_kernels(cell)
-                self.note(cell.name, cell.figures)
+            first = number % len(recipes)
+            for measured in [*recipes[first:], *recipes[:first]]:
+                if measured.works:
+                    self.time_once(measured, updates, seed=number)
+                    self.note(measured.name, measured.figures)
+        for measured in recipes:
+            if measured.works and torch.cuda.is_available():
+                self.measure_kernels(measured)
+                self.note(measured.name, measured.figures)
 
-    def look_for_waits(self, cell: Cell) -> None:
+    def look_for_waits(self, measured: MeasuredRecipe) -> None:
         """Train some updates while a wait for the device in the loop is an error."""
         # A compiled model may wait while it meets shapes for the first time.
-        settled = self.untimed if cell.compiled else SETTLED
-        guard = without_waiting(load_recipe(cell.recipe), settled)
+        settled = self.untimed if measured.compiled else SETTLED
+        guard = without_waiting(load_recipe(measured.recipe), settled)
         updates = 3 if self.tiny else settled + 10
-        self.attempt(cell, lambda: self.train(cell, updates, guard=guard))
+        self.attempt(measured, lambda: self.train(measured, updates, guard=guard))
 
-    def time_once(self, cell: Cell, steps: int, seed: int) -> None:
-        """Time one training, and update the cell's figures."""
+    def time_once(self, measured: MeasuredRecipe, updates: int, seed: int) -> None:
+        """Time one training, and update the recipe's figures."""
         training = self.attempt(
-            cell, lambda: self.train(cell, steps, untimed=self.untimed, seed=seed)
+            measured, lambda: self.train(measured, updates, untimed=self.untimed, seed=seed)
         )
         if training is None:
             return
-        cell.rates.append(training.samples / training.seconds)
-        rate = statistics.median(cell.rates)
+        measured.rates.append(training.samples / training.seconds)
+        rate = statistics.median(measured.rates)
         summary = {
             name: value for name, value in training.summary.items() if not name.startswith("val")
         }
-        spread = {"least": min(cell.rates), "most": max(cell.rates), "rounds": len(cell.rates)}
-        cell.figures |= summary | {"samples_per_second": rate, "spread": spread}
+        spread = {
+            "least": min(measured.rates),
+            "most": max(measured.rates),
+            "rounds": len(measured.rates),
+        }
+        measured.figures |= summary | {"samples_per_second": rate, "spread": spread}
         mfu = mfu_at(rate, training.summary)
         if mfu is not None:
-            cell.figures["perf/mfu"] = mfu
+            measured.figures["perf/mfu"] = mfu
 
-    def measure_kernels(self, cell: Cell) -> None:
+    def measure_kernels(self, measured: MeasuredRecipe) -> None:
         """Profile a training to find the share of an update in which a kernel runs."""
         kernels = KernelTime()
         training = self.attempt(
-            cell,
-            lambda: self.train(cell, PROFILED_UPDATES, untimed=self.untimed, observer=kernels),
+            measured,
+            lambda: self.train(measured, PROFILED_UPDATES, untimed=self.untimed, observer=kernels),
         )
         if training is not None:
             # The profiler slows the updates, but not the kernels.
             kernel_seconds_per_sample = kernels.seconds / training.samples
-            share = kernel_seconds_per_sample * cell.figures["samples_per_second"]
-            cell.figures["kernel_share"] = min(1.0, share)
+            share = kernel_seconds_per_sample * measured.figures["samples_per_second"]
+            measured.figures["kernel_share"] = min(1.0, share)
 
     @property
     def untimed(self) -> int:
@@ -203,14 +206,14 @@ class Step:
 
     def train(
         self,
-        cell: Cell,
-        steps: int,
+        measured: MeasuredRecipe,
+        updates: int,
         *,
         untimed: int = 0,
         guard: AbstractContextManager[object] | None = None,
         observer: AbstractContextManager[object] | None = None,
         seed: int = 0,
-    ) -> Training:
+    ) -> FinishedTraining:
         """Train a recipe in this process; see `train_recipe`.
 
         Args:
@@ -221,28 +224,34 @@ class Step:
         if torch.cuda.is_available():
             torch.cuda.init()
             torch.cuda.reset_peak_memory_stats()
-        if cell.compiled:  # code compiled for other precisions would count against a limit
+        if measured.compiled:  # code compiled for other precisions would count against a limit
             torch.compiler.reset()
-        settings = {**cell.settings, "compile": cell.compiled, "log_every": max(2, steps // 3)}
-        total = untimed + steps
+        settings = {
+            **measured.settings,
+            "compile": measured.compiled,
+            "log_every": max(2, updates // 3),
+        }
+        total = untimed + updates
         with isolated(threads()), guard or nullcontext():
             training = train_recipe(
-                load_recipe(cell.recipe), total, untimed, observer, seed=seed, **settings
+                load_recipe(measured.recipe), total, untimed, observer, seed=seed, **settings
             )
         if training.model is not None:
             parameter = next(training.model.parameters())
-            require_device(cell.name, parameter.device.type)
+            require_device(measured.name, parameter.device.type)
         return training
 
-    def attempt(self, cell: Cell, train: Callable[[], Training]) -> Training | None:
-        """Return a training; on failure, put the reason into the cell's figures and return None."""
+    def attempt(
+        self, measured: MeasuredRecipe, train: Callable[[], FinishedTraining]
+    ) -> FinishedTraining | None:
+        """Return a training. If it fails, put the reason into the figures, and return None."""
         try:
             return train()
         except UserError as refusal:
-            cell.figures["refused"] = refusal.message
+            measured.figures["refused"] = refusal.message
         except Exception as problem:
             key = "waits" if "synchroniz" in str(problem) else "failed"
-            cell.figures[key] = end_of_traceback(problem)
+            measured.figures[key] = end_of_traceback(problem)
         return None
 
 

@@ -10,19 +10,20 @@ import shutil
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import get_args, get_type_hints
 
-from benchmarks.gpu_session.step import Cell, Step
+from benchmarks.gpu_session.step import MeasuredRecipe, Step
 from benchmarks.harness.isolation import turn_off_cudnn_attention
 from benchmarks.harness.materials import image_dataset, long_texts, random_bert, use_own_cache
 from benchmarks.harness.options import Options
 from benchmarks.harness.rounds import Comparison, Suite
 from common.run_directory.records import Summary, read_record
 from common.storage.json_files import read_json
+from common.track.names import precision_name
 
 NAN = float("nan")  # stands for a figure that could not be measured; it reaches no goal
 RECIPES = ("mnist_mlp", "resnet", "bert")
@@ -71,11 +72,11 @@ def note_tests(step: Step, report: Path, selection: str) -> None:
         passed += not {"failure", "error", "skipped"} & outcomes.keys()
         name = f"{case.get('classname')}::{case.get('name')}"
         step.note(name, {"seconds": float(case.get("time", 0)), **outcomes})
-    step.goal(f"GPU tests that passed ({selection})", passed, len(cases))
+    step.figure(f"GPU tests that passed ({selection})", passed, len(cases))
 
 
 def smoke(step: Step) -> None:
-    """Launch each recipe once in fp16, kill it after a checkpoint, and resume it."""
+    """Launch, kill and resume each recipe in fp16; test that a checkpoint is of its moment."""
     gpu_tests(step, "smoke or moment", "(smoke and mnist) or moment")
 
 
@@ -94,28 +95,32 @@ def precisions(step: Step, recipe: str) -> None:
     settings = step.data_settings(recipe)
     if step.tiny:
         settings["batch_size"] = 4
-    steps = 2 if step.tiny else UPDATES[recipe]
-    cells = [
-        Cell(f"{recipe} {title_of(precision)}", recipe, settings | {"mixed_precision": precision})
+    updates = 2 if step.tiny else UPDATES[recipe]
+    recipes = [
+        in_precision(precision, recipe, recipe, settings)
         for precision in (("fp16", "no") if step.tiny else PRECISIONS)
     ]
-    step.measure(cells, steps, step.options.rounds)
+    step.measure(recipes, updates, step.options.rounds)
     if step.tiny:
         return
-    step.goal(f"{recipe}: share with a kernel running", kernel_share(cells[0]), least=0.9)
-    for cell in cells:
-        compiled = Cell(f"{cell.name} compiled", recipe, cell.settings, compiled=True)
-        step.measure([compiled], steps, rounds=1)
+    step.figure(f"{recipe}: share with a kernel running", kernel_share(recipes[0]), least=0.9)
+    for measured in recipes:
+        name = f"{measured.name} compiled"
+        compiled = MeasuredRecipe(name, recipe, measured.settings, compiled=True)
+        step.measure([compiled], updates, rounds=1)
 
 
-def title_of(precision: str) -> str:
-    """Return a precision's name for people: "fp32" for "no"."""
-    return "fp32" if precision == "no" else precision
+def in_precision(
+    precision: str, title: str, recipe: str, settings: Mapping[str, object]
+) -> MeasuredRecipe:
+    """Return a recipe that is to be measured in a precision; the name is for tables."""
+    name = f"{title} {precision_name(precision)}"
+    return MeasuredRecipe(name, recipe, {**settings, "mixed_precision": precision})
 
 
-def kernel_share(cell: Cell) -> float:
+def kernel_share(measured: MeasuredRecipe) -> float:
     """Return the share of an update in which a kernel runs; NaN if it is unknown."""
-    return cell.figures.get("kernel_share", NAN)
+    return measured.figures.get("kernel_share", NAN)
 
 
 def profile(step: Step) -> None:
@@ -126,14 +131,14 @@ def profile(step: Step) -> None:
             flags += [f"--{name.replace('_', '-')}", value]
         if step.tiny:
             flags += ["--image-size", 8, "--batch-size", 4]
-        steps = 12 if step.tiny else 80
+        updates = 12 if step.tiny else 80
         directory, _ = step.launch(
-            f"profile-{recipe}", recipe, *flags, "--profile", "--max-steps", steps
+            f"profile-{recipe}", recipe, *flags, "--profile", "--max-steps", updates
         )
         verdict = read_json(directory / "profile" / "verdict.json")
         step.note(recipe, verdict)
         busy = verdict["shares"]["memory"] + verdict["shares"]["compute"]
-        step.goal(f"{recipe}: share of an update with a kernel running", busy, least=0.9)
+        step.figure(f"{recipe}: share of an update with a kernel running", busy, least=0.9)
         remove_models(directory)
 
 
@@ -175,19 +180,19 @@ def compare(step: Step, suite: Suite, *prefixes: str) -> None:
         step.note(suite.name, summary)
 
     if step.tiny:
-        suite.warmup_steps = 0
-        suite.untimed_steps = 1
+        suite.warmup_updates = 0
+        suite.untimed_updates = 1
     suite.run(step.options.rounds, keep)
     keep()
 
 
 def resnet50(step: Step) -> None:
     """ResNet-50 at 224 pixels: fp16 against TF32, fp32 and timm; then the memory."""
-    from benchmarks.suites.resnet import resnet50 as suite_of
+    from benchmarks.suites.resnet import resnet50_suite
 
     image_size = 8 if step.tiny else 224
     batch_size = 2 if step.tiny else 128
-    compare(step, suite_of(step.options, image_size, batch_size), "recipe", "timm")
+    compare(step, resnet50_suite(step.options, image_size, batch_size), "recipe", "timm")
     if step.tiny:
         return
     settings = {
@@ -196,66 +201,67 @@ def resnet50(step: Step) -> None:
         "image_size": image_size,
         "batch_size": batch_size,
     }
-    cells = [
-        Cell(f"resnet50 {title_of(precision)}", "resnet", settings | {"mixed_precision": precision})
-        for precision in ("fp16", "no")
+    recipes = [
+        in_precision(precision, "resnet50", "resnet", settings) for precision in ("fp16", "no")
     ]
-    step.measure(cells, 20, rounds=1)
-    fp16_mib, fp32_mib = (cell.figures.get("memory/peak_allocated_mib", NAN) for cell in cells)
-    step.goal("ResNet-50, batch 128: memory of fp32 / fp16", fp32_mib / fp16_mib, least=1.7)
-    step.goal("ResNet-50: share with a kernel running", kernel_share(cells[0]), least=0.9)
+    step.measure(recipes, 20, rounds=1)
+    fp16_mib, fp32_mib = (
+        measured.figures.get("memory/peak_allocated_mib", NAN) for measured in recipes
+    )
+    step.figure("ResNet-50, batch 128: memory of fp32 / fp16", fp32_mib / fp16_mib, least=1.7)
+    step.figure("ResNet-50: share with a kernel running", kernel_share(recipes[0]), least=0.9)
 
 
 def bert_base(step: Step) -> None:
     """BERT-base on SST-2's lengths: fp16 against TF32 and HF Trainer with dynamic padding; MFU."""
-    from benchmarks.suites.bert import bert, recipe_contestant_in
+    from benchmarks.suites.bert import bert_suite, recipe_contestant_in
 
     turn_off_cudnn_attention()
     checkpoint = random_bert("tiny" if step.tiny else "base", step.tokenizer)
     step.options.bert_checkpoint = checkpoint
-    suite = bert(step.options)
+    suite = bert_suite(step.options)
     if step.options.on_gpu:
-        suite.contestants["recipe tf32"] = recipe_contestant_in("tf32", step.options, suite.steps)
+        suite.contestants["recipe tf32"] = recipe_contestant_in("tf32", step.options, suite.updates)
         title = "BERT: recipe fp16 / recipe tf32"
         suite.comparisons.append(Comparison(title, "recipe", "recipe tf32"))
     compare(step, suite, "recipe", f"HF Trainer dynamic {step.options.precision}")
     mfu = suite.median("recipe", "mfu")
-    step.goal("BERT-base: MFU", NAN if mfu is None else mfu)
+    step.figure("BERT-base: MFU", NAN if mfu is None else mfu)
 
 
 def bert_large(step: Step) -> None:
     """BERT-large at length 128: MFU, and fp16 against TF32."""
     turn_off_cudnn_attention()
-    steps = 2 if step.tiny else 30
+    updates = 2 if step.tiny else 30
     settings = {
         "max_length": 128,
         "batch_size": 2 if step.tiny else 128,
         "dataset": str(long_texts(64 if step.tiny else 8192)),
         "model": str(random_bert("tiny" if step.tiny else "large", step.tokenizer)),
     }
-    cells = [
-        Cell(f"BERT-large {title_of(precision)}", "bert", settings | {"mixed_precision": precision})
+    recipes = [
+        in_precision(precision, "BERT-large", "bert", settings)
         for precision in (("no",) if step.tiny else ("fp16", "tf32"))
     ]
-    step.measure(cells, steps, step.options.rounds)
+    step.measure(recipes, updates, step.options.rounds)
     if step.tiny:
         return
-    fp16 = cells[0]
+    fp16 = recipes[0]
     mfu = fp16.figures.get("perf/mfu", NAN)
-    step.goal(f"{fp16.name}, length 128: MFU", mfu, least=0.4)
-    fp16_rate, tf32_rate = (cell.figures.get("samples_per_second", NAN) for cell in cells)
-    step.goal("BERT-large, length 128: fp16 / tf32", fp16_rate / tf32_rate, least=1.8)
-    compiled = Cell(f"{fp16.name} compiled", "bert", fp16.settings, compiled=True)
-    step.measure([compiled], steps, rounds=1)
+    step.figure(f"{fp16.name}, length 128: MFU", mfu, least=0.4)
+    fp16_rate, tf32_rate = (measured.figures.get("samples_per_second", NAN) for measured in recipes)
+    step.figure("BERT-large, length 128: fp16 / tf32", fp16_rate / tf32_rate, least=1.8)
+    compiled = MeasuredRecipe(f"{fp16.name} compiled", "bert", fp16.settings, compiled=True)
+    step.measure([compiled], updates, rounds=1)
 
 
 def mnist(step: Step) -> None:
     """MNIST against the textbook loops."""
-    from benchmarks.suites.mnist import mnist as suite_of
+    from benchmarks.suites.mnist import mnist_suite
 
     precision = step.options.precision
     peers = (f"Accelerate {precision}", f"PyTorch {precision}")
-    compare(step, suite_of(step.options), "recipe", *peers)
+    compare(step, mnist_suite(step.options), "recipe", *peers)
 
 
 def cifar10(step: Step) -> None:
@@ -278,8 +284,8 @@ def cifar10(step: Step) -> None:
         title = f"CIFAR-10, {epochs} epochs{', compiled' if compiled else ''}"
         accuracy = figures["test/accuracy"]
         training_seconds = figures["time/train_seconds"]
-        step.goal(f"{title}: test accuracy", accuracy, least=0.94)
-        step.goal(f"{title}: seconds of training", training_seconds, most=60)
+        step.figure(f"{title}: test accuracy", accuracy, least=0.94)
+        step.figure(f"{title}: seconds of training", training_seconds, most=60)
         if accuracy >= 0.94 and training_seconds <= 60:
             break
 
@@ -342,7 +348,7 @@ def main(name: str, file: str, options_as_json: str) -> None:
     tokenizer = step_options["tokenizer"]
     options = Options(
         rounds=step_options["rounds"],
-        steps=0.01 if tiny else 1.0,
+        scale=0.01 if tiny else 1.0,
         data=Path(data) if data else None,
     )
     step = Step(Path(file), tiny, options, Path(tokenizer) if tokenizer else None)
@@ -350,7 +356,7 @@ def main(name: str, file: str, options_as_json: str) -> None:
         raise SystemExit("there is no GPU here: pass --tiny to see whether the steps work")
     offered_precisions = get_args(get_type_hints(TrainingConfig)["mixed_precision"])
     step.record |= {"tiny": step.tiny, "precisions offered": offered_precisions}
-    step.record["machine"] = describe_machine({})
+    step.record["machine"] = describe_machine()
     if shutil.which("nvidia-smi"):
         completed = subprocess.run(["nvidia-smi"], capture_output=True, encoding="utf-8")
         step.record["nvidia_smi"] = completed.stdout.splitlines()

@@ -13,7 +13,7 @@ from benchmarks.harness.isolation import isolated
 from benchmarks.harness.judging import Judge, throughput
 from benchmarks.harness.options import Options
 from benchmarks.harness.recipe_side import load_recipe, train_recipe
-from benchmarks.harness.rounds import Contestant, Measurement, Round, Training
+from benchmarks.harness.rounds import Contestant, FinishedTraining, Measurement, Round
 from common.data.images import CachedImages, ImageData, load_images
 from common.data.sources import find_named
 from common.system.processor import cpu_threads
@@ -21,7 +21,7 @@ from common.system.processor import cpu_threads
 BATCH_SIZE = 128  # of the image suites
 
 # From a number of timed updates, a seed, and a number of updates before the clock starts.
-Train = Callable[[int, int, int], Training]
+Train = Callable[[int, int, int], FinishedTraining]
 
 
 def threads() -> int:
@@ -34,7 +34,7 @@ def contestant(train: Train, judge: Judge | None = None) -> Contestant:
 
     def compete(turn: Round) -> Measurement:
         with isolated(threads()):
-            training = train(turn.steps, turn.seed, turn.untimed)
+            training = train(turn.updates, turn.seed, turn.untimed)
         return throughput(training, judge, turn)
 
     return compete
@@ -46,8 +46,8 @@ def roof(work: Callable[[], object], batch_size: int) -> Contestant:
     def compete(turn: Round) -> Measurement:
         with isolated(threads()):
             roofs.seconds_of(work, turn.untimed)
-            seconds = roofs.seconds_of(work, turn.steps)
-        return Measurement(turn.steps * batch_size / seconds)
+            seconds = roofs.seconds_of(work, turn.updates)
+        return Measurement(turn.updates * batch_size / seconds)
 
     return compete
 
@@ -67,12 +67,12 @@ def recipe_contestant(
     accumulation = settings.get("gradient_accumulation_steps", 1)
     assert isinstance(accumulation, int)
 
-    def train(steps: int, seed: int, untimed: int) -> Training:
-        warmup = int(warmup_share * (untimed + steps))
+    def train(updates: int, seed: int, untimed: int) -> FinishedTraining:
+        warmup = int(warmup_share * (untimed + updates))
         skipped = untimed * accumulation
         return train_recipe(
             recipe,
-            untimed + steps,
+            untimed + updates,
             skipped,
             observer=None,
             seed=seed,

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+from benchmarks import REPOSITORY
 
 
 def printed_by(code: str) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.harness.recipe_side import REPOSITORY
+from benchmarks import REPOSITORY
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from benchmarks.harness.isolation import default_device
-from benchmarks.harness.rounds import Measurement, Round, Training
-from benchmarks.peer_loops.textbook import AUTOCAST_TYPES
+from benchmarks.harness.precisions import AUTOCAST_TYPES
+from benchmarks.harness.rounds import FinishedTraining, Measurement, Round
 from common.data.loader import Loader
 from common.data.order import EvaluationOrder
 from common.data.samples import Samples
@@ -62,7 +62,7 @@ class Judge:
         return loss_sum / count, correct / count
 
 
-def throughput(training: Training, judge: Judge | None, turn: Round) -> Measurement:
+def throughput(training: FinishedTraining, judge: Judge | None, turn: Round) -> Measurement:
     """Return the samples/s of a training, and the judge's figures if the turn is judged."""
     rate = training.samples / training.seconds
     measurement = Measurement(rate, training.train_loss, mfu=mfu_at(rate, training.summary))

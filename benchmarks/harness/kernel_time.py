@@ -12,6 +12,10 @@ from typing import Any
 
 import torch
 
+from common.profile.verdict import is_kernel
+
+Interval = tuple[float, float]  # start and end, in microseconds
+
 
 class KernelTime:
     """Measures the time in which the GPU runs a kernel or a copy, during a `with` block."""
@@ -39,20 +43,21 @@ class KernelTime:
             self.seconds = union_length(kernel_intervals(self.profile.events() or [])) / 1e6
 
 
-def kernel_intervals(events: Iterable[Any]) -> list[tuple[float, float]]:
-    """Return the start and the end of each kernel and copy on the device, in microseconds.
+def kernel_intervals(events: Iterable[Any]) -> list[Interval]:
+    """Return the interval of each kernel and copy on the device.
 
     Args:
         events: of torch's profiler, which has no public type for them.
     """
-    return [
-        (event.time_range.start, event.time_range.end)
-        for event in events
-        if event.device_type.name == "CUDA" and not event.is_user_annotation
-    ]
+    return [interval_of(event) for event in events if is_kernel(event)]
 
 
-def union_length(intervals: Sequence[tuple[float, float]]) -> float:
+def interval_of(event: Any) -> Interval:
+    """Return the start and the end of a profiler's event, in microseconds."""
+    return event.time_range.start, event.time_range.end
+
+
+def union_length(intervals: Sequence[Interval]) -> float:
     """Return the length of the union of the intervals; kernels of several streams overlap."""
     length = 0.0
     covered_until = float("-inf")

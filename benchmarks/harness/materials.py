@@ -59,7 +59,7 @@ def text_extract(data: Path | None, rows: int) -> Path:
     datasets.disable_progress_bars()
     splits = Tables(source, None).splits
     if len(splits["train"]) < rows:
-        raise SystemExit(f"{source.name} has fewer than {rows:,} training samples: lower --steps")
+        raise SystemExit(f"{source.name} has fewer than {rows:,} training samples: lower --scale")
     with making(folder) as unfinished:
         for split, count in (("train", rows), ("validation", VALIDATION_ROWS)):
             shuffled = splits[split].shuffle(seed=0)

@@ -25,8 +25,8 @@ class Options:
     """Suites to run; flags compares flags of the recipes, quality compares accuracies."""
     rounds: int = 5
     """Number of rounds. In each, all contestants take turns; a ratio is the median over rounds."""
-    steps: float = 1.0
-    """Scale of the updates per round: 0.1 to try the script, more for less noise."""
+    scale: float = 1.0
+    """Factor of the updates per round: 0.1 to try the script, more than 1 for less noise."""
     data: Path | None = None
     """Folder with mnist/, cifar10/ and sst2/ as the Hub lays them out (default: built-in data)."""
     bert_checkpoint: Path | None = None
@@ -59,6 +59,6 @@ class Options:
         """
         return self.scaled(UNTIMED_ON_GPU) if self.on_gpu else 0
 
-    def scaled(self, steps: int) -> int:
-        """Return a number of updates scaled by `steps`, at least 2."""
-        return max(2, round(self.steps * steps))
+    def scaled(self, updates: int) -> int:
+        """Return a number of updates times `scale`, at least 2."""
+        return max(2, round(self.scale * updates))

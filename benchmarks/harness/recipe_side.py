@@ -29,8 +29,9 @@ from unittest.mock import patch
 import torch
 from torch import nn
 
+from benchmarks import REPOSITORY
 from benchmarks.harness.isolation import synchronize
-from benchmarks.harness.rounds import Training
+from benchmarks.harness.rounds import FinishedTraining
 from common.models.compile import compile_seconds
 from common.run_directory.records import Summary, read_record_if_there
 from common.storage.json_files import read_lines
@@ -38,7 +39,6 @@ from common.storage.json_files import read_lines
 if TYPE_CHECKING:
     from common.run import Run
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 NO_LIMIT = 10**6  # epochs
 Batch = dict[str, torch.Tensor]
 
@@ -110,14 +110,15 @@ def timed_by(recipe: ModuleType, timer: LoopTimer, models: list[nn.Module]) -> I
 
 def train_recipe(
     recipe: ModuleType,
-    steps: int,
+    updates: int,
     skipped: int = 0,
     observer: AbstractContextManager[object] | None = None,
     **settings: object,
-) -> Training:
-    """Run `main` of a recipe for `steps` updates; the time excludes compilation.
+) -> FinishedTraining:
+    """Run `main` of a recipe, and time its loop without compilation.
 
     Args:
+        updates: of the whole run.
         skipped: micro-batches before the clock starts; their samples do not count.
         observer: entered and left with the clock.
         settings: fields of the recipe's `Config`; the others keep their defaults.
@@ -130,17 +131,17 @@ def train_recipe(
 
     with tempfile.TemporaryDirectory() as folder, timed_by(recipe, timer, models):
         output = Path(folder, "run")
-        limits = {"epochs": NO_LIMIT, "max_steps": steps, "output_dir": str(output)}
+        limits = {"epochs": NO_LIMIT, "max_steps": updates, "output_dir": str(output)}
         config = recipe.Config(**{"tracker": "none", **limits, **settings})
         recipe.main(config)
         loss = mean_training_loss(output / "metrics.jsonl")
         summary = read_summary(output / "summary.json")
     world_size = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
-    micro_batches = steps * config.gradient_accumulation_steps - skipped
+    micro_batches = updates * config.gradient_accumulation_steps - skipped
     samples = micro_batches * config.batch_size * world_size
     if timer.seconds is None:
         raise RuntimeError("the recipe left its loop before its batches were used up")
-    return Training(timer.seconds, samples, loss, models[-1], summary)
+    return FinishedTraining(timer.seconds, samples, loss, models[-1], summary)
 
 
 def read_summary(file: Path) -> dict[str, float]:

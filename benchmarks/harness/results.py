@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import re
+from collections.abc import Mapping
 from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from importlib import metadata
@@ -19,6 +20,7 @@ from rich.table import Table
 
 from benchmarks.harness.isolation import default_device
 from benchmarks.harness.options import Options
+from benchmarks.harness.result_file import write_results
 from benchmarks.harness.rounds import Comparison, Measurement, Suite
 from common.system.devices import device_name
 from common.track.facts import git_commit
@@ -35,15 +37,17 @@ PACKAGES = (
     "wandb",
     "numpy",
 )
+# The names of options in published files, where they differ from those of the flags.
+RECORDED_NAMES = {"scale": "steps"}
 OUTCOMES = {None: "", True: "yes", False: "no"}  # whether a goal is reached
 CONSOLE = Console(highlight=False, width=None if Console().is_terminal else 150)
 
 
-def describe_machine(rates: dict[str, float]) -> Facts:
+def describe_machine(rates: Mapping[str, float] | None = None) -> Facts:
     """Return the facts that the figures depend on: hardware, rates, versions, commit and time.
 
     Args:
-        rates: of this machine; see `roofs.measure_machine`.
+        rates: of this machine; see `roofs.measure_machine`. None: they were not measured.
     """
     versions = {"python": platform.python_version()}
     for package in PACKAGES:
@@ -59,7 +63,7 @@ def describe_machine(rates: dict[str, float]) -> Facts:
             "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
             "load_average_before": round(os.getloadavg()[0], 2),
         },
-        "rates": {name: round(rate, 1) for name, rate in rates.items()},
+        "rates": {name: round(rate, 1) for name, rate in (rates or {}).items()},
         "versions": versions,
         "git_commit": git_commit(),
         "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -76,7 +80,7 @@ def summarize(suite: Suite) -> Facts:
     """Return a suite's figures as plain values."""
     return {
         "unit": suite.unit,
-        "steps": suite.steps,
+        "steps": suite.updates,
         "workload": suite.workload,
         "comparisons": [
             summarize_comparison(suite, comparison) for comparison in suite.comparisons
@@ -132,16 +136,19 @@ def write(file: Path, machine: Facts, options: Options, suites: list[Suite]) -> 
 
     Other suites in the file stay if they were measured with the same versions and options.
     """
-    recorded_options = {
-        name: value.name if isinstance(value, Path) else value
+    origin = {**machine, "options": recorded_options(options)}
+    measured = {suite.name: {**origin, **summarize(suite)} for suite in suites}
+    content = {"suites": comparable_suites(file, origin) | measured}
+    write_results(file, content)
+
+
+def recorded_options(options: Options) -> Facts:
+    """Return the options that a file of results has; paths are replaced by their last part."""
+    return {
+        RECORDED_NAMES.get(name, name): value.name if isinstance(value, Path) else value
         for name, value in vars(options).items()
         if name not in ("output", "suites")
     }
-    origin = {**machine, "options": recorded_options}
-    measured = {suite.name: {**origin, **summarize(suite)} for suite in suites}
-    content = {"suites": comparable_suites(file, origin) | measured}
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def comparable_suites(file: Path, origin: Facts) -> Facts:
@@ -158,7 +165,7 @@ def comparable_suites(file: Path, origin: Facts) -> Facts:
 
 def show(suite: Suite) -> None:
     """Print a suite's table, the rates that peers should reach, and the notes."""
-    table = Table(title=f"{suite.name}: {suite.steps} updates a round", title_justify="left")
+    table = Table(title=f"{suite.name}: {suite.updates} updates a round", title_justify="left")
     for column in ("ratio of", "goal", "median (least … most)", "", suite.unit):
         table.add_column(column, no_wrap=column != "ratio of")
     has_loss = any(suite.median(name, "train_loss") is not None for name in suite.measurements)

@@ -16,11 +16,11 @@ import torch
 from torch import nn
 
 from benchmarks.harness.isolation import default_device, synchronize
+from benchmarks.harness.precisions import DTYPES
 from common.training.precision import cpu_has_bf16
 
 MATRIX_SIZE = 2048
 COPY_BYTES = 256 * 2**20
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def seconds_of(work: Callable[[], object], calls: int) -> float:

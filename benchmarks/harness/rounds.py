@@ -14,14 +14,14 @@ from torch import nn
 class Round:
     """The work of every contestant in one round."""
 
-    steps: int  # optimizer updates that are timed
+    updates: int  # that are timed
     seed: int
     judged: bool = True  # whether the trained model is evaluated, after the clock has stopped
     untimed: int = 0  # updates before the clock starts
 
 
 @dataclass(frozen=True)
-class Training:
+class FinishedTraining:
     """A finished training of one contestant: the time of its loop, and the quality of the model."""
 
     seconds: float  # from asking for the first timed batch to the end of the last update
@@ -87,15 +87,15 @@ class Suite:
 
     name: str
     unit: str  # of every `Measurement.value`
-    steps: int
+    updates: int  # of each round, that are timed
     workload: Mapping[str, object]  # facts for the file of results
     contestants: dict[str, Contestant]
     comparisons: list[Comparison]
     notes: list[str] = field(default_factory=list)
     # Rates that such loops reached on two cores of this kind, by contestant; shown beside theirs.
     quoted: dict[str, float] = field(default_factory=dict)
-    warmup_steps: int = 0  # of each contestant's training before the first round
-    untimed_steps: int = 0  # in each training, before its clock starts
+    warmup_updates: int = 0  # of each contestant's training before the first round
+    untimed_updates: int = 0  # in each training, before its clock starts
     # Rounds that count as one round of `--rounds`. Many short rounds average out a busy host.
     rounds_for_one: int = 1
     measurements: dict[str, list[Measurement]] = field(default_factory=dict)  # by contestant
@@ -110,10 +110,10 @@ class Suite:
             announce: takes a line about the current turn.
         """
         began = time.perf_counter()
-        if self.warmup_steps:
+        if self.warmup_updates:
             for name, contestant in self.contestants.items():
                 announce(f"{self.name}: warming up {name}")
-                contestant(Round(self.warmup_steps, seed=0, judged=False))
+                contestant(Round(self.warmup_updates, seed=0, judged=False))
         self.measurements = {name: [] for name in self.contestants}
         rounds *= self.rounds_for_one
         names = [*self.contestants]
@@ -121,7 +121,7 @@ class Suite:
             first = number % len(names)
             for name in names[first:] + names[:first]:
                 announce(f"{self.name}: round {number + 1} of {rounds}: {name}")
-                turn = Round(self.steps, seed=number, untimed=self.untimed_steps)
+                turn = Round(self.updates, seed=number, untimed=self.untimed_updates)
                 measurement = self.contestants[name](turn)
                 self.measurements[name].append(measurement)
         self.seconds = time.perf_counter() - began

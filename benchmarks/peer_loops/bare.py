@@ -17,8 +17,9 @@ from torch.nn import functional as F
 
 from benchmarks.harness.clock import LoopClock
 from benchmarks.harness.isolation import default_device
-from benchmarks.harness.rounds import Training
-from benchmarks.peer_loops.textbook import ACCELERATE_PRECISIONS, AUTOCAST_TYPES, Task
+from benchmarks.harness.precisions import ACCELERATE_PRECISIONS, AUTOCAST_TYPES
+from benchmarks.harness.rounds import FinishedTraining
+from benchmarks.peer_loops.textbook import Task
 
 Batch = dict[str, torch.Tensor]
 BatchMaker = Callable[[int], Iterator[Batch]]  # from a seed
@@ -42,7 +43,7 @@ class BareLoop:
     precision: str
     same_work: bool
 
-    def with_accelerate(self, steps: int, seed: int, untimed: int = 0) -> Training:
+    def with_accelerate(self, updates: int, seed: int, untimed: int = 0) -> FinishedTraining:
         """Train with Accelerate: `prepare`, `accumulate`, backward, step."""
         cpu = default_device().type == "cpu"
         precision = ACCELERATE_PRECISIONS.get(self.precision, self.precision)
@@ -54,12 +55,12 @@ class BareLoop:
         # A new schedule sets the first learning rate, so the bare loop must not have one.
         scheduler = None
         if self.same_work:
-            scheduler = accelerator.prepare(self.task.build_schedule(optimizer, untimed + steps))
+            scheduler = accelerator.prepare(self.task.build_schedule(optimizer, untimed + updates))
         model.train()
         losses: list[torch.Tensor] = []
         clock = LoopClock(untimed)
         clock.start()
-        for _, batch in zip(range(untimed + steps), self.batches(seed), strict=False):
+        for _, batch in zip(range(untimed + updates), self.batches(seed), strict=False):
             with accelerator.accumulate(model):
                 loss = F.cross_entropy(model(batch["images"]), batch["labels"])
                 accelerator.backward(loss)
@@ -71,9 +72,9 @@ class BareLoop:
                 optimizer.zero_grad()
             losses.append(loss.detach())
             clock.update()
-        return self.finish(clock, steps, losses, accelerator.unwrap_model(model))
+        return self.finish(clock, updates, losses, accelerator.unwrap_model(model))
 
-    def without_accelerate(self, steps: int, seed: int, untimed: int = 0) -> Training:
+    def without_accelerate(self, updates: int, seed: int, untimed: int = 0) -> FinishedTraining:
         """Train with plain PyTorch."""
         set_seed(seed)
         device = default_device()
@@ -81,14 +82,14 @@ class BareLoop:
         optimizer = self.task.build_optimizer(model)
         scheduler = None
         if self.same_work:
-            scheduler = self.task.build_schedule(optimizer, untimed + steps)
+            scheduler = self.task.build_schedule(optimizer, untimed + updates)
         scaler = torch.amp.GradScaler(device.type, enabled=self.precision == "fp16")
         dtype = AUTOCAST_TYPES.get(self.precision)
         model.train()
         losses: list[torch.Tensor] = []
         clock = LoopClock(untimed)
         clock.start()
-        for _, batch in zip(range(untimed + steps), self.batches(seed), strict=False):
+        for _, batch in zip(range(untimed + updates), self.batches(seed), strict=False):
             with torch.autocast(device.type, dtype, enabled=dtype is not None):
                 loss = F.cross_entropy(model(batch["images"]), batch["labels"])
             scaler.scale(loss).backward()
@@ -102,12 +103,12 @@ class BareLoop:
             optimizer.zero_grad()
             losses.append(loss.detach())
             clock.update()
-        return self.finish(clock, steps, losses, model)
+        return self.finish(clock, updates, losses, model)
 
     def finish(
-        self, clock: LoopClock, steps: int, losses: list[torch.Tensor], model: nn.Module
-    ) -> Training:
+        self, clock: LoopClock, updates: int, losses: list[torch.Tensor], model: nn.Module
+    ) -> FinishedTraining:
         """Stop the clock, then read the losses, which waits for the device."""
         seconds = clock.stop()
         mean_loss = torch.stack(losses).float().mean().item()
-        return Training(seconds, steps * self.task.batch_size, mean_loss, model)
+        return FinishedTraining(seconds, updates * self.task.batch_size, mean_loss, model)

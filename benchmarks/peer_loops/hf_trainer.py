@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.harness.clock import LoopClock
 from benchmarks.harness.isolation import default_device
-from benchmarks.harness.rounds import Training
+from benchmarks.harness.rounds import FinishedTraining
 
 if TYPE_CHECKING:
     from transformers import TrainerCallback, TrainerState, TrainingArguments
@@ -65,8 +65,8 @@ class TrainerTask:
 
         return split.map(tokenize, batched=True)
 
-    def train(self, steps: int, seed: int, untimed: int = 0) -> Training:
-        """Train for `untimed` updates, then for `steps` updates that are timed."""
+    def train(self, updates: int, seed: int, untimed: int = 0) -> FinishedTraining:
+        """Train for `untimed` updates, then for `updates` updates that are timed."""
         from transformers import (
             AutoModelForSequenceClassification,
             DataCollatorWithPadding,
@@ -88,26 +88,26 @@ class TrainerTask:
         with tempfile.TemporaryDirectory() as output:
             trainer = Trainer(
                 model=model,
-                args=self.training_arguments(output, untimed + steps, seed),
+                args=self.training_arguments(output, untimed + updates, seed),
                 train_dataset=self.dataset,
                 data_collator=DataCollatorWithPadding(self.tokenizer),
                 processing_class=self.tokenizer,
                 callbacks=[clock_callback(LoopClock(untimed), seconds)],
             )
             loss = trainer.train().training_loss
-        return Training(seconds[0], steps * self.batch_size, loss, trainer.model)
+        return FinishedTraining(seconds[0], updates * self.batch_size, loss, trainer.model)
 
-    def training_arguments(self, output: str, steps: int, seed: int) -> TrainingArguments:
-        """Return the Trainer's arguments for `steps` updates without saving and reports."""
+    def training_arguments(self, output: str, updates: int, seed: int) -> TrainingArguments:
+        """Return the Trainer's arguments, without saving and reports."""
         from transformers import TrainingArguments
 
         return TrainingArguments(
             output_dir=output,
             per_device_train_batch_size=self.batch_size,
-            max_steps=steps,
+            max_steps=updates,
             learning_rate=self.learning_rate,
             weight_decay=self.weight_decay,
-            warmup_steps=int(self.warmup_share * steps),
+            warmup_steps=int(self.warmup_share * updates),
             bf16=self.precision == "bf16",
             fp16=self.precision == "fp16",
             use_cpu=default_device().type == "cpu",

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
@@ -20,19 +19,15 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, StepLR
 from torch.utils.data import DataLoader
 
 from benchmarks.harness.isolation import default_device
+from benchmarks.harness.precisions import ACCELERATE_PRECISIONS, AUTOCAST_TYPES
 from benchmarks.peer_loops.image_models import build_model
-from benchmarks.peer_loops.textbook import (
-    ACCELERATE_PRECISIONS,
-    AUTOCAST_TYPES,
-    ImageArrays,
-    TransformedImages,
-)
-from benchmarks.peer_loops.watch import Watch, classification_figures
+from benchmarks.peer_loops.textbook import ImageArrays, TransformedImages
+from benchmarks.peer_loops.watch import Predictions, Watch
 
 
 @dataclass(frozen=True)
-class ImageTraining:
-    """The settings of a training."""
+class ImageSettings:
+    """The settings of a training on images."""
 
     framework: Literal["pytorch", "accelerate"]
     model: Literal["mlp", "cnn", "resnet9", "resnet18"]
@@ -91,42 +86,42 @@ class ImageSplits:
         _, channels, image_size, _ = self.train.images.shape
         return build_model(name, channels, image_size, self.classes)
 
-    def loaders(self, training: ImageTraining) -> tuple[DataLoader[Any], DataLoader[Any]]:
+    def loaders(self, settings: ImageSettings) -> tuple[DataLoader[Any], DataLoader[Any]]:
         """Return the loaders for training and for evaluation.
 
         They have no workers, which would take the CPU's cores from the training.
         """
-        train = TransformedImages(self.train, training.crop_padding, training.flip)
+        train = TransformedImages(self.train, settings.crop_padding, settings.flip)
         evaluated = TransformedImages(self.evaluated, crop_padding=0, flip=False)
         return (
-            DataLoader(train, training.batch_size, shuffle=True),
-            DataLoader(evaluated, training.evaluation_batch_size),
+            DataLoader(train, settings.batch_size, shuffle=True),
+            DataLoader(evaluated, settings.evaluation_batch_size),
         )
 
 
-def train(training: ImageTraining, splits: ImageSplits, seed: int, watch: Watch) -> nn.Module:
+def train(settings: ImageSettings, splits: ImageSplits, seed: int, watch: Watch) -> nn.Module:
     """Train until the epochs are over or `watch` ends it; return the bare model."""
-    loop = train_accelerate if training.framework == "accelerate" else train_pytorch
-    return loop(training, splits, seed, watch)
+    loop = train_accelerate if settings.framework == "accelerate" else train_pytorch
+    return loop(settings, splits, seed, watch)
 
 
 def train_pytorch(
-    training: ImageTraining, splits: ImageSplits, seed: int, watch: Watch
+    settings: ImageSettings, splits: ImageSplits, seed: int, watch: Watch
 ) -> nn.Module:
     """Train with a plain PyTorch loop, under autocast unless the precision is fp32."""
     set_seed(seed)
     device = default_device()
-    model = splits.build_model(training.model).to(device)
-    optimizer = training.build_optimizer(model)
-    scheduler = training.build_schedule(optimizer)
-    train_loader, evaluation_loader = splits.loaders(training)
+    model = splits.build_model(settings.model).to(device)
+    optimizer = settings.build_optimizer(model)
+    scheduler = settings.build_schedule(optimizer)
+    train_loader, evaluation_loader = splits.loaders(settings)
     autocast = torch.autocast(
         device.type,
-        AUTOCAST_TYPES.get(training.precision),
-        enabled=training.precision in AUTOCAST_TYPES,
+        AUTOCAST_TYPES.get(settings.precision),
+        enabled=settings.precision in AUTOCAST_TYPES,
     )
     watch.begin(len(train_loader))
-    for _ in range(training.epochs):
+    for _ in range(settings.epochs):
         model.train()
         total_loss = 0.0
         for batch in train_loader:
@@ -139,37 +134,37 @@ def train_pytorch(
             total_loss += loss.item()
             if not watch.update(len(labels)):
                 break
-        watch.evaluate()
+        watch.evaluation_begins()
         model.eval()
         predictions = Predictions()
         with torch.no_grad(), autocast:
             for batch in evaluation_loader:
                 images, labels = (tensor.to(device) for tensor in batch)
-                predictions.add(model(images), labels)
-        if not watch.evaluated(predictions.figures()):
+                predictions.add(model(images).argmax(-1), labels)
+        if not watch.evaluation_ended(predictions.figures()):
             break
         scheduler.step()
     return model
 
 
 def train_accelerate(
-    training: ImageTraining, splits: ImageSplits, seed: int, watch: Watch
+    settings: ImageSettings, splits: ImageSplits, seed: int, watch: Watch
 ) -> nn.Module:
     """Train with a loop after Accelerate's `examples/cv_example.py`."""
     accelerator = Accelerator(
         cpu=default_device().type == "cpu",
-        mixed_precision=ACCELERATE_PRECISIONS.get(training.precision, training.precision),
+        mixed_precision=ACCELERATE_PRECISIONS.get(settings.precision, settings.precision),
     )
     set_seed(seed)
-    model = splits.build_model(training.model)
-    optimizer = training.build_optimizer(model)
+    model = splits.build_model(settings.model)
+    optimizer = settings.build_optimizer(model)
     # The schedule steps after each epoch, and not with the optimizer, so it is not prepared.
-    scheduler = training.build_schedule(optimizer)
+    scheduler = settings.build_schedule(optimizer)
     model, optimizer, train_loader, evaluation_loader = accelerator.prepare(
-        model, optimizer, *splits.loaders(training)
+        model, optimizer, *splits.loaders(settings)
     )
     watch.begin(len(train_loader))
-    for _ in range(training.epochs):
+    for _ in range(settings.epochs):
         model.train()
         for images, labels in train_loader:
             loss = F.cross_entropy(model(images), labels)
@@ -178,31 +173,14 @@ def train_accelerate(
             optimizer.zero_grad()
             if not watch.update(len(labels)):
                 break
-        watch.evaluate()
+        watch.evaluation_begins()
         model.eval()
         predictions = Predictions()
         for images, labels in evaluation_loader:
             with torch.no_grad():
-                logits = model(images)
-            predictions.add(*accelerator.gather_for_metrics((logits, labels)))
-        if not watch.evaluated(predictions.figures()):
+                predicted = model(images).argmax(-1)
+            predictions.add(*accelerator.gather_for_metrics((predicted, labels)))
+        if not watch.evaluation_ended(predictions.figures()):
             break
         scheduler.step()
     return accelerator.unwrap_model(model)
-
-
-class Predictions:
-    """The predicted classes and the labels of an evaluation."""
-
-    def __init__(self) -> None:
-        self.predicted: list[np.ndarray] = []  # int64 [batch] each
-        self.labels: list[np.ndarray] = []
-
-    def add(self, logits: torch.Tensor, labels: torch.Tensor) -> None:
-        """Add a batch: logits [batch, classes], labels int64 [batch]."""
-        self.predicted.append(logits.argmax(-1).cpu().numpy())
-        self.labels.append(labels.cpu().numpy())
-
-    def figures(self) -> dict[str, float]:
-        """Return the figures over all batches."""
-        return classification_figures(np.concatenate(self.predicted), np.concatenate(self.labels))

@@ -13,14 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
 from benchmarks.harness.isolation import default_device
-from benchmarks.peer_loops.textbook import ACCELERATE_PRECISIONS
-from benchmarks.peer_loops.watch import Watch, classification_figures
+from benchmarks.harness.precisions import ACCELERATE_PRECISIONS
+from benchmarks.peer_loops.watch import Predictions, Watch, classification_figures
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -31,8 +30,8 @@ MULTIPLE_IN_LOW_PRECISION = 8  # of a batch's length in tokens, as nlp_example.p
 
 
 @dataclass(frozen=True)
-class TextTraining:
-    """The settings of a fine-tuning."""
+class TextSettings:
+    """The settings of a fine-tuning on text."""
 
     framework: Literal["accelerate", "trainer"]
     learning_rate: float
@@ -53,7 +52,7 @@ class TextSplits:
     evaluated: list[Path]
     checkpoint: str
 
-    def tokenized(self, tokenizer: Any, training: TextTraining) -> Any:
+    def tokenized(self, tokenizer: Any, settings: TextSettings) -> Any:
         """Return a `DatasetDict` of both splits with tokens and labels."""
         import datasets
 
@@ -70,8 +69,8 @@ class TextSplits:
             return tokenizer(
                 *(rows[name] for name in text_columns),
                 truncation=True,
-                max_length=training.max_length,
-                padding="max_length" if training.is_padded else False,
+                max_length=settings.max_length,
+                padding="max_length" if settings.is_padded else False,
             )
 
         unused = [name for name in columns if name != "label"]
@@ -90,10 +89,10 @@ class TextSplits:
         )
 
 
-def train(training: TextTraining, splits: TextSplits, seed: int, watch: Watch) -> nn.Module:
+def train(settings: TextSettings, splits: TextSplits, seed: int, watch: Watch) -> nn.Module:
     """Train until the epochs are over or `watch` ends it; return the bare model."""
-    loop = train_accelerate if training.framework == "accelerate" else train_trainer
-    return loop(training, splits, seed, watch)
+    loop = train_accelerate if settings.framework == "accelerate" else train_trainer
+    return loop(settings, splits, seed, watch)
 
 
 def count_of(batch: Mapping[str, Any]) -> tuple[int, int, int]:
@@ -103,7 +102,7 @@ def count_of(batch: Mapping[str, Any]) -> tuple[int, int, int]:
 
 
 def train_accelerate(
-    training: TextTraining, splits: TextSplits, seed: int, watch: Watch
+    settings: TextSettings, splits: TextSplits, seed: int, watch: Watch
 ) -> nn.Module:
     """Fine-tune with a loop after Accelerate's `examples/nlp_example.py`."""
     from accelerate import Accelerator
@@ -111,22 +110,22 @@ def train_accelerate(
 
     accelerator = Accelerator(
         cpu=default_device().type == "cpu",
-        mixed_precision=ACCELERATE_PRECISIONS.get(training.precision, training.precision),
+        mixed_precision=ACCELERATE_PRECISIONS.get(settings.precision, settings.precision),
     )
     set_seed(seed)
-    train_loader, evaluation_loader, classes = text_loaders(accelerator, training, splits)
+    train_loader, evaluation_loader, classes = text_loaders(accelerator, settings, splits)
     model: Any = splits.build_model(classes)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=training.learning_rate)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate)
     scheduler = get_linear_schedule_with_warmup(
         optimizer,
-        num_warmup_steps=training.warmup_steps,
-        num_training_steps=len(train_loader) * training.epochs,
+        num_warmup_steps=settings.warmup_steps,
+        num_training_steps=len(train_loader) * settings.epochs,
     )
     model, optimizer, train_loader, evaluation_loader, scheduler = accelerator.prepare(
         model, optimizer, train_loader, evaluation_loader, scheduler
     )
     watch.begin(len(train_loader))
-    for _ in range(training.epochs):
+    for _ in range(settings.epochs):
         model.train()
         for batch in train_loader:
             accelerator.backward(model(**batch).loss)
@@ -135,20 +134,20 @@ def train_accelerate(
             optimizer.zero_grad()
             if not watch.update(*count_of(batch)):
                 break
-        watch.evaluate()
-        if not watch.evaluated(figures_of(model, evaluation_loader, accelerator)):
+        watch.evaluation_begins()
+        if not watch.evaluation_ended(figures_of(model, evaluation_loader, accelerator)):
             break
     return accelerator.unwrap_model(model)
 
 
 def text_loaders(
-    accelerator: Accelerator, training: TextTraining, splits: TextSplits
+    accelerator: Accelerator, settings: TextSettings, splits: TextSplits
 ) -> tuple[Any, Any, int]:
     """Return the loaders for training and evaluation, and the number of classes."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(splits.checkpoint)
-    data = splits.tokenized(tokenizer, training)
+    data = splits.tokenized(tokenizer, settings)
     is_low_precision = accelerator.mixed_precision != "no"
 
     def collate(samples: list[dict[str, Any]]) -> Any:
@@ -160,10 +159,10 @@ def text_loaders(
         )
 
     train_loader = DataLoader(
-        data["train"], training.batch_size, shuffle=True, collate_fn=collate, drop_last=True
+        data["train"], settings.batch_size, shuffle=True, collate_fn=collate, drop_last=True
     )
     evaluation_loader = DataLoader(
-        data["evaluated"], training.evaluation_batch_size, collate_fn=collate
+        data["evaluated"], settings.evaluation_batch_size, collate_fn=collate
     )
     return train_loader, evaluation_loader, max(data["train"]["labels"]) + 1
 
@@ -171,29 +170,26 @@ def text_loaders(
 def figures_of(model: Any, loader: Any, accelerator: Accelerator) -> dict[str, float]:
     """Evaluate the prepared model on all batches of a prepared loader."""
     model.eval()
-    predicted: list[np.ndarray] = []
-    labels: list[np.ndarray] = []
+    predictions = Predictions()
     for batch in loader:
         with torch.no_grad():
-            predictions = model(**batch).logits.argmax(-1)
-        gathered = accelerator.gather_for_metrics((predictions, batch["labels"]))
-        predicted.append(gathered[0].cpu().numpy())
-        labels.append(gathered[1].cpu().numpy())
-    return classification_figures(np.concatenate(predicted), np.concatenate(labels))
+            predicted = model(**batch).logits.argmax(-1)
+        predictions.add(*accelerator.gather_for_metrics((predicted, batch["labels"])))
+    return predictions.figures()
 
 
-def train_trainer(training: TextTraining, splits: TextSplits, seed: int, watch: Watch) -> nn.Module:
+def train_trainer(settings: TextSettings, splits: TextSplits, seed: int, watch: Watch) -> nn.Module:
     """Fine-tune with Transformers' `Trainer` as `run_glue.py` does."""
     from transformers import AutoTokenizer, DataCollatorWithPadding, set_seed
 
     set_seed(seed)
     tokenizer = AutoTokenizer.from_pretrained(splits.checkpoint)
-    data = splits.tokenized(tokenizer, training)
+    data = splits.tokenized(tokenizer, settings)
     model = splits.build_model(max(data["train"]["labels"]) + 1)
     with tempfile.TemporaryDirectory() as folder:
         trainer = counting_trainer()(
             model=model,
-            args=training_arguments(training, folder, seed),
+            args=training_arguments(settings, folder, seed),
             train_dataset=data["train"],
             eval_dataset=data["evaluated"],
             data_collator=DataCollatorWithPadding(tokenizer),
@@ -206,18 +202,18 @@ def train_trainer(training: TextTraining, splits: TextSplits, seed: int, watch: 
     return trainer.model
 
 
-def training_arguments(training: TextTraining, folder: str, seed: int) -> TrainingArguments:
+def training_arguments(settings: TextSettings, folder: str, seed: int) -> TrainingArguments:
     """Return the Trainer's arguments; whatever is not stated keeps the library's default."""
     from transformers import TrainingArguments
 
     return TrainingArguments(
         output_dir=folder,
-        num_train_epochs=training.epochs,
-        per_device_train_batch_size=training.batch_size,
-        per_device_eval_batch_size=training.evaluation_batch_size,
-        learning_rate=training.learning_rate,
-        warmup_steps=training.warmup_steps,
-        bf16=training.precision == "bf16",
+        num_train_epochs=settings.epochs,
+        per_device_train_batch_size=settings.batch_size,
+        per_device_eval_batch_size=settings.evaluation_batch_size,
+        learning_rate=settings.learning_rate,
+        warmup_steps=settings.warmup_steps,
+        bf16=settings.precision == "bf16",
         use_cpu=default_device().type == "cpu",
         eval_strategy="epoch",
         save_strategy="no",
@@ -259,13 +255,13 @@ def callback_for(watch: Watch, trainer: Any) -> TrainerCallback:
                 control.should_epoch_stop = True  # the evaluation decides about the next epoch
 
         def on_epoch_end(self, *_: object, **__: object) -> None:
-            watch.evaluate()  # the Trainer evaluates next
+            watch.evaluation_begins()  # the Trainer evaluates next
 
         def on_evaluate(self, args: object, state: object, control: Any, **keywords: Any) -> None:
             metrics: dict[str, float] = keywords["metrics"]
             names = ("accuracy", "f1")
             figures = {name: metrics[f"eval_{name}"] for name in names if f"eval_{name}" in metrics}
-            if not watch.evaluated(figures):
+            if not watch.evaluation_ended(figures):
                 control.should_training_stop = True
 
     return WatchCallback()

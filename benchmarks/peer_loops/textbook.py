@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,16 +27,12 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from benchmarks.harness.clock import LoopClock
 from benchmarks.harness.isolation import default_device
-from benchmarks.harness.rounds import Training
-
-AUTOCAST_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-LIGHTNING_PRECISIONS: dict[str, Literal["32-true", "bf16-mixed", "16-mixed"]] = {
-    "fp32": "32-true",
-    "bf16": "bf16-mixed",
-    "fp16": "16-mixed",
-}
-ACCELERATE_PRECISIONS = {"fp32": "no"}  # other precisions keep their names
-
+from benchmarks.harness.precisions import (
+    ACCELERATE_PRECISIONS,
+    AUTOCAST_TYPES,
+    LIGHTNING_PRECISIONS,
+)
+from benchmarks.harness.rounds import FinishedTraining
 
 ImageBatch = tuple[torch.Tensor, torch.Tensor]  # images and labels
 
@@ -102,14 +98,14 @@ class Task:
     warmup_share: float  # of the updates; the learning rate then falls linearly to 0
     label_smoothing: float = 0.0
 
-    def build_schedule(self, optimizer: torch.optim.Optimizer, steps: int) -> LambdaLR:
-        """Return a schedule of linear warm-up and linear decay over `steps` updates."""
-        warmup = int(self.warmup_share * steps)
+    def build_schedule(self, optimizer: torch.optim.Optimizer, updates: int) -> LambdaLR:
+        """Return a schedule of linear warm-up and linear decay over all updates."""
+        warmup = int(self.warmup_share * updates)
 
-        def factor(step: int) -> float:
-            if step < warmup:
-                return (step + 1) / (warmup + 1)
-            return max(0.0, (steps - step) / max(1, steps - warmup))
+        def factor(update: int) -> float:
+            if update < warmup:
+                return (update + 1) / (warmup + 1)
+            return max(0.0, (updates - update) / max(1, updates - warmup))
 
         return LambdaLR(optimizer, factor)
 
@@ -127,22 +123,24 @@ class Task:
         )
 
 
-def first_batches(loader: Iterable[ImageBatch], steps: int) -> Iterator[ImageBatch]:
-    """Yield `steps` batches of one epoch after the other."""
-    return itertools.islice(itertools.chain.from_iterable(itertools.repeat(loader)), steps)
+def first_batches(loader: Iterable[ImageBatch], count: int) -> Iterator[ImageBatch]:
+    """Yield `count` batches of one epoch after the other."""
+    return itertools.islice(itertools.chain.from_iterable(itertools.repeat(loader)), count)
 
 
 # Of a task, a precision, a number of timed updates, a seed, and a number of updates before them.
-TextbookLoop = Callable[[Task, str, int, int, int], Training]
+TextbookLoop = Callable[[Task, str, int, int, int], FinishedTraining]
 
 
-def train_pytorch(task: Task, precision: str, steps: int, seed: int, untimed: int = 0) -> Training:
+def train_pytorch(
+    task: Task, precision: str, updates: int, seed: int, untimed: int = 0
+) -> FinishedTraining:
     """Train with a plain PyTorch loop under autocast that adds up `loss.item()`."""
     set_seed(seed)
     device = default_device()
     model = task.build_model().to(device)
     optimizer = task.build_optimizer(model)
-    scheduler = task.build_schedule(optimizer, untimed + steps)
+    scheduler = task.build_schedule(optimizer, untimed + updates)
     scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
     loader = task.build_loader(device)
     autocast = torch.autocast(
@@ -152,7 +150,7 @@ def train_pytorch(task: Task, precision: str, steps: int, seed: int, untimed: in
     total_loss = 0.0
     clock = LoopClock(untimed)
     clock.start()
-    for images, labels in first_batches(loader, untimed + steps):
+    for images, labels in first_batches(loader, untimed + updates):
         images = images.to(device, non_blocking=True)
         labels = labels.to(device, non_blocking=True)
         with autocast:
@@ -166,13 +164,13 @@ def train_pytorch(task: Task, precision: str, steps: int, seed: int, untimed: in
         total_loss += loss.item()
         clock.update()
     seconds = clock.stop()
-    mean_loss = total_loss / (untimed + steps)
-    return Training(seconds, steps * task.batch_size, mean_loss, model)
+    mean_loss = total_loss / (untimed + updates)
+    return FinishedTraining(seconds, updates * task.batch_size, mean_loss, model)
 
 
 def train_accelerate(
-    task: Task, precision: str, steps: int, seed: int, untimed: int = 0
-) -> Training:
+    task: Task, precision: str, updates: int, seed: int, untimed: int = 0
+) -> FinishedTraining:
     """Train as Accelerate's `complete_cv_example.py` does."""
     mixed_precision = ACCELERATE_PRECISIONS.get(precision, precision)
     on_cpu = default_device().type == "cpu"
@@ -180,14 +178,14 @@ def train_accelerate(
     set_seed(seed)
     model = task.build_model()
     optimizer = task.build_optimizer(model)
-    scheduler = task.build_schedule(optimizer, untimed + steps)
+    scheduler = task.build_schedule(optimizer, untimed + updates)
     loader = task.build_loader(accelerator.device)
     model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
     model.train()
     total_loss = torch.zeros((), device=accelerator.device)
     clock = LoopClock(untimed)
     clock.start()
-    for images, labels in first_batches(loader, untimed + steps):
+    for images, labels in first_batches(loader, untimed + updates):
         logits = model(images)
         loss = F.cross_entropy(logits, labels, label_smoothing=task.label_smoothing)
         total_loss += loss.detach().float()
@@ -197,11 +195,15 @@ def train_accelerate(
         optimizer.zero_grad()
         clock.update()
     seconds = clock.stop()
-    mean_loss = total_loss.item() / (untimed + steps)
-    return Training(seconds, steps * task.batch_size, mean_loss, accelerator.unwrap_model(model))
+    mean_loss = total_loss.item() / (untimed + updates)
+    return FinishedTraining(
+        seconds, updates * task.batch_size, mean_loss, accelerator.unwrap_model(model)
+    )
 
 
-def train_fabric(task: Task, precision: str, steps: int, seed: int, untimed: int = 0) -> Training:
+def train_fabric(
+    task: Task, precision: str, updates: int, seed: int, untimed: int = 0
+) -> FinishedTraining:
     """Train with Lightning Fabric as its guide "convert PyTorch to Fabric" shows."""
     from lightning.fabric import Fabric
 
@@ -210,7 +212,7 @@ def train_fabric(task: Task, precision: str, steps: int, seed: int, untimed: int
     set_seed(seed)
     model = task.build_model()
     optimizer = task.build_optimizer(model)
-    scheduler = task.build_schedule(optimizer, untimed + steps)
+    scheduler = task.build_schedule(optimizer, untimed + updates)
     model, optimizer = fabric.setup(model, optimizer)
     # One loader comes back for one loader; the declared type allows a list of them.
     loader: Iterable[tuple[torch.Tensor, torch.Tensor]]
@@ -219,7 +221,7 @@ def train_fabric(task: Task, precision: str, steps: int, seed: int, untimed: int
     total_loss = 0.0
     clock = LoopClock(untimed)
     clock.start()
-    for images, labels in first_batches(loader, untimed + steps):
+    for images, labels in first_batches(loader, untimed + updates):
         optimizer.zero_grad()
         logits = model(images)
         loss = F.cross_entropy(logits, labels, label_smoothing=task.label_smoothing)
@@ -229,5 +231,5 @@ def train_fabric(task: Task, precision: str, steps: int, seed: int, untimed: int
         total_loss += loss.item()
         clock.update()
     seconds = clock.stop()
-    mean_loss = total_loss / (untimed + steps)
-    return Training(seconds, steps * task.batch_size, mean_loss, model.module)
+    mean_loss = total_loss / (untimed + updates)
+    return FinishedTraining(seconds, updates * task.batch_size, mean_loss, model.module)

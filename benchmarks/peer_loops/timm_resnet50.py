@@ -11,12 +11,12 @@ from torch.nn import functional as F
 
 from benchmarks.harness.clock import LoopClock
 from benchmarks.harness.isolation import default_device
-from benchmarks.harness.rounds import Training
-from benchmarks.peer_loops.textbook import AUTOCAST_TYPES
+from benchmarks.harness.precisions import AUTOCAST_TYPES
+from benchmarks.harness.rounds import FinishedTraining
 
 
 def train_timm_resnet50(
-    steps: int,
+    updates: int,
     seed: int,
     untimed: int,
     *,
@@ -24,7 +24,7 @@ def train_timm_resnet50(
     precision: str,
     classes: int,
     image_size: int = 224,
-) -> Training:
+) -> FinishedTraining:
     """Train on one random batch that lies on the device.
 
     Raises:
@@ -46,7 +46,7 @@ def train_timm_resnet50(
     model.train()
     clock = LoopClock(untimed)
     clock.start()
-    for _ in range(untimed + steps):
+    for _ in range(untimed + updates):
         optimizer.zero_grad()
         with torch.autocast(device.type, AUTOCAST_TYPES[precision]):
             loss = F.cross_entropy(model(images), labels)
@@ -54,4 +54,4 @@ def train_timm_resnet50(
         scaler.step(optimizer)
         scaler.update()
         clock.update()
-    return Training(clock.stop(), steps * batch_size, loss.item())
+    return FinishedTraining(clock.stop(), updates * batch_size, loss.item())

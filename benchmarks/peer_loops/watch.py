@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 import numpy as np
+import torch
 
 
 class Watch(Protocol):
@@ -24,12 +25,29 @@ class Watch(Protocol):
         """
         ...
 
-    def evaluate(self) -> None:
+    def evaluation_begins(self) -> None:
         """Note that an evaluation begins now."""
 
-    def evaluated(self, figures: Mapping[str, float]) -> bool:
+    def evaluation_ended(self, figures: Mapping[str, float]) -> bool:
         """Note the figures of an evaluation that has just ended; return whether to go on."""
         ...
+
+
+class Predictions:
+    """The predicted classes and the labels of an evaluation."""
+
+    def __init__(self) -> None:
+        self.predicted: list[np.ndarray] = []  # int64 [batch] each
+        self.labels: list[np.ndarray] = []
+
+    def add(self, predicted: torch.Tensor, labels: torch.Tensor) -> None:
+        """Add a batch: predicted classes and labels, int64 [batch] each."""
+        self.predicted.append(predicted.cpu().numpy())
+        self.labels.append(labels.cpu().numpy())
+
+    def figures(self) -> dict[str, float]:
+        """Return the figures over all batches."""
+        return classification_figures(np.concatenate(self.predicted), np.concatenate(self.labels))
 
 
 def classification_figures(predicted: np.ndarray, labels: np.ndarray) -> dict[str, float]:

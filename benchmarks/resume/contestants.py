@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks import REPOSITORY
 from benchmarks.resume.attempt import RUN_FOLDER, Attempt
 from benchmarks.resume.schedule import BATCH
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 LOOPS = Path(__file__).resolve().parent / "loops"
 CONFIGURATION = REPOSITORY / "accelerate_configs" / "multi_cpu.yaml"
 Command = list[str]

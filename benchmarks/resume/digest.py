@@ -6,11 +6,12 @@ import ast
 import hashlib
 import inspect
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from benchmarks import REPOSITORY
 from benchmarks.resume.attempt import Attempt
-from benchmarks.resume.contestants import LOOPS, REPOSITORY, Contestant
+from benchmarks.resume.contestants import LOOPS, Contestant
 from benchmarks.resume.stopping import SOURCE
 
 # How trainings are killed and counted. Each contestant's loop comes with all that it imports.
@@ -26,7 +27,7 @@ def digest_of_measurement(contestant: Contestant) -> str:
     start = LOOPS / contestant.script
     driver = [LOOPS.parent / name for name in DRIVER]
     left_out = {LOOPS.parent / name for name in NO_PART}
-    files = sorted(with_imports([start, *driver]) - left_out)
+    files = sorted(with_imports([start, *driver], left_out))
     parts = [
         f"{file.relative_to(REPOSITORY)} {normalized(file.read_text(encoding='utf-8'))}"
         for file in files
@@ -60,13 +61,17 @@ def normalized(code: str) -> str:
     return ast.dump(tree)
 
 
-def with_imports(files: list[Path]) -> set[Path]:
-    """Return files with all files of this repository that they import, directly or not."""
+def with_imports(files: list[Path], left_out: Collection[Path] = ()) -> set[Path]:
+    """Return files with all files of this repository that they import, directly or not.
+
+    Args:
+        left_out: files that do not count, nor does what only they import.
+    """
     found: set[Path] = set()
     waiting = list(files)
     while waiting:
         file = waiting.pop()
-        if file in found:
+        if file in found or file in left_out:
             continue
         found.add(file)
         waiting += imported_files(file)

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.resume.contestants import REPOSITORY, Contestant
+from benchmarks import REPOSITORY
+from benchmarks.resume.contestants import Contestant
 from benchmarks.resume.counting import (
     count_other_batches,
     count_repeated_orders,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 
-class Recorder:
+class UpdateRecorder:
     """Records the updates of one process of one attempt, and stops the process where it is told.
 
     A record is in the hands of the system before the call returns, so it survives a kill.

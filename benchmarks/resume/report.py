@@ -161,7 +161,7 @@ def caption(results: Results) -> str:
     return "; ".join([machine["hardware"]["processor"], *versions])
 
 
-def oddities(results: Results) -> list[str]:
+def commands_of_odd_kills(results: Results) -> list[str]:
     """Return the command of each kill that left a trace."""
     return [result.repeat for result in odd_results(results)]
 

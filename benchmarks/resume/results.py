@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness.result_file import read_results, write_results
 from benchmarks.resume.contestants import CONTESTANTS
 from benchmarks.resume.kills import MOMENTS, Kill
 from benchmarks.resume.schedule import (
@@ -121,16 +121,12 @@ class Results:
         Raises:
             SystemExit: the file holds something else.
         """
-        if not file.exists():
-            return None
-        try:
-            content = json.loads(file.read_text(encoding="utf-8"))
+
+        def parse(content: Facts) -> Results:
             results = [Result(**value) for value in content["results"]]
             return cls(file, content["machine"], {result.key: result for result in results})
-        except (ValueError, KeyError, TypeError) as problem:
-            raise SystemExit(
-                f"error: {file} is no file of results ({problem!r}): pass another --output"
-            ) from None
+
+        return read_results(file, parse)
 
     def require_versions(self, machine: Mapping[str, Any]) -> None:
         """Refuse to add results of other versions to these.
@@ -177,8 +173,4 @@ class Results:
             "machine": self.machine,
             "results": [asdict(result) for result in results],
         }
-        text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = self.file.with_suffix(".unfinished")
-        unfinished.write_text(text, encoding="utf-8")
-        unfinished.replace(self.file)
+        write_results(self.file, content)

@@ -93,7 +93,7 @@ def train(contestant: Contestant, kill: Kill, processes: int, folder: Path) -> O
         AttemptError: an attempt that resumes nothing failed.
     """
     write_digits(folder)
-    training = Training(contestant, processes, folder)
+    training = KilledTraining(contestant, processes, folder)
     end: End = "killed"
     for stop_after in (*kill.updates, None):
         share = kill.share if stop_after is not None else None
@@ -107,7 +107,7 @@ def train(contestant: Contestant, kill: Kill, processes: int, folder: Path) -> O
     return outcome
 
 
-class Training:
+class KilledTraining:
     """A training of a contestant in a folder, attempt by attempt."""
 
     def __init__(self, contestant: Contestant, processes: int, folder: Path) -> None:
@@ -211,7 +211,7 @@ class Training:
             end = self.watch(launcher, attempt)
         finally:
             kill_all(launcher, self.ranks(attempt))
-        self.outcome.attempts.append(self.recorded(attempt, has_failed=end is None))
+        self.outcome.attempts.append(self.recorded_updates(attempt, has_failed=end is None))
         if end is None:
             text = log.read_text(encoding="utf-8", errors="replace")
             words = f"{self.contestant.name}, attempt {attempt.number}:"
@@ -270,7 +270,8 @@ class Training:
         last_update = attempt.stop_after + MAX_UPDATES_IN_SAVE
         deadline = time.monotonic() + SECONDS_AT_MOST
         while not any(is_stopped(rank) for rank in ranks):
-            is_over = self.recorded_last(attempt) >= last_update or launcher.poll() is not None
+            recorded_update = self.last_recorded_update(attempt)
+            is_over = recorded_update >= last_update or launcher.poll() is not None
             if is_over or time.monotonic() > deadline:
                 return
             time.sleep(SECONDS_BETWEEN_LOOKS)
@@ -285,12 +286,12 @@ class Training:
                     processes.append(psutil.Process(lines[0]["process"]))
         return processes
 
-    def recorded_last(self, attempt: Attempt) -> int:
+    def last_recorded_update(self, attempt: Attempt) -> int:
         """Return the last update in the record of rank 0."""
         lines = read_lines(self.folder / record_name(attempt.number, 0))
         return int(lines[-1].get("update", 0))
 
-    def recorded(self, attempt: Attempt, *, has_failed: bool) -> list[Update]:
+    def recorded_updates(self, attempt: Attempt, *, has_failed: bool) -> list[Update]:
         """Return the updates of an attempt; none if it failed before its first."""
         paths = [self.folder / record_name(attempt.number, rank) for rank in range(self.processes)]
         if not all(path.exists() for path in paths):

@@ -13,7 +13,6 @@ class TrainingRequest:
     recipe: str
     updates: int  # that count; those before them are not timed
     profile: bool  # whether to measure the shares of communication
-    shard: bool  # whether to shard by FSDP2
     threads: int | None  # of torch in each process; None: torch's default
     settings: dict[str, object]  # further fields of the recipe's `Config`
 

@@ -8,36 +8,20 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from benchmarks.harness.isolation import isolated
+from benchmarks.harness.kernel_time import Interval, interval_of, union_length
 from benchmarks.harness.recipe_side import load_recipe, train_recipe
 from benchmarks.scaling_study.messages import TrainingAnswer, TrainingRequest
 from common.measure.stopwatch import FIRST_UPDATES
+from common.profile.verdict import is_kernel
 
-Span = tuple[float, float]  # beginning and end
 NEVER = 10**6  # updates between two lines of the log
-
-
-def merged(spans: Iterable[Span]) -> list[Span]:
-    """Return the union of the spans as disjoint spans in order."""
-    disjoint: list[Span] = []
-    for begin, end in sorted(spans):
-        if disjoint and begin <= disjoint[-1][1]:
-            previous_begin, previous_end = disjoint[-1]
-            disjoint[-1] = (previous_begin, max(end, previous_end))
-        else:
-            disjoint.append((begin, end))
-    return disjoint
-
-
-def total_length(spans: Iterable[Span]) -> float:
-    """Return the length of the union of the spans."""
-    return sum(end - begin for begin, end in merged(spans))
 
 
 def shares_of_communication(events: Sequence[Any]) -> dict[str, float]:
@@ -50,26 +34,22 @@ def shares_of_communication(events: Sequence[Any]) -> dict[str, float]:
         `under_way`: share of the time in which at least one collective runs; `alone`: share in
         which a collective runs and no computation does.
     """
-    computation, communication = spans_of(events)
-    spans = computation + communication
-    if not spans:
+    computation, communication = intervals_of(events)
+    intervals = computation + communication
+    if not intervals:
         return {"under_way": 0.0, "alone": 0.0}
-    total = max(end for _, end in spans) - min(begin for begin, _ in spans)
-    alone = total_length(spans) - total_length(computation)
-    return {"under_way": total_length(communication) / total, "alone": alone / total}
+    total = max(end for _, end in intervals) - min(begin for begin, _ in intervals)
+    alone = union_length(intervals) - union_length(computation)
+    return {"under_way": union_length(communication) / total, "alone": alone / total}
 
 
-def spans_of(events: Sequence[Any]) -> tuple[list[Span], list[Span]]:
-    """Return the spans of computation and those of communication.
+def intervals_of(events: Sequence[Any]) -> tuple[list[Interval], list[Interval]]:
+    """Return the intervals of computation and those of communication.
 
     On a GPU, NCCL's kernels communicate and all other kernels compute. On a CPU, gloo's operations
     communicate, and the operations of the training thread compute.
     """
-    kernels = [
-        event
-        for event in events
-        if event.device_type.name == "CUDA" and not event.is_user_annotation
-    ]
+    kernels = [event for event in events if is_kernel(event)]
     if kernels:
         communication = [event for event in kernels if "nccl" in event.name.lower()]
         computation = [event for event in kernels if "nccl" not in event.name.lower()]
@@ -81,12 +61,7 @@ def spans_of(events: Sequence[Any]) -> tuple[list[Span], list[Span]]:
             for event in events
             if event.thread in training_threads and event.name.startswith("aten::")
         ]
-    return [span_of(event) for event in computation], [span_of(event) for event in communication]
-
-
-def span_of(event: Any) -> Span:
-    """Return the beginning and the end of a profiler's event, in microseconds."""
-    return event.time_range.start, event.time_range.end
+    return [*map(interval_of, computation)], [*map(interval_of, communication)]
 
 
 @contextmanager
@@ -102,8 +77,6 @@ def profiled(shares: dict[str, float]) -> Iterator[None]:
 
 def answer(request: TrainingRequest) -> TrainingAnswer:
     """Train as the request says, and return the measurements."""
-    os.environ["ACCELERATE_USE_FSDP"] = str(request.shard).lower()
-    os.environ["FSDP_VERSION"] = "2"
     shares: dict[str, float] = {}
     with isolated(request.threads or torch.get_num_threads()):
         if torch.distributed.is_initialized():

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks.harness.text_tables import markdown_table
-from benchmarks.scaling_study.runs import Run
+from benchmarks.scaling_study.runs import ScalingRun
 from benchmarks.scaling_study.step_time import ASSUMPTIONS, STRATEGIES
 from benchmarks.scaling_study.study import CheckedRun, Study
 
@@ -62,7 +62,7 @@ def scaling_rows(study: Study) -> list[Row]:
         weak = speeds[count, batch]
         strong = speeds[count, batch // count]
         ideal = count * speeds[1, batch]
-        shares = results[Run(count, batch)].shares
+        shares = results[ScalingRun(count, batch)].shares
         rows.append(
             (
                 str(count),

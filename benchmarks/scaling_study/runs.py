@@ -9,16 +9,15 @@ import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks import REPOSITORY
 from benchmarks.harness.ports import free_port
 from benchmarks.harness.rounds import Contestant, Measurement, Round, Suite
 from benchmarks.scaling_study.link import ADDRESSES, DEVICE, Link, LinkError
 from benchmarks.scaling_study.messages import TrainingAnswer, TrainingRequest
 from benchmarks.scaling_study.options import Options
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 SETTINGS: dict[str, dict[str, object]] = {
     "mnist_mlp": {"hidden_sizes": (512, 512), "image_size": 16},
     "resnet": {"image_size": 32},
@@ -27,7 +26,7 @@ PROFILED_UPDATES = 3
 LOG_CHARACTERS = 4000  # of the log's end, shown when a process ends early
 
 
-class Run(NamedTuple):
+class ScalingRun(NamedTuple):
     """A training whose speed is measured."""
 
     processes: int
@@ -61,10 +60,10 @@ class Measured:
 
     link: str  # how the link is slowed, or why there is none
     parameters: list[int] = field(default_factory=list)  # elements of each, in the model's order
-    results: dict[Run, Result] = field(default_factory=dict)
+    results: dict[ScalingRun, Result] = field(default_factory=dict)
 
 
-def plan(options: Options, has_link: bool) -> list[Run]:
+def plan(options: Options, has_link: bool) -> list[ScalingRun]:
     """Return the runs to measure."""
     batch = options.batch
     sizes: set[tuple[int, int]] = set()
@@ -72,13 +71,13 @@ def plan(options: Options, has_link: bool) -> list[Run]:
         sizes.add((count, batch))  # weak scaling
         sizes.add((count, batch // count))  # strong scaling
         sizes.add((1, batch // count))  # the time of computing alone
-    runs = [Run(processes, size) for processes, size in sorted(sizes)]
+    runs = [ScalingRun(processes, size) for processes, size in sorted(sizes)]
     if has_link:
         unseen = options.check_links
-        runs += [Run(2, batch, link) for link in options.fit_links]
-        runs += [Run(2, batch, link, is_fitted=False) for link in unseen]
-        runs += [Run(2, batch // 2, link, is_fitted=False) for link in unseen[:1]]
-        runs += [Run(2, batch, link, "DDP fp16", is_fitted=False) for link in unseen[:2]]
+        runs += [ScalingRun(2, batch, link) for link in options.fit_links]
+        runs += [ScalingRun(2, batch, link, is_fitted=False) for link in unseen]
+        runs += [ScalingRun(2, batch // 2, link, is_fitted=False) for link in unseen[:1]]
+        runs += [ScalingRun(2, batch, link, "DDP fp16", is_fitted=False) for link in unseen[:2]]
     return runs
 
 
@@ -162,15 +161,15 @@ def bind_to_core(process_id: int, rank: int) -> None:
     os.sched_setaffinity(process_id, {cores[rank % len(cores)]})
 
 
-class Trainer:
-    """Trains runs, in process groups that it starts when they are first needed."""
+class RunTimer:
+    """Times the updates of runs, in process groups that it starts when they are first needed."""
 
     def __init__(self, recipe: str, link: Link | None) -> None:
         self.recipe = recipe
         self.link = link
         self.groups: dict[tuple[int, bool], ProcessGroup] = {}  # by processes and whether linked
 
-    def train(self, run: Run, updates: int, profile: bool = False) -> TrainingAnswer:
+    def train(self, run: ScalingRun, updates: int, profile: bool = False) -> TrainingAnswer:
         """Train a run for `updates` updates that count."""
         key = (run.processes, run.link is not None)
         is_new = key not in self.groups
@@ -185,7 +184,6 @@ class Trainer:
             recipe=self.recipe,
             updates=updates,
             profile=profile,
-            shard=run.strategy.startswith("FSDP2"),
             threads=group.threads,
             settings={
                 **SETTINGS[self.recipe],
@@ -214,11 +212,11 @@ def measure(options: Options, announce: Callable[[str], None]) -> Measured:
         except LinkError as problem:
             measured = Measured(f"left out: {problem}")
         announce(f"link between namespaces: {measured.link}")
-        trainer = Trainer(options.recipe, link)
-        stack.callback(trainer.close)
+        timer = RunTimer(options.recipe, link)
+        stack.callback(timer.close)
         runs = {run.name: run for run in plan(options, link is not None)}
         contestants = {
-            name: contestant_of(run, trainer, measured.parameters) for name, run in runs.items()
+            name: contestant_of(run, timer, measured.parameters) for name, run in runs.items()
         }
         suite = Suite("scaling", "samples/s", options.updates, {}, contestants, [])
         suite.run(options.rounds, announce)
@@ -230,15 +228,15 @@ def measure(options: Options, announce: Callable[[str], None]) -> Measured:
             measured.results[run] = result
             if run.processes > 1 and run.link in (None, *options.check_links[:1]):
                 announce(f"profiling {name}")
-                result.shares = trainer.train(run, PROFILED_UPDATES, profile=True).shares
+                result.shares = timer.train(run, PROFILED_UPDATES, profile=True).shares
     return measured
 
 
-def contestant_of(run: Run, trainer: Trainer, parameters: list[int]) -> Contestant:
+def contestant_of(run: ScalingRun, timer: RunTimer, parameters: list[int]) -> Contestant:
     """Make a contestant of a run; it also puts the sizes of the parameters into `parameters`."""
 
     def compete(turn: Round) -> Measurement:
-        answer = trainer.train(run, turn.steps)
+        answer = timer.train(run, turn.updates)
         parameters[:] = answer.parameters
         return Measurement(run.processes * run.batch / answer.seconds)
 

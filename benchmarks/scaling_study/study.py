@@ -6,7 +6,7 @@ import math
 from dataclasses import asdict, dataclass, replace
 
 from benchmarks.scaling_study.options import Options
-from benchmarks.scaling_study.runs import Measured, Result, Run
+from benchmarks.scaling_study.runs import Measured, Result, ScalingRun
 from benchmarks.scaling_study.step_time import (
     ASSUMPTIONS,
     BUCKET,
@@ -40,7 +40,7 @@ PUBLISHED = {
 class CheckedRun:
     """A measured run and the model's prediction of it."""
 
-    run: Run
+    run: ScalingRun
     result: Result
     seconds: float  # measured, of an update
     predicted: float  # samples/s
@@ -132,7 +132,7 @@ def study(measured: Measured, options: Options) -> Study:
     )
 
 
-def job_of(run: Run, parameters: list[int]) -> Job:
+def job_of(run: ScalingRun, parameters: list[int]) -> Job:
     """Return the facts of a run that the model depends on."""
     buckets, last_share = buckets_of(parameters)
     job = Job(run.processes, run.batch, sum(parameters), buckets, last_share, strategy=run.strategy)

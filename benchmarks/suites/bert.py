@@ -34,30 +34,30 @@ class TrainerVariant:
         return f"HF Trainer {self.padding} {self.precision}"
 
 
-def extract_for(options: Options, steps: int) -> Path:
-    """Return the folder of a text data set with as many samples as `steps` timed updates take."""
-    return text_extract(options.data, (options.untimed + steps) * BATCH_SIZE)
+def extract_for(options: Options, updates: int) -> Path:
+    """Return the folder of a text data set with as many samples as the updates take."""
+    return text_extract(options.data, (options.untimed + updates) * BATCH_SIZE)
 
 
-def recipe_settings(options: Options, steps: int) -> dict[str, object]:
+def recipe_settings(options: Options, updates: int) -> dict[str, object]:
     """Return the recipe's settings: its data, model and batches."""
     return {
-        "dataset": str(extract_for(options, steps)),
+        "dataset": str(extract_for(options, updates)),
         "model": str(bert_checkpoint(options.bert_checkpoint, large=options.on_gpu)),
         "batch_size": BATCH_SIZE,
         "max_length": MAX_LENGTH,
     }
 
 
-def recipe_contestant_in(precision: str, options: Options, steps: int) -> Contestant:
+def recipe_contestant_in(precision: str, options: Options, updates: int) -> Contestant:
     """Make a contestant of the BERT recipe in another precision than its default."""
-    settings = recipe_settings(options, steps) | {"mixed_precision": precision}
+    settings = recipe_settings(options, updates) | {"mixed_precision": precision}
     return recipe_contestant("bert", options, WARMUP, None, **settings)
 
 
-def bert(options: Options) -> Suite:
+def bert_suite(options: Options) -> Suite:
     """Compare the BERT recipe with HF Trainer, each over the same samples once."""
-    steps = options.scaled(256 if options.on_gpu else 12)
+    updates = options.scaled(256 if options.on_gpu else 12)
     if not options.has_goals:
         variants = [TrainerVariant("padded", "fp32"), TrainerVariant("dynamic", "fp32")]
     elif options.on_gpu:
@@ -68,25 +68,25 @@ def bert(options: Options) -> Suite:
             TrainerVariant("dynamic", "fp32", goal=2.6),
             TrainerVariant("dynamic", "bf16", goal=1.8),
         ]
-    is_quoted = not options.on_gpu and "sst2" in extract_for(options, steps).name
+    is_quoted = not options.on_gpu and "sst2" in extract_for(options, updates).name
     quoted = {
         "HF Trainer padded fp32": 14.7,
         "HF Trainer dynamic fp32": 50,
         "HF Trainer dynamic bf16": 74,
     }
-    return bert_suite("bert", options, steps, variants, quoted if is_quoted else {})
+    return suite_with_trainers("bert", options, updates, variants, quoted if is_quoted else {})
 
 
-def bert_quality(options: Options) -> Suite:
+def bert_quality_suite(options: Options) -> Suite:
     """Compare the BERT recipe with HF Trainer over more samples, to compare accuracies."""
     variants = [TrainerVariant("dynamic", options.precision)]
-    return bert_suite("quality: bert", options, options.scaled(100), variants, {})
+    return suite_with_trainers("quality: bert", options, options.scaled(100), variants, {})
 
 
-def bert_suite(
+def suite_with_trainers(
     name: str,
     options: Options,
-    steps: int,
+    updates: int,
     variants: list[TrainerVariant],
     quoted: dict[str, float],
 ) -> Suite:
@@ -95,7 +95,7 @@ def bert_suite(
     Args:
         quoted: rates that the Trainers should reach; see `Suite.quoted`.
     """
-    folder = extract_for(options, steps)
+    folder = extract_for(options, updates)
     checkpoint = bert_checkpoint(options.bert_checkpoint, large=options.on_gpu)
     data = load_text(
         find_named(str(folder), None),
@@ -105,7 +105,7 @@ def bert_suite(
         label_column=None,
     )
     judge = Judge(load_recipe("bert"), data.splits["validation"], options.precision, limit=1024)
-    settings = recipe_settings(options, steps)
+    settings = recipe_settings(options, updates)
     contestants = {"recipe": recipe_contestant("bert", options, WARMUP, judge, **settings)}
     comparisons = []
     for variant in variants:
@@ -116,14 +116,14 @@ def bert_suite(
     return Suite(
         name,
         "samples/s",
-        steps=steps,
-        untimed_steps=options.untimed,
+        updates=updates,
+        untimed_updates=options.untimed,
         workload=workload_of(data, checkpoint, options.precision),
         contestants=contestants,
         comparisons=comparisons,
         quoted=quoted,
         notes=["every contestant sees each sample of the extract once"],
-        warmup_steps=2,
+        warmup_updates=2,
     )
 
 

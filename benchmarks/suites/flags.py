@@ -17,43 +17,43 @@ DEFAULT = "default settings"
 COMPILE: dict[str, Settings] = {"--compile": {"compile": True}}
 
 
-def mnist_flags(options: Options) -> Suite:
+def mnist_flags_suite(options: Options) -> Suite:
     """Compile the perceptron, on an epoch of MNIST."""
     settings: Settings = {
         "dataset": image_dataset(options.data, "mnist"),
         "batch_size": load_recipe("mnist_mlp").Config().batch_size,
     }
-    steps = options.scaled(117)
-    return flag_suite("mnist_mlp", options, steps, mnist.MLP_WARMUP, settings, COMPILE)
+    updates = options.scaled(117)
+    return flag_suite("mnist_mlp", options, updates, mnist.MLP_WARMUP, settings, COMPILE)
 
 
-def resnet_flags(options: Options) -> Suite:
+def resnet_flags_suite(options: Options) -> Suite:
     """Compile ResNet-18, on CIFAR-10."""
     settings: Settings = {
         "dataset": image_dataset(options.data, "cifar10"),
         "batch_size": BATCH_SIZE,
     }
-    steps = options.scaled(200 if options.on_gpu else 4)
-    return flag_suite("resnet", options, steps, resnet.RESNET_WARMUP, settings, COMPILE)
+    updates = options.scaled(200 if options.on_gpu else 4)
+    return flag_suite("resnet", options, updates, resnet.RESNET_WARMUP, settings, COMPILE)
 
 
-def bert_flags(options: Options) -> Suite:
+def bert_flags_suite(options: Options) -> Suite:
     """Compile BERT, and switch `--padding-free`, on an extract of SST-2."""
-    steps = options.scaled(256 if options.on_gpu else 24)
-    # By default, --padding-free is off on a GPU and on elsewhere.
+    updates = options.scaled(256 if options.on_gpu else 24)
+    # The default of --padding-free, "auto", means "yes" on a CPU and "no" elsewhere.
     not_the_default = "yes" if options.on_gpu else "no"
     flags: dict[str, Settings] = {
         f"--padding-free {not_the_default}": {"padding_free": not_the_default},
         **COMPILE,
     }
-    settings = bert.recipe_settings(options, steps)
-    return flag_suite("bert", options, steps, bert.WARMUP, settings, flags)
+    settings = bert.recipe_settings(options, updates)
+    return flag_suite("bert", options, updates, bert.WARMUP, settings, flags)
 
 
 def flag_suite(
     recipe: str,
     options: Options,
-    steps: int,
+    updates: int,
     warmup_share: float,
     settings: Settings,
     flags: Mapping[str, Settings],
@@ -73,7 +73,7 @@ def flag_suite(
     return Suite(
         f"flags: {recipe}",
         "samples/s",
-        steps=steps,
+        updates=updates,
         workload={
             "data": Path(str(settings["dataset"])).name,
             "batch_size": settings["batch_size"],
@@ -82,5 +82,5 @@ def flag_suite(
         contestants=contestants,
         comparisons=[Comparison(f"{recipe}: {flag} / default", flag, DEFAULT) for flag in flags],
         notes=["the time of compiling, as the recipe reports it, is left out"],
-        warmup_steps=2,
+        warmup_updates=2,
     )

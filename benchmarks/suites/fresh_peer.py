@@ -106,7 +106,7 @@ def train_textbook(arguments: dict[str, Any]) -> None:
         warmup_share=0.1,
     )
     train = {"pytorch": textbook.train_pytorch, "accelerate": textbook.train_accelerate}
-    train[arguments["framework"]](task, arguments["precision"], arguments["steps"], 0)
+    train[arguments["framework"]](task, arguments["precision"], arguments["updates"], 0)
 
 
 def main(work: str, arguments: dict[str, Any]) -> None:
@@ -138,7 +138,7 @@ def main(work: str, arguments: dict[str, Any]) -> None:
         from benchmarks.peer_loops.hf_trainer import TrainerTask
 
         task = arguments["task"]
-        TrainerTask(**{**task, "folder": Path(task["folder"])}).train(arguments["steps"], 0)
+        TrainerTask(**{**task, "folder": Path(task["folder"])}).train(arguments["updates"], 0)
         print("trained", flush=True)
 
 

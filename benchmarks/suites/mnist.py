@@ -24,6 +24,7 @@ from benchmarks.harness.isolation import default_device, isolated
 from benchmarks.harness.judging import Judge
 from benchmarks.harness.materials import image_dataset
 from benchmarks.harness.options import Options
+from benchmarks.harness.precisions import DTYPES
 from benchmarks.harness.recipe_side import load_recipe
 from benchmarks.harness.rounds import Comparison, Contestant, Suite
 from benchmarks.peer_loops.bare import BareLoop, Batch, BatchMaker
@@ -65,7 +66,7 @@ def adamw(fused: bool | None = None) -> Callable[[nn.Module], torch.optim.Optimi
     )
 
 
-def mnist(options: Options) -> Suite:
+def mnist_suite(options: Options) -> Suite:
     """Compare the MNIST recipe at its default settings with textbook loops, an epoch per round."""
     batch_size = load_recipe("mnist_mlp").Config().batch_size
     goals: dict[str, float | None] = {"fp32": 4.0, options.precision: 2.3}
@@ -73,16 +74,16 @@ def mnist(options: Options) -> Suite:
         goals = {"fp32": None, options.precision: 5.0}
     if not options.has_goals:
         goals = {}
-    return mnist_suite("mnist", options, batch_size, goals, None)
+    return suite_in_batches("mnist", options, batch_size, goals, None)
 
 
-def mnist_128(options: Options) -> Suite:
+def mnist_128_suite(options: Options) -> Suite:
     """Compare in batches of 128, which textbooks use, and with the model's matrix products."""
     goal = 0.70 if options.has_goals and not options.on_gpu else None
-    return mnist_suite("mnist_128", options, BATCH_SIZE, {}, goal)
+    return suite_in_batches("mnist_128", options, BATCH_SIZE, {}, goal)
 
 
-def mnist_suite(
+def suite_in_batches(
     name: str,
     options: Options,
     batch_size: int,
@@ -104,8 +105,8 @@ def mnist_suite(
     return Suite(
         name,
         "samples/s",
-        steps=options.scaled(len(data.splits["train"]) // batch_size),
-        untimed_steps=options.untimed,
+        updates=options.scaled(len(data.splits["train"]) // batch_size),
+        untimed_updates=options.untimed,
         workload={
             "data": data.source.name,
             "layers": sizes,
@@ -120,7 +121,7 @@ def mnist_suite(
             "which is all that PyTorch can do here without a compiler",
         ],
         quoted={"Accelerate fp32": 19_900, "Accelerate bf16": 34_300} if is_quoted else {},
-        warmup_steps=options.scaled(50),
+        warmup_updates=options.scaled(50),
     )
 
 
@@ -142,7 +143,7 @@ def mnist_contestants(
     task = Task(mlp_builder(data), adamw(), images, batch_size, MLP_WARMUP)
     ready_task = replace(task, dataset=ready_tensors(arrays))
     products = {
-        name: roofs.linear_products(layer_sizes(data), batch_size, roofs.DTYPES[name])
+        name: roofs.linear_products(layer_sizes(data), batch_size, DTYPES[name])
         for name in ("fp32", precision)
     }
 
@@ -181,7 +182,7 @@ def mnist_contestants(
 def one_batch_loop(task: Task, data: ImageData, batch_size: int, precision: str) -> BareLoop:
     """Return a bare loop over the same batch again and again, with a fused optimizer."""
     split = data.splits["train"]
-    split.dtype = roofs.DTYPES[precision]
+    split.dtype = DTYPES[precision]
     split.place(default_device())
     batch = split.gather(torch.arange(batch_size), None)
     fused_task = replace(task, build_optimizer=adamw(fused=True))
@@ -281,10 +282,10 @@ class LoopContestants:
     def seconds_per_step(self, width: int) -> float:
         """Return the seconds of a bare step on Accelerate, after a short training to warm up."""
         bare_loop = self.bare(width, self.made_before, False)
-        for steps in (20, 100):
+        for updates in (20, 100):
             with isolated(threads()):
-                seconds = bare_loop.with_accelerate(steps, 0).seconds
-        return seconds / steps
+                seconds = bare_loop.with_accelerate(updates, 0).seconds
+        return seconds / updates
 
     def make_all(self, width: int) -> dict[str, Contestant]:
         """Return all contestants by name."""
@@ -303,11 +304,11 @@ class LoopContestants:
         }
 
 
-def loop(options: Options) -> Suite:
+def loop_suite(options: Options) -> Suite:
     """Compare the MNIST recipe's loop, with logging, with bare loops of about 1 ms a step."""
     dataset = image_dataset(options.data, "mnist")
     data = read_images(dataset)
-    data.splits["train"].dtype = roofs.DTYPES[options.precision]
+    data.splits["train"].dtype = DTYPES[options.precision]
     maker = LoopContestants(options, dataset, data)
     step_seconds = {width: maker.seconds_per_step(width) for width in LOOP_WIDTHS}
     width = min(step_seconds, key=lambda width: abs(step_seconds[width] - LOOP_STEP_SECONDS))
@@ -315,8 +316,8 @@ def loop(options: Options) -> Suite:
     return Suite(
         "loop",
         "samples/s",
-        steps=options.scaled(700),
-        untimed_steps=options.untimed,
+        updates=options.scaled(700),
+        untimed_updates=options.untimed,
         workload={
             "data": data.source.name,
             "hidden_sizes": [width, width],
@@ -333,7 +334,7 @@ def loop(options: Options) -> Suite:
             "ready batches lie on the device normalised, which leaves nothing to do for data",
             "the width is the one whose bare Accelerate step is nearest to 1 ms",
         ],
-        warmup_steps=options.scaled(100),
+        warmup_updates=options.scaled(100),
         rounds_for_one=3,
     )
 

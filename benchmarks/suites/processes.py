@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from benchmarks import REPOSITORY
 from benchmarks.harness.contestants import (
     BATCH_SIZE,
     cached_split,
@@ -31,7 +32,7 @@ from benchmarks.harness.materials import (
     text_extract,
 )
 from benchmarks.harness.options import Options
-from benchmarks.harness.recipe_side import REPOSITORY, load_recipe
+from benchmarks.harness.recipe_side import load_recipe
 from benchmarks.harness.rounds import Comparison, Contestant, Measurement, Round, Suite
 from common.data.images import ImageData
 
@@ -59,12 +60,12 @@ def fresh_contestant(
     return compete
 
 
-def recipe_command(recipe: str, options: Options, steps: int, **flags: object) -> CommandMaker:
+def recipe_command(recipe: str, options: Options, updates: int, **flags: object) -> CommandMaker:
     """Return a function that makes the command line of a recipe."""
 
     def command(folder: Path) -> list[str]:
         words = [sys.executable, str(REPOSITORY / "recipes" / f"{recipe}.py")]
-        own_flags = {"max_steps": steps, "tracker": options.tracker, "output_dir": folder / "run"}
+        own_flags = {"max_steps": updates, "tracker": options.tracker, "output_dir": folder / "run"}
         for name, value in {**own_flags, **flags}.items():
             words += [f"--{name.replace('_', '-')}", str(value)]
         return words
@@ -101,7 +102,7 @@ class Pairs:
         self.comparisons.append(Comparison(title, ours, theirs, at_most=goal))
 
 
-def start(options: Options) -> Suite:
+def start_suite(options: Options) -> Suite:
     """Time from a process's start to the end of the first update, on data cached before."""
     checkpoint = bert_checkpoint(options.bert_checkpoint, large=options.on_gpu)
     pairs = Pairs()
@@ -117,7 +118,7 @@ def start(options: Options) -> Suite:
     return Suite(
         "start",
         "s",
-        steps=1,
+        updates=1,
         workload={"tracker": options.tracker, "bert": describe_checkpoint(checkpoint)},
         contestants=pairs.contestants,
         comparisons=pairs.comparisons,
@@ -126,7 +127,7 @@ def start(options: Options) -> Suite:
             "a bare update: plain torch on random numbers; the first step of any optimizer of "
             "torch 2.13 imports torch._dynamo",
         ],
-        warmup_steps=1,
+        warmup_updates=1,
     )
 
 
@@ -165,7 +166,7 @@ def add_bert_start(pairs: Pairs, options: Options, checkpoint: Path) -> None:
     pairs.add("start of bert / import and load", "bert", "import and load bert", contestant)
 
 
-def memory(options: Options) -> Suite:
+def memory_suite(options: Options) -> Suite:
     """Peak resident memory of a fresh process that trains, on data cached before."""
     pairs = Pairs()
     workload = {recipe: add_image_memory(pairs, options, recipe) for recipe in DATASET_OF}
@@ -173,7 +174,7 @@ def memory(options: Options) -> Suite:
     return Suite(
         "memory",
         "MiB",
-        steps=1,
+        updates=1,
         workload=workload,
         contestants=pairs.contestants,
         comparisons=pairs.comparisons,
@@ -191,10 +192,10 @@ def add_image_memory(pairs: Pairs, options: Options, recipe: str) -> dict[str, o
     data = read_images(dataset)
     images = cached_split(data, "train").images
     epoch = len(images) // BATCH_SIZE
-    steps = options.scaled(epoch if recipe == "mnist_mlp" else min(epoch, 4))
+    updates = options.scaled(epoch if recipe == "mnist_mlp" else min(epoch, 4))
     ours = f"{recipe} recipe"
-    command = recipe_command(recipe, options, steps, dataset=dataset, batch_size=BATCH_SIZE)
-    last_step = f"step {steps}/{steps} "
+    command = recipe_command(recipe, options, updates, dataset=dataset, batch_size=BATCH_SIZE)
+    last_step = f"step {updates}/{updates} "
     pairs.contestants[ours] = fresh_contestant(command, last_step, peak_mebibytes)
     precision = options.precision
     # Without duplicates: the chosen precision may be fp32.
@@ -208,7 +209,7 @@ def add_image_memory(pairs: Pairs, options: Options, recipe: str) -> dict[str, o
             **model_arguments(recipe, data),
             framework=framework,
             precision=peer_precision,
-            steps=steps,
+            updates=updates,
             batch_size=BATCH_SIZE,
             folder=decoded_folder(data),
             crop_padding=data.image_size // 8 if recipe == "resnet" else 0,
@@ -217,7 +218,7 @@ def add_image_memory(pairs: Pairs, options: Options, recipe: str) -> dict[str, o
         pairs.add(f"peak memory: {ours} / {theirs}", ours, theirs, contestant, goal=1.0)
     return {
         "data": data.source.name,
-        "updates": steps,
+        "updates": updates,
         "data_set_mebibytes": images.nbytes / 2**20,
     }
 
@@ -226,17 +227,17 @@ def add_bert_memory(pairs: Pairs, options: Options) -> None:
     """Add the BERT recipe's memory and that of HF Trainer."""
     folder = text_extract(options.data, TEXT_SAMPLES)
     checkpoint = bert_checkpoint(options.bert_checkpoint, large=options.on_gpu)
-    steps = TEXT_SAMPLES // TEXT_BATCH_SIZE
+    updates = TEXT_SAMPLES // TEXT_BATCH_SIZE
     ours = "bert recipe"
     command = recipe_command(
-        "bert", options, steps, dataset=folder, model=checkpoint, batch_size=TEXT_BATCH_SIZE
+        "bert", options, updates, dataset=folder, model=checkpoint, batch_size=TEXT_BATCH_SIZE
     )
-    last_step = f"step {steps}/{steps} "
+    last_step = f"step {updates}/{updates} "
     pairs.contestants[ours] = fresh_contestant(command, last_step, peak_mebibytes)
     precision = options.precision
     theirs = f"bert HF Trainer dynamic {precision}"
     task = {"folder": folder, "checkpoint": checkpoint, "padded": False, "precision": precision}
-    command = peer_command("trainer", steps=steps, task=task)
+    command = peer_command("trainer", updates=updates, task=task)
     contestant = fresh_contestant(command, "trained", peak_mebibytes)
     pairs.add(f"peak memory: {ours} / {theirs}", ours, theirs, contestant, goal=1.0)
 
@@ -254,7 +255,7 @@ class DistributedSuite(Suite):
         with tempfile.TemporaryDirectory() as folder:
             output = Path(folder, "measurements.json")
             launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-            counts = {"steps": self.steps, "warmup_steps": self.warmup_steps}
+            counts = {"updates": self.updates, "warmup_updates": self.warmup_updates}
             counts["rounds"] = rounds * self.rounds_for_one
             arguments = json.dumps({**self.request, **counts, "output": str(output)})
             subprocess.run(
@@ -272,7 +273,7 @@ class DistributedSuite(Suite):
         self.seconds = time.perf_counter() - began
 
 
-def ddp(options: Options) -> Suite:
+def ddp_suite(options: Options) -> Suite:
     """Compare the recipe in two gloo processes with a loop by hand, both with accumulation 4."""
     dataset = image_dataset(options.data, "mnist")
     data = read_images(dataset)  # decodes the images before two processes need them
@@ -286,7 +287,7 @@ def ddp(options: Options) -> Suite:
     return DistributedSuite(
         "ddp",
         "samples/s",
-        steps=options.scaled(120),
+        updates=options.scaled(120),
         workload={"data": data.source.name, **workload},
         request={"dataset": dataset, **workload},
         contestants={},
@@ -294,7 +295,7 @@ def ddp(options: Options) -> Suite:
             Comparison("two processes: recipe / DDP by hand", "recipe", "DDP by hand", 0.95)
         ],
         notes=["the loop by hand clips gradients and steps a schedule too"],
-        warmup_steps=options.scaled(10),
+        warmup_updates=options.scaled(10),
         rounds_for_one=3,
     )
 

@@ -21,8 +21,9 @@ from benchmarks.harness.contestants import (
 from benchmarks.harness.judging import Judge
 from benchmarks.harness.materials import image_dataset
 from benchmarks.harness.options import Options
+from benchmarks.harness.precisions import DTYPES
 from benchmarks.harness.recipe_side import load_recipe
-from benchmarks.harness.rounds import Comparison, Contestant, Suite, Training
+from benchmarks.harness.rounds import Comparison, Contestant, FinishedTraining, Suite
 from benchmarks.peer_loops.textbook import (
     ImageArrays,
     Task,
@@ -57,7 +58,7 @@ def resnet_task(data: ImageData, model_name: str = "resnet18") -> Task:
     return Task(build, optimizer, dataset, BATCH_SIZE, RESNET_WARMUP, config.label_smoothing)
 
 
-def resnet(options: Options) -> Suite:
+def resnet_suite(options: Options) -> Suite:
     """Compare the ResNet-18 recipe on CIFAR-10 with textbook loops and its own convolutions."""
     precision = options.precision
     dataset = image_dataset(options.data, "cifar10")
@@ -66,7 +67,7 @@ def resnet(options: Options) -> Suite:
     shape = (BATCH_SIZE, data.channels, data.image_size, data.image_size)
     convolutions = {
         name: roofs.convolution_products(
-            task.build_model(), shape, roofs.DTYPES[name], torch.channels_last
+            task.build_model(), shape, DTYPES[name], torch.channels_last
         )
         for name in ("fp32", precision)
     }
@@ -82,8 +83,8 @@ def resnet(options: Options) -> Suite:
     return Suite(
         "resnet",
         "samples/s",
-        steps=options.scaled(200 if options.on_gpu else 4),
-        untimed_steps=options.untimed,
+        updates=options.scaled(200 if options.on_gpu else 4),
+        untimed_updates=options.untimed,
         workload={
             "data": data.source.name,
             "model": "resnet18",
@@ -99,7 +100,7 @@ def resnet(options: Options) -> Suite:
             "the textbook loops don't clip gradients, and the recipe does",
             "accuracies after the same number of samples: suite quality",
         ],
-        warmup_steps=1,
+        warmup_updates=1,
     )
 
 
@@ -138,7 +139,7 @@ def resnet_comparisons(options: Options) -> list[Comparison]:
     ]
 
 
-def resnet_quality(options: Options) -> Suite:
+def resnet_quality_suite(options: Options) -> Suite:
     """Train ResNet-18 for eight epochs of the digits, to compare accuracies."""
     precision = options.precision
     data = read_images("digits")
@@ -153,15 +154,15 @@ def resnet_quality(options: Options) -> Suite:
     return Suite(
         "quality: resnet",
         "samples/s",
-        steps=options.scaled(8 * epoch),
+        updates=options.scaled(8 * epoch),
         workload={"data": "digits", "model": "resnet18", "batch_size": BATCH_SIZE},
         contestants=contestants,
         comparisons=[Comparison(f"recipe / {title}", "recipe", title)],
-        warmup_steps=1,
+        warmup_updates=1,
     )
 
 
-def resnet50(options: Options, image_size: int = 224, batch_size: int = BATCH_SIZE) -> Suite:
+def resnet50_suite(options: Options, image_size: int = 224, batch_size: int = BATCH_SIZE) -> Suite:
     """Compare ResNet-50 on random images with its other precisions and with timm's, for GPUs."""
     precision = options.precision
     data = read_images("synthetic", image_size)
@@ -198,13 +199,13 @@ def resnet50(options: Options, image_size: int = 224, batch_size: int = BATCH_SI
     return Suite(
         "resnet50",
         "samples/s",
-        steps=options.scaled(60),
-        untimed_steps=options.untimed,
+        updates=options.scaled(60),
+        untimed_updates=options.untimed,
         workload={"data": "synthetic", "image_size": image_size, "batch_size": batch_size},
         contestants=contestants,
         comparisons=comparisons,
         notes=notes,
-        warmup_steps=options.scaled(10),
+        warmup_updates=options.scaled(10),
     )
 
 
@@ -232,7 +233,7 @@ def resnet50_convolutions(
     recipe = load_recipe("resnet")
     model, _ = recipe.build_model(recipe.Config(model="resnet50"), data)
     shape = (batch_size, 3, image_size, image_size)
-    return roofs.convolution_products(model, shape, roofs.DTYPES[precision], torch.channels_last)
+    return roofs.convolution_products(model, shape, DTYPES[precision], torch.channels_last)
 
 
 def problem_of_timm() -> str | None:
@@ -249,11 +250,11 @@ def timm_contestant(
 ) -> Contestant:
     """Make a contestant that trains as timm's `benchmark.py` does."""
 
-    def train(steps: int, seed: int, untimed: int) -> Training:
+    def train(updates: int, seed: int, untimed: int) -> FinishedTraining:
         from benchmarks.peer_loops.timm_resnet50 import train_timm_resnet50
 
         return train_timm_resnet50(
-            steps,
+            updates,
             seed,
             untimed,
             batch_size=batch_size,

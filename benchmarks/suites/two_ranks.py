@@ -1,6 +1,7 @@
-"""Trains the recipe and a hand-written DDP loop in two processes; `processes.ddp` launches it.
+"""Trains the recipe and a hand-written DDP loop in two processes.
 
-Both contestants take turns in the same two processes and the same gloo process group.
+`processes.ddp_suite` launches it. Both contestants take turns in the same two processes and the
+same gloo process group.
 """
 
 from __future__ import annotations
@@ -22,19 +23,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.harness.clock import LoopClock
 from benchmarks.harness.contestants import cached_split, contestant, read_images
+from benchmarks.harness.precisions import ACCELERATE_PRECISIONS, AUTOCAST_TYPES
 from benchmarks.harness.recipe_side import load_recipe, train_recipe
-from benchmarks.harness.rounds import Contestant, Measurement, Round, Suite, Training
-from benchmarks.peer_loops.textbook import (
-    ACCELERATE_PRECISIONS,
-    AUTOCAST_TYPES,
-    ImageArrays,
-    Task,
-    ready_tensors,
-)
+from benchmarks.harness.rounds import Contestant, FinishedTraining, Measurement, Round, Suite
+from benchmarks.peer_loops.bare import MAX_GRADIENT_NORM
+from benchmarks.peer_loops.textbook import ImageArrays, Task, ready_tensors
 from benchmarks.suites.mnist import MLP_WARMUP, adamw, mlp_builder
 from benchmarks.suites.processes import measurements_as_json
-
-MAX_GRADIENT_NORM = 1.0  # the recipes' default
 
 
 @dataclass(frozen=True)
@@ -46,8 +41,8 @@ class Request:
     accumulation: int
     precision: str
     tracker: str  # of the recipe
-    steps: int
-    warmup_steps: int
+    updates: int
+    warmup_updates: int
     rounds: int
     output: str  # file for the measurements
 
@@ -66,20 +61,20 @@ class HandWrittenLoop:
     labels: torch.Tensor
     request: Request
 
-    def train(self, steps: int, seed: int, untimed: int) -> Training:
-        """Train for `untimed` updates, then for `steps` updates that are timed."""
+    def train(self, updates: int, seed: int, untimed: int) -> FinishedTraining:
+        """Train for `untimed` updates, then for `updates` updates that are timed."""
         accumulation = self.request.accumulation
         set_seed(seed)
         model = DistributedDataParallel(self.task.build_model(), gradient_as_bucket_view=True)
         optimizer = self.task.build_optimizer(model)
-        scheduler = self.task.build_schedule(optimizer, untimed + steps)
+        scheduler = self.task.build_schedule(optimizer, untimed + updates)
         dtype = AUTOCAST_TYPES.get(self.request.precision)
         model.train()
         total_loss = torch.zeros(())
         clock = LoopClock(untimed)
         clock.start()
         batches = self.batches(seed)
-        for _ in range(untimed + steps):
+        for _ in range(untimed + updates):
             for micro_batch in range(accumulation):
                 batch = next(batches)
                 is_last = micro_batch == accumulation - 1
@@ -95,10 +90,10 @@ class HandWrittenLoop:
             clock.update()
         seconds = clock.stop()
         torch.distributed.all_reduce(total_loss)
-        micro_batches_per_step = accumulation * torch.distributed.get_world_size()
-        samples = steps * micro_batches_per_step * self.request.batch_size
-        mean_loss = total_loss.item() / ((untimed + steps) * micro_batches_per_step)
-        return Training(seconds, samples, mean_loss, model.module)
+        micro_batches_per_update = accumulation * torch.distributed.get_world_size()
+        samples = updates * micro_batches_per_update * self.request.batch_size
+        mean_loss = total_loss.item() / ((untimed + updates) * micro_batches_per_update)
+        return FinishedTraining(seconds, samples, mean_loss, model.module)
 
     def batches(self, seed: int) -> Iterator[torch.Tensor]:
         """Yield the sample indices of this rank's batches, epoch after epoch, without an end."""
@@ -112,17 +107,17 @@ class HandWrittenLoop:
             yield from reversed(order[:whole_batches].split(batch_size))
 
 
-def train_the_recipe(request: Request, steps: int, seed: int, untimed: int) -> Training:
-    """Train the MNIST recipe for `untimed` updates, then for `steps` updates that are timed."""
+def train_the_recipe(request: Request, updates: int, seed: int, untimed: int) -> FinishedTraining:
+    """Train the MNIST recipe for `untimed` updates, then for `updates` updates that are timed."""
     return train_recipe(
         load_recipe("mnist_mlp"),
-        untimed + steps,
+        untimed + updates,
         untimed * request.accumulation,
         dataset=request.dataset,
         batch_size=request.batch_size,
         gradient_accumulation_steps=request.accumulation,
         mixed_precision=ACCELERATE_PRECISIONS.get(request.precision, request.precision),
-        warmup_steps=int(MLP_WARMUP * (untimed + steps)),
+        warmup_steps=int(MLP_WARMUP * (untimed + updates)),
         tracker=request.tracker,
         seed=seed,
     )
@@ -163,14 +158,14 @@ def main(request: Request) -> None:
     suite = Suite(
         "ddp",
         "samples/s",
-        request.steps,
+        request.updates,
         workload={},
         contestants={
             "recipe": started_together(contestant(lambda *turn: train_the_recipe(request, *turn))),
             "DDP by hand": started_together(contestant(by_hand.train)),
         },
         comparisons=[],
-        warmup_steps=request.warmup_steps,
+        warmup_updates=request.warmup_updates,
     )
     suite.run(request.rounds, announce=lambda line: None)
     if torch.distributed.get_rank() == 0:

@@ -59,7 +59,7 @@ def finish(started: StartedRun, evaluations: Evaluations, figures: Metrics) -> N
         export_model(started, evaluations, kept_step, summary)
     context.directory.write(SUMMARY, Summary.model_validate(summary).to_json())
     write_memory(context, memory)
-    attach_results(started, figures, memory)
+    send_results(started, figures, memory)
     commands = context.logs.finish(summary)
     path = context.directory.path
     report.show_summary(started.saved_config, summary, split, path, commands, memory)
@@ -161,7 +161,7 @@ def write_memory(context: Context, memory: MemoryRows) -> None:
     context.directory.write(MEMORY, entries)
 
 
-def attach_results(started: StartedRun, figures: Metrics, memory: MemoryRows) -> None:
+def send_results(started: StartedRun, figures: Metrics, memory: MemoryRows) -> None:
     """Send the tables and the misclassified samples to the tracker.
 
     With `--log-model`, send the model that this run has trained as well.
@@ -171,9 +171,9 @@ def attach_results(started: StartedRun, figures: Metrics, memory: MemoryRows) ->
     loaded = started.loaded
     split = loaded.test_split
     loader = loaded.loaders[split]
-    logs.attach(
+    logs.send_to_tracker(
         lambda tracker: tracker.log_results(figures, PREFIXES[split], loader, loaded.data, memory)
     )
     if config.log_model and not config.evaluate_only:
         model_folder = started.context.directory.path / MODEL_FOLDER
-        logs.attach(lambda tracker: tracker.log_model(model_folder))
+        logs.send_to_tracker(lambda tracker: tracker.log_model(model_folder))

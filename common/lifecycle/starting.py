@@ -121,7 +121,7 @@ def make_profiler(context: Context, plan: Plan) -> Profiler:
         accelerator=context.accelerator,
         stopwatch=context.meters.stopwatch,
         plan=plan,
-        attach=context.logs.attach,
+        send_to_tracker=context.logs.send_to_tracker,
     )
 
 

@@ -14,7 +14,7 @@ import torch
 from common.metric_names import ALLOCATED, HOST_MEMORY, PEAK_ALLOCATED, PEAK_RESERVED
 from common.system import devices
 from common.system.allocator import HEAP
-from common.system.platforms import IS_LINUX, resource
+from common.system.platforms import can_limit_own_memory, resource
 
 MEBIBYTE = 2**20
 CLEAR_REFS = Path("/proc/self/clear_refs")
@@ -119,7 +119,7 @@ def limit_memory() -> None:
     An allocation beyond that fails with an error, which a message can explain. Without the limit,
     Linux would kill the process.
     """
-    if IS_LINUX and resource is not None:
+    if can_limit_own_memory() and resource is not None:
         _, hard_limit = resource.getrlimit(resource.RLIMIT_DATA)
         # The size of the process's current data is added, because most of these data are stacks of
         # threads, which are never touched and take no memory.
@@ -131,7 +131,7 @@ def limit_memory() -> None:
 
 def lift_limit() -> None:
     """Undo `limit_memory`, so that a run that met the limit can still write its files and end."""
-    if IS_LINUX and resource is not None:
+    if can_limit_own_memory() and resource is not None:
         _, hard_limit = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (hard_limit, hard_limit))
 
@@ -215,7 +215,8 @@ def resident_bytes() -> int:
 class MemoryTracker:
     """Measures the memory that a block of code takes: ``with MemoryTracker() as memory: ...``.
 
-    After the block, in MiB of the device's allocator or of the process's resident memory:
+    After the block, it has these figures, in MiB of the device's allocator or of the process's
+    resident memory:
 
     - ``peak_mib`` is the most that was in use in the block.
     - ``delta_mib`` is the difference between that peak and the beginning of the block.

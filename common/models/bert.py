@@ -138,7 +138,7 @@ def facts_of_checkpoint(name: str) -> Mapping[str, object]:
 
 
 def check_sizes(name: str, facts: Mapping[str, object], max_length: int) -> None:
-    """Raise a `UserError` if a checkpoint has too few positions, or a size that is no real one."""
+    """Raise a `UserError` if a checkpoint has too few positions, or an implausible size."""
     length = padded_length(max_length)
     # No real BERT is above the upper limits, so a larger number shows a damaged config.json.
     limits = {"max_position_embeddings": (length, 10**6), "num_hidden_layers": (1, 1000)}

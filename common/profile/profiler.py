@@ -84,8 +84,7 @@ class Profiler:
     accelerator: Accelerator
     stopwatch: Stopwatch
     plan: Plan
-    # A function that calls its argument with the run's tracker, if there is one.
-    attach: Callable[[Callable[[Tracker], None]], None]
+    send_to_tracker: Callable[[Callable[[Tracker], None]], None]
 
     # The generator that `measure` returned, which `step` resumes; None until it is started.
     procedure: Generator[None, None, None] | None = None
@@ -96,7 +95,7 @@ class Profiler:
     def __post_init__(self) -> None:
         self.phases = Phases(self.accelerator)
         self.meter = WaitMeter(self.phases)
-        self.reporter = Reporter(self.config, self.folder, self.accelerator, self.attach)
+        self.reporter = Reporter(self.config, self.folder, self.accelerator, self.send_to_tracker)
 
     def watch(self, batches: BatchesWithWork, loader: Loader, global_step: int) -> BatchesWithWork:
         """Return the rest of an epoch's batches; while updates are measured, time the waiting.
@@ -177,8 +176,7 @@ class Profiler:
         Args:
             window: the updates to profile.
             first: the update at which this process starts or resumes the run.
-            busy_seconds_per_update: the time of an update without the profiler and without waiting
-                for data.
+            busy_seconds_per_update: see `Timing`.
         """
         # `profile` takes one item of this iterator for each update that it waits for.
         updates = wait_for_updates(window.end - window.warm_up)
@@ -200,8 +198,7 @@ class Profiler:
         Args:
             window: the updates to profile.
             updates: yields once for each of these updates.
-            busy_seconds_per_update: the time of an update without the profiler and without waiting
-                for data.
+            busy_seconds_per_update: see `Timing`.
         """
         device = self.accelerator.device
         warm_up_updates = window.record - window.warm_up
@@ -244,8 +241,7 @@ class Profiler:
             profile: the finished profile.
             bytes_before: the bytes that tensors on the device took before the recorded updates.
             recorded_updates: how many updates the profile has.
-            busy_seconds_per_update: the time of an update without the profiler and without waiting
-                for data.
+            busy_seconds_per_update: see `Timing`.
         """
         device = self.accelerator.device
         by_shape = self.config.profile_shapes

@@ -42,8 +42,7 @@ class Reporter:
     config: TrainingConfig
     folder: Path  # where `verdict.json` goes
     accelerator: Accelerator
-    # A function that calls its argument with the run's tracker, if there is one.
-    attach: Callable[[Callable[[Tracker], None]], None]
+    send_to_tracker: Callable[[Callable[[Tracker], None]], None]
 
     def report(
         self,
@@ -71,9 +70,9 @@ class Reporter:
             totals = verdict.cpu_kernel_milliseconds(events)
         kernels = {category: total / recorded_updates for category, total in totals.items()}
         # A device whose kernels torch can time is a GPU, which runs them asynchronously.
-        self.judge(kernels, timing, has_kernel_times, slowest)
+        self.publish_verdict(kernels, timing, has_kernel_times, slowest)
 
-    def judge(
+    def publish_verdict(
         self,
         kernels: dict[str, float],
         timing: Timing,
@@ -107,7 +106,7 @@ class Reporter:
         say(f"profile {judgement['verdict']}: {judgement['evidence']}. {judgement['advice']}")
         say(f"        {shares_text(phases)}")
         say(f"        slowest operations: {', '.join(slowest)}")
-        self.attach(lambda tracker: tracker.log_profile(self.folder, judgement["verdict"]))
+        self.send_to_tracker(lambda tracker: tracker.log_profile(self.folder, judgement["verdict"]))
 
 
 def say_phases(device_type: str, timing: Timing, slowest: list[str]) -> None:

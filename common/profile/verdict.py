@@ -95,11 +95,18 @@ def gpu_kernel_milliseconds(events: "Sequence[FunctionEvent]") -> dict[str, floa
     """
     totals = {"memory": 0.0, "compute": 0.0}
     for event in events:
-        is_kernel = event.device_type.name != "CPU" and not event.is_user_annotation
-        if is_kernel and "nccl" not in event.name.lower():
+        if is_kernel(event) and "nccl" not in event.name.lower():
             category = "compute" if ARITHMETIC.search(event.name) else "memory"
             totals[category] += event.time_range.elapsed_us() / 1000
     return totals
+
+
+def is_kernel(event: "FunctionEvent") -> bool:
+    """Whether an event of the profiler is a kernel or a copy on a device.
+
+    Annotations are shown on the device as well, but they span idle time.
+    """
+    return event.device_type.name != "CPU" and not event.is_user_annotation
 
 
 def cost_of_update(

@@ -1,1 +1,1 @@
-"""The machine, the operating system and the device that a process runs on."""
+"""The machine, system and device that a process runs on, and text that is safe to show."""

@@ -196,17 +196,26 @@ def load_average() -> float:
     return psutil.getloadavg()[0]  # on Windows, the average begins with the first call
 
 
+def can_fork_with_threads() -> bool:
+    """Whether a process that has threads may fork, which only Linux allows."""
+    return IS_LINUX and hasattr(os, "fork")
+
+
+def can_limit_own_memory() -> bool:
+    """Whether a limit on this process's data has an effect, which only Linux gives it."""
+    return IS_LINUX
+
+
 def worker_start_method() -> str:
     """Return the method of `multiprocessing` that starts the loader's workers.
 
-    A fork starts at once and shares the data. Only Linux allows it in a process with threads. It is
-    named here, because Linux's default is another method from Python 3.14 on. A method that the
-    program has set is kept.
+    A fork starts at once and shares the data. It is named here, because Linux's default is another
+    method from Python 3.14 on. A method that the program has set is kept.
     """
     method = multiprocessing.get_start_method(allow_none=True)
     if method is not None:
         return method
-    return "fork" if IS_LINUX and hasattr(os, "fork") else "spawn"
+    return "fork" if can_fork_with_threads() else "spawn"
 
 
 @contextmanager

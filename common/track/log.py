@@ -194,8 +194,8 @@ class Log:
                 resumable=is_of_disk(problem),
             ) from None
 
-    def attach(self, send: Callable[[Tracker], None]) -> None:
-        """Call `send` with the tracker, if any, to send more than rows, such as the model.
+    def send_to_tracker(self, send: Callable[[Tracker], None]) -> None:
+        """Let `send` send more than rows, such as the model, to the tracker, if there is one.
 
         A failure leads to a warning, and the tracker stays in use.
         """

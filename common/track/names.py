@@ -1,9 +1,6 @@
-"""How metrics are shown (label, unit, direction, panel), and how facts are named at W&B."""
+"""How metrics are shown: label, unit, direction, panel, and what each means."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-
-from pydantic import JsonValue
+from dataclasses import KW_ONLY, dataclass, replace
 
 from common.metric_names import (
     ALLOCATED,
@@ -37,30 +34,11 @@ from common.metric_names import (
     TRAINING_SECONDS,
 )
 from common.objective import Mode
-from common.run_directory.records import RunConfig
-from common.storage.json_files import JsonObject
 
 PEAK = "memory/peak_mib"  # the device's peak if known, else the host's; for comparing runs
 EFFICIENCY = "scaling_efficiency"  # the ratio of throughputs over the ratio of processes
 SPLITS = ("train", "val", "test")
 UNKNOWN = "–"
-# The entries of `config.json` that keep their names in W&B's flat table. Every other name in that
-# table is a flag.
-GROUPS = (
-    "recipe",
-    "run_id",
-    "source",
-    "objective",
-    "command",
-    "compared",
-    "free_on_resume",
-    "environment",
-    "data",
-    "architecture",
-    "plan",
-    "memory_plan",
-    "peak",
-)
 
 
 @dataclass(frozen=True)
@@ -68,10 +46,12 @@ class Metric:
     """How tables, charts and the terminal show a metric."""
 
     label: str
+    _: KW_ONLY
     panel: str = "Learning"  # the section of a chart page; "" for no chart
     unit: str = ""  # for "s", `text` chooses seconds, minutes or hours and writes the unit
     better: Mode | None = None  # None if neither direction is good
     form: str = ".4f"  # a format specification
+    meaning: str = ""  # of a metric that the library itself logs, for `docs/metrics.md`
 
     @property
     def heading(self) -> str:
@@ -85,8 +65,7 @@ class Metric:
         return duration(value) if self.unit == "s" else format(value, self.form)
 
 
-# Metrics by full name. A metric that several splits share stands here without a prefix. The values
-# without a name are, in this order: label, panel, unit, better and form.
+# Metrics by full name. A metric that several splits share stands here without a prefix.
 METRICS = {
     "loss": Metric("loss", better="min"),
     "accuracy": Metric("accuracy", better="max"),
@@ -97,62 +76,180 @@ METRICS = {
     "psnr": Metric("PSNR", unit="dB", better="max", form=".2f"),
     "perplexity": Metric("perplexity", better="min", form=".3f"),
     "count": Metric("samples", panel="", form=",.0f"),
-    LEARNING_RATE: Metric("learning rate", form=".3g"),
-    GRADIENT_NORM: Metric("gradient norm"),
-    LOSS_SCALE: Metric("loss scale", form="g"),
-    SKIPPED_UPDATES: Metric("skipped updates", form="g"),
-    THROUGHPUT: Metric("throughput", "Speed", "samples/s", "max", ",.0f"),
-    THROUGHPUT_PER_DEVICE: Metric("throughput a device", "Speed", "samples/s", "max", ",.0f"),
-    TOKEN_THROUGHPUT: Metric("throughput", "Speed", "tokens/s", "max", ",.0f"),
-    STEP_MILLISECONDS: Metric("update", "Speed", "ms", "min", ",.1f"),
-    DATA_WAIT: Metric("share waiting for data", "Speed", "", "min", ".1%"),
-    TFLOPS_PER_DEVICE: Metric("arithmetic a device", "Speed", "TFLOP/s", "max", ",.2f"),
-    MFU: Metric("MFU", "Speed", "", "max", ".1%"),
-    GOODPUT: Metric("goodput", "Speed", "", "max", ".1%"),
-    OTHER_CPU: Metric("CPU used by other programs", "", "", "min", ".0%"),
-    JOULES_PER_SAMPLE: Metric("energy", "Energy", "J/sample", "min", ".3g"),
-    PEAK: Metric("peak memory", "", "MiB", "min", ",.0f"),
-    PEAK_ALLOCATED: Metric("peak memory", "Memory", "MiB", "min", ",.0f"),
-    ALLOCATED: Metric("memory in use", "Memory", "MiB", "min", ",.0f"),
-    PEAK_RESERVED: Metric("peak memory reserved", "Memory", "MiB", "min", ",.0f"),
-    HOST_MEMORY: Metric("host memory", "Memory", "MiB", "min", ",.0f"),
-    GPU_UTILIZATION: Metric("GPU utilisation", "Energy", "", "max", ".1%"),
-    MIN_GPU_UTILIZATION: Metric("least utilised GPU", "Energy", "", "max", ".1%"),
-    GPU_POWER: Metric("GPU power", "Energy", "W", None, ",.0f"),
-    EFFICIENCY: Metric("efficiency over processes", "", "", "max", ".0%"),
-    TRAINING_SECONDS: Metric("training time", "", "s", "min", ",.1f"),
-    TOTAL_SECONDS: Metric("total time", "", "s", "min", ",.1f"),
-    COMPILE_SECONDS: Metric("compiling", "", "s", "min", ",.1f"),
+    LEARNING_RATE: Metric(
+        "learning rate", form=".3g", meaning="the learning rate of the first parameter group"
+    ),
+    GRADIENT_NORM: Metric(
+        "gradient norm", meaning="the norm of all gradients of the last update, before clipping"
+    ),
+    LOSS_SCALE: Metric("loss scale", form="g", meaning="the factor of the loss, with fp16 only"),
+    SKIPPED_UPDATES: Metric(
+        "skipped updates",
+        form="g",
+        meaning="updates so far that were left out, because a gradient was not finite",
+    ),
+    THROUGHPUT: Metric(
+        "throughput",
+        panel="Speed",
+        unit="samples/s",
+        better="max",
+        form=",.0f",
+        meaning="samples that all processes train on in a second",
+    ),
+    THROUGHPUT_PER_DEVICE: Metric(
+        "throughput a device",
+        panel="Speed",
+        unit="samples/s",
+        better="max",
+        form=",.0f",
+        meaning="the same, divided by the number of processes",
+    ),
+    TOKEN_THROUGHPUT: Metric(
+        "throughput",
+        panel="Speed",
+        unit="tokens/s",
+        better="max",
+        form=",.0f",
+        meaning="tokens that all processes train on in a second, for text only",
+    ),
+    STEP_MILLISECONDS: Metric(
+        "update",
+        panel="Speed",
+        unit="ms",
+        better="min",
+        form=",.1f",
+        meaning="the time of an update",
+    ),
+    DATA_WAIT: Metric(
+        "share waiting for data",
+        panel="Speed",
+        better="min",
+        form=".1%",
+        meaning="the share of the time in which the loop waits for its next batch",
+    ),
+    TFLOPS_PER_DEVICE: Metric(
+        "arithmetic a device",
+        panel="Speed",
+        unit="TFLOP/s",
+        better="max",
+        form=",.2f",
+        meaning="the model's floating-point operations on a device in a second",
+    ),
+    MFU: Metric(
+        "MFU",
+        panel="Speed",
+        better="max",
+        form=".1%",
+        meaning="their share of the device's peak speed",
+    ),
+    GOODPUT: Metric(
+        "goodput",
+        panel="Speed",
+        better="max",
+        form=".1%",
+        meaning="the share of the time since the run began that its updates took",
+    ),
+    OTHER_CPU: Metric(
+        "CPU used by other programs",
+        panel="",
+        better="min",
+        form=".0%",
+        meaning="the share of CPU time that other programs used; at the end of the run",
+    ),
+    JOULES_PER_SAMPLE: Metric(
+        "energy",
+        panel="Energy",
+        unit="J/sample",
+        better="min",
+        form=".3g",
+        meaning="the energy that the GPUs draw for a sample",
+    ),
+    PEAK: Metric("peak memory", panel="", unit="MiB", better="min", form=",.0f"),
+    PEAK_ALLOCATED: Metric(
+        "peak memory",
+        panel="Memory",
+        unit="MiB",
+        better="min",
+        form=",.0f",
+        meaning="the most memory of a device that tensors have used at one time",
+    ),
+    ALLOCATED: Metric(
+        "memory in use",
+        panel="Memory",
+        unit="MiB",
+        better="min",
+        form=",.0f",
+        meaning="the memory that tensors use now, on a device that keeps no peak",
+    ),
+    PEAK_RESERVED: Metric(
+        "peak memory reserved",
+        panel="Memory",
+        unit="MiB",
+        better="min",
+        form=",.0f",
+        meaning="the most memory of a device that torch has reserved for tensors",
+    ),
+    HOST_MEMORY: Metric(
+        "host memory",
+        panel="Memory",
+        unit="MiB",
+        better="min",
+        form=",.0f",
+        meaning="the resident memory of a process; at the end of the run, its peak",
+    ),
+    GPU_UTILIZATION: Metric(
+        "GPU utilisation",
+        panel="Energy",
+        better="max",
+        form=".1%",
+        meaning="the share of the time in which the GPUs compute",
+    ),
+    MIN_GPU_UTILIZATION: Metric(
+        "least utilised GPU",
+        panel="Energy",
+        better="max",
+        form=".1%",
+        meaning="the same, of the GPU that computes least",
+    ),
+    GPU_POWER: Metric(
+        "GPU power",
+        panel="Energy",
+        unit="W",
+        form=",.0f",
+        meaning="the mean power since the last log line, of the GPU that draws most",
+    ),
+    EFFICIENCY: Metric("efficiency over processes", panel="", better="max", form=".0%"),
+    TRAINING_SECONDS: Metric(
+        "training time",
+        panel="",
+        unit="s",
+        better="min",
+        form=",.1f",
+        meaning="the time of all updates so far, without evaluations and saving",
+    ),
+    TOTAL_SECONDS: Metric(
+        "total time",
+        panel="",
+        unit="s",
+        better="min",
+        form=",.1f",
+        meaning="the time of the whole run; at its end",
+    ),
+    COMPILE_SECONDS: Metric(
+        "compiling",
+        panel="",
+        unit="s",
+        better="min",
+        form=",.1f",
+        meaning="the time that `--compile` took; at the end of the run",
+    ),
 }
 
-# The meanings of the metrics that the library itself logs, by full name, for the table in
-# `docs/metrics.md`. Recipes add their own names under `train/`, `val/` and `test/`.
+# The meanings of all metrics that the library itself logs, for the table in `docs/metrics.md`.
+# Those without an entry in `METRICS` are shown like a recipe's own metric.
 MEANINGS = {
     TRAINING_LOSS: "the mean loss since the last log line",
-    LEARNING_RATE: "the learning rate of the first parameter group",
-    GRADIENT_NORM: "the norm of all gradients of the last update, before clipping",
-    LOSS_SCALE: "the factor of the loss, with fp16 only",
-    SKIPPED_UPDATES: "updates so far that were left out, because a gradient was not finite",
-    THROUGHPUT: "samples that all processes train on in a second",
-    THROUGHPUT_PER_DEVICE: "the same, divided by the number of processes",
-    TOKEN_THROUGHPUT: "tokens that all processes train on in a second, for text only",
-    STEP_MILLISECONDS: "the time of an update",
-    DATA_WAIT: "the share of the time in which the loop waits for its next batch",
-    TFLOPS_PER_DEVICE: "the model's floating-point operations on a device in a second",
-    MFU: "their share of the device's peak speed",
-    GOODPUT: "the share of the time since the run began that its updates took",
-    OTHER_CPU: "the share of CPU time that other programs used; at the end of the run",
-    JOULES_PER_SAMPLE: "the energy that the GPUs draw for a sample",
-    PEAK_ALLOCATED: "the most memory of a device that tensors have used at one time",
-    ALLOCATED: "the memory that tensors use now, on a device that keeps no peak",
-    PEAK_RESERVED: "the most memory of a device that torch has reserved for tensors",
-    HOST_MEMORY: "the resident memory of a process; at the end of the run, its peak",
-    GPU_UTILIZATION: "the share of the time in which the GPUs compute",
-    MIN_GPU_UTILIZATION: "the same, of the GPU that computes least",
-    GPU_POWER: "the mean power since the last log line, of the GPU that draws most",
-    TRAINING_SECONDS: "the time of all updates so far, without evaluations and saving",
-    TOTAL_SECONDS: "the time of the whole run; at its end",
-    COMPILE_SECONDS: "the time that `--compile` took; at the end of the run",
+    **{name: metric.meaning for name, metric in METRICS.items() if metric.meaning},
     STEP: "updates so far; the x-axis of charts",
     EPOCH: "passes over the training data so far",
     SAMPLES: "samples that all processes have trained on so far",
@@ -198,42 +295,3 @@ def duration(seconds: float) -> str:
 def precision_name(mixed_precision: str) -> str:
     """Return a readable name of a precision: Accelerate calls fp32 "no" mixed precision."""
     return "fp32" if mixed_precision == "no" else mixed_precision
-
-
-def flat(run_config: RunConfig) -> dict[str, JsonValue]:
-    """Return a run's facts as one flat table, because W&B sorts and filters runs by its columns.
-
-    A flag's column has the flag's name. Every other fact's column is ``group/name``.
-    """
-    facts = run_config.to_json()
-    columns = dict(run_config.flags)
-    for name in GROUPS:
-        if name in facts:
-            columns |= columns_of(name, facts[name])
-    return columns
-
-
-def columns_of(name: str, value: JsonValue) -> dict[str, JsonValue]:
-    """Return one column for a single fact, or one column for each fact in a (nested) group."""
-    if not isinstance(value, dict):
-        return {name: value}
-    columns: dict[str, JsonValue] = {}
-    for inner_name, inner_value in value.items():
-        columns |= columns_of(f"{name}/{inner_name}", inner_value)
-    return columns
-
-
-def unflat(config: Mapping[str, object]) -> JsonObject:
-    """Undo `flat`: return the nested facts of a run that was read back from W&B.
-
-    The entries of `config.json` that `flat` leaves out are missing.
-    """
-    facts: JsonObject = {"config": {}}
-    for column, value in config.items():
-        *groups, name = column.split("/")
-        # A column without a group is a single fact of `config.json`, or else a flag.
-        parent = facts if groups or name in GROUPS else facts["config"]
-        for group in groups:
-            parent = parent.setdefault(group, {})
-        parent[name] = value
-    return facts

@@ -7,8 +7,10 @@ from collections.abc import Iterator
 
 from tests.generated.grammar import BATCHES, OPTIMIZERS, RANKS, TOTALS, VALUES, Case, Metric
 
-# A line that ends in "#? name" is part of the copy only if the case has the option of this name.
+# A line that ends in "#? name" is part of the copy only if the case has the option of this name. So
+# are the lines between "#? begin name" and "#? end".
 OPTION = re.compile(r"  #\? (.+)$")
+BLOCK_MARK = re.compile(r"#\? (?:begin (.+)|end)$")
 
 TEMPLATE = '''\
 """A generated copy of a recipe."""
@@ -58,63 +60,73 @@ class Network(nn.Module):
         self.first = nn.Linear(5, 3)
         self.second = nn.Linear(5, 3)  #? heads
 
-    def forward(self, inputs, turn=0):  #? heads
-        head = self.second if turn else self.first  #? heads
-        return head(self.body(inputs))  #? heads
+#? begin heads
+    def forward(self, inputs, turn=0):
+        head = self.second if turn else self.first
+        return head(self.body(inputs))
+#? end
     def forward(self, inputs):  #? one head
         return self.first(self.body(inputs))  #? one head
 
 
-class SignDescent(torch.optim.Optimizer):  #? own optimizer
-    def __init__(self, parameters, lr):  #? own optimizer
-        super().__init__(parameters, {"lr": lr})  #? own optimizer
-  #? own optimizer
-    @torch.no_grad()  #? own optimizer
-    def step(self, closure=None):  #? own optimizer
-        for group in self.param_groups:  #? own optimizer
-            for parameter in group["params"]:  #? own optimizer
-                if parameter.grad is not None:  #? own optimizer
-                    parameter.sub_(group["lr"] * parameter.grad.sign())  #? own optimizer
-  #? own optimizer
-  #? own optimizer
-class Halving:  #? own scheduler
-    def __init__(self, optimizer):  #? own scheduler
-        self.optimizer, self.steps = optimizer, 0  #? own scheduler
-  #? own scheduler
-    def step(self):  #? own scheduler
-        self.steps += 1  #? own scheduler
-        for group in self.optimizer.param_groups:  #? own scheduler
-            group["lr"] *= 0.5 if self.steps % 2 == 0 else 1.0  #? own scheduler
-  #? own scheduler
-    def state_dict(self):  #? own scheduler
-        return {"steps": self.steps}  #? own scheduler
-  #? own scheduler
-    def load_state_dict(self, state):  #? own scheduler
-        self.steps = state["steps"]  #? own scheduler
-  #? own scheduler
-  #? own scheduler
-class Fading:  #? own state
-    """A weight in the loss that each update makes smaller."""  #? own state
-  #? own state
-    weight = 1.0  #? own state
-  #? own state
-    def state_dict(self):  #? own state
-        return {"weight": self.weight}  #? own state
-  #? own state
-    def load_state_dict(self, state):  #? own state
-        self.weight = state["weight"]  #? own state
-  #? own state
-  #? own state
+#? begin own optimizer
+class SignDescent(torch.optim.Optimizer):
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.sub_(group["lr"] * parameter.grad.sign())
+
+
+#? end
+#? begin own scheduler
+class Halving:
+    def __init__(self, optimizer):
+        self.optimizer, self.steps = optimizer, 0
+
+    def step(self):
+        self.steps += 1
+        for group in self.optimizer.param_groups:
+            group["lr"] *= 0.5 if self.steps % 2 == 0 else 1.0
+
+    def state_dict(self):
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state):
+        self.steps = state["steps"]
+
+
+#? end
+#? begin own state
+class Fading:
+    """A weight in the loss that each update makes smaller."""
+
+    weight = 1.0
+
+    def state_dict(self):
+        return {"weight": self.weight}
+
+    def load_state_dict(self, state):
+        self.weight = state["weight"]
+
+
+#? end
 def compute_loss(model, batch):
     logits = model(batch["inputs"])
     return F.cross_entropy(logits, batch["labels"]), logits
 
 
-def finish(totals):  #? finish
-    count = totals["count"]  #? finish
-    return {name: total.sum() / count for name, total in totals.items()}  #? finish
-  #? finish
-  #? finish
+#? begin finish
+def finish(totals):
+    count = totals["count"]
+    return {name: total.sum() / count for name, total in totals.items()}
+
+
+#? end
 def evaluate(run, model, loader, notes, purpose):
     rank, ranks = run.accelerator.process_index, run.accelerator.num_processes
     sums = Sums(run.accelerator, finish)  #? finish
@@ -130,9 +142,11 @@ $TOTALS$
             added["drawn"] = torch.rand(count).sum()  #? draws
             sums.add(count, **added)  #? sums.add
             notes.evaluated(purpose, run.progress.global_step, count, totals=added)  #? sums.add
-            sums.record(loss, added, count)  #? sums.record
-            step = run.progress.global_step  #? sums.record
-            notes.evaluated(purpose, step, count, loss=loss, metrics=added)  #? sums.record
+#? begin sums.record
+            sums.record(loss, added, count)
+            step = run.progress.global_step
+            notes.evaluated(purpose, step, count, loss=loss, metrics=added)
+#? end
     return sums.result()
 
 
@@ -194,13 +208,17 @@ def main(config):
                 logits = model(batch["inputs"])  #? one head
                 loss = F.cross_entropy(logits, (labels + turn) % 3)  #? heads
                 loss = F.cross_entropy(logits, labels)  #? loss plain
-                everything = run.gather(logits)  #? loss gathered
-                spread = everything.mean(0).square().sum()  #? loss gathered
-                loss = F.cross_entropy(logits, labels) + spread  #? loss gathered
-                counts = torch.bincount(labels, minlength=3).float()  #? loss own collective
-                counts = accelerator.reduce(counts, "sum")  #? loss own collective
-                weight = 1 / (1 + counts)  #? loss own collective
-                loss = F.cross_entropy(logits, labels, weight=weight)  #? loss own collective
+#? begin loss gathered
+                everything = run.gather(logits)
+                spread = everything.mean(0).square().sum()
+                loss = F.cross_entropy(logits, labels) + spread
+#? end
+#? begin loss own collective
+                counts = torch.bincount(labels, minlength=3).float()
+                counts = accelerator.reduce(counts, "sum")
+                weight = 1 / (1 + counts)
+                loss = F.cross_entropy(logits, labels, weight=weight)
+#? end
                 wanted = teacher(batch["inputs"])  #? teacher that is not kept
                 loss = loss + F.mse_loss(logits, wanted)  #? teacher that is not kept
                 loss = loss * (1 + fading.weight)  #? own state
@@ -209,11 +227,13 @@ def main(config):
                 if accelerator.sync_gradients:
                     run.clip_grad_norm_(model, optimizer)
                     notes.clipped(update, model)
-                    noise = torch.Generator().manual_seed(update)  #? gradient noise
-                    for parameter in bare.parameters():  #? gradient noise
-                        if parameter.grad is not None:  #? gradient noise
-                            drawn = torch.randn(parameter.shape, generator=noise)  #? gradient noise
-                            parameter.grad.add_(drawn, alpha=0.1)  #? gradient noise
+#? begin gradient noise
+                    noise = torch.Generator().manual_seed(update)
+                    for parameter in bare.parameters():
+                        if parameter.grad is not None:
+                            drawn = torch.randn(parameter.shape, generator=noise)
+                            parameter.grad.add_(drawn, alpha=0.1)
+#? end
                     for group in optimizer.param_groups:  #? scheduler by hand
                         group["lr"] = config.learning_rate / update  #? scheduler by hand
                     notes.reached(number, "step")
@@ -265,7 +285,14 @@ def recipe_of(case: Case) -> str:
     }
     names = options(case)
     lines: list[str] = []
+    block_option: str | None = None  # the option of the lines between two marks
     for line in TEMPLATE.splitlines():
+        mark = BLOCK_MARK.match(line)
+        if mark is not None:
+            block_option = mark[1]  # None at the end of a block
+            continue
+        if block_option is not None and block_option not in names:
+            continue
         block = blocks.get(line.strip("$"))
         if block is not None:
             lines += block

@@ -13,7 +13,7 @@ from benchmarks.harness.contestants import threads
 from benchmarks.harness.guarded import without_waiting
 from benchmarks.harness.isolation import default_device, isolated
 from benchmarks.harness.recipe_side import load_recipe, train_recipe
-from benchmarks.harness.rounds import Training
+from benchmarks.harness.rounds import FinishedTraining
 from common.measure.memory import MEBIBYTE, MemoryTracker
 from common.measure.power import PowerMeter
 from tests.gpu.conftest import DEVICE_TYPE, HAS_GPU, as_flags
@@ -43,11 +43,11 @@ def test_an_overflow_is_skipped_and_halves_the_scale(
     assert run.series("train/loss")[1] == pytest.approx(first, rel=0.02)
 
 
-def trained(recipe: str, steps: int, settled: int, **settings: object) -> Training:
+def trained(recipe: str, updates: int, settled: int, **settings: object) -> FinishedTraining:
     """Train in this process; after `settled` updates, a wait for the device is an error."""
     module = load_recipe(recipe)
     with isolated(threads()), without_waiting(module, settled):
-        training = train_recipe(module, steps, **settings)
+        training = train_recipe(module, updates, **settings)
     assert training.model is not None
     parameters = training.model.parameters()
     assert {parameter.device.type for parameter in parameters} == {DEVICE_TYPE}
@@ -59,9 +59,9 @@ def test_the_loop_waits_for_the_device_nowhere_but_to_log(
     recipe: str, small: Small, half: str
 ) -> None:
     """The loop does not wait for batches, nor in forward, backward, clipping or the update."""
-    steps = 24 if HAS_GPU else 4
+    updates = 24 if HAS_GPU else 4
     settings = {**small(recipe), "mixed_precision": half, "log_every": 10}
-    assert math.isfinite(trained(recipe, steps, 5, **settings).train_loss)
+    assert math.isfinite(trained(recipe, updates, 5, **settings).train_loss)
 
 
 def test_a_wait_is_an_error_under_that_guard() -> None:

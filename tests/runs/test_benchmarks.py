@@ -29,7 +29,7 @@ from benchmarks.harness.bare_environment import make_bare_environment
 from benchmarks.harness.isolation import isolated
 from benchmarks.harness.options import Options
 from benchmarks.harness.recipe_side import load_recipe, train_recipe
-from benchmarks.harness.rounds import Training
+from benchmarks.harness.rounds import FinishedTraining
 from benchmarks.pictures import screen_of
 from benchmarks.resume.results import Results as ResumeResults
 from common.errors import UserError
@@ -108,11 +108,11 @@ def test_wait_in_the_loop_is_reported_beside_the_figures_of_a_run_without_the_gu
     wait = RuntimeError("called a synchronizing CUDA operation")
     refusal = UserError("no such arithmetic here")
     summary = {"perf/mfu": 0.4, "perf/samples_per_second": 8}
-    training = Training(2, 8, 0.5, None, summary)
+    training = FinishedTraining(2, 8, 0.5, None, summary)
     error = ZeroDivisionError("broken")
     answers: Iterator[Any] = iter([wait, training, refusal, error, training, training])
 
-    def train(*unused: Any, **settings: Any) -> Training:
+    def train(*unused: Any, **settings: Any) -> FinishedTraining:
         answer = next(answers)
         if isinstance(answer, BaseException):
             raise answer
@@ -121,7 +121,7 @@ def test_wait_in_the_loop_is_reported_beside_the_figures_of_a_run_without_the_gu
     monkeypatch.setattr(gpu_step, "train_recipe", train)
     step = gpu_step.Step(tmp_path / "step.json", True, Options(), None)
     for name in ("waits", "refused", "failed", "well"):
-        step.measure([gpu_step.Cell(name, "mnist_mlp", {})], 8, rounds=1)
+        step.measure([gpu_step.MeasuredRecipe(name, "mnist_mlp", {})], 8, rounds=1)
     figures = json.loads(step.file.read_text())["figures"]
     spread = {"least": 4, "most": 4, "rounds": 1}
     measured = {"samples_per_second": 4, "spread": spread, "perf/mfu": 0.2}
@@ -384,11 +384,11 @@ def test_time_to_accuracy_of_both_sides(
     versions = {"torch": "2", "accelerate": "1", "transformers": "5"}
     machine = {"hardware": {"processor": "a CPU"}, "versions": versions}
     monkeypatch.setattr(os, "environ", os.environ.copy())
-    monkeypatch.setattr(time_to_accuracy, "described_machine", lambda: machine)
+    monkeypatch.setattr(time_to_accuracy, "measure_machine_apart", lambda: machine)
     for module in (harness_materials, accuracy_materials):
         monkeypatch.setattr(module, "CACHE", tmp_path / "cache")
     options = time_to_accuracy.Options(
-        targets=("mnist", "mrpc"),
+        datasets=("mnist", "mrpc"),
         contestants=tuple(name for _, name in EPOCHS),
         data=tmp_path,
         bert_checkpoint=tmp_path / "checkpoint",
@@ -450,7 +450,7 @@ def test_kills_of_the_recipe_and_of_a_peer(
 ) -> None:
     """Killed twice, the recipe leaves no trace; Accelerate's example repeats and loses samples."""
     machine = {"hardware": {"processor": "a CPU"}, "versions": {"torch": "2"}}
-    monkeypatch.setattr(resume_peers, "described_machine", lambda: machine)
+    monkeypatch.setattr(resume_peers, "lasting_machine_facts", lambda: machine)
     options = resume_peers.Options(
         contestants=("recipe", "Accelerate, checkpointing.py"),
         kills=("24@0.50", "29"),

@@ -281,7 +281,7 @@ def small_proof(words: list[str]) -> list[str]:
 
 def small_peers(words: list[str]) -> list[str]:
     """Return a command that compares a few updates with those of peers."""
-    tiny = ("--suites", "loop", "--rounds", "1", "--steps", "0.01", "--output", "peers.json")
+    tiny = ("--suites", "loop", "--rounds", "1", "--scale", "0.01", "--output", "peers.json")
     return [*words[:2], *tiny]
 
 

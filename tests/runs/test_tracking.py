@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from common.track.names import unflat
+from common.track.flat_config import unflat
 from tests import wandb_file
 from tests.conftest import first
 from tests.launch import UNREACHABLE, Finished, Runner

@@ -39,7 +39,7 @@ LEVEL = {f"common.{room}": level for level, rooms in enumerate(LEVELS) for room 
 BASE = {f"common.{room}" for rooms in LEVELS[: LEVELS.index(("data",))] for room in rooms}
 TRACKS = {
     f"common.track.{module}"
-    for module in ("names", "trackers.tracker", "trackers.wandb_environment")
+    for module in ("flat_config", "names", "trackers.tracker", "trackers.wandb_environment")
 }
 PARSER = "common.tools.parser"
 RECIPE = "common.tools.recipe"

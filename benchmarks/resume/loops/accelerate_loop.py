@@ -28,7 +28,7 @@ from torch.utils.data import DataLoader
 from transformers import get_linear_schedule_with_warmup
 
 from benchmarks.resume.attempt import RUN_FOLDER
-from benchmarks.resume.recorder import Recorder
+from benchmarks.resume.recorder import UpdateRecorder
 from benchmarks.resume.schedule import BATCH, EPOCHS, SAVE_EVERY, SEED, WARMUP_UPDATES
 from benchmarks.resume.task import LEARNING_RATE, Classifier, Digits
 
@@ -77,11 +77,11 @@ class Position:
         vars(self).update(state)
 
 
-class Training:
-    """The parts that all variants have in common."""
+class AccelerateTraining:
+    """What all variants share: the model with its data, an update, an evaluation, and the end."""
 
     def __init__(self, folder: Path) -> None:
-        self.recorder = Recorder(folder)
+        self.recorder = UpdateRecorder(folder)
         self.attempt = self.recorder.attempt
         self.run_folder = folder / RUN_FOLDER
         self.accelerator = Accelerator(
@@ -134,7 +134,7 @@ class Training:
         self.accelerator.end_training()
 
 
-def train_as_example(training: Training) -> None:
+def train_as_example(training: AccelerateTraining) -> None:
     """Train with the bookkeeping of examples/by_feature/checkpointing.py.
 
     As there, the position follows from the checkpoint's name, `overall_step` grows by the skipped
@@ -165,7 +165,7 @@ def train_as_example(training: Training) -> None:
     training.finish()
 
 
-def train_as_guide(training: Training) -> None:
+def train_as_guide(training: AccelerateTraining) -> None:
     """Train with `save_state`, `load_state` and `skip_first_batches`, and an exact position."""
     accelerator = training.accelerator
     position = Position()
@@ -192,7 +192,7 @@ def train_as_guide(training: Training) -> None:
 
 def main(folder: Path) -> None:
     """Train the variant that the attempt names."""
-    training = Training(folder)
+    training = AccelerateTraining(folder)
     if training.attempt.variant == "guide":
         train_as_guide(training)
     else:

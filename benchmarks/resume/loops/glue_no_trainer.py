@@ -24,7 +24,7 @@ from transformers import get_scheduler
 
 from benchmarks.resume.attempt import RUN_FOLDER, Attempt
 from benchmarks.resume.loops.accelerate_loop import ROWS_FILE, RowTracker
-from benchmarks.resume.recorder import Recorder
+from benchmarks.resume.recorder import UpdateRecorder
 from benchmarks.resume.schedule import BATCH, EPOCHS, SAVE_EVERY, SEED, UPDATES, WARMUP_UPDATES
 from benchmarks.resume.task import LEARNING_RATE, Classifier, Digits
 
@@ -57,7 +57,7 @@ def evaluate(
 
 def main(folder: Path) -> None:
     """Train, and resume where the attempt says so."""
-    recorder = Recorder(folder)
+    recorder = UpdateRecorder(folder)
     attempt = recorder.attempt
     run_folder = folder / RUN_FOLDER
     accelerator = Accelerator(cpu=True, log_with=RowTracker(run_folder / ROWS_FILE))

@@ -27,7 +27,7 @@ from transformers import (
 )
 
 from benchmarks.resume.attempt import RUN_FOLDER
-from benchmarks.resume.recorder import Recorder
+from benchmarks.resume.recorder import UpdateRecorder
 from benchmarks.resume.schedule import BATCH, EPOCHS, SAVE_EVERY, SEED, WARMUP_UPDATES
 from benchmarks.resume.task import LEARNING_RATE, Classifier, Digits
 
@@ -35,7 +35,7 @@ from benchmarks.resume.task import LEARNING_RATE, Classifier, Digits
 class Recording(TrainerCallback):
     """Records each update when it is done, before the Trainer logs and saves."""
 
-    def __init__(self, recorder: Recorder, model: Classifier) -> None:
+    def __init__(self, recorder: UpdateRecorder, model: Classifier) -> None:
         self.recorder = recorder
         self.model = model
 
@@ -55,7 +55,7 @@ class Recording(TrainerCallback):
 
 def main(folder: Path) -> None:
     """Train, and resume where the attempt says so."""
-    recorder = Recorder(folder)
+    recorder = UpdateRecorder(folder)
     attempt = recorder.attempt
     set_seed(SEED)  # before the model is made, as the documentation of `seed` asks
     model = Classifier()

@@ -23,7 +23,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 
 from benchmarks.resume.attempt import RUN_FOLDER
-from benchmarks.resume.recorder import Recorder
+from benchmarks.resume.recorder import UpdateRecorder
 from benchmarks.resume.schedule import BATCH, EPOCHS, SAVE_EVERY, SEED, UPDATES, WARMUP_UPDATES
 from benchmarks.resume.task import LEARNING_RATE, Classifier, Digits
 
@@ -65,7 +65,7 @@ def share_of_peak(update: int) -> float:
 class Recording(Callback):
     """Records each update when it is done; `ModelCheckpoint` is always called later."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: UpdateRecorder) -> None:
         self.recorder = recorder
 
     def on_train_batch_end(
@@ -91,7 +91,7 @@ def loader_class(variant: str) -> type[DataLoader[Any]]:
 
 def main(folder: Path, processes: int) -> None:
     """Train, and resume where the attempt says so."""
-    recorder = Recorder(folder)
+    recorder = UpdateRecorder(folder)
     attempt = recorder.attempt
     lightning.seed_everything(SEED, workers=True)
     make_loader = loader_class(attempt.variant)

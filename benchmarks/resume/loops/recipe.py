@@ -16,7 +16,7 @@ if __package__ in (None, ""):  # started as a file: let the package be found
 import torch
 from torch import nn
 
-from benchmarks.resume.recorder import Recorder
+from benchmarks.resume.recorder import UpdateRecorder
 from benchmarks.resume.schedule import BATCH, EPOCHS, SAVE_EVERY, SEED, WARMUP_UPDATES
 from benchmarks.resume.task import CLASSES, LEARNING_RATE, Classifier, Digits
 from common.config import TrainingConfig, parse_config
@@ -80,7 +80,7 @@ def main(config: Config) -> None:
     with Run(config, __file__, OBJECTIVE) as run:
         accelerator = run.accelerator
         folder = run.directory.path.parent
-        recorder = Recorder(folder)
+        recorder = UpdateRecorder(folder)
         data = load_data(folder)
         train_loader, validation_loader, test_loader = run.loaders(data)
         run.make_plan(train_loader, DEFAULT_EPOCHS)

@@ -14,7 +14,7 @@ records, and returns a verdict. The words of this package:
 - instrument: a module that observes more, for single checks, such as memory.
 - record: one observation, such as a batch or a save. The observer and the instruments write it.
 - reference run: the uninterrupted run on one process, with which other runs are compared.
-- verdict: what a check returns. It has passed, has failed, or does not apply.
+- verdict: what a check returns: passed, failed, or does not apply. A `judge_` function makes it.
 - cause: a mistake in the recipe that explains a failed check, and the change that it needs.
 - reach: a recipe's loop reaches a value if its variables contain it. State that is within reach,
   changes and is in no checkpoint is a likely cause of a difference after a resume.

@@ -2,9 +2,12 @@
 
 from collections.abc import Mapping
 
-from common.tools.prove.bench import Cause
 from common.tools.prove.differences import Difference, Subject
-from common.tools.prove.records.observed_run import ObservedProcess, ObservedRun, differing_keys
+from common.tools.prove.records.observed_run import (
+    ObservedProcess,
+    ObservedRun,
+    differing_common_keys,
+)
 from common.tools.prove.records.run_records import (
     OF_RECIPE,
     Description,
@@ -12,6 +15,7 @@ from common.tools.prove.records.run_records import (
     MicroBatch,
     ValueType,
 )
+from common.tools.prove.verdicts import Cause
 
 MAX_CAUSES = 4  # the most causes that a check names
 # Advice for values that checkpoints lack. `name` and `path` are filled in.
@@ -270,7 +274,7 @@ def early_differences(
             twin_record = twin.micro_batches.get(position)
             if is_after_difference or twin_record is None:
                 continue
-            for path in differing_keys(record.state, twin_record.state):
+            for path in differing_common_keys(record.state, twin_record.state):
                 description = process.described.get(path, UNDESCRIBED)
                 if description.type != "text":
                     described.setdefault(path, description)

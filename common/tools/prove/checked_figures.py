@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from common.tools.prove.bench import Cause
+from common.tools.prove.verdicts import Cause
 
 Kind = Literal[
     "recorded losses",  # losses that the loop recorded

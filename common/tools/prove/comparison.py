@@ -21,7 +21,7 @@ from common.tools.prove.instruments.updates import (
 )
 from common.tools.prove.launch_plan import PlannedInterruption
 from common.tools.prove.records.instrument_records import MixingModule, OptimizerStep, SampleMixing
-from common.tools.prove.records.observed_run import ObservedRun, differing_keys
+from common.tools.prove.records.observed_run import ObservedRun, differing_common_keys
 from common.tools.prove.records.run_records import MicroBatch, ObservedEvaluation, Recorded
 
 # The instruments of the compared runs, as names of modules.
@@ -305,7 +305,7 @@ def drawn_generators(run: ObservedRun) -> list[str]:
             if isinstance(record, MicroBatch):
                 micro_batch = record
             elif isinstance(record, Recorded) and micro_batch is not None:
-                names |= {*differing_keys(micro_batch.generators, record.generators)}
+                names |= {*differing_common_keys(micro_batch.generators, record.generators)}
     return sorted(names)
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from common.objective import Objective
-from common.tools.prove.outcomes import MEAN_METRICS, SplitPass, check_figure, known_name
+from common.tools.prove.outcomes import MEAN_METRICS, SplitPass, compare_figure, known_name
 
 STANDARD_ERRORS = 2.0  # in the first run
 # In the longer run, a model that guesses gets a second chance. With two standard errors in both
@@ -122,9 +122,9 @@ def paired_values(
     those of the same samples.
     """
     for split_pass, later_split_pass in zip(before.split_passes, after.split_passes, strict=False):
-        first_check = check_figure(metric, before.value, [split_pass])
-        later_check = check_figure(metric, after.value, [later_split_pass])
-        if not (first_check.is_correct and later_check.is_correct):
+        comparison_before = compare_figure(metric, before.value, [split_pass])
+        comparison_after = compare_figure(metric, after.value, [later_split_pass])
+        if not (comparison_before.is_correct and comparison_after.is_correct):
             continue
         values = values_by_sample(metric, split_pass)
         later_values = values_by_sample(metric, later_split_pass)

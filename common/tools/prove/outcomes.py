@@ -327,7 +327,7 @@ def value_at(number: int, column: Sequence[Value] | None) -> Value | None:
 
 
 @dataclass(frozen=True)
-class FigureCheck:
+class FigureComparison:
     """Whether a logged figure agrees with the outcomes of its samples."""
 
     is_correct: bool | None  # None: the figure can't be computed again
@@ -335,7 +335,7 @@ class FigureCheck:
     explanation: str = ""  # how the recipe probably computed a wrong figure
 
 
-def check_figure(name: str, logged: float, split_passes: Sequence[SplitPass]) -> FigureCheck:
+def compare_figure(name: str, logged: float, split_passes: Sequence[SplitPass]) -> FigureComparison:
     """Compare a figure that a recipe logged with the outcomes of its evaluation.
 
     Args:
@@ -345,29 +345,29 @@ def check_figure(name: str, logged: float, split_passes: Sequence[SplitPass]) ->
     """
     function = FIGURE_FUNCTIONS.get(known_name(name))
     if function is None:
-        return FigureCheck(None)
+        return FigureComparison(None)
     expected_figures: list[tuple[SplitPass, float]] = []
     for split_pass in split_passes:
         expected = function(split_pass.unique_outcomes)
         if expected is not None:
             expected_figures.append((split_pass, expected))
     if not expected_figures:
-        return FigureCheck(None)
+        return FigureComparison(None)
     if any(is_close(logged, expected, CORRECT_TOLERANCE) for _, expected in expected_figures):
-        return FigureCheck(True)
+        return FigureComparison(True)
     for split_pass, expected in expected_figures:
         for mistake in likely_mistakes(function, split_pass):
             if mistake.figure is None:
                 continue
             if is_close(logged, mistake.figure, EXPLAINED_TOLERANCE):
-                return FigureCheck(False, expected, mistake.explanation)
+                return FigureComparison(False, expected, mistake.explanation)
     # The recipe may add terms of its own to the loss that torch's function computed, or combine
     # several losses. Then a figure that no mistake explains may still be correct.
     has_several_losses = any(split_pass.calls > 1 for split_pass in split_passes)
     if name in ("loss", "perplexity") or has_several_losses:
-        return FigureCheck(None)
+        return FigureComparison(None)
     _, last_expected = expected_figures[-1]
-    return FigureCheck(False, last_expected, "no usual mistake explains the difference")
+    return FigureComparison(False, last_expected, "no usual mistake explains the difference")
 
 
 def is_close(value: float, expected: float, tolerance: float) -> bool:

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from common.tools.prove.bench import Cause
 from common.tools.prove.comparison import (
     GRADIENT_TOLERANCE,
     LOSS_TOLERANCE,
@@ -23,6 +22,7 @@ from common.tools.prove.comparison import (
 )
 from common.tools.prove.instruments.updates import COMPARED_UPDATE
 from common.tools.prove.records.observed_run import ObservedRun
+from common.tools.prove.verdicts import Cause
 
 # Relative. Within it, a ratio of gradient norms counts as equal to a number.
 RATIO_TOLERANCE = 0.02

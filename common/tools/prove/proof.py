@@ -19,7 +19,7 @@ from common.storage.digests import sha256_of_file
 from common.system.clock import current_time
 from common.system.platforms import command_line, shown_path
 from common.tools.prove import receipt as receipts
-from common.tools.prove.bench import Bench, Check, RunFailedError, RunSpec, Verdict
+from common.tools.prove.bench import Bench, RunFailedError, RunSpec
 from common.tools.prove.checks import CHECKS
 from common.tools.prove.flags import (
     FlagValues,
@@ -29,6 +29,7 @@ from common.tools.prove.flags import (
     proof_flags,
 )
 from common.tools.prove.report import show_report, show_result
+from common.tools.prove.verdicts import Check, Verdict
 from common.tools.recipe import Recipe, load_recipe
 
 

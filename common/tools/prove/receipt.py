@@ -15,7 +15,7 @@ FORMAT = 1  # the version of the receipt's structure
 
 
 class CheckResult(Record):
-    """The verdict of one check, as the receipt stores it; see `Verdict` in `prove.bench`."""
+    """The verdict of one check, as the receipt stores it; see `Verdict` in `prove.verdicts`."""
 
     name: str
     question: str

@@ -21,7 +21,7 @@ from common.tools.tensors import first_differing_tensor
 class Results(StoredRun):
     """The files of a finished run, with its tensors.
 
-    A proof compares the tensors themselves, to say by how much they differ. `PastRun`, which a
+    A proof compares the tensors themselves, to say by how much they differ. `ComparedRun`, which a
     reproduction uses, has only their digests.
     """
 

@@ -11,11 +11,11 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from statistics import fmean
 
-from common.tools.prove.bench import Cause
 from common.tools.prove.checked_figures import CheckedFigures
 from common.tools.prove.records.instrument_records import TrainingLoss
 from common.tools.prove.records.observed_run import ObservedRun
 from common.tools.prove.records.run_records import Recorded
+from common.tools.prove.verdicts import Cause
 
 FACTOR_TOLERANCE = 1e-3  # relative, of a factor between two losses
 SMALLEST_LOSS = 1e-6  # smaller losses do not count

@@ -8,12 +8,12 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 
-from common.tools.prove.bench import Cause
 from common.tools.prove.checked_figures import CheckedFigures
 from common.tools.prove.outcomes import known_name
 from common.tools.prove.records.instrument_records import TrainingLoss
 from common.tools.prove.records.observed_run import ObservedProcess, ObservedRun
 from common.tools.prove.records.run_records import Recorded
+from common.tools.prove.verdicts import Cause
 
 SHARE_TOLERANCE = 1e-4  # relative, for shares of samples
 # Relative. The loop may compute distances in the precision of the model, such as bf16.

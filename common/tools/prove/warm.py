@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import TypedDict
 
 from common.system.platforms import (
-    IS_LINUX,
     begin_session,
+    can_fork_with_threads,
     fork,
     own_group_arguments,
     signal_when_parent_ends,
@@ -72,7 +72,7 @@ class WarmProcess:
         """Whether forks are safe: only on Linux, and only if no accelerator is available."""
         import torch
 
-        return IS_LINUX and not torch.accelerator.is_available()
+        return can_fork_with_threads() and not torch.accelerator.is_available()
 
     def start(self, words: Sequence[str], environment: Mapping[str, str], log: Path) -> int:
         """Start a launch, and return its process id."""

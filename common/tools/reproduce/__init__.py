@@ -1,4 +1,4 @@
-"""`recipes reproduce`: trains a past run again, compares both bit by bit, and publishes runs.
+"""`recipes reproduce`: trains an old run again, compares both bit by bit, and publishes runs.
 
 Only a run that saved its code can be reproduced. What a run saves is in
 `common.run_directory.provenance`.

@@ -1,4 +1,4 @@
-"""Finds the code of a past run, or restores it in a temporary folder.
+"""Finds the code of an old run, or restores it in a temporary folder.
 
 The user's own files are never changed: a commit that is not checked out is put into a temporary git
 worktree, and the patch of the run is applied there.
@@ -22,7 +22,7 @@ from common.run_directory.records import ATTEMPTS, CONFIG, PROVENANCE, CodeTree
 from common.storage.digests import sha256_of_file, shown_digest
 from common.system.git import ask_git, git_environment, repository_of
 from common.system.platforms import quoted
-from common.tools.reproduce.past_run import NO_FOLDER, PastRun
+from common.tools.reproduce.compared_run import NO_FOLDER, ComparedRun
 
 CURRENT_CODE = "or add --current-code, which runs the code as it is now"
 NO_HOOKS = ("-c", f"core.hooksPath={os.devnull}")
@@ -40,7 +40,7 @@ class RestoredCode:
 
 
 @contextmanager
-def restored_code(past: PastRun, uses_current_code: bool) -> Iterator[RestoredCode]:
+def restored_code(old: ComparedRun, uses_current_code: bool) -> Iterator[RestoredCode]:
     """Provide the code of a run while the `with` block runs.
 
     Args:
@@ -53,35 +53,34 @@ def restored_code(past: PastRun, uses_current_code: bool) -> Iterator[RestoredCo
     with ExitStack() as stack:
         folders: list[Path] = []
         sources: list[str] = []
-        for tree in trees_of(past):
+        for tree in trees_of(old):
             if uses_current_code:
-                folder = current_folder(tree, past)
+                folder = current_folder(tree, old)
                 source = f"the current code in {folder}"
             else:
-                folder, source = restore_tree(tree, past, stack)
+                folder, source = restore_tree(tree, old, stack)
             folders.append(folder)
             sources.append(source)
         # The first tree has the recipe, and the last one has the library unless it was installed.
-        recipe = folders[0] / recipe_of(past)
+        recipe = folders[0] / recipe_of(old)
         if not recipe.is_file():
-            raise missing_recipe_error(past, folders[0] if uses_current_code else None)
+            raise missing_recipe_error(old, folders[0] if uses_current_code else None)
         library = folders[-1] if (folders[-1] / "common" / "run.py").is_file() else LIBRARY
         current_trees = [
-            current_state(tree, folder)
-            for tree, folder in zip(trees_of(past), folders, strict=True)
+            current_state(tree, folder) for tree, folder in zip(trees_of(old), folders, strict=True)
         ]
         yield RestoredCode(recipe, library, current_trees, "; ".join(dict.fromkeys(sources)))
 
 
-def missing_recipe_error(past: PastRun, searched: Path | None) -> UserError:
+def missing_recipe_error(old: ComparedRun, searched: Path | None) -> UserError:
     """Return the error for a run whose code lacks the recipe's file.
 
     Args:
         searched: the folder with the current code; None if the code that the run saved was
             searched. The saved code may lie in a temporary folder, so the error does not name it.
     """
-    path = recipe_of(past)
-    folder = trees_of(past)[0].folder
+    path = recipe_of(old)
+    folder = trees_of(old)[0].folder
     if searched is not None:
         code = f"the current code in {searched}"
         remedy = f"put the file back as {searched / path}"
@@ -92,50 +91,50 @@ def missing_recipe_error(past: PastRun, searched: Path | None) -> UserError:
             place = f"{path} in the git clone that contains the run"
         remedy = f"put the file back as {place} and pass --current-code"
     return UserError(
-        f"{past.directory} can't be reproduced, because its recipe, {path}, is not in {code}",
+        f"{old.directory} can't be reproduced, because its recipe, {path}, is not in {code}",
         advice=f"{remedy}, or reproduce another run",
     )
 
 
-def trees_of(past: PastRun) -> list[CodeTree]:
+def trees_of(old: ComparedRun) -> list[CodeTree]:
     """Return the trees that a run saved.
 
     Raises:
         UserError: the run saved no code.
     """
-    if not past.attempt.trees:
-        raise unknown_code_error(past)
-    return past.attempt.trees
+    if not old.attempt.trees:
+        raise unknown_code_error(old)
+    return old.attempt.trees
 
 
-def recipe_of(past: PastRun) -> str:
+def recipe_of(old: ComparedRun) -> str:
     """Return the path of the recipe's file in the first tree that a run saved.
 
     Raises:
         UserError: the run saved no code.
     """
-    if past.attempt.recipe is None:
-        raise unknown_code_error(past)
-    return past.attempt.recipe
+    if old.attempt.recipe is None:
+        raise unknown_code_error(old)
+    return old.attempt.recipe
 
 
-def unknown_code_error(past: PastRun) -> UserError:
+def unknown_code_error(old: ComparedRun) -> UserError:
     """Return the error for a run that saved no code, or whose record of it is lost."""
     reason = f"its {ATTEMPTS} is missing, damaged or names no code"
     first_step = ""
-    if past.attempt.problem is not None:  # the recipe was typed into an interpreter
-        reason = past.attempt.problem
+    if old.attempt.problem is not None:  # the recipe was typed into an interpreter
+        reason = old.attempt.problem
         first_step = "save the recipe as a file, "
     return UserError(
-        f"{past.directory} does not say which code it used, because {reason}",
+        f"{old.directory} does not say which code it used, because {reason}",
         advice=(
             f"{first_step}train a new run with this recipe and --config "
-            f"{quoted(past.directory / CONFIG)}, and reproduce the new run"
+            f"{quoted(old.directory / CONFIG)}, and reproduce the new run"
         ),
     )
 
 
-def current_folder(tree: CodeTree, past: PastRun) -> Path:
+def current_folder(tree: CodeTree, old: ComparedRun) -> Path:
     """Return the folder with the current state of a tree.
 
     A published run does not say where its code lies. For such a run, the result is the first of
@@ -145,14 +144,14 @@ def current_folder(tree: CodeTree, past: PastRun) -> Path:
         UserError: the folder does not exist any more, or is unknown.
     """
     if tree.folder == NO_FOLDER:
-        folders = folders_to_search(tree, past)
+        folders = folders_to_search(tree, old)
         for folder in folders:
             if tree.commit and has_commit(folder, tree.commit):
                 return folder
         if folders:
             return folders[0]
         raise UserError(
-            f"{past.directory} is a published run outside of any git repository, so its code can't "
+            f"{old.directory} is a published run outside of any git repository, so its code can't "
             "be located",
             advice="move the folder into a git clone of the code's repository",
         )
@@ -167,7 +166,7 @@ def current_folder(tree: CodeTree, past: PastRun) -> Path:
     return folder
 
 
-def restore_tree(tree: CodeTree, past: PastRun, stack: ExitStack) -> tuple[Path, str]:
+def restore_tree(tree: CodeTree, old: ComparedRun, stack: ExitStack) -> tuple[Path, str]:
     """Return a folder with the code of a tree, and a text that says where it comes from.
 
     A folder that still has the saved state is used as it is. Otherwise the tree is restored in a
@@ -179,26 +178,26 @@ def restore_tree(tree: CodeTree, past: PastRun, stack: ExitStack) -> tuple[Path,
     Raises:
         UserError: the tree's commit is missing, or its patch is damaged or does not fit.
     """
-    folders = folders_to_search(tree, past)
+    folders = folders_to_search(tree, old)
     for folder in folders:
         if folder.is_dir() and is_as_saved(tree, folder):
             return folder, f"{folder}, which is as it was"
     if tree.commit is None:
         folder = stack.enter_context(temporary_folder())
-        apply_patch(tree, past, folder)
+        apply_patch(tree, old, folder)
         return folder, "the files that the run saved"
     for repository in folders:
         if has_commit(repository, tree.commit):
             folder = stack.enter_context(worktree(repository, tree.commit))
-            apply_patch(tree, past, folder)
+            apply_patch(tree, old, folder)
             patch = " with the saved patch" if tree.patch is not None else ""
             return folder, f"commit {shown_digest(tree.commit)}{patch}, in a temporary worktree"
-    raise missing_commit_error(tree, past, folders)
+    raise missing_commit_error(tree, old, folders)
 
 
-def missing_commit_error(tree: CodeTree, past: PastRun, folders: list[Path]) -> UserError:
+def missing_commit_error(tree: CodeTree, old: ComparedRun, folders: list[Path]) -> UserError:
     """Return the error for a commit that none of the searched folders has."""
-    commit = f"commit {tree.commit} of {past.directory}"
+    commit = f"commit {tree.commit} of {old.directory}"
     if shutil.which("git") is None:
         return UserError(
             f"{commit} can't be checked out, because there is no git on the PATH",
@@ -226,7 +225,7 @@ def missing_commit_error(tree: CodeTree, past: PastRun, folders: list[Path]) -> 
     return UserError(problem, advice=f"run git fetch in {quoted(repository)}, {CURRENT_CODE}")
 
 
-def folders_to_search(tree: CodeTree, past: PastRun) -> list[Path]:
+def folders_to_search(tree: CodeTree, old: ComparedRun) -> list[Path]:
     """Return folders that may have a tree's code.
 
     They are its own folder, this library's repository, and the repository that contains a published
@@ -236,7 +235,7 @@ def folders_to_search(tree: CodeTree, past: PastRun) -> list[Path]:
     if tree.commit is not None:
         paths_in_repositories = [LIBRARY]
         if tree.folder == NO_FOLDER:
-            paths_in_repositories.insert(0, past.directory)
+            paths_in_repositories.insert(0, old.directory)
         repositories = [repository_of(path) for path in paths_in_repositories]
         folders += [folder for folder in repositories if folder is not None]
     return [*dict.fromkeys(folders)]
@@ -291,7 +290,7 @@ def worktree(repository: Path, commit: str) -> Iterator[Path]:
                 run_git(repository, "worktree", "remove", "--force", str(folder))
 
 
-def apply_patch(tree: CodeTree, past: PastRun, folder: Path) -> None:
+def apply_patch(tree: CodeTree, old: ComparedRun, folder: Path) -> None:
     """Apply the saved patch of a tree, if it has one.
 
     Args:
@@ -303,7 +302,7 @@ def apply_patch(tree: CodeTree, past: PastRun, folder: Path) -> None:
     """
     if tree.patch is None:
         return
-    path = past.directory / PROVENANCE / tree.patch
+    path = old.directory / PROVENANCE / tree.patch
     with reading(str(path), f"restore the file from a backup, {CURRENT_CODE}"):
         digest = sha256_of_file(path)
     if digest != tree.patch_sha256:

@@ -1,4 +1,4 @@
-"""Train a past run again in a new directory, and compare both runs bit by bit.
+"""Train an old run again in a new directory, and compare both runs bit by bit.
 
   recipes reproduce runs/first
 
@@ -11,10 +11,13 @@ after RUN replace those of the run.
 
 copies the records of a run that a reproduction on another machine needs, and trains nothing.
 
-Exit status: 0 if all bits are equal, or if the machine, versions, threads or processes differ and
-the final figures are within the tolerance; 1 if the run can't be reproduced; 3 if bits differ
-although no fact explains it; 4 if the final figures are beyond the tolerance; 5 if bits differ and
-the new run is a different experiment, with a different flag, different code or different data.
+Exit status:
+  0  all bits are equal; or the machine, versions, threads or processes differ, and the final
+     figures are within the tolerance
+  1  the run can't be reproduced
+  3  bits differ, and no fact explains it
+  4  the final figures are beyond the tolerance
+  5  bits differ, and a flag, the code or the data differ, so the new run is another experiment
 """
 
 import argparse

@@ -9,7 +9,7 @@ from common.metric_names import TRAINING_LOSS
 from common.objective import PREFIXES, Objective
 from common.run_directory.finished_model import WEIGHTS
 from common.run_directory.records import MODEL_FOLDER
-from common.tools.reproduce.past_run import PastRun
+from common.tools.reproduce.compared_run import ComparedRun
 from common.tools.reproduce.receipt import (
     FigureDifference,
     FinalCompared,
@@ -25,26 +25,26 @@ TOLERANCE = 0.02  # the relative tolerance for figures that are not accuracies
 # a loss by far more than 2 %, and so does another seed.
 LOOSE_TOLERANCE = 0.5
 EVALUATION_PREFIXES = tuple(f"{prefix}/" for prefix in dict.fromkeys(PREFIXES.values()))
-PairedFigures = dict[str, tuple[float | None, float | None]]  # past and new value, by name
+PairedFigures = dict[str, tuple[float | None, float | None]]  # old and new value, by name
 
 
-def compare_rows(past: PastRun, new: PastRun) -> RowsCompared:
+def compare_rows(old: ComparedRun, new: ComparedRun) -> RowsCompared:
     """Compare the rows of two runs by update, without the figures that depend on the clock.
 
     If the old run was stopped, the new run may have later rows, which are not compared.
     """
-    common_steps = [step for step in past.rows if step in new.rows]
-    missing_steps = [step for step in past.rows if step not in new.rows]
+    common_steps = [step for step in old.rows if step in new.rows]
+    missing_steps = [step for step in old.rows if step not in new.rows]
     previous_update = None  # the update of the row before, which is equal
     for step in common_steps:
-        figure = first_differing_figure(past.rows[step], new.rows[step])
+        figure = first_differing_figure(old.rows[step], new.rows[step])
         if figure is not None:
             return RowsCompared(
                 rows=len(common_steps),
                 missing=missing_steps,
-                first=difference_at(step, figure, past, new),
+                first=difference_at(step, figure, old, new),
                 previous_update=previous_update,
-                at_end=difference_at(common_steps[-1], figure, past, new),
+                at_end=difference_at(common_steps[-1], figure, old, new),
             )
         previous_update = step
     return RowsCompared(
@@ -52,36 +52,36 @@ def compare_rows(past: PastRun, new: PastRun) -> RowsCompared:
     )
 
 
-def difference_at(step: int, figure: str, past: PastRun, new: PastRun) -> FigureDifference:
+def difference_at(step: int, figure: str, old: ComparedRun, new: ComparedRun) -> FigureDifference:
     """Return the values of a figure in the rows of an update, which both runs have."""
     return FigureDifference(
         update=step,
         figure=figure,
-        before=number_or_none(past.rows[step].get(figure)),
+        before=number_or_none(old.rows[step].get(figure)),
         now=number_or_none(new.rows[step].get(figure)),
     )
 
 
-def compare_weights(past: PastRun, new: PastRun) -> WeightsCompared:
+def compare_weights(old: ComparedRun, new: ComparedRun) -> WeightsCompared:
     """Compare the digests of the checkpoints that both runs wrote, and of the exported weights.
 
     The clock decides when some checkpoints are written, so each run may have some that the other
     lacks. These are not compared.
     """
-    common_steps = [step for step in sorted(past.digests) if step in new.digests]
+    common_steps = [step for step in sorted(old.digests) if step in new.digests]
     first_differing_step = None
     differing_files: list[str] = []
     for step in common_steps:
-        differing_files = differing_names(past.digests[step], new.digests[step])
+        differing_files = files_that_differ(old.digests[step], new.digests[step])
         if differing_files:
             first_differing_step = step
             break
     exported_is_equal = None
     exported_difference = None
-    if past.exported_digest is not None and new.exported_digest is not None:
-        exported_is_equal = past.exported_digest == new.exported_digest
+    if old.exported_digest is not None and new.exported_digest is not None:
+        exported_is_equal = old.exported_digest == new.exported_digest
         if not exported_is_equal:
-            exported_difference = difference_of_exports(past, new)
+            exported_difference = difference_of_exports(old, new)
     return WeightsCompared(
         checkpoints=len(common_steps),
         first_differing=first_differing_step,
@@ -91,27 +91,27 @@ def compare_weights(past: PastRun, new: PastRun) -> WeightsCompared:
     )
 
 
-def differing_names(past_digests: Mapping[str, str], new_digests: Mapping[str, str]) -> list[str]:
+def files_that_differ(old_digests: Mapping[str, str], new_digests: Mapping[str, str]) -> list[str]:
     """Return the sorted names of the files whose digests differ, or that one checkpoint lacks."""
-    names = sorted({*past_digests, *new_digests})
-    return [name for name in names if past_digests.get(name) != new_digests.get(name)]
+    names = sorted({*old_digests, *new_digests})
+    return [name for name in names if old_digests.get(name) != new_digests.get(name)]
 
 
-def difference_of_exports(past: PastRun, new: PastRun) -> str:
+def difference_of_exports(old: ComparedRun, new: ComparedRun) -> str:
     """Return a text that says how two exported models differ."""
-    if past.is_published:
+    if old.is_published:
         return "the digests differ, and a published run has no weights that would show where"
     try:
-        past_tensors = read_tensors(past.directory / MODEL_FOLDER / WEIGHTS)
+        old_tensors = read_tensors(old.directory / MODEL_FOLDER / WEIGHTS)
         new_tensors = read_tensors(new.directory / MODEL_FOLDER / WEIGHTS)
     except UserError as error:
         return error.problem
     return (
-        first_differing_tensor(past_tensors, new_tensors) or "the files differ, but no tensor does"
+        first_differing_tensor(old_tensors, new_tensors) or "the files differ, but no tensor does"
     )
 
 
-def compare_final(past: PastRun, new: PastRun, tolerance: float | None) -> FinalCompared:
+def compare_final(old: ComparedRun, new: ComparedRun, tolerance: float | None) -> FinalCompared:
     """Compare the figures of the final evaluation; without one, those of the last common row.
 
     Without any common figure, the result is not within the tolerance.
@@ -121,20 +121,20 @@ def compare_final(past: PastRun, new: PastRun, tolerance: float | None) -> Final
             None, `allowed_difference` chooses one for each figure.
     """
     figures = paired_figures(
-        past.stored.summary.figures, new.stored.summary.figures, EVALUATION_PREFIXES
+        old.stored.summary.figures, new.stored.summary.figures, EVALUATION_PREFIXES
     )
     if not figures:
-        common_steps = [step for step in past.rows if step in new.rows]
+        common_steps = [step for step in old.rows if step in new.rows]
         if common_steps:
-            past_row = without_clock(past.rows[common_steps[-1]])
+            old_row = without_clock(old.rows[common_steps[-1]])
             new_row = without_clock(new.rows[common_steps[-1]])
-            figures = paired_figures(past_row, new_row, (TRAINING_LOSS, *EVALUATION_PREFIXES))
+            figures = paired_figures(old_row, new_row, (TRAINING_LOSS, *EVALUATION_PREFIXES))
     if not figures:
         return FinalCompared(is_within_tolerance=False)
     allowed = {}
     shares = {}  # each difference as a multiple of the allowed one
     for name, values in figures.items():
-        allowed[name] = allowed_difference(name, figures, past.stored.objective, tolerance)
+        allowed[name] = allowed_difference(name, figures, old.stored.objective, tolerance)
         shares[name] = share_of_allowed(*values, allowed[name])
     largest = max(shares, key=shares.__getitem__)
     return FinalCompared(
@@ -162,18 +162,18 @@ def allowed_difference(
         tolerance: a tolerance, relative to the larger value, for all figures but the number of
             samples; None for these rules.
     """
-    past_value, new_value = figures[name]
-    if past_value is None or new_value is None or is_number_of_samples(name):
+    old_value, new_value = figures[name]
+    if old_value is None or new_value is None or is_number_of_samples(name):
         return 0.0
     samples = samples_behind(name, figures)
     if tolerance is None and samples is not None:
-        mean = (past_value + new_value) / 2
+        mean = (old_value + new_value) / 2
         return 2 * math.sqrt(2 * mean * (1 - mean) / samples)
     relative_tolerance = tolerance
     if relative_tolerance is None:
         is_loose = is_secondary(name, figures, objective)
         relative_tolerance = LOOSE_TOLERANCE if is_loose else TOLERANCE
-    return relative_tolerance * max(abs(past_value), abs(new_value))
+    return relative_tolerance * max(abs(old_value), abs(new_value))
 
 
 def is_secondary(name: str, figures: PairedFigures, objective: Objective) -> bool:
@@ -205,45 +205,45 @@ def samples_behind(name: str, figures: PairedFigures) -> int | None:
     if not all(value is not None and 0 <= value <= 1 for value in figures[name]):
         return None
     split = name.partition("/")[0]
-    past_count, new_count = figures.get(f"{split}/count", (None, None))
-    if not past_count or past_count != new_count:
+    old_count, new_count = figures.get(f"{split}/count", (None, None))
+    if not old_count or old_count != new_count:
         return None
-    return round(past_count)
+    return round(old_count)
 
 
-def difference_between(past_value: float | None, new_value: float | None) -> float | None:
+def difference_between(old_value: float | None, new_value: float | None) -> float | None:
     """Return the absolute difference of two values; None if only one of them is unknown.
 
     Two unknown values count as equal.
     """
-    if past_value == new_value:
+    if old_value == new_value:
         return 0.0
-    if past_value is None or new_value is None:
+    if old_value is None or new_value is None:
         return None
-    return abs(past_value - new_value)
+    return abs(old_value - new_value)
 
 
-def share_of_allowed(past_value: float | None, new_value: float | None, allowed: float) -> float:
+def share_of_allowed(old_value: float | None, new_value: float | None, allowed: float) -> float:
     """Return the difference of two values as a multiple of the allowed one.
 
     The result is infinite if only one value is unknown, or if they differ and must not.
     """
-    difference = difference_between(past_value, new_value)
+    difference = difference_between(old_value, new_value)
     if difference == 0:
         return 0.0
     return math.inf if difference is None or allowed == 0 else difference / allowed
 
 
 def paired_figures(
-    past_figures: Mapping[str, object],
+    old_figures: Mapping[str, object],
     new_figures: Mapping[str, object],
     prefixes: tuple[str, ...],
 ) -> PairedFigures:
     """Return both values of each figure whose name begins with one of the prefixes."""
     pairs: PairedFigures = {}
-    for name in dict.fromkeys([*past_figures, *new_figures]):
+    for name in dict.fromkeys([*old_figures, *new_figures]):
         if name.startswith(prefixes):
-            past_value = number_or_none(past_figures.get(name))
+            old_value = number_or_none(old_figures.get(name))
             new_value = number_or_none(new_figures.get(name))
-            pairs[name] = (past_value, new_value)
+            pairs[name] = (old_value, new_value)
     return pairs

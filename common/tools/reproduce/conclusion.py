@@ -73,7 +73,7 @@ def exit_status_of(
 
     Args:
         differences: the facts that differ.
-        nondeterministic_device: see `PastRun.nondeterministic_device`.
+        nondeterministic_device: see `ComparedRun.nondeterministic_device`.
     """
     if result == "equal bits":
         return 0
@@ -96,7 +96,7 @@ def explanation_of(
     Args:
         differences: the facts that differ, the likelier causes first.
         gaps: sentences on what the old run did not record.
-        nondeterministic_device: see `PastRun.nondeterministic_device`.
+        nondeterministic_device: see `ComparedRun.nondeterministic_device`.
     """
     causes = [fact_in_words(difference) for difference in differences if difference.changes_bits]
     if result == "equal bits":

@@ -1,4 +1,4 @@
-"""Finds the facts in which a past run and its repetition differ."""
+"""Finds the facts in which an old run and its repetition differ."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -10,6 +10,7 @@ from pydantic import JsonValue
 
 from common.flags import spelled
 from common.run_directory.records import Attempt
+from common.tools.reproduce.compared_run import ComparedRun
 from common.tools.reproduce.facts import (
     FACTS_OF_LOCATION,
     FACTS_OF_PROCESSES,
@@ -20,24 +21,23 @@ from common.tools.reproduce.facts import (
     facts_of,
     text_of_flag,
 )
-from common.tools.reproduce.past_run import PastRun
 from common.tools.reproduce.receipt import FactDifference
 
 
-def differences_of(past: PastRun, new: PastRun) -> list[FactDifference]:
+def differences_of(old: ComparedRun, new: ComparedRun) -> list[FactDifference]:
     """Return the facts in which two runs differ. A fact that one of them lacks is not compared.
 
     If the old run was resumed, the new run uses the facts of the last attempt from the first update
     on. So facts that changed between the attempts of the old run are also returned.
     """
     return [
-        *differences_of_last_attempts(past, new),
-        *fact_differences_within(past),
-        *flag_differences_within(past),
+        *differences_of_last_attempts(old, new),
+        *fact_differences_within(old),
+        *flag_differences_within(old),
     ]
 
 
-def fact_differences_within(run: PastRun) -> list[FactDifference]:
+def fact_differences_within(run: ComparedRun) -> list[FactDifference]:
     """Return the facts in which the earlier attempts of a run differ from its last one."""
     differences = []
     last = replace(run, attempts=run.attempts[-1:])
@@ -49,7 +49,7 @@ def fact_differences_within(run: PastRun) -> list[FactDifference]:
     return differences
 
 
-def flag_differences_within(run: PastRun) -> list[FactDifference]:
+def flag_differences_within(run: ComparedRun) -> list[FactDifference]:
     """Return the flags whose value in an earlier attempt of a run differs from the last value.
 
     A resume can change only flags that do not matter for what the model learns, and those that it
@@ -85,7 +85,7 @@ class FlagChange(NamedTuple):
     after: JsonValue
 
 
-def flag_changes(run: PastRun) -> Iterator[FlagChange]:
+def flag_changes(run: ComparedRun) -> Iterator[FlagChange]:
     """Yield the changes of flags in their order, except of flags that other facts stand for."""
     latest_values: dict[str, str] = {}  # in words, of each flag that was changed so far
     for attempt in run.attempts[1:]:
@@ -100,25 +100,25 @@ def until_attempt(attempt: Attempt) -> str:
     return f" until update {attempt.global_step}"
 
 
-def differences_of_last_attempts(past: PastRun, new: PastRun) -> list[FactDifference]:
+def differences_of_last_attempts(old: ComparedRun, new: ComparedRun) -> list[FactDifference]:
     """Return the facts in which the last attempts of two runs differ."""
-    past_facts = facts_of(past)
+    old_facts = facts_of(old)
     new_facts = facts_of(new)
     differences = []
-    for label in dict.fromkeys([*past_facts, *new_facts]):
-        past_fact = past_facts.get(label)
+    for label in dict.fromkeys([*old_facts, *new_facts]):
+        old_fact = old_facts.get(label)
         new_fact = new_facts.get(label)
-        if past.attempts and new.attempts:
+        if old.attempts and new.attempts:
             # Attempts list all of their packages and variables, so a missing one is a difference.
-            past_fact = past_fact or missing_fact(new_fact)
-            new_fact = new_fact or missing_fact(past_fact)
-        if past_fact is None or new_fact is None:
+            old_fact = old_fact or missing_fact(new_fact)
+            new_fact = new_fact or missing_fact(old_fact)
+        if old_fact is None or new_fact is None:
             continue
-        difference = fact_difference(label, past_fact, new_fact)
-        if difference is not None and not is_cut_path(past, difference):
+        difference = fact_difference(label, old_fact, new_fact)
+        if difference is not None and not is_cut_path(old, difference):
             differences.append(difference)
     differences = excuse_explained_weights(differences)
-    if is_data_equal(past, new):
+    if is_data_equal(old, new):
         return [
             difference for difference in differences if difference.fact not in FACTS_OF_LOCATION
         ]
@@ -130,23 +130,23 @@ def missing_fact(other: RecordedFact | None) -> RecordedFact:
     return RecordedFact("none", changes_bits=other is None or other.changes_bits)
 
 
-def fact_difference(label: str, past: RecordedFact, new: RecordedFact) -> FactDifference | None:
+def fact_difference(label: str, old: RecordedFact, new: RecordedFact) -> FactDifference | None:
     """Return how two runs differ in a fact; None if they agree, or if one did not record it."""
-    if past.value is None or new.value is None or past.value == new.value:
+    if old.value is None or new.value is None or old.value == new.value:
         return None
     return FactDifference(
         fact=label,
-        before=past.value,
+        before=old.value,
         now=new.value,
-        changes_bits=past.changes_bits or new.changes_bits,
-        defines_experiment=past.defines_experiment or new.defines_experiment,
+        changes_bits=old.changes_bits or new.changes_bits,
+        defines_experiment=old.defines_experiment or new.defines_experiment,
     )
 
 
-def is_cut_path(past: PastRun, difference: FactDifference) -> bool:
+def is_cut_path(old: ComparedRun, difference: FactDifference) -> bool:
     """Whether a flag differs only because publishing a run replaced a path by its last part."""
     is_flag = difference.fact.startswith("--")
-    return past.is_published and is_flag and difference.before == Path(difference.now).name
+    return old.is_published and is_flag and difference.before == Path(difference.now).name
 
 
 def excuse_explained_weights(differences: Sequence[FactDifference]) -> list[FactDifference]:
@@ -175,7 +175,7 @@ def may_change_initialization(difference: FactDifference) -> bool:
     return is_of_machine and difference.fact not in FACTS_OF_PROCESSES
 
 
-def is_data_equal(past: PastRun, new: PastRun) -> bool:
+def is_data_equal(old: ComparedRun, new: ComparedRun) -> bool:
     """Whether two runs read the same data, wherever stored, by fingerprint."""
-    fingerprint = past.saved_config.data.fingerprint
+    fingerprint = old.saved_config.data.fingerprint
     return fingerprint is not None and fingerprint == new.saved_config.data.fingerprint

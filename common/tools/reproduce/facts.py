@@ -13,7 +13,7 @@ from common.run_directory.records import Attempt, CodeTree, RunConfig
 from common.storage.digests import shown_digest
 from common.tools.compare.setting_text import value_text
 from common.tools.compare.settings import is_compared
-from common.tools.reproduce.past_run import PastRun
+from common.tools.reproduce.compared_run import ComparedRun
 
 # Packages that compute, or that produce the numbers that training reads. Packages that the recipe
 # imports may do so, too. A different version of any other package should change no bits.
@@ -62,7 +62,7 @@ def experiment_fact(value: str | None) -> RecordedFact:
 RecordedFacts = dict[str, RecordedFact]  # by the label that a table shows
 
 
-def facts_of(run: PastRun) -> RecordedFacts:
+def facts_of(run: ComparedRun) -> RecordedFacts:
     """Return the facts of a run by label, the likelier causes of a difference first."""
     saved_config = run.saved_config
     facts = {
@@ -87,7 +87,7 @@ def facts_of(run: PastRun) -> RecordedFacts:
     return facts | facts_of_setup(run)
 
 
-def text_of_init_from(run: PastRun) -> str | None:
+def text_of_init_from(run: ComparedRun) -> str | None:
     """Return the shown digest of the weights of `--init-from`; "none" without that flag.
 
     The result is None, which stands for unknown, if the run was published.
@@ -97,7 +97,7 @@ def text_of_init_from(run: PastRun) -> str | None:
     return digest_if_known(run.initial_digest) or "none"
 
 
-def facts_of_flags(run: PastRun) -> RecordedFacts:
+def facts_of_flags(run: ComparedRun) -> RecordedFacts:
     """Return the flags on which results depend."""
     facts = {}
     for name, value in run.saved_config.flags.items():
@@ -124,7 +124,7 @@ def changes_learning(flag: str, run_config: RunConfig) -> bool:
     return not is_free and flag not in FLAGS_OF_KERNELS
 
 
-def facts_of_code(run: PastRun) -> RecordedFacts:
+def facts_of_code(run: ComparedRun) -> RecordedFacts:
     """Return the commits and patches of the code, and the digest of the recipe's text."""
     facts = {"text of the recipe": experiment_fact(digest_if_known(run.saved_config.source.sha256))}
     # The first tree has the recipe, and a second one has the library, if it has its own tree.
@@ -140,7 +140,7 @@ def text_of_patch(tree: CodeTree) -> str:
     return f"{patch}, and others that are not saved" if tree.not_saved else patch
 
 
-def facts_of_setup(run: PastRun) -> RecordedFacts:
+def facts_of_setup(run: ComparedRun) -> RecordedFacts:
     """Return how and where a run computed: processes, precision, device, kernels and versions."""
     environment = run.saved_config.environment
     attempt = run.attempt
@@ -178,7 +178,7 @@ def facts_of_variables(attempt: Attempt) -> RecordedFacts:
     return {name: RecordedFact(value) for name, value in attempt.variables.items()}
 
 
-def facts_of_versions(run: PastRun) -> RecordedFacts:
+def facts_of_versions(run: ComparedRun) -> RecordedFacts:
     """Return the versions of packages."""
     imported = run.attempt.imported or ()
     facts = {}

@@ -1,4 +1,4 @@
-"""Builds the command and the environment that train a past run again, as a user would."""
+"""Builds the command and the environment that train an old run again, as a user would."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -12,38 +12,38 @@ from common.run_directory.records import CONFIG, Environment
 from common.system.platforms import command_line
 from common.tools.launching.command import FSDP2_VARIABLES, command_of_run, options_for
 from common.tools.reproduce.code import RestoredCode
-from common.tools.reproduce.past_run import PastRun
+from common.tools.reproduce.compared_run import ComparedRun
 
 
-def flags_of_reproduction(past: PastRun) -> list[str]:
+def flags_of_reproduction(old: ComparedRun) -> list[str]:
     """Return the words of the flags that repeat a run.
 
     A flag that the run resolved itself, such as a precision of `auto`, gets the resolved value. The
     new run has no tracker and no target, because these change no figure.
     """
-    environment = past.saved_config.environment
-    flags = ["--config", str(past.directory / CONFIG)]
+    environment = old.saved_config.environment
+    flags = ["--config", str(old.directory / CONFIG)]
     flags += ["--mixed-precision", environment.mixed_precision]
     flags += ["--no-auto-batch-size", "--target", "None", "--tracker", "none"]
     if environment.device_type == "cpu" and environment.threads_per_process is not None:
         flags += ["--num-threads", str(environment.threads_per_process)]
-    if (past.directory / INITIAL).is_dir():
-        flags += ["--init-from", str(past.directory / INITIAL)]
+    if (old.directory / INITIAL).is_dir():
+        flags += ["--init-from", str(old.directory / INITIAL)]
     return flags
 
 
-def command_of(past: PastRun, recipe: Path, flags: Sequence[str], output: Path) -> list[str]:
+def command_of(old: ComparedRun, recipe: Path, flags: Sequence[str], output: Path) -> list[str]:
     """Return the command that trains a run again in `output`, or resumes the training there.
 
     Args:
         flags: command-line words that replace flags of the run.
     """
-    launcher_options = options_for(past.saved_config.environment.world_size)
-    all_flags = [*flags_of_reproduction(past), *flags]
+    launcher_options = options_for(old.saved_config.environment.world_size)
+    all_flags = [*flags_of_reproduction(old), *flags]
     return command_of_run(launcher_options, str(recipe), all_flags, output)
 
 
-def environment_of(past: PastRun, code: RestoredCode) -> dict[str, str]:
+def environment_of(old: ComparedRun, code: RestoredCode) -> dict[str, str]:
     """Return the environment variables of the new run.
 
     The variables that choose kernels are those of the old run. The new run imports `common` from
@@ -54,8 +54,8 @@ def environment_of(past: PastRun, code: RestoredCode) -> dict[str, str]:
         other_variables.pop(name, None)
     variables = {
         **other_variables,
-        **past.attempt.variables,
-        **variables_of_device(past.saved_config.environment),
+        **old.attempt.variables,
+        **variables_of_device(old.saved_config.environment),
     }
     if code.library != LIBRARY:
         variables["PYTHONPATH"] = with_library(code.library, os.environ)

@@ -27,7 +27,7 @@ from common.run_directory.records import (
     SUMMARY,
 )
 from common.storage.json_files import read_json, write_json
-from common.tools.reproduce.past_run import NO_FOLDER, PastRun, read_original
+from common.tools.reproduce.compared_run import NO_FOLDER, ComparedRun, read_old_run
 from common.tools.reproduce.receipt import RECEIPT, Reproduction, default_output, read_receipt
 
 COPIED_FILES = (SUMMARY, METRICS_FILE, CHECKPOINT_DIGESTS)  # they have only figures and digests
@@ -53,7 +53,7 @@ def publish_run(directory: Path, folder: Path) -> None:
         UserError: the run can't be reproduced, its `config.json` was edited, or the folder can't
             be used.
     """
-    run = read_original(directory)
+    run = read_old_run(directory)
     refuse_to_publish(run, folder)
     names = names_of_paths(run)
     with writing(str(folder)):
@@ -74,7 +74,7 @@ def publish_run(directory: Path, folder: Path) -> None:
     publish_receipt(run, folder)
 
 
-def publish_receipt(run: PastRun, folder: Path) -> None:
+def publish_receipt(run: ComparedRun, folder: Path) -> None:
     """Copy the receipt of a run's reproduction to a folder, without paths.
 
     If there is no receipt of this run, or its reproduction goes on, remove the one that an earlier
@@ -90,7 +90,7 @@ def publish_receipt(run: PastRun, folder: Path) -> None:
         write_json(folder / RECEIPT, contents)
 
 
-def is_finished_receipt_of(run: PastRun, receipt: Reproduction) -> bool:
+def is_finished_receipt_of(run: ComparedRun, receipt: Reproduction) -> bool:
     """Whether a receipt is of a reproduction of this run that has ended."""
     return receipt.original_run_id == run.saved_config.run_id and receipt.result != "running"
 
@@ -106,7 +106,7 @@ def publish_if_possible(directory: Path, folder: Path) -> None:
         warn(f"the run is not published: {error.problem}")
 
 
-def refuse_to_publish(run: PastRun, folder: Path) -> None:
+def refuse_to_publish(run: ComparedRun, folder: Path) -> None:
     """Raise a `UserError` if a run must not be published, or not into this folder."""
     edited_config_error = run.stored.edited_config_error
     if edited_config_error is not None:
@@ -132,14 +132,14 @@ def refuse_to_publish(run: PastRun, folder: Path) -> None:
             )
 
 
-def patches_of(run: PastRun) -> list[Path]:
+def patches_of(run: ComparedRun) -> list[Path]:
     """Return the files with the uncommitted changes that a run saved."""
     trees = [tree for attempt in run.attempts for tree in attempt.trees]
     names = dict.fromkeys(tree.patch for tree in trees if tree.patch is not None)
     return [run.directory / PROVENANCE / name for name in names]
 
 
-def names_of_paths(run: PastRun) -> dict[str, str]:
+def names_of_paths(run: ComparedRun) -> dict[str, str]:
     """Return the replacements for this machine's paths in a run's records, by path."""
     names = {str(Path.home()): "~"}
     for attempt in run.attempts:

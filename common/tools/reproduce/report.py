@@ -7,20 +7,20 @@ from common.console import say
 from common.output.tables import print_facts, print_table
 from common.storage.digests import shown_digest
 from common.system.platforms import shown_path
+from common.tools.reproduce.compared_run import ComparedRun
 from common.tools.reproduce.conclusion import (
     Conclusion,
     final_in_words,
     rows_in_words,
     weights_in_words,
 )
-from common.tools.reproduce.past_run import PastRun
 from common.tools.reproduce.receipt import RECEIPT, FactDifference, Reproduction
 
 MARKS = {True: "✓", False: "✗"}
 
 
 def show_before_training(
-    past: PastRun, code_source: str, flags: Sequence[str], differences: Sequence[FactDifference]
+    old: ComparedRun, code_source: str, flags: Sequence[str], differences: Sequence[FactDifference]
 ) -> None:
     """Print where the code comes from, what the old run did not record, and what differs from it.
 
@@ -29,7 +29,7 @@ def show_before_training(
         flags: the flags that replace those of the old run, as words of a command.
     """
     say(f"code: {code_source}")
-    for sentence in past.gaps():
+    for sentence in old.gaps():
         say(f"not certain: {sentence}")
     if flags:
         say(f"flags that replace those of the run: {' '.join(flags)}")
@@ -67,7 +67,7 @@ def show_result(conclusion: Conclusion, receipt: Reproduction, directory: Path) 
 
 
 def result_line(
-    conclusion: Conclusion, name: str, new: PastRun, commit: str | None, time: str
+    conclusion: Conclusion, name: str, new: ComparedRun, commit: str | None, time: str
 ) -> str:
     """Return the result in one line, with the conditions under which it holds.
 

@@ -1,4 +1,4 @@
-"""Trains a past run again, compares both, and writes the receipt."""
+"""Trains an old run again, compares both, and writes the receipt."""
 
 import platform
 from collections.abc import Sequence
@@ -21,6 +21,7 @@ from common.system.platforms import command_line, shown_path
 from common.tools.launching.launched_run import LaunchedRun
 from common.tools.launching.stopping import stoppable
 from common.tools.reproduce.code import RestoredCode, restored_code
+from common.tools.reproduce.compared_run import ComparedRun, read_compared_run, read_old_run
 from common.tools.reproduce.comparison import compare_final, compare_rows, compare_weights
 from common.tools.reproduce.conclusion import (
     Conclusion,
@@ -31,7 +32,6 @@ from common.tools.reproduce.conclusion import (
 )
 from common.tools.reproduce.fact_differences import differences_of
 from common.tools.reproduce.launching import command_of, environment_of, shown_command
-from common.tools.reproduce.past_run import PastRun, read_original, read_past_run
 from common.tools.reproduce.receipt import (
     FORMAT,
     FactDifference,
@@ -73,22 +73,22 @@ def reproduce(request: ReproductionRequest) -> int:
         UserError: the run can't be reproduced.
         SystemExit: with status 130, after Ctrl-C or SIGTERM. The new run has saved itself.
     """
-    past = read_original(request.directory)
-    began = claim(request, past).began
+    old = read_old_run(request.directory)
+    began = claim(request, old).began
     with (
         stoppable("the same command"),
-        restored_code(past, request.uses_current_code) as code,
+        restored_code(old, request.uses_current_code) as code,
     ):
-        expected_run = expected_new_run(past, code)
-        expected_differences = differences_of(past, expected_run)
-        show_before_training(past, code.source, request.flags, expected_differences)
-        command = command_of(past, code.recipe, request.flags, request.output)
-        reporter = DifferenceReporter(past, expected_run, expected_differences)
-        new = train(request, past, command, environment_of(past, code), reporter)
-    differences = differences_of(past, new)
+        expected_run = expected_new_run(old, code)
+        expected_differences = differences_of(old, expected_run)
+        show_before_training(old, code.source, request.flags, expected_differences)
+        command = command_of(old, code.recipe, request.flags, request.output)
+        reporter = DifferenceReporter(old, expected_run, expected_differences)
+        new = train(request, old, command, environment_of(old, code), reporter)
+    differences = differences_of(old, new)
     reporter.show_more(differences)
-    conclusion = draw_conclusion(past, new, differences, request.tolerance)
-    receipt = make_receipt(request, past, new, conclusion, code, command, began)
+    conclusion = draw_conclusion(old, new, differences, request.tolerance)
+    receipt = make_receipt(request, old, new, conclusion, code, command, began)
     write_receipt(request.output, receipt)
     show_result(conclusion, receipt, request.output)
     return conclusion.exit_status
@@ -97,15 +97,17 @@ def reproduce(request: ReproductionRequest) -> int:
 class DifferenceReporter:
     """Shows each difference between the facts of the two runs once, as soon as it is recorded."""
 
-    def __init__(self, past: PastRun, expected: PastRun, shown: Sequence[FactDifference]) -> None:
+    def __init__(
+        self, old: ComparedRun, expected: ComparedRun, shown: Sequence[FactDifference]
+    ) -> None:
         """Prepare to show differences.
 
         Args:
-            past: the old run.
+            old: the old run.
             expected: the expected records of the new run; see `expected_new_run`.
             shown: the differences that are on the screen already.
         """
-        self.past = past
+        self.old = old
         self.expected = expected
         self.shown = [*shown]
         self.has_compared_facts = False
@@ -121,8 +123,8 @@ class DifferenceReporter:
             return
         self.has_compared_facts = True
         # The new run may not have written its attempts yet.
-        new = replace(read_past_run(output), attempts=self.expected.attempts)
-        added = self.show_more(differences_of(self.past, new))
+        new = replace(read_compared_run(output), attempts=self.expected.attempts)
+        added = self.show_more(differences_of(self.old, new))
         changes = [
             fact_in_words(difference) for difference in added if difference.defines_experiment
         ]
@@ -139,7 +141,7 @@ class DifferenceReporter:
         return added
 
 
-def claim(request: ReproductionRequest, past: PastRun) -> Reproduction:
+def claim(request: ReproductionRequest, old: ComparedRun) -> Reproduction:
     """Mark the folder of the new run as a reproduction of this run with these flags.
 
     Returns:
@@ -158,10 +160,10 @@ def claim(request: ReproductionRequest, past: PastRun) -> Reproduction:
             raise UserError(f"{output} contains an ordinary run, not a reproduction", advice=advice)
         with writing(f"--output-dir {output}"):
             output.mkdir(parents=True, exist_ok=True)
-        receipt = new_receipt(request, past)
+        receipt = new_receipt(request, old)
         write_receipt(output, receipt)
         return receipt
-    if receipt.original_run_id != past.saved_config.run_id:
+    if receipt.original_run_id != old.saved_config.run_id:
         raise UserError(
             f"{output} contains the reproduction of another run, which was in {receipt.original}",
             advice=advice,
@@ -175,12 +177,12 @@ def claim(request: ReproductionRequest, past: PastRun) -> Reproduction:
     return receipt
 
 
-def new_receipt(request: ReproductionRequest, past: PastRun) -> Reproduction:
+def new_receipt(request: ReproductionRequest, old: ComparedRun) -> Reproduction:
     """Return the receipt of a reproduction that begins."""
     return Reproduction(
         format=FORMAT,
         original=str(request.directory),
-        original_run_id=past.saved_config.run_id,
+        original_run_id=old.saved_config.run_id,
         flags=[*request.flags],
         result="running",
         tolerance=request.tolerance,
@@ -188,12 +190,12 @@ def new_receipt(request: ReproductionRequest, past: PastRun) -> Reproduction:
     )
 
 
-def expected_new_run(past: PastRun, code: RestoredCode) -> PastRun:
+def expected_new_run(old: ComparedRun, code: RestoredCode) -> ComparedRun:
     """Return the records of the new run, as far as they are known before it starts.
 
     The others are those of the old run, so that they do not count as differences.
     """
-    environment = past.saved_config.environment
+    environment = old.saved_config.environment
     device = torch.device("cpu")
     if environment.device_type != "cpu":
         device = torch.accelerator.current_accelerator() or device
@@ -201,11 +203,11 @@ def expected_new_run(past: PastRun, code: RestoredCode) -> PastRun:
     current = machine.model_copy(
         update={
             "trees": code.trees,
-            "variables": past.attempt.variables,
-            "imported": past.attempt.imported,
-            "world_size": past.attempt.world_size,
-            "threads_per_process": past.attempt.threads_per_process,
-            "mixed_precision": past.attempt.mixed_precision,
+            "variables": old.attempt.variables,
+            "imported": old.attempt.imported,
+            "world_size": old.attempt.world_size,
+            "threads_per_process": old.attempt.threads_per_process,
+            "mixed_precision": old.attempt.mixed_precision,
         }
     )
     changes = {
@@ -213,20 +215,20 @@ def expected_new_run(past: PastRun, code: RestoredCode) -> PastRun:
         "device_type": device.type,
         "python": platform.python_version(),
     }
-    source = past.saved_config.source.model_copy(update={"sha256": sha256_of_file(code.recipe)})
-    saved_config = past.saved_config.model_copy(
+    source = old.saved_config.source.model_copy(update={"sha256": sha256_of_file(code.recipe)})
+    saved_config = old.saved_config.model_copy(
         update={"environment": environment.model_copy(update=changes), "source": source}
     )
-    return replace(past, saved_config=saved_config, attempts=[current])
+    return replace(old, saved_config=saved_config, attempts=[current])
 
 
 def train(
     request: ReproductionRequest,
-    past: PastRun,
+    old: ComparedRun,
     command: list[str],
     environment: dict[str, str],
     reporter: DifferenceReporter,
-) -> PastRun:
+) -> ComparedRun:
     """Train the new run as far as the old one came, and return its records.
 
     Args:
@@ -237,8 +239,8 @@ def train(
         UserError: the new run failed, unless the old one failed as well.
     """
     output = request.output
-    if is_far_enough(output, past):
-        return read_past_run(output)
+    if is_far_enough(output, old):
+        return read_compared_run(output)
     say(f"training {shown_path(output)}")
     with (
         CONSOLE.status(output.name) as progress,
@@ -246,21 +248,21 @@ def train(
     ):
         for record in run.follow():
             reporter.compare_facts(output)
-            progress.update(f"{output.name}  {record.last_step} of {past.last_step} updates")
-            if not past.stored.is_complete and record.last_step >= past.last_step:
+            progress.update(f"{output.name}  {record.last_step} of {old.last_step} updates")
+            if not old.stored.is_complete and record.last_step >= old.last_step:
                 break  # the old run ended here; `closing` asks the new run to save and stop
     if not (output / CONFIG).is_file():
         raise UserError(
             f"the new run did not begin to train: {run.reason()}",
-            advice=advice_to_repeat(past),
+            advice=advice_to_repeat(old),
         )
-    new = read_past_run(output)
-    if not (new.stored.is_complete or is_far_enough(output, past)):
-        check_early_end(new, past, run.reason())
+    new = read_compared_run(output)
+    if not (new.stored.is_complete or is_far_enough(output, old)):
+        check_early_end(new, old, run.reason())
     return new
 
 
-def check_early_end(new: PastRun, past: PastRun, reason: str) -> None:
+def check_early_end(new: ComparedRun, old: ComparedRun, reason: str) -> None:
     """Raise a `UserError` because the new run ended too early; if both runs failed, say so instead.
 
     A new run that failed before its first row has nothing to compare, so it is always an error.
@@ -269,39 +271,42 @@ def check_early_end(new: PastRun, past: PastRun, reason: str) -> None:
         reason: why the new run ended.
     """
     new_status = new.stored.status.status
-    past_status = past.stored.status.status
-    if new_status == "failed" and past_status == "failed" and new.rows:
+    old_status = old.stored.status.status
+    if new_status == "failed" and old_status == "failed" and new.rows:
         say(f"both runs failed; the new one: {reason}")
         return
-    advice = advice_to_repeat(past)
+    advice = advice_to_repeat(old)
     if new_status == "preempted":  # a signal stopped it, so nothing needs to be mended
         advice = "repeat the command, which continues the new run"
     raise UserError(
-        f"the new run ended at update {new.last_step} of {past.last_step}: {reason}",
+        f"the new run ended at update {new.last_step} of {old.last_step}: {reason}",
         advice=advice,
     )
 
 
-def advice_to_repeat(past: PastRun) -> str:
+def advice_to_repeat(old: ComparedRun) -> str:
     """Return what to do after the new run has failed."""
-    return PATHS_ADVICE if past.is_published else FIX_ADVICE
+    return PATHS_ADVICE if old.is_published else FIX_ADVICE
 
 
-def is_far_enough(output: Path, past: PastRun) -> bool:
+def is_far_enough(output: Path, old: ComparedRun) -> bool:
     """Whether the new run has trained enough to be compared.
 
     It must be complete. If the old run is not complete, its last update is enough.
     """
     if not (output / CONFIG).is_file():
         return False
-    new = read_past_run(output)
+    new = read_compared_run(output)
     if new.stored.is_complete:
         return True
-    return not past.stored.is_complete and new.last_step >= past.last_step
+    return not old.stored.is_complete and new.last_step >= old.last_step
 
 
 def draw_conclusion(
-    past: PastRun, new: PastRun, differences: Sequence[FactDifference], tolerance: float | None
+    old: ComparedRun,
+    new: ComparedRun,
+    differences: Sequence[FactDifference],
+    tolerance: float | None,
 ) -> Conclusion:
     """Compare both runs, and return the result with its explanation.
 
@@ -309,25 +314,25 @@ def draw_conclusion(
         differences: the facts in which the runs differ.
         tolerance: the relative tolerance for the final figures; see `compare_final`.
     """
-    rows = compare_rows(past, new)
-    weights = compare_weights(past, new)
-    final = compare_final(past, new, tolerance)
+    rows = compare_rows(old, new)
+    weights = compare_weights(old, new)
+    final = compare_final(old, new, tolerance)
     result = result_of(rows, weights, final, differences)
     return Conclusion(
         rows=rows,
         weights=weights,
         final=final,
         result=result,
-        exit_status=exit_status_of(result, differences, past.nondeterministic_device),
-        explanation=explanation_of(result, differences, past.gaps(), past.nondeterministic_device),
+        exit_status=exit_status_of(result, differences, old.nondeterministic_device),
+        explanation=explanation_of(result, differences, old.gaps(), old.nondeterministic_device),
         differences=[*differences],
     )
 
 
 def make_receipt(
     request: ReproductionRequest,
-    past: PastRun,
-    new: PastRun,
+    old: ComparedRun,
+    new: ComparedRun,
     conclusion: Conclusion,
     code: RestoredCode,
     command: Sequence[str],
@@ -343,14 +348,14 @@ def make_receipt(
     return Reproduction(
         format=FORMAT,
         original=str(request.directory),
-        original_run_id=past.saved_config.run_id,
+        original_run_id=old.saved_config.run_id,
         flags=[*request.flags],
         result=conclusion.result,
         exit_status=conclusion.exit_status,
         command=shown_command(command),
         commit=commit,
         code=code.source,
-        gaps=past.gaps(),
+        gaps=old.gaps(),
         differences=conclusion.differences,
         rows=conclusion.rows,
         weights=conclusion.weights,

@@ -20,7 +20,7 @@ from common.console import warn
 from common.metric_names import STEP
 from common.system.platforms import quoted
 from common.system.printable import with_restored_letters
-from common.track.names import flat
+from common.track.flat_config import flat
 from common.track.recorded_media import Entry, HistogramEntry, ImagesEntry, TableEntry
 from common.track.trackers.tracker import (
     Command,

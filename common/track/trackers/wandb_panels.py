@@ -38,7 +38,7 @@ class MistakenSample(NamedTuple):
     probability: float  # the probability of the predicted class
 
 
-def results(
+def show_results(
     wandb_run: "wandb.Run",
     evaluation: Metrics,
     prefix: str,
@@ -121,11 +121,11 @@ def mistake_panels(
     return {f"{prefix}/mistakes": wandb_table(" ".join(columns), cells), **panels}
 
 
-def profile(wandb_run: "wandb.Run", folder: Path, verdict: str) -> None:
+def upload_profile(wandb_run: "wandb.Run", folder: Path, verdict: str) -> None:
     """Upload the files of a profile, and show its verdict and its picture of memory."""
     import wandb
 
-    artifact(wandb_run, folder, "profile")
+    upload_artifact(wandb_run, folder, "profile")
     wandb_run.summary["profile/verdict"] = verdict
     if (folder / "memory.png").is_file():
         # Without a commit, the picture joins the next row of metrics. A row of its own would take
@@ -133,8 +133,8 @@ def profile(wandb_run: "wandb.Run", folder: Path, verdict: str) -> None:
         wandb_run.log({"profile/memory": wandb.Image(str(folder / "memory.png"))}, commit=False)
 
 
-def artifact(wandb_run: "wandb.Run", folder: Path, artifact_type: str) -> None:
-    """Log all files under a folder as one artifact of a type such as "model"."""
+def upload_artifact(wandb_run: "wandb.Run", folder: Path, artifact_type: str) -> None:
+    """Upload all files under a folder as one artifact of a type such as "model"."""
     import wandb
 
     logged = wandb.Artifact(f"{artifact_type}-{wandb_run.id}", type=artifact_type)

@@ -17,7 +17,8 @@ from common.metric_names import STEP, TRAINING_LOSS
 from common.objective import EVALUATED_SPLITS, PREFIXES, Objective
 from common.system.platforms import quoted, shown_path
 from common.system.printable import with_restored_letters
-from common.track.names import SPLITS, flat
+from common.track.flat_config import flat
+from common.track.names import SPLITS
 from common.track.recorded_media import Entry, HistogramEntry, ImagesEntry, TableEntry
 from common.track.trackers import wandb_panels
 from common.track.trackers.tracker import Command, TrackedRun, Tracker
@@ -140,15 +141,15 @@ class WandbTracker(Tracker):
         self, evaluation: Metrics, prefix: str, loader: Loader, data: Data, memory: MemoryRows
     ) -> None:
         with self.limited():
-            wandb_panels.results(self.wandb_run, evaluation, prefix, loader, data, memory)
+            wandb_panels.show_results(self.wandb_run, evaluation, prefix, loader, data, memory)
 
     def log_profile(self, folder: Path, verdict: str) -> None:
         with self.limited():
-            wandb_panels.profile(self.wandb_run, folder, verdict)
+            wandb_panels.upload_profile(self.wandb_run, folder, verdict)
 
     def log_model(self, folder: Path) -> None:
         with self.limited():
-            wandb_panels.artifact(self.wandb_run, folder, "model")
+            wandb_panels.upload_artifact(self.wandb_run, folder, "model")
 
     def finish(self, summary: Mapping[str, float], exit_code: int) -> None:
         """Close the run, and replace the summary that W&B made of the last row."""

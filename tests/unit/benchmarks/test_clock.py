@@ -48,7 +48,7 @@ def test_every_turn_of_a_suite_has_its_untimed_updates() -> None:
         return rounds.Measurement(1.0)
 
     suite = rounds.Suite("s", "samples/s", 10, {}, {"a": compete, "b": compete}, [])
-    suite.untimed_steps = 7
+    suite.untimed_updates = 7
     suite.run(2, lambda message: None)
     assert [turn.untimed for turn in turns] == [7] * 4
 
@@ -57,9 +57,9 @@ def test_recipe_contestant_trains_untimed_updates_first(monkeypatch: pytest.Monk
     """Untimed updates are counted in micro-batches, as in the recipe's loop."""
     calls: list[tuple[Any, ...]] = []
 
-    def train_recipe(*arguments: Any, **settings: Any) -> rounds.Training:
+    def train_recipe(*arguments: Any, **settings: Any) -> rounds.FinishedTraining:
         calls.append((*arguments[1:], settings["warmup_steps"]))
-        return rounds.Training(2.0, 100, 0.5)
+        return rounds.FinishedTraining(2.0, 100, 0.5)
 
     monkeypatch.setattr(contestants, "train_recipe", train_recipe)
     monkeypatch.setattr(contestants, "load_recipe", lambda name: None)

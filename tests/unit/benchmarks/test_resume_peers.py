@@ -53,7 +53,7 @@ from benchmarks.resume.kills import DURING_A_SAVE, MOMENTS, UNINTERRUPTED, Kill,
 from benchmarks.resume.measuring import largest_difference, repeating_command, same_bits
 from benchmarks.resume.results import Result, Results
 from benchmarks.resume.schedule import SAVE_EVERY, UPDATES, UPDATES_PER_EPOCH
-from benchmarks.resume.training import AttemptError, Outcome, Training, files_in, is_stopped
+from benchmarks.resume.training import AttemptError, KilledTraining, Outcome, files_in, is_stopped
 
 BENCHMARKS = Path(resume_peers.__file__).parent
 BATCH = 4
@@ -412,7 +412,7 @@ def test_reason_of_a_failure_is_its_exception(output: str, line: str) -> None:
     assert exception_line(output).startswith(line)
 
 
-class FailingTraining(Training):
+class FailingTraining(KilledTraining):
     """A training with one checkpoint too few to fail often; it fails as often as it should."""
 
     def __init__(self, folder: Path, failures: int) -> None:
@@ -556,7 +556,7 @@ def results_of(*results: Result) -> Results:
 def test_each_fault_is_an_oddity_with_its_command(fault: dict[str, Any]) -> None:
     """The command is told for it, and for it alone."""
     odd = result_of("HF Trainer", repeat="the command", **fault)
-    assert report.oddities(results_of(result_of(), odd)) == ["the command"]
+    assert report.commands_of_odd_kills(results_of(result_of(), odd)) == ["the command"]
 
 
 def test_summary_has_the_largest_counts_of_the_kills() -> None:
@@ -765,6 +765,6 @@ def test_page_has_each_oddity_with_its_command() -> None:
     assert results is not None
     text = (BENCHMARKS / "resume.md").read_text()
     assert page.oddities_markdown(results) in text
-    commands = report.oddities(results)
+    commands = report.commands_of_odd_kills(results)
     assert commands
     assert all(f"`{command}` |" in text for command in commands)

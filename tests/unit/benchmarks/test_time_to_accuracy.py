@@ -20,7 +20,7 @@ from benchmarks import time_to_accuracy
 from benchmarks.accuracy import launch, materials, operations, picture
 from benchmarks.accuracy.goals import Goal
 from benchmarks.accuracy.launch import Conditions, digest_of_code, settings_of
-from benchmarks.accuracy.peer_run import Recorder, Request
+from benchmarks.accuracy.peer_run import EvaluationRecorder, Request
 from benchmarks.accuracy.records import Evaluation, EvaluationLog, ForwardCost, Trial
 from benchmarks.accuracy.report import as_markdown, as_text, caption, rows_of, table_of
 from benchmarks.accuracy.results import FinishedRun, Results
@@ -199,7 +199,7 @@ class Clock(EvaluationLog):
         return self.now
 
 
-def recorder_in(folder: Path, **fields: Any) -> tuple[Recorder, Clock]:
+def recorder_in(folder: Path, **fields: Any) -> tuple[EvaluationRecorder, Clock]:
     """Return a recorder of MNIST's goals, and its clock."""
     request = {
         "folder": str(folder),
@@ -210,7 +210,7 @@ def recorder_in(folder: Path, **fields: Any) -> tuple[Recorder, Clock]:
         "is_trial": False,
         "to_the_end": False,
     }
-    recorder = Recorder(Request(**{**request, **fields}), MNIST.goals)
+    recorder = EvaluationRecorder(Request(**{**request, **fields}), MNIST.goals)
     recorder.log = clock = Clock(folder, 0.0)
     return recorder, clock
 
@@ -221,14 +221,14 @@ def test_peer_ends_when_it_has_met_all_goals(tmp_path: Path) -> None:
     recorder.begin(2)
     assert recorder.update(64)
     accuracies = (0.9, 0.981, 0.97, 0.988)
-    assert [recorder.evaluated({"accuracy": accuracy}) for accuracy in accuracies] == [
+    assert [recorder.evaluation_ended({"accuracy": accuracy}) for accuracy in accuracies] == [
         True,
         True,
         True,
         False,
     ]
     recorder, _ = recorder_in(tmp_path, to_the_end=True)
-    assert recorder.evaluated({"accuracy": 0.999})
+    assert recorder.evaluation_ended({"accuracy": 0.999})
 
 
 def test_trial_leaves_out_the_first_updates(tmp_path: Path) -> None:
@@ -244,9 +244,9 @@ def test_trial_leaves_out_the_first_updates(tmp_path: Path) -> None:
         goes_on = recorder.update(999 if is_skipped else 32, 64, 128)
         updates += 1
     assert updates == TRIAL_UPDATES
-    recorder.evaluate()
+    recorder.evaluation_begins()
     clock.now += 30.0
-    assert not recorder.evaluated({"accuracy": 1.0})
+    assert not recorder.evaluation_ended({"accuracy": 1.0})
     trial = recorder.trial()
     assert trial is not None
     assert trial.start_seconds == 5.0
@@ -274,7 +274,7 @@ def test_contestants_have_names_of_their_own() -> None:
                 assert isinstance(other, Peer)
                 assert other.epochs_from is None
                 differing = {"precision": "", "is_padded": ""}
-                assert asdict(other.training) | differing == asdict(peer.training) | differing
+                assert asdict(other.settings) | differing == asdict(peer.settings) | differing
         titles = [goal.title for goal in workload.goals]
         assert {record.goal for record in workload.only_published} <= {*titles}
 
@@ -401,7 +401,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     monkeypatch.setattr(materials, "make_materials", lambda *_: None)
     monkeypatch.setattr(picture, "draw", lambda results, file: file.write_text("drawn"))
     monkeypatch.setattr(time_to_accuracy, "use_own_cache", lambda: None)
-    monkeypatch.setattr(time_to_accuracy, "described_machine", lambda: MACHINE)
+    monkeypatch.setattr(time_to_accuracy, "measure_machine_apart", lambda: MACHINE)
     return names
 
 
@@ -413,7 +413,7 @@ def test_command_goes_on_where_it_was_cut_off(
 ) -> None:
     """Finished runs are kept, unless their settings have changed since."""
     options = time_to_accuracy.Options(
-        targets=("digits",),
+        datasets=("digits",),
         seeds=(0, 1),
         output=tmp_path / "results.json",
         picture=tmp_path / "picture.svg",
@@ -434,20 +434,20 @@ def test_command_goes_on_where_it_was_cut_off(
     time_to_accuracy.main(options)
     assert started == [(DIGITS.recipes[0].name, seed) for seed in (0, 1)]
     elsewhere = {**MACHINE, "versions": {**VERSIONS, "torch": "3"}}
-    monkeypatch.setattr(time_to_accuracy, "described_machine", lambda: elsewhere)
+    monkeypatch.setattr(time_to_accuracy, "measure_machine_apart", lambda: elsewhere)
     with pytest.raises(SystemExit, match="another machine or of other versions"):
         time_to_accuracy.main(options)
 
 
-NEW_MNIST = {"targets": ("mnist",), "output": Path("none.json")}  # there is no such file
+NEW_MNIST = {"datasets": ("mnist",), "output": Path("none.json")}  # there is no such file
 
 
 @pytest.mark.parametrize(
     ("named", "message"),
     [
-        ({"targets": ("sst2",)}, "--bert-checkpoint FOLDER"),
-        ({"targets": ("mnist",), "updates": 3}, "pass another --output"),
-        ({"targets": ("mnist",), "picture": Path("picture.txt")}, "must end in .svg or .png"),
+        ({"datasets": ("sst2",)}, "--bert-checkpoint FOLDER"),
+        ({"datasets": ("mnist",), "updates": 3}, "pass another --output"),
+        ({"datasets": ("mnist",), "picture": Path("picture.txt")}, "must end in .svg or .png"),
         (NEW_MNIST | {"contestants": ("nobody",)}, "pass one of recipe mnist_mlp"),
         (NEW_MNIST, "pass --data FOLDER"),
         (NEW_MNIST | {"data": Path(__file__).parent}, "has no folder mnist"),
@@ -459,7 +459,7 @@ def test_mistakes_are_refused_in_a_sentence(
 ) -> None:
     """Nothing is measured before."""
     monkeypatch.setattr(time_to_accuracy, "use_own_cache", lambda: None)
-    monkeypatch.setattr(time_to_accuracy, "described_machine", lambda: MACHINE)
+    monkeypatch.setattr(time_to_accuracy, "measure_machine_apart", lambda: MACHINE)
     with pytest.raises(SystemExit, match=message):
         time_to_accuracy.main(time_to_accuracy.Options(**named))
 

@@ -59,7 +59,7 @@ class Training:
         self.total_steps = total_steps
         self.global_step = 0
         self.paused_while_waiting: list[bool] = []
-        self.attached: list[Any] = []
+        self.sent: list[Any] = []
         accelerator: Any = SimpleNamespace(
             device=torch.device(settings.pop("device", "cpu")),
             is_main_process=settings.pop("is_main_process", True),
@@ -78,7 +78,7 @@ class Training:
             accelerator,
             self.stopwatch,
             self,  # type: ignore[arg-type]
-            lambda *call: self.attached.append(call),
+            lambda *call: self.sent.append(call),
         )
         self.model = nn.Linear(16, 16)
 
@@ -194,7 +194,7 @@ def test_profiled_updates_do_not_count_on_any_rank(
     assert run.stopwatch.total.updates == 40 - 12
     assert run.stopwatch.total.seconds == pytest.approx(40 * (40 - 12))
     assert (tmp_path / "profile" / "verdict.json").is_file() == is_main_process
-    assert len(run.attached) == is_main_process
+    assert len(run.sent) == is_main_process
 
 
 def test_short_run_says_that_it_is_not_profiled(
@@ -246,7 +246,7 @@ def test_failing_profile_never_stops_a_run(
     assert run.stopwatch.started is not None
     assert capsys.readouterr().out.count("--profile failed (RuntimeError: no such device)") == 1
     assert not (tmp_path / "profile" / "verdict.json").exists()
-    assert not run.attached
+    assert not run.sent
 
 
 @pytest.fixture

@@ -59,7 +59,7 @@ def nodes(sources: dict[Path, str]) -> Iterator[tuple[str, ast.AST]]:
 @functools.cache
 def nodes_of(text: str) -> list[Any]:
     """Return the nodes of a file that the tests below check."""
-    kinds = (ast.Call, ast.Attribute, ast.Import, ast.Constant)
+    kinds = (ast.Call, ast.Attribute, ast.Import, ast.ImportFrom, ast.Constant)
     return [node for node in ast.walk(ast.parse(text)) if isinstance(node, kinds)]
 
 
@@ -75,6 +75,7 @@ def dotted(node: ast.AST) -> str:
 
 def test_one_module_knows_the_system() -> None:
     """Other modules neither ask for the system nor use functions that some systems lack."""
+    names_of_systems = {name for name in vars(platforms) if name.startswith("IS_")} | {"SYSTEM"}
     lacking = {
         "sys.platform",
         "os.name",
@@ -104,6 +105,8 @@ def test_one_module_knows_the_system() -> None:
             assert not is_signal or node.attr in ON_ALL_SYSTEMS, place
         if isinstance(node, ast.Import):
             assert not {alias.name for alias in node.names} & {"fcntl", "resource", "pty"}, place
+        if isinstance(node, ast.ImportFrom):
+            assert not {alias.name for alias in node.names} & names_of_systems, place
 
 
 def test_text_files_name_their_encoding() -> None:

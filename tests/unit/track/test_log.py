@@ -55,7 +55,7 @@ def test_failing_panel_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture
     """Metrics are still sent."""
     tracker = Refusing()
     log = log_with(tracker, tmp_path)
-    log.attach(lambda tracker: tracker.log_model(Path("picture")))
+    log.send_to_tracker(lambda tracker: tracker.log_model(Path("picture")))
     assert log.tracker is tracker
     assert "picture is too large" in capsys.readouterr().out
     log.finish({})

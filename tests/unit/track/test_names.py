@@ -1,4 +1,4 @@
-"""Names and formats of metrics, and the flat form of a run's facts at W&B."""
+"""Names, formats and meanings of metrics."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ import torch
 from torch import nn
 
 from common import metric_names
-from common.run_directory.records import RunConfig
-from common.track.names import MEANINGS, METRICS, PEAK, flat, is_proportion, metric_named, unflat
+from common.track.names import MEANINGS, METRICS, PEAK, is_proportion, metric_named
 from common.training.rates import learning_rates
 from tests.launch import REPOSITORY
-from tests.unit.saved_config import contents_with
 
 
 @pytest.mark.parametrize(
@@ -65,24 +63,6 @@ def test_headings_tell_metrics_apart() -> None:
     """No two panels of a section have one title."""
     titles = [(metric.panel, metric.heading) for metric in METRICS.values()]
     assert len(set(titles)) == len(titles)
-
-
-def test_facts_survive_the_flat_form_of_wandb() -> None:
-    """Flags stand at top level beside the groups. The stated flags are not sent."""
-    contents = contents_with(config={"tags": []})
-    columns = flat(RunConfig(**contents))
-    expected = {
-        "seed": 0,
-        "tags": [],
-        "recipe": "tiny",
-        "objective": "accuracy:max",
-        "environment/world_size": 1,
-        "environment/versions/torch": "2",
-    }
-    assert {name: columns[name] for name in expected} == expected
-    assert not [name for name in columns if name.startswith("given")]
-    del contents["given"]
-    assert unflat(columns) == contents
 
 
 @pytest.mark.parametrize(

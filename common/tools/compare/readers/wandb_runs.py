@@ -20,7 +20,7 @@ from common.objective import Objective
 from common.run_directory.records import RunConfig, parse_record
 from common.run_directory.stored_run import parsed_objective
 from common.tools.compare.readers.run_record import RunRecord, chartable_numbers, merge_rows
-from common.track.names import unflat
+from common.track.flat_config import unflat
 
 # The status of a run, by W&B's word for it. Other words, such as "crashed", are failures.
 STATUS_BY_WANDB_STATE: dict[str, RunStatus] = {

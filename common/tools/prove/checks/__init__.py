@@ -1,6 +1,5 @@
 """All checks, in the order in which they run and appear in the report."""
 
-from common.tools.prove.bench import Check
 from common.tools.prove.checks import (
     accumulation,
     figures,
@@ -12,6 +11,7 @@ from common.tools.prove.checks import (
     samples,
     waits,
 )
+from common.tools.prove.verdicts import Check
 
 CHECKS: tuple[Check, ...] = (
     learning.CHECK,

@@ -1,6 +1,6 @@
 """Checks that n micro-batches of b samples make the same update as one of n × b."""
 
-from common.tools.prove.bench import Bench, Cause, Check, Verdict, failed_verdict, skipped_verdict
+from common.tools.prove.bench import Bench
 from common.tools.prove.comparison import (
     drawn_generators,
     mixing_modules_of,
@@ -18,9 +18,10 @@ from common.tools.prove.pairs import (
     is_near,
     values_in_words,
 )
+from common.tools.prove.verdicts import Cause, Check, Verdict, failed_verdict, skipped_verdict
 
 
-def check_accumulation(bench: Bench) -> Verdict:
+def judge_accumulation(bench: Bench) -> Verdict:
     """Launch a run of whole batches and one of micro-batches, and compare them."""
     layouts = update_layouts(bench)
     pair = RunPair(
@@ -141,5 +142,5 @@ def cause_of_ratio(sentence: str, ratio: float, accumulation: int) -> Cause:
 CHECK = Check(
     "accumulation",
     "n micro-batches of b samples make the same updates as one of n × b",
-    check_accumulation,
+    judge_accumulation,
 )

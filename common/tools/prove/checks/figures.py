@@ -13,16 +13,17 @@ from common.metric_names import SAMPLES, THROUGHPUT, TRAINING_LOSS
 from common.objective import PREFIXES
 from common.run_directory.records import MetricsRow
 from common.run_directory.stored_run import StoredRun
-from common.tools.prove.bench import Bench, Cause, Check, Verdict, failed_verdict
+from common.tools.prove.bench import Bench
 from common.tools.prove.checked_figures import CheckedFigures, has_outcomes, numbers_in_words
 from common.tools.prove.comparison import run_with_layout, update_layouts
-from common.tools.prove.outcomes import SplitPass, check_figure, split_passes_of
+from common.tools.prove.outcomes import SplitPass, compare_figure, split_passes_of
 from common.tools.prove.records.instrument_records import EvaluationLoss, LogInterval, TrainingMode
 from common.tools.prove.records.observed_run import ObservedRun
 from common.tools.prove.records.run_records import ObservedEvaluation, Recorded
 from common.tools.prove.steady import steady_run
 from common.tools.prove.training_losses import ADVICE_OF_LOSS, checked_losses
 from common.tools.prove.training_metrics import checked_metrics
+from common.tools.prove.verdicts import Cause, Check, Verdict, failed_verdict
 from common.tools.rows import number_or_none, step_of_row
 
 ROW_TOLERANCE = 1e-5  # relative; the run adds up in a different order
@@ -35,7 +36,7 @@ ADVICE_OF_EVALUATION = (
 ADVICE_OF_MODE = "evaluate the model that `with run.evaluating(model) as bare_model:` yields"
 
 
-def check_figures(bench: Bench) -> Verdict:
+def judge_figures(bench: Bench) -> Verdict:
     """Compute the figures of several runs again, and compare them with the logged figures."""
     layouts = update_layouts(bench)
     whole = run_with_layout(bench, "whole", layouts.whole)
@@ -152,19 +153,19 @@ def checked_evaluations(run: ObservedRun, trusted: Collection[str] | None = None
     for record in run.processes[0].of(ObservedEvaluation):
         split_passes = split_passes_of_evaluation(run, record)
         for name, value in logged_figures(run, record).items():
-            figure_check = check_figure(name, value, split_passes)
+            comparison = compare_figure(name, value, split_passes)
             is_trusted = trusted is None or name in trusted
-            if figure_check.is_correct is None or not is_trusted:
+            if comparison.is_correct is None or not is_trusted:
                 if name != "count":  # the number of samples is not a figure
                     unknown_count += 1
                 continue
             compared_count += 1
-            if not figure_check.is_correct:
+            if not comparison.is_correct:
                 ranks = f" on {run.world_size} processes" if run.world_size > 1 else ""
                 cause = Cause(
                     f"{name} of the {record.phase} evaluation after update {record.step}{ranks} is "
-                    f"{value:.6g}, but its samples give {figure_check.expected:.6g}: "
-                    f"{figure_check.explanation}",
+                    f"{value:.6g}, but its samples give {comparison.expected:.6g}: "
+                    f"{comparison.explanation}",
                     ADVICE_OF_EVALUATION,
                 )
                 return CheckedFigures(
@@ -180,7 +181,7 @@ def correct_figures(run: ObservedRun) -> set[str]:
     for record in run.processes[0].of(ObservedEvaluation):
         split_passes = split_passes_of_evaluation(run, record)
         for name, value in logged_figures(run, record).items():
-            if check_figure(name, value, split_passes).is_correct:
+            if compare_figure(name, value, split_passes).is_correct:
                 correct.add(name)
             else:
                 wrong_or_unknown.add(name)
@@ -258,5 +259,5 @@ def checked_speeds(run: ObservedRun) -> CheckedFigures:
 CHECK = Check(
     "figures",
     "logged losses, metrics, samples and speed match the batches",
-    check_figures,
+    judge_figures,
 )

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from common.tools.prove.bench import Bench, Check, RunSpec, Verdict
+from common.tools.prove.bench import Bench, RunSpec
 from common.tools.prove.checks.figures import split_passes_of_evaluation
 from common.tools.prove.flags import EPOCHS, whole_number
 from common.tools.prove.margins import (
@@ -13,6 +13,7 @@ from common.tools.prove.margins import (
 )
 from common.tools.prove.records.observed_run import ObservedRun
 from common.tools.prove.records.run_records import ObservedEvaluation
+from common.tools.prove.verdicts import Check, Verdict
 
 LONGER_FACTOR = 4  # the longer run has this many times the updates of the first run
 EVALUATION_SAMPLES = 513  # the most of each split; more than in other runs, for a smaller margin
@@ -67,7 +68,7 @@ def objective_value(
     return ObjectiveValue(record.figures[metric], samples, split_passes_of_evaluation(run, record))
 
 
-def check_learning(bench: Bench) -> Verdict:
+def judge_learning(bench: Bench) -> Verdict:
     """Compare the objective before training with that of the last model.
 
     If it has not improved by the margin, a longer run decides: some models predict the largest
@@ -134,5 +135,5 @@ def learning_spec(name: str, flags: tuple[str, ...] = ()) -> RunSpec:
 CHECK = Check(
     "learns",
     "training improves the objective on validation or test data by more than chance",
-    check_learning,
+    judge_learning,
 )

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
-from common.tools.prove.bench import Bench, Check, Verdict
+from common.tools.prove.bench import Bench
 from common.tools.prove.records.instrument_records import GrowingTensors, MemoryInUse
 from common.tools.prove.records.observed_run import ObservedRun
 from common.tools.prove.steady import eventful_run, steady_run
+from common.tools.prove.verdicts import Check, Verdict
 
 MEBIBYTE = 2**20
 # The most that each type of memory may grow, in MiB for each update or evaluation. The figures of
@@ -54,7 +55,7 @@ class Growth:
         return self.slope > self.limit and self.rising_share >= MIN_RISING_SHARE
 
 
-def check_memory(bench: Bench) -> Verdict:
+def judge_memory(bench: Bench) -> Verdict:
     """Measure a run of updates alone, and then one with an evaluation after each update."""
     verdict = verdict_of(steady_run(bench))
     if not verdict.passed:
@@ -150,5 +151,5 @@ def growth_in_words(tensors: GrowingTensors) -> str:
 
 
 CHECK = Check(
-    "memory", "memory does not grow with the updates, nor with evaluations and saves", check_memory
+    "memory", "memory does not grow with the updates, nor with evaluations and saves", judge_memory
 )

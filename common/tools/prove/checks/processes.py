@@ -4,15 +4,7 @@ from dataclasses import dataclass
 from typing import TypedDict, Unpack
 
 from common.tools.launching.command import FSDP2_VARIABLES
-from common.tools.prove.bench import (
-    Bench,
-    Cause,
-    Check,
-    RunFailedError,
-    Verdict,
-    failed_verdict,
-    skipped_verdict,
-)
+from common.tools.prove.bench import Bench, RunFailedError
 from common.tools.prove.comparison import (
     UpdateLayout,
     UpdateLayouts,
@@ -36,6 +28,7 @@ from common.tools.prove.pairs import (
 )
 from common.tools.prove.records.instrument_records import SampleMixing
 from common.tools.prove.records.observed_run import ObservedRun
+from common.tools.prove.verdicts import Cause, Check, Verdict, failed_verdict, skipped_verdict
 
 STOPPED_AFTER = COMPARED_UPDATE - 1  # the resumed run makes the compared update
 KILLED_AFTER = COMPARED_UPDATE + 2  # later than the checkpoint after update 3
@@ -86,7 +79,7 @@ PROCESS_COUNT_CHANGES = (
 )
 
 
-def check_processes(bench: Bench) -> Verdict:
+def judge_processes(bench: Bench) -> Verdict:
     """Compare a run on one process with one on two, and with runs that change the number."""
     layouts = update_layouts(bench)
     try:
@@ -130,7 +123,7 @@ def verdict_about(change: ProcessCountChange, verdict: Verdict) -> Verdict:
     )
 
 
-def check_sharded_processes(bench: Bench) -> Verdict:
+def judge_sharded_processes(bench: Bench) -> Verdict:
     """Compare one process with two that shard the weights with FSDP2."""
     layouts = update_layouts(bench)
     environment = tuple(FSDP2_VARIABLES.items())
@@ -300,11 +293,11 @@ def cause_of_ratio(sentence: str, ratio: float) -> Cause:
 CHECK = Check(
     "processes",
     "two processes make the same updates as one, also after a resume if it accumulates batches",
-    check_processes,
+    judge_processes,
 )
 SHARDED_CHECK = Check(
     "sharded",
     "two processes that divide the weights among them by FSDP2 make the same updates as one",
-    check_sharded_processes,
+    judge_sharded_processes,
     is_optional=True,
 )

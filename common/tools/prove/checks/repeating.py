@@ -1,12 +1,13 @@
 """Checks that the same command gives the same bits twice."""
 
-from common.tools.prove.bench import Bench, Check, RunSpec, Verdict, failed_verdict
+from common.tools.prove.bench import Bench, RunSpec
 from common.tools.prove.causes import causes_of_repeat
 from common.tools.prove.differences import first_difference
 from common.tools.prove.results import Results, differences_of_results
+from common.tools.prove.verdicts import Check, Verdict, failed_verdict
 
 
-def check_repeating(bench: Bench) -> Verdict:
+def judge_repeating(bench: Bench) -> Verdict:
     """Compare the reference run with another run of the same command."""
     reference = bench.reference
     repeated = bench.run(RunSpec("repeated", is_fresh=True))
@@ -22,5 +23,5 @@ def check_repeating(bench: Bench) -> Verdict:
 CHECK = Check(
     "repeatable",
     "the same command twice gives the same weights, rows and best model",
-    check_repeating,
+    judge_repeating,
 )

@@ -2,7 +2,7 @@
 
 import random
 
-from common.tools.prove.bench import Bench, Check, RunSpec, Verdict, failed_verdict
+from common.tools.prove.bench import Bench, RunSpec
 from common.tools.prove.causes import causes_after_resume
 from common.tools.prove.differences import first_difference
 from common.tools.prove.launch_plan import PlannedInterruption
@@ -10,6 +10,7 @@ from common.tools.prove.records.base import Manner
 from common.tools.prove.records.observed_run import ObservedRun
 from common.tools.prove.records.run_records import Interrupted, ObservedEvaluation, Saved
 from common.tools.prove.results import Results, differences_of_results
+from common.tools.prove.verdicts import Check, Verdict, failed_verdict
 
 MANNERS: tuple[Manner, ...] = ("update", "update", "save", "evaluation", "stop")
 MANNERS_IN_WORDS: dict[Manner, str] = {
@@ -20,7 +21,7 @@ MANNERS_IN_WORDS: dict[Manner, str] = {
 }
 
 
-def check_resuming(bench: Bench) -> Verdict:
+def judge_resuming(bench: Bench) -> Verdict:
     """Compare the reference run with one that was interrupted in each manner."""
     reference = bench.reference
     interrupted = bench.run(interrupted_spec(bench))
@@ -113,5 +114,5 @@ CHECK = Check(
     "resumes",
     "killed at two updates, in a save and in an evaluation, and stopped by SIGTERM, the run ends "
     "with the same weights, rows and best model",
-    check_resuming,
+    judge_resuming,
 )

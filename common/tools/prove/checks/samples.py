@@ -5,7 +5,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from common.tools.prove.bench import Bench, Cause, Check, RunFailedError, Verdict, failed_verdict
+from common.tools.prove.bench import Bench, RunFailedError
 from common.tools.prove.checks.resuming import interrupted_spec
 from common.tools.prove.comparison import run_with_layout, update_layouts
 from common.tools.prove.records.instrument_records import MissingRows, UnusedRows
@@ -16,6 +16,7 @@ from common.tools.prove.records.run_records import (
     ObservedEvaluation,
     Recorded,
 )
+from common.tools.prove.verdicts import Cause, Check, Verdict, failed_verdict
 
 MIN_BATCHES = 3  # a position is unused if it has no gradient in at least this many batches
 MAX_NAMED = 5  # the most samples that a sentence lists
@@ -34,7 +35,7 @@ NO_COMPLETED_EPOCH = Cause(
 )
 
 
-def check_samples(bench: Bench) -> Verdict:
+def judge_samples(bench: Bench) -> Verdict:
     """Check the reference run, a divided one, one on two processes, and an interrupted one."""
     layouts = update_layouts(bench)
     distributed = run_with_layout(bench, "two-processes", layouts.distributed)
@@ -311,5 +312,5 @@ CHECK = Check(
     "samples",
     "each training sample is used once an epoch, and each evaluation sample once, over all ranks "
     "and across interruptions",
-    check_samples,
+    judge_samples,
 )

@@ -5,10 +5,11 @@ from collections import defaultdict
 from pathlib import Path
 from typing import NamedTuple
 
-from common.tools.prove.bench import Bench, Check, RunSpec, Verdict
+from common.tools.prove.bench import Bench, RunSpec
 from common.tools.prove.flags import as_words
 from common.tools.prove.records.instrument_records import Wait
 from common.tools.prove.records.observed_run import ObservedRun
+from common.tools.prove.verdicts import Check, Verdict
 
 UPDATES = 12
 LOG_EVERY = 4
@@ -20,7 +21,7 @@ ADVICE = (
 )
 
 
-def check_waits(bench: Bench) -> Verdict:
+def judge_waits(bench: Bench) -> Verdict:
     """Launch a run whose waits are observed, and look for waits between its log lines."""
     spec = RunSpec(
         "waits",
@@ -111,5 +112,5 @@ def wait_in_words(waiting_line: WaitingLine, waiting_updates: int, checked_updat
 CHECK = Check(
     "waits",
     "the loop does not wait for the device between log lines",
-    check_waits,
+    judge_waits,
 )

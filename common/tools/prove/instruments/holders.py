@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType, ModuleType
 
+from common.tools.prove.own_code import callers
+
 CONTAINERS = (list, dict, set, tuple, deque)
 MAX_EXAMPLES = 8  # the most objects whose holders are looked for
 MAX_DEPTH = 4  # the most nested containers
@@ -74,13 +76,11 @@ def container_ids(frame: FrameType, folder: Path) -> Iterator[int]:
     They do not count as holders, because they hold tensors only for a moment. One of them is the
     list of all live tensors that the measurement makes.
     """
-    caller: FrameType | None = frame
-    while caller is not None:
+    for caller in callers(frame):
         if not is_within(caller, folder):
             for value in [*caller.f_locals.values()]:
                 if isinstance(value, CONTAINERS):
                     yield id(value)
-        caller = caller.f_back
 
 
 def recipe_containers(frame: FrameType, folder: Path) -> Iterator[tuple[int, str]]:
@@ -96,8 +96,7 @@ def recipe_containers(frame: FrameType, folder: Path) -> Iterator[tuple[int, str
     Yields:
         The `id()` of a container, and its name in words.
     """
-    caller: FrameType | None = frame
-    while caller is not None:
+    for caller in callers(frame):
         if is_within(caller, folder):
             code = caller.f_code
             owner = f" of {code.co_name} in {Path(code.co_filename).name}"
@@ -105,7 +104,6 @@ def recipe_containers(frame: FrameType, folder: Path) -> Iterator[tuple[int, str
                 owner = f" in {Path(code.co_filename).name}"
             for name, value in [*caller.f_locals.items()]:
                 yield from containers(name, value, owner)
-        caller = caller.f_back
     for module in [*sys.modules.values()]:
         source = getattr(module, "__file__", None)
         if isinstance(source, str) and Path(source).resolve().parent == folder:

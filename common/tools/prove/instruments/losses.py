@@ -4,7 +4,7 @@ The loss functions of torch get the model's outputs and the targets. From these 
 of each sample: how well the model did on it. From the outcomes, a check computes the figures of an
 evaluation again.
 
-The observer writes an `EvaluationLoss` for each call of a loss function in an evaluation, and a
+The instrument writes an `EvaluationLoss` for each call of a loss function in an evaluation, and a
 `TrainingLoss` for each call in training. It writes a `TrainingMode` for a layer that is in training
 mode in an evaluation.
 """

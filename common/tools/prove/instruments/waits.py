@@ -40,6 +40,7 @@ from common.lifecycle.evaluations import Evaluations
 from common.measure.value_checks import Metrics
 from common.run import Run
 from common.system.installed_code import is_in_standard_library, is_installed
+from common.tools.prove.own_code import callers
 from common.tools.prove.records.instrument_records import Wait
 from common.tools.prove.session import Session
 
@@ -358,18 +359,17 @@ def selects_by_mask(name: str, arguments: Positional) -> bool:
     return not is_fill
 
 
-def calling_frame(frame: FrameType | None) -> FrameType | None:
+def calling_frame(frame: FrameType) -> FrameType | None:
     """Return the innermost frame whose code is not in a library or in this module.
 
     Returns None if one of torch's optimizers reads a value.
     """
-    while frame is not None:
-        path = frame.f_code.co_filename
+    for caller in callers(frame):
+        path = caller.f_code.co_filename
         if path.startswith(OPTIMIZERS):
             return None
         if path != __file__ and not is_library(path):
-            return frame
-        frame = frame.f_back
+            return caller
     return None
 
 
@@ -379,14 +379,12 @@ def users_frame(frame: FrameType, recipe: Path) -> FrameType | None:
     This is a frame of the recipe's file if there is one, and otherwise the nearest frame.
     """
     nearest = None
-    caller: FrameType | None = frame
-    while caller is not None:
+    for caller in callers(frame):
         path = caller.f_code.co_filename
         if not (is_library(path) or is_installed(path) or is_in_this_library(path)):
             nearest = nearest or caller
             if Path(path).resolve() == recipe:
                 return caller
-        caller = caller.f_back
     return nearest
 
 

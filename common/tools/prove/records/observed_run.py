@@ -171,6 +171,6 @@ def read_records(path: Path) -> Iterator[AnyObservedRecord]:
             ) from None
 
 
-def differing_keys(first: Mapping[str, object], second: Mapping[str, object]) -> list[str]:
+def differing_common_keys(first: Mapping[str, object], second: Mapping[str, object]) -> list[str]:
     """Return the keys that both mappings have with different values, in the order of `first`."""
     return [key for key in first if key in second and first[key] != second[key]]

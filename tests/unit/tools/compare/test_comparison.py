@@ -26,7 +26,7 @@ from common.tools.compare.readers.sources import read_runs
 from common.tools.compare.readers.wandb_runs import record_of
 from common.tools.compare.table import as_markdown, notes, show, table_cells, unfair_warnings
 from common.track.facts import decided_otherwise
-from common.track.names import flat, unflat
+from common.track.flat_config import flat, unflat
 from tests.unit.tools.compare.run_folders import FACTS, rows, write_run
 
 

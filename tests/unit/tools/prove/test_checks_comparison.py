@@ -237,7 +237,7 @@ def test_batch_norm_is_compared_in_float64(tmp_path: Path, monkeypatch: pytest.M
     runs = Runs(tmp_path, {})
     monkeypatch.setattr(processes, "run_with_layout", runs)
     bench: Any = SimpleNamespace(batch_size=4, accumulation=2)
-    verdict = processes.check_processes(bench)
+    verdict = processes.judge_processes(bench)
     assert verdict.passed is True
     assert "in float64, as BatchNorm2d amplifies rounding" in verdict.compared
     in_fp32 = [name for name, in_float64 in runs.finished if not in_float64]
@@ -251,7 +251,7 @@ def test_a_run_that_fails_in_float64_alone_is_not_compared(
 ) -> None:
     monkeypatch.setattr(processes, "run_with_layout", Runs(tmp_path, {name: (True,)}))
     bench: Any = SimpleNamespace(batch_size=4, accumulation=2)
-    verdict = processes.check_processes(bench)
+    verdict = processes.judge_processes(bench)
     assert verdict.passed is None
     assert f"in float64, in which the recipe fails: {name} failed" in verdict.compared
 
@@ -264,7 +264,7 @@ def test_a_run_that_fails_in_fp32_too_fails_the_check(
     monkeypatch.setattr(processes, "run_with_layout", Runs(tmp_path, {name: (True, False)}))
     bench: Any = SimpleNamespace(batch_size=4, accumulation=2)
     with pytest.raises(RunFailedError, match=f"{name} failed: expected Float"):
-        processes.check_processes(bench)
+        processes.judge_processes(bench)
 
 
 def test_a_module_that_mixes_samples_explains_a_difference(tmp_path: Path) -> None:
@@ -302,7 +302,7 @@ def test_runs_that_change_the_number_of_processes_are_compared(
 
     monkeypatch.setattr(processes, "run_with_layout", run_for)
     bench: Any = SimpleNamespace(batch_size=4, accumulation=2)
-    verdict = processes.check_processes(bench)
+    verdict = processes.judge_processes(bench)
     assert verdict.passed is (wrong is None)
     if wrong is None:
         assert resumed_processes["from-one-to-two"] == 2
@@ -322,7 +322,7 @@ def test_a_resume_that_is_not_compared_is_reported(
     }
     monkeypatch.setattr(processes, "run_with_layout", lambda bench, name, way, **options: runs[way])
     bench: Any = SimpleNamespace(batch_size=4, accumulation=2)
-    verdict = processes.check_processes(bench)
+    verdict = processes.judge_processes(bench)
     assert verdict.passed is True
     assert "no resume on another number of processes was compared" in verdict.compared
 

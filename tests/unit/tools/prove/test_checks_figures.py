@@ -29,7 +29,7 @@ from common.tools.prove.outcomes import (
     FIGURE_FUNCTIONS,
     SampleOutcome,
     SplitPass,
-    check_figure,
+    compare_figure,
     macro_f1,
     split_passes_of,
 )
@@ -65,8 +65,8 @@ RANKS = SplitPass("validation", [[outcomes_with([1, 2])], [outcomes_with([6], ()
 
 
 def test_a_correct_figure_is_recognised() -> None:
-    assert check_figure("loss", 2.0, [UNEVEN]).is_correct is True
-    assert check_figure("loss", 3.0, [RANKS]).is_correct is True
+    assert compare_figure("loss", 2.0, [UNEVEN]).is_correct is True
+    assert compare_figure("loss", 3.0, [RANKS]).is_correct is True
 
 
 @pytest.mark.parametrize(
@@ -80,28 +80,28 @@ def test_a_correct_figure_is_recognised() -> None:
     ],
 )
 def test_wrong_means_are_explained(split_pass: SplitPass, value: float, words: str) -> None:
-    figure_check = check_figure("loss", value, [split_pass])
-    assert figure_check.is_correct is False
-    assert words in figure_check.explanation
+    comparison = compare_figure("loss", value, [split_pass])
+    assert comparison.is_correct is False
+    assert words in comparison.explanation
 
 
 def test_loss_with_more_terms_is_unknown() -> None:
     """A loss may have a penalty that no function of torch computes; an accuracy has none."""
-    assert check_figure("loss", 2.5, [UNEVEN]).is_correct is None
+    assert compare_figure("loss", 2.5, [UNEVEN]).is_correct is None
     hits = SplitPass("validation", [[outcomes_with([1, 2], [1, 0])]], calls=1)
-    figure_check = check_figure("accuracy", 0.75, [hits])
-    assert figure_check.is_correct is False
-    assert figure_check.expected == 0.5
-    assert check_figure("beauty", 0.75, [hits]).is_correct is None
+    comparison = compare_figure("accuracy", 0.75, [hits])
+    assert comparison.is_correct is False
+    assert comparison.expected == 0.5
+    assert compare_figure("beauty", 0.75, [hits]).is_correct is None
 
 
 def test_sample_that_fills_up_a_batch_counts_once() -> None:
     split_pass = SplitPass(
         "validation", [[[*outcomes_with([1, 2]), *outcomes_with([2], (), 1)]]], calls=1
     )
-    assert check_figure("loss", 1.5, [split_pass]).is_correct is True
-    figure_check = check_figure("loss", 5 / 3, [split_pass])
-    assert "counts samples twice that only fill up a batch" in figure_check.explanation
+    assert compare_figure("loss", 1.5, [split_pass]).is_correct is True
+    comparison = compare_figure("loss", 5 / 3, [split_pass])
+    assert "counts samples twice that only fill up a batch" in comparison.explanation
 
 
 @settings(max_examples=50, deadline=None)

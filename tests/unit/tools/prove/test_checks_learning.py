@@ -11,7 +11,7 @@ import pytest
 
 from common.objective import Objective
 from common.tools.prove.bench import RunSpec
-from common.tools.prove.checks.learning import check_learning, learning_spec
+from common.tools.prove.checks.learning import judge_learning, learning_spec
 from common.tools.prove.margins import (
     LONGER_STANDARD_ERRORS,
     STANDARD_ERRORS,
@@ -72,7 +72,7 @@ def test_only_a_longer_run_shows_that_a_recipe_does_not_learn(
     short: list[float], longer: list[float], passed: bool | None, compared: str
 ) -> None:
     bench: Any = MadeUpBench(short, longer, {"--epochs": ["3"]})
-    verdict = check_learning(bench)
+    verdict = judge_learning(bench)
     assert verdict.passed is passed
     assert compared in verdict.compared
     if short == [0.3]:  # longer training would not help
@@ -85,7 +85,7 @@ def test_only_a_longer_run_shows_that_a_recipe_does_not_learn(
 
 def test_a_run_limited_by_steps_gets_more_steps() -> None:
     bench: Any = MadeUpBench([0.3, 0.3], [0.3, 0.5], {"--max-steps": ["9"]})
-    assert check_learning(bench).passed
+    assert judge_learning(bench).passed
     assert bench.specs[1] == learning_spec("longer", ("--max-steps", "36"))
 
 
@@ -96,7 +96,7 @@ def test_final_evaluation_may_be_of_the_best_model() -> None:
     records = (*process.records, evaluated({"accuracy": 0.5}, 2, "final"))
     bench: Any = MadeUpBench([], [0.3, 0.3], {"--epochs": ["3"]})
     bench.runs["learning"] = run_with(records)
-    assert check_learning(bench).passed is False
+    assert judge_learning(bench).passed is False
 
 
 def split_pass_of(hits: Sequence[bool], losses: Sequence[float] = ()) -> SplitPass:

@@ -100,7 +100,7 @@ def test_growth_with_evaluations_fails(monkeypatch: pytest.MonkeyPatch) -> None:
         eventful = run_with(measured_notes)
         monkeypatch.setattr(memory, "steady_run", lambda bench: run_with(notes({})))
         monkeypatch.setattr(memory, "eventful_run", lambda bench, run=eventful: run)
-        verdict = memory.check_memory(bench)
+        verdict = memory.judge_memory(bench)
         assert verdict.passed is passed
         assert "with an evaluation after each update: " in verdict.compared
         assert all("MiB an evaluation" in cause for cause in verdict.causes)

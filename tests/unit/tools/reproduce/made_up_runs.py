@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from common.run_directory.identity import signed_config
 from common.run_directory.records import ATTEMPTS, CHECKPOINT_DIGESTS, PROVENANCE
 from common.storage.json_files import write_json
-from common.tools.reproduce.past_run import PastRun, read_past_run
+from common.tools.reproduce.compared_run import ComparedRun, read_compared_run
 from tests.unit.saved_config import contents_with
 
 ATTEMPT: dict[str, Any] = {
@@ -28,7 +28,7 @@ ATTEMPT: dict[str, Any] = {
 LOSSES = (1.5, 1.25, 1.0)
 
 
-def write_past_run(
+def write_run(
     folder: Path,
     *,
     losses: tuple[float | None, ...] = LOSSES,
@@ -37,7 +37,7 @@ def write_past_run(
     weight: float = 1.0,
     attempt: dict[str, Any] | None = None,
     **changes: Any,
-) -> PastRun:
+) -> ComparedRun:
     """Write a run that logged a row each 2 updates, and return it as it is read.
 
     Args:
@@ -63,4 +63,4 @@ def write_past_run(
     (folder / "model").mkdir()
     save_file({"w": torch.tensor([weight])}, folder / "model" / "model.safetensors")
     write_json(folder / "model" / "model.json", {"weights_sha256": f"export of {weight}"})
-    return read_past_run(folder)
+    return read_compared_run(folder)

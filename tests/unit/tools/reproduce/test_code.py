@@ -1,4 +1,4 @@
-"""The code of a past run: taken where it is as it was, otherwise restored in another folder."""
+"""The code of an old run: taken where it is as it was, otherwise restored in another folder."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from common.run_directory.provenance import current_attempt
 from common.run_directory.records import PROVENANCE
 from common.tools.reproduce import code as code_module
 from common.tools.reproduce.code import restored_code
-from common.tools.reproduce.past_run import NO_FOLDER, PastRun
+from common.tools.reproduce.compared_run import NO_FOLDER, ComparedRun
 from tests.git_repository import commit_all, git
-from tests.unit.tools.reproduce.made_up_runs import write_past_run
+from tests.unit.tools.reproduce.made_up_runs import write_run
 
 pytestmark = pytest.mark.usefixtures("hidden_test_files")
 
@@ -32,14 +32,14 @@ def recipe(tmp_path: Path) -> Path:
     return path
 
 
-def run_of(recipe: Path, folder: Path) -> PastRun:
+def run_of(recipe: Path, folder: Path) -> ComparedRun:
     """Return a run that a recipe has made now."""
     attempt, trees = current_attempt(recipe, 0)
-    past = write_past_run(folder, attempt=attempt.to_json())
+    old = write_run(folder, attempt=attempt.to_json())
     for collected in trees:
         if collected.tree.patch is not None:
             (folder / PROVENANCE / collected.tree.patch).write_bytes(collected.patch)
-    return past
+    return old
 
 
 def test_unchanged_code_is_used_where_it_is(recipe: Path, tmp_path: Path) -> None:
@@ -51,20 +51,20 @@ def test_unchanged_code_is_used_where_it_is(recipe: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize("change", ["edit", "commit", "undo"])
 def test_changed_code_is_restored_elsewhere(recipe: Path, tmp_path: Path, change: str) -> None:
     """The user's files stay as they are, and the temporary folder is gone afterwards."""
-    past = run_of(recipe, tmp_path / "run")
+    old = run_of(recipe, tmp_path / "run")
     root = recipe.parents[1]
     recipe.write_text("x = 1\n" if change == "undo" else "x = 3\n")
     if change == "commit":
         git(root, "commit", "--quiet", "--all", "--message", "later")
     state = (git(root, "rev-parse", "HEAD"), git(root, "diff"), recipe.read_text())
-    with restored_code(past, False) as code:
+    with restored_code(old, False) as code:
         assert code.recipe.read_text() == "x = 2\n"
-        assert code.trees[0].patch_sha256 == past.attempt.trees[0].patch_sha256
+        assert code.trees[0].patch_sha256 == old.attempt.trees[0].patch_sha256
         restored = code.recipe
     assert not restored.exists()
     assert git(root, "worktree", "list").count("\n") == 0
     assert (git(root, "rev-parse", "HEAD"), git(root, "diff"), recipe.read_text()) == state
-    with restored_code(past, True) as code:
+    with restored_code(old, True) as code:
         assert code.recipe == recipe
 
 
@@ -73,63 +73,63 @@ def test_recipe_without_a_repository_is_restored(tmp_path: Path) -> None:
     recipe = tmp_path / "code" / "tiny.py"
     recipe.parent.mkdir()
     recipe.write_text("x = 1\n")
-    past = run_of(recipe, tmp_path / "run")
-    with restored_code(past, False) as code:
+    old = run_of(recipe, tmp_path / "run")
+    with restored_code(old, False) as code:
         assert code.recipe == recipe
     recipe.unlink()
     recipe.parent.rmdir()
-    with restored_code(past, False) as code:
+    with restored_code(old, False) as code:
         assert code.recipe.read_text() == "x = 1\n"
     with (
         pytest.raises(
             UserError, match="does not exist: put the code there, or leave out --current-code"
         ),
-        restored_code(past, True),
+        restored_code(old, True),
     ):
         pass
 
 
 def test_missing_or_damaged_parts_are_named(recipe: Path, tmp_path: Path) -> None:
     """The message says what to do."""
-    past = run_of(recipe, tmp_path / "run")
-    (tree, *_) = past.attempt.trees
+    old = run_of(recipe, tmp_path / "run")
+    (tree, *_) = old.attempt.trees
     recipe.write_text("x = 3\n")
     assert tree.patch is not None
-    patch = past.directory / PROVENANCE / tree.patch
+    patch = old.directory / PROVENANCE / tree.patch
     contents = patch.read_bytes()
     patch.write_bytes(contents + b"\n")
     with (
         pytest.raises(UserError, match="has changed since the run wrote it"),
-        restored_code(past, False),
+        restored_code(old, False),
     ):
         pass
     patch.unlink()
-    with pytest.raises(UserError, match="can't be read"), restored_code(past, False):
+    with pytest.raises(UserError, match="can't be read"), restored_code(old, False):
         pass
     patch.write_bytes(contents)
     lost = tree.model_copy(update={"commit": "ab" * 20})
     with ExitStack() as stack, pytest.raises(UserError, match="git fetch"):
-        code_module.restore_tree(lost, past, stack)
-    gone = lost.model_copy(update={"folder": str(past.directory / "gone")})
-    advice = f"put a git clone of its code at {past.directory / 'gone'}$"
+        code_module.restore_tree(lost, old, stack)
+    gone = lost.model_copy(update={"folder": str(old.directory / "gone")})
+    advice = f"put a git clone of its code at {old.directory / 'gone'}$"
     with ExitStack() as stack, pytest.raises(UserError, match=f"does not exist: {advice}"):
-        code_module.restore_tree(gone, past, stack)
-    outside = code_module.missing_commit_error(lost, past, [])
+        code_module.restore_tree(gone, old, stack)
+    outside = code_module.missing_commit_error(lost, old, [])
     assert outside.advice.endswith("run git fetch in this clone")
 
 
 def test_missing_recipe_is_named_with_its_place(recipe: Path, tmp_path: Path) -> None:
     """The current code lacks it, or the run saved code without it, or the run is published."""
-    past = run_of(recipe, tmp_path / "run")
+    old = run_of(recipe, tmp_path / "run")
     recipe.unlink()
     expected = f"recipes/tiny.py, is not in the current code in {recipe.parents[1]}"
-    with pytest.raises(UserError, match=re.escape(expected)), restored_code(past, True):
+    with pytest.raises(UserError, match=re.escape(expected)), restored_code(old, True):
         pass
-    saved = code_module.missing_recipe_error(past, None)
+    saved = code_module.missing_recipe_error(old, None)
     assert "its recipe, recipes/tiny.py, is not in the code that the run saved" in saved.problem
     assert f"put the file back as {recipe} and pass --current-code" in saved.advice
-    tree = past.attempt.trees[0].model_copy(update={"folder": NO_FOLDER})
-    published = with_attempt(past, trees=[tree])
+    tree = old.attempt.trees[0].model_copy(update={"folder": NO_FOLDER})
+    published = with_attempt(old, trees=[tree])
     advice = code_module.missing_recipe_error(published, None).advice
     assert "recipes/tiny.py in the git clone that contains the run and pass" in advice
 
@@ -160,9 +160,9 @@ def test_run_that_saved_no_code_is_refused(
     uses_current_code: bool,
 ) -> None:
     """The disk may have been full when the run began, or its record was damaged later."""
-    past = run_of(recipe, tmp_path / "run")
-    changed = [past.attempt.model_copy(update=changes) for changes in attempts]
-    without_code = replace(past, attempts=changed)
+    old = run_of(recipe, tmp_path / "run")
+    changed = [old.attempt.model_copy(update=changes) for changes in attempts]
+    without_code = replace(old, attempts=changed)
     with (
         pytest.raises(
             UserError,
@@ -173,18 +173,18 @@ def test_run_that_saved_no_code_is_refused(
         pass
 
 
-def with_attempt(past: PastRun, **changes: object) -> PastRun:
+def with_attempt(old: ComparedRun, **changes: object) -> ComparedRun:
     """Return a run whose only attempt has other entries."""
-    return replace(past, attempts=[past.attempt.model_copy(update=changes)])
+    return replace(old, attempts=[old.attempt.model_copy(update=changes)])
 
 
 def test_hooks_of_the_repository_do_not_run(recipe: Path, tmp_path: Path) -> None:
     """`git worktree add` would run the hook for a check-out."""
-    past = run_of(recipe, tmp_path / "run")
+    old = run_of(recipe, tmp_path / "run")
     recipe.write_text("x = 3\n")
     hook = recipe.parents[1] / ".git" / "hooks" / "post-checkout"
     hook.parent.mkdir(exist_ok=True)
     hook.write_text(f"#!/bin/sh\ntouch {tmp_path / 'ran'}\n")
     hook.chmod(0o755)
-    with restored_code(past, False):
+    with restored_code(old, False):
         assert not (tmp_path / "ran").exists()

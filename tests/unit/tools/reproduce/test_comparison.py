@@ -10,6 +10,7 @@ import pytest
 from common.objective import Objective
 from common.run_directory.records import ATTEMPTS
 from common.storage.json_files import write_json
+from common.tools.reproduce.compared_run import ComparedRun, read_compared_run
 from common.tools.reproduce.comparison import (
     PairedFigures,
     allowed_difference,
@@ -27,19 +28,18 @@ from common.tools.reproduce.conclusion import (
     result_of,
 )
 from common.tools.reproduce.fact_differences import differences_of, flag_differences_within
-from common.tools.reproduce.past_run import PastRun, read_past_run
 from common.tools.reproduce.receipt import FactDifference
-from tests.unit.tools.reproduce.made_up_runs import ATTEMPT, LOSSES, write_past_run
+from tests.unit.tools.reproduce.made_up_runs import ATTEMPT, LOSSES, write_run
 
 
 @pytest.fixture
-def first(tmp_path: Path) -> PastRun:
+def first(tmp_path: Path) -> ComparedRun:
     """Return the run to reproduce."""
-    return write_past_run(tmp_path / "first")
+    return write_run(tmp_path / "first")
 
 
 def conclusion(
-    first: PastRun, second: PastRun, tolerance: float | None = 0.02
+    first: ComparedRun, second: ComparedRun, tolerance: float | None = 0.02
 ) -> tuple[str, int, str]:
     """Return the result, the exit status and the explanation of a comparison."""
     final = compare_final(first, second, tolerance)
@@ -51,20 +51,20 @@ def conclusion(
     return result, exit_status_of(result, differences, device), explanation
 
 
-def test_equal_runs_differ_in_the_clock_alone(first: PastRun, tmp_path: Path) -> None:
+def test_equal_runs_differ_in_the_clock_alone(first: ComparedRun, tmp_path: Path) -> None:
     """Neither speed nor other figures of the clock are compared, in rows and in the summary."""
-    second = write_past_run(tmp_path / "second", speed=7.0)
+    second = write_run(tmp_path / "second", speed=7.0)
     assert compare_rows(first, second).rows == 3
     assert conclusion(first, second)[:2] == ("equal bits", 0)
 
 
 @pytest.mark.parametrize("place", range(3))
-def test_first_differing_row_is_named(first: PastRun, tmp_path: Path, place: int) -> None:
+def test_first_differing_row_is_named(first: ComparedRun, tmp_path: Path, place: int) -> None:
     """The text has the row's update, the update before it, and the difference at the end."""
     losses = [*LOSSES]
     for later in range(place, 3):
         losses[later] += 2**-50
-    rows = compare_rows(first, write_past_run(tmp_path / "second", losses=tuple(losses)))
+    rows = compare_rows(first, write_run(tmp_path / "second", losses=tuple(losses)))
     assert rows.first is not None
     assert (rows.first.update, rows.first.figure) == (2 * place + 2, "train/loss")
     assert (rows.first.before, rows.first.now) == (LOSSES[place], losses[place])
@@ -81,22 +81,22 @@ def test_nan_equals_nan_alone(
     tmp_path: Path, losses: tuple[float | None, ...], is_equal: bool
 ) -> None:
     """NaN is null in a row. A missing row is a difference, too."""
-    first = write_past_run(tmp_path / "first", losses=(1.5, None, 1.0))
-    second = write_past_run(tmp_path / "second", losses=losses)
+    first = write_run(tmp_path / "first", losses=(1.5, None, 1.0))
+    second = write_run(tmp_path / "second", losses=losses)
     assert (conclusion(first, second)[0] == "equal bits") is is_equal
 
 
-def test_rows_after_the_end_of_the_old_run_do_not_count(first: PastRun, tmp_path: Path) -> None:
+def test_rows_after_the_end_of_the_old_run_do_not_count(first: ComparedRun, tmp_path: Path) -> None:
     """A run that is reproduced may have been stopped."""
-    second = write_past_run(tmp_path / "second", losses=(*LOSSES, 0.5))
+    second = write_run(tmp_path / "second", losses=(*LOSSES, 0.5))
     assert conclusion(first, second)[0] == "equal bits"
     assert compare_rows(second, first).missing == [8]
     assert conclusion(second, first)[:2] == ("beyond tolerance", UNEXPLAINED)
 
 
-def test_weights_that_differ_are_named(first: PastRun, tmp_path: Path) -> None:
+def test_weights_that_differ_are_named(first: ComparedRun, tmp_path: Path) -> None:
     """The rows may be equal all the same."""
-    second = write_past_run(tmp_path / "second", weight=1.5)
+    second = write_run(tmp_path / "second", weight=1.5)
     weights = compare_weights(first, second)
     assert (weights.first_differing, weights.differing_files) == (4, ["model.safetensors"])
     assert weights.exported_difference == "1 of 1 tensors differ, w by up to 0.5"
@@ -139,12 +139,12 @@ def test_another_experiment_is_no_reproduction(
 ) -> None:
     """However near its figures are, and whatever the tolerance is; equal bits are fine."""
     changes = with_known_facts(CHOICES[choice])
-    first = write_past_run(tmp_path / "first", **KNOWN)
-    second = write_past_run(tmp_path / "second", losses=(1, 1, 1), accuracy=accuracy, **changes)
+    first = write_run(tmp_path / "first", **KNOWN)
+    second = write_run(tmp_path / "second", losses=(1, 1, 1), accuracy=accuracy, **changes)
     result, status, explanation = conclusion(first, second, tolerance=0.5)
     assert (result, status) == ("another experiment", ANOTHER_EXPERIMENT)
     assert explanation.startswith(f"this is a different experiment: {choice} was ")
-    equal = write_past_run(tmp_path / "equal", **changes)
+    equal = write_run(tmp_path / "equal", **changes)
     assert conclusion(first, equal)[:2] == ("equal bits", 0)
 
 
@@ -159,12 +159,12 @@ def test_tolerance_of_an_accuracy_follows_from_its_samples(
     """The tolerance is two standard errors of the difference of two proportions."""
     runs = []
     for name, value in (("first", 0.94), ("second", accuracy)):
-        run = write_past_run(tmp_path / name, accuracy=value)
+        run = write_run(tmp_path / name, accuracy=value)
         summary = {"test/accuracy": value, "test/loss": 0.2}
         if count is not None:
             summary["test/count"] = float(count)
         write_json(run.directory / "summary.json", summary)
-        runs.append(read_past_run(run.directory))
+        runs.append(read_compared_run(run.directory))
     first, second = runs
     final = compare_final(first, second, None)
     assert final.is_within_tolerance is is_within
@@ -207,9 +207,9 @@ def test_loss_may_differ_more_beside_an_accuracy(
     """An accuracy never may, and a figure that only one run has is beyond any tolerance."""
     runs = []
     for name, summary in (("first", figures), ("second", figures | changes)):
-        run = write_past_run(tmp_path / name)
+        run = write_run(tmp_path / name)
         write_json(run.directory / "summary.json", summary)
-        runs.append(read_past_run(run.directory))
+        runs.append(read_compared_run(run.directory))
     final = compare_final(*runs, None)
     assert final.is_within_tolerance is is_within
     assert final.largest == largest or largest is None
@@ -237,8 +237,8 @@ def test_differing_fact_explains_other_bits(
 ) -> None:
     """Then the final figures may differ by the tolerance."""
     changes = with_known_facts(CAUSES[cause])
-    first = write_past_run(tmp_path / "first", **KNOWN)
-    second = write_past_run(tmp_path / "second", losses=(1, 1, 1), accuracy=accuracy, **changes)
+    first = write_run(tmp_path / "first", **KNOWN)
+    second = write_run(tmp_path / "second", losses=(1, 1, 1), accuracy=accuracy, **changes)
     (difference,) = differences_of(first, second)
     assert (difference.fact, difference.changes_bits) == (cause, True)
     result, actual_status, explanation = conclusion(first, second)
@@ -246,7 +246,7 @@ def test_differing_fact_explains_other_bits(
     assert actual_status == status
     assert explanation.startswith(f"this explains it: {cause} was ")
     assert conclusion(first, second, tolerance=0.5)[1] == 0
-    equal = write_past_run(tmp_path / "equal", **changes)
+    equal = write_run(tmp_path / "equal", **changes)
     assert conclusion(first, equal)[:2] == ("equal bits", 0)
 
 
@@ -259,21 +259,23 @@ def test_differing_fact_explains_other_bits(
         {"environment": {"device": "an abacus, 64 cores"}},
     ],
 )
-def test_other_facts_are_no_excuse(first: PastRun, tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_other_facts_are_no_excuse(
+    first: ComparedRun, tmp_path: Path, changes: dict[str, Any]
+) -> None:
     """Facts that change no bits are shown, but they do not explain a difference."""
-    second = write_past_run(tmp_path / "second", losses=(1, 1, 1), **changes)
+    second = write_run(tmp_path / "second", losses=(1, 1, 1), **changes)
     assert not any(difference.changes_bits for difference in differences_of(first, second))
     assert conclusion(first, second)[1] == UNEXPLAINED
 
 
-def test_another_machine_may_draw_other_initial_weights(first: PastRun, tmp_path: Path) -> None:
+def test_another_machine_may_draw_other_initial_weights(first: ComparedRun, tmp_path: Path) -> None:
     """A device may change the last bits of the weights, but a number of machines may not."""
     other_weights: dict[str, Any] = {"losses": (1, 1, 1), "initial_weights": "01" * 32}
     device = {"device": "another abacus"}
-    second = write_past_run(tmp_path / "second", environment=device, **other_weights)
+    second = write_run(tmp_path / "second", environment=device, **other_weights)
     assert conclusion(first, second)[:2] == ("within tolerance", 0)
     machines = {"machines": 2}
-    third = write_past_run(tmp_path / "third", attempt=machines, **other_weights)
+    third = write_run(tmp_path / "third", attempt=machines, **other_weights)
     assert conclusion(first, third)[1] == ANOTHER_EXPERIMENT
 
 
@@ -290,19 +292,19 @@ def test_missing_flag_deterministic_explains_other_bits(
         "device_type": device_type,
         "deterministic": deterministic,
     }
-    first = write_past_run(tmp_path / "first", environment=environment)
-    second = write_past_run(tmp_path / "second", losses=(1, 1, 1), environment=environment)
+    first = write_run(tmp_path / "first", environment=environment)
+    second = write_run(tmp_path / "second", losses=(1, 1, 1), environment=environment)
     result, status, explanation = conclusion(first, second)
     assert (result, status) == ("within tolerance", 0 if is_named else UNEXPLAINED)
-    far = write_past_run(tmp_path / "far", losses=(1, 1, 1), accuracy=0.9, environment=environment)
+    far = write_run(tmp_path / "far", losses=(1, 1, 1), accuracy=0.9, environment=environment)
     assert conclusion(first, far)[1] == (BEYOND_TOLERANCE if is_named else UNEXPLAINED)
     cause = "this may explain it: both runs trained on Some GPU without --deterministic"
     assert (cause in explanation) is is_named
     assert ("the recipe does something that its seed does not fix" in explanation) is not is_named
-    equal = write_past_run(tmp_path / "equal", environment=environment)
+    equal = write_run(tmp_path / "equal", environment=environment)
     assert conclusion(first, equal)[2] == "no fact that changes bits differs"
     environment["device"] = "another GPU"
-    third = write_past_run(tmp_path / "third", losses=(1, 1, 1), environment=environment)
+    third = write_run(tmp_path / "third", losses=(1, 1, 1), environment=environment)
     assert conclusion(first, third)[2] == (
         "this explains it: device was Some GPU and is another GPU"
     )
@@ -310,25 +312,25 @@ def test_missing_flag_deterministic_explains_other_bits(
 
 def test_missing_digest_of_initial_weights_is_said(tmp_path: Path) -> None:
     """The model may be large."""
-    first = write_past_run(tmp_path / "first", initial_weights=None)
+    first = write_run(tmp_path / "first", initial_weights=None)
     (gap,) = first.gaps()
     assert gap.startswith("it has no digest of its initial weights")
-    assert differences_of(first, write_past_run(tmp_path / "second")) == []
+    assert differences_of(first, write_run(tmp_path / "second")) == []
 
 
 def test_change_between_attempts_explains_other_bits(tmp_path: Path) -> None:
     """The new run is trained from its start like the last attempt."""
-    first = write_past_run(tmp_path / "first")
+    first = write_run(tmp_path / "first")
     environment = {"world_size": 1, "threads_per_process": 2, "mixed_precision": "no"}
     last = {**ATTEMPT, **environment, "global_step": 4}
     earlier = {**last, "global_step": 0, "world_size": 2, "threads_per_process": 1}
     write_json(first.directory / ATTEMPTS, {"attempts": [earlier, last]})
-    resumed = read_past_run(first.directory)
+    resumed = read_compared_run(first.directory)
     (gap,) = resumed.gaps()
     assert gap.startswith(
         "it resumed with processes: 1 instead of 2, threads per process: 2 instead of 1 at update 4"
     )
-    second = write_past_run(tmp_path / "second", losses=(1, 1, 1), attempt=environment)
+    second = write_run(tmp_path / "second", losses=(1, 1, 1), attempt=environment)
     result, status, explanation = conclusion(resumed, second)
     assert (result, status) == ("within tolerance", 0)
     assert explanation == (
@@ -337,7 +339,7 @@ def test_change_between_attempts_explains_other_bits(tmp_path: Path) -> None:
     )
     changed = {**last, "changed_flags": {"num_workers": 3, "num_threads": 2, "dataset": "/data/x"}}
     write_json(first.directory / ATTEMPTS, {"attempts": [{**last, "global_step": 0}, changed]})
-    (difference,) = differences_of(read_past_run(first.directory), second)
+    (difference,) = differences_of(read_compared_run(first.directory), second)
     assert (difference.fact, difference.now) == ("--num-workers until update 4", "3")
     assert not difference.defines_experiment
 
@@ -355,29 +357,29 @@ def test_flag_that_changed_several_times_is_compared_with_its_last_value(
     values: list[int], expected: list[tuple[int, str, str]], tmp_path: Path
 ) -> None:
     """A run records the values to which a flag was changed, but not the first one."""
-    run = write_past_run(tmp_path / "run", config={"num_workers": values[-1]})
+    run = write_run(tmp_path / "run", config={"num_workers": values[-1]})
     attempts = [{**ATTEMPT, "global_step": 0}]
     for number, value in enumerate(values, start=1):
         changed = {**ATTEMPT, "global_step": 4 * number, "changed_flags": {"num_workers": value}}
         attempts.append(changed)
     write_json(run.directory / ATTEMPTS, {"attempts": attempts})
-    differences = flag_differences_within(read_past_run(run.directory))
+    differences = flag_differences_within(read_compared_run(run.directory))
     shown = [(difference.fact, difference.before, difference.now) for difference in differences]
     assert shown == [
         (f"--num-workers until update {step}", before, now) for step, before, now in expected
     ]
 
 
-def test_attempt_that_was_not_recorded_is_said(first: PastRun) -> None:
+def test_attempt_that_was_not_recorded_is_said(first: ComparedRun) -> None:
     """A run may be killed before it has saved its code and machine."""
     write_json(first.directory / ATTEMPTS, {"attempts": [{**ATTEMPT, "global_step": 4}]})
-    (gap,) = read_past_run(first.directory).gaps()
+    (gap,) = read_compared_run(first.directory).gaps()
     assert gap == "the code and machine of its first 4 updates were not recorded"
 
 
-def test_flags_are_compared_in_all_digits(first: PastRun, tmp_path: Path) -> None:
+def test_flags_are_compared_in_all_digits(first: ComparedRun, tmp_path: Path) -> None:
     """A table of other tools would round them."""
-    second = write_past_run(tmp_path / "second", config={"learning_rate": 0.1000000001})
+    second = write_run(tmp_path / "second", config={"learning_rate": 0.1000000001})
     (difference,) = differences_of(first, second)
     assert difference.now == "0.1000000001"
 
@@ -388,9 +390,7 @@ def test_own_flag_that_changes_no_learning_defines_no_experiment(
 ) -> None:
     """`config.json` says so of a flag that only the recipe has."""
     runs = [
-        write_past_run(
-            tmp_path / f"run{workers}", config={"own_workers": workers}, free_on_resume=free
-        )
+        write_run(tmp_path / f"run{workers}", config={"own_workers": workers}, free_on_resume=free)
         for workers in (1, 2)
     ]
     (difference,) = differences_of(*runs)
@@ -411,7 +411,7 @@ def test_version_of_an_imported_package_may_change_bits(tmp_path: Path) -> None:
     ):
         attempt = {"packages": versions, "imported": imported}
         losses = (1, 1, 1) if versions is newer else LOSSES
-        runs[name] = write_past_run(tmp_path / name, attempt=attempt, losses=losses)
+        runs[name] = write_run(tmp_path / name, attempt=attempt, losses=losses)
     _, status, explanation = conclusion(runs["first"], runs["second"])
     assert (status, explanation) == (0, "this explains it: version of timm was 1.0 and is 1.1")
     _, status, explanation = conclusion(runs["not importing"], runs["not importing, newer"])
@@ -420,26 +420,26 @@ def test_version_of_an_imported_package_may_change_bits(tmp_path: Path) -> None:
     assert explanation.startswith(f"only facts differ that should change no bits ({names}), so one")
 
 
-def test_facts_that_a_run_lacks_are_not_compared(first: PastRun, tmp_path: Path) -> None:
+def test_facts_that_a_run_lacks_are_not_compared(first: ComparedRun, tmp_path: Path) -> None:
     """A new run may have failed to write its `attempts.json`. The text names the old run's gaps."""
-    write_past_run(tmp_path / "new", environment={"versions": {"torch": "2.11.0"}})
+    write_run(tmp_path / "new", environment={"versions": {"torch": "2.11.0"}})
     (tmp_path / "new" / ATTEMPTS).unlink()
-    new = read_past_run(tmp_path / "new")
+    new = read_compared_run(tmp_path / "new")
     assert differences_of(first, new) == []
     assert differences_of(new, first) == []
-    old = write_past_run(tmp_path / "old", initial_weights=None)
+    old = write_run(tmp_path / "old", initial_weights=None)
     (gap,) = old.gaps()
     assert "no digest of its initial weights" in gap
-    second = write_past_run(tmp_path / "second", losses=(1, 1, 1))
+    second = write_run(tmp_path / "second", losses=(1, 1, 1))
     assert f"as far as the run recorded them ({gap})" in conclusion(old, second)[2]
 
 
-def test_edited_config_is_a_cause(first: PastRun, tmp_path: Path) -> None:
+def test_edited_config_is_a_cause(first: ComparedRun, tmp_path: Path) -> None:
     """The run was not trained with what the file says now."""
     path = first.directory / "config.json"
     path.write_text(path.read_text().replace('"learning_rate": 0.1', '"learning_rate": 0.2'))
-    edited = read_past_run(first.directory)
-    second = write_past_run(tmp_path / "second", config={"learning_rate": 0.2})
+    edited = read_compared_run(first.directory)
+    second = write_run(tmp_path / "second", config={"learning_rate": 0.2})
     assert differences_of(edited, second) == [
         FactDifference(
             fact="config.json",

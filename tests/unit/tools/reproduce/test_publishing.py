@@ -11,9 +11,9 @@ from common.errors import UserError
 from common.run_directory.provenance import current_attempt
 from common.run_directory.records import PROVENANCE
 from common.tools.reproduce.code import restored_code
+from common.tools.reproduce.compared_run import read_compared_run, read_old_run
 from common.tools.reproduce.comparison import compare_weights
 from common.tools.reproduce.fact_differences import differences_of
-from common.tools.reproduce.past_run import read_original, read_past_run
 from common.tools.reproduce.publishing import name_of_path, publish_run, without_paths
 from common.tools.reproduce.receipt import (
     Reproduction,
@@ -22,7 +22,7 @@ from common.tools.reproduce.receipt import (
     write_receipt,
 )
 from tests.git_repository import commit_all
-from tests.unit.tools.reproduce.made_up_runs import write_past_run
+from tests.unit.tools.reproduce.made_up_runs import write_run
 
 pytestmark = pytest.mark.usefixtures("hidden_test_files")
 
@@ -48,7 +48,7 @@ def test_paths_are_replaced_by_names(text: str, expected: str) -> None:
 
 def test_published_run_has_no_paths_and_is_signed(tmp_path: Path) -> None:
     """A published run has the records that a reproduction compares, but no weights."""
-    run = write_past_run(
+    run = write_run(
         tmp_path / "first",
         config={"dataset": "/data/My Digits", "model": "/data/minilm", "output_dir": "/runs/first"},
         command="tiny.py --dataset '/data/My Digits' --output-dir /runs/first",
@@ -67,25 +67,25 @@ def test_published_run_has_no_paths_and_is_signed(tmp_path: Path) -> None:
     }
     texts = "".join(path.read_text() for path in written)
     assert not [place for place in ("/data", "/runs", "/nowhere", str(tmp_path)) if place in texts]
-    published = read_original(tmp_path / "published")
+    published = read_old_run(tmp_path / "published")
     assert not published.is_edited
     assert published.is_published
     assert published.saved_config.flags["dataset"] == "digits"
     assert published.saved_config.flags["model"] == "minilm"
     assert published.gaps() == run.gaps()
     flags = {"dataset": "/home/ada/digits", "model": "/home/ada/minilm"}
-    again = write_past_run(tmp_path / "again", config=flags)
+    again = write_run(tmp_path / "again", config=flags)
     differing = {difference.fact for difference in differences_of(published, again)}
     assert not differing & {"--dataset", "--model", "weights of --init-from"}
     weights = compare_weights(published, run)
     assert (weights.checkpoints, weights.exported_is_equal) == (1, True)
-    other = compare_weights(published, write_past_run(tmp_path / "other", weight=2.0))
+    other = compare_weights(published, write_run(tmp_path / "other", weight=2.0))
     assert "no weights that would show where" in str(other.exported_difference)
 
 
 def test_receipt_is_published_without_paths(tmp_path: Path) -> None:
     """Only a finished receipt of this run counts. Publishing again removes any other."""
-    run = write_past_run(tmp_path / "first")
+    run = write_run(tmp_path / "first")
     folder = tmp_path / "published"
     receipt = Reproduction(
         format=1,
@@ -117,12 +117,12 @@ def test_receipt_is_published_without_paths(tmp_path: Path) -> None:
 def test_place_of_the_same_data_does_not_count(tmp_path: Path) -> None:
     """Their fingerprint says that they are the same."""
     data = {"name": "digits", "fingerprint": "one"}
-    first = write_past_run(tmp_path / "first", config={"dataset": "digits"}, data=data)
+    first = write_run(tmp_path / "first", config={"dataset": "digits"}, data=data)
     moved = {"config": {"dataset": "/data/numbers"}, "data": {**data, "name": "numbers"}}
-    second = write_past_run(tmp_path / "second", **moved)
+    second = write_run(tmp_path / "second", **moved)
     assert differences_of(first, second) == []
     changed = {**moved, "data": {"name": "numbers", "fingerprint": "two"}}
-    third = write_past_run(tmp_path / "third", **changed)
+    third = write_run(tmp_path / "third", **changed)
     facts = {difference.fact for difference in differences_of(first, third)}
     assert facts == {"--dataset", "data set", "data's fingerprint"}
 
@@ -135,7 +135,7 @@ def test_code_of_a_published_run_is_found_around_it(tmp_path: Path) -> None:
     commit_all(recipe.parent)
     recipe.write_text("x = 2\n")
     attempt, trees = current_attempt(recipe, 0)
-    run = write_past_run(tmp_path / "run", attempt=attempt.to_json())
+    run = write_run(tmp_path / "run", attempt=attempt.to_json())
     with pytest.raises(UserError, match="is missing: restore it from a backup"):
         publish_run(run.directory, recipe.parent / "results")
     for collected in trees:
@@ -144,7 +144,7 @@ def test_code_of_a_published_run_is_found_around_it(tmp_path: Path) -> None:
     publish_run(run.directory, recipe.parent / "results")
     recipe.write_text("x = 1\n")
     clone = recipe.parent.rename(tmp_path / "clone")
-    published = read_past_run(clone / "results")
+    published = read_compared_run(clone / "results")
     with restored_code(published, False) as code:
         assert code.recipe.read_text() == "x = 2\n"
     with restored_code(published, True) as code:
@@ -152,14 +152,14 @@ def test_code_of_a_published_run_is_found_around_it(tmp_path: Path) -> None:
     elsewhere = Path(shutil.copytree(clone / "results", tmp_path / "elsewhere"))
     with (
         pytest.raises(UserError, match="is not in"),
-        restored_code(read_past_run(elsewhere), False),
+        restored_code(read_compared_run(elsewhere), False),
     ):
         pass
 
 
 def test_what_cannot_be_published_is_said(tmp_path: Path) -> None:
     """A signature must not hide an edit, and a run must not be overwritten."""
-    run = write_past_run(tmp_path / "first")
+    run = write_run(tmp_path / "first")
     with pytest.raises(UserError, match="would overwrite a run in that folder"):
         publish_run(run.directory, run.directory)
     (tmp_path / "second" / "checkpoints").mkdir(parents=True)

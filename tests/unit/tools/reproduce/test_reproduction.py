@@ -11,32 +11,32 @@ import pytest
 from common.errors import UserError
 from common.storage.json_files import write_json
 from common.tools.reproduce import reproduction
+from common.tools.reproduce.compared_run import NO_FOLDER, ComparedRun
 from common.tools.reproduce.fact_differences import differences_of
-from common.tools.reproduce.past_run import NO_FOLDER, PastRun
 from common.tools.reproduce.reproduction import (
     DifferenceReporter,
     ReproductionRequest,
     claim,
     train,
 )
-from tests.unit.tools.reproduce.made_up_runs import write_past_run
+from tests.unit.tools.reproduce.made_up_runs import write_run
 
 DATA = {"name": "digits", "fingerprint": "one"}
 
 
 @pytest.fixture
-def past(tmp_path: Path) -> PastRun:
+def old(tmp_path: Path) -> ComparedRun:
     """Return the run to reproduce."""
-    return write_past_run(tmp_path / "past", data=DATA)
+    return write_run(tmp_path / "old", data=DATA)
 
 
 def test_other_data_are_told_before_the_training(
-    past: PastRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    old: ComparedRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As soon as the new run has written what it reads; only once."""
-    write_past_run(tmp_path / "new", data={**DATA, "fingerprint": "two"})
+    write_run(tmp_path / "new", data={**DATA, "fingerprint": "two"})
     (tmp_path / "new" / "provenance" / "attempts.json").unlink()  # written a little later
-    reporter = DifferenceReporter(past, past, [])
+    reporter = DifferenceReporter(old, old, [])
     reporter.compare_facts(tmp_path / "new")
     printed = " ".join(capsys.readouterr().out.split())
     assert "this is a different experiment: data's fingerprint was one and is" in printed
@@ -46,40 +46,40 @@ def test_other_data_are_told_before_the_training(
 
 
 def test_what_is_on_the_screen_is_not_repeated(
-    past: PastRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    old: ComparedRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Only what is new is shown while the new run trains, and after it."""
-    new = write_past_run(tmp_path / "new", data=DATA, environment={"world_size": 2})
-    reporter = DifferenceReporter(past, past, differences_of(past, new))
+    new = write_run(tmp_path / "new", data=DATA, environment={"world_size": 2})
+    reporter = DifferenceReporter(old, old, differences_of(old, new))
     reporter.compare_facts(new.directory)
     assert capsys.readouterr().out == ""
-    other = write_past_run(tmp_path / "other", data=DATA, environment={"threads_per_process": 3})
-    reporter = DifferenceReporter(write_past_run(tmp_path / "first", data=DATA), past, [])
+    other = write_run(tmp_path / "other", data=DATA, environment={"threads_per_process": 3})
+    reporter = DifferenceReporter(write_run(tmp_path / "first", data=DATA), old, [])
     reporter.show_more(differences_of(other, new))
     assert "more differences" in capsys.readouterr().out
 
 
 def test_interrupted_reproduction_keeps_the_time_of_its_start(
-    past: PastRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    old: ComparedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The command that continues it begins nothing new."""
-    request = ReproductionRequest(past.directory, tmp_path / "new", (), None, False)
+    request = ReproductionRequest(old.directory, tmp_path / "new", (), None, False)
     times = iter(("2026-01-01T00:00:00+00:00", "2026-01-02T00:00:00+00:00"))
     monkeypatch.setattr(reproduction, "current_time", lambda: next(times))
-    first = claim(request, past)
+    first = claim(request, old)
     assert first.began == "2026-01-01T00:00:00+00:00"
-    assert claim(request, past) == first
+    assert claim(request, old) == first
 
 
-def test_folder_of_another_reproduction_is_refused(past: PastRun, tmp_path: Path) -> None:
+def test_folder_of_another_reproduction_is_refused(old: ComparedRun, tmp_path: Path) -> None:
     """The message says whether the run differs or its flags."""
-    request = ReproductionRequest(past.directory, tmp_path / "new", (), None, False)
-    claim(request, past)
+    request = ReproductionRequest(old.directory, tmp_path / "new", (), None, False)
+    claim(request, old)
     with pytest.raises(UserError, match="reproduction of this run with no flags of the recipe: "):
-        claim(replace(request, flags=("--seed", "1")), past)
-    other = write_past_run(tmp_path / "other", data=DATA)
+        claim(replace(request, flags=("--seed", "1")), old)
+    other = write_run(tmp_path / "other", data=DATA)
     other_config = other.saved_config.model_copy(update={"run_id": "another"})
-    with pytest.raises(UserError, match=f"reproduction of another run, .* in {past.directory}: "):
+    with pytest.raises(UserError, match=f"reproduction of another run, .* in {old.directory}: "):
         claim(request, replace(other, saved_config=other_config))
 
 
@@ -87,7 +87,7 @@ class FailingRun:
     """A launched run that ends after its first row, because its data are gone."""
 
     def __init__(self, command: list[str], directory: Path, environment: dict[str, str]) -> None:
-        write_past_run(directory, losses=(1.5,))
+        write_run(directory, losses=(1.5,))
         write_json(directory / "status.json", {"status": "failed", "run_id": directory.name})
         (directory / "summary.json").unlink()
 
@@ -117,11 +117,11 @@ def test_run_that_ends_midway_gets_the_advice_of_its_kind(
 ) -> None:
     """A published run has names in the place of paths, which may be missing at any update."""
     attempt = {"trees": [{"folder": folder, "commit": "ab" * 20}]}
-    past = write_past_run(tmp_path / "past", data=DATA, attempt=attempt)
+    old = write_run(tmp_path / "old", data=DATA, attempt=attempt)
     monkeypatch.setattr(reproduction, "LaunchedRun", FailingRun)
-    request = ReproductionRequest(past.directory, tmp_path / "new", (), None, False)
+    request = ReproductionRequest(old.directory, tmp_path / "new", (), None, False)
     with pytest.raises(UserError) as refused:
-        train(request, past, [], {}, DifferenceReporter(past, past, []))
+        train(request, old, [], {}, DifferenceReporter(old, old, []))
     assert "ended at update 2 of 6: the data are gone" in refused.value.message
     advice = f"fix the reported error, then repeat the command{advice_on_paths}"
     assert refused.value.advice == advice
@@ -136,11 +136,11 @@ class StoppedRun(FailingRun):
 
 
 def test_run_that_a_signal_stopped_needs_no_mending(
-    past: PastRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    old: ComparedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same command continues it."""
     monkeypatch.setattr(reproduction, "LaunchedRun", StoppedRun)
-    request = ReproductionRequest(past.directory, tmp_path / "stopped", (), None, False)
+    request = ReproductionRequest(old.directory, tmp_path / "stopped", (), None, False)
     with pytest.raises(UserError) as refused:
-        train(request, past, [], {}, DifferenceReporter(past, past, []))
+        train(request, old, [], {}, DifferenceReporter(old, old, []))
     assert refused.value.advice == "repeat the command, which continues the new run"

@@ -1,4 +1,4 @@
-"""Reads the records of a run: of the run to reproduce, or of the new run."""
+"""Reads the records of a run that a reproduction compares: the old run, or the new one."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -38,7 +38,7 @@ NO_FOLDER = "removed when the run was published"  # replaces the path of a code 
 
 
 @dataclass(frozen=True)
-class PastRun:
+class ComparedRun:
     """The records of a run. A record that the run did not write is empty here.
 
     A reproduction compares bits, so this has what a comparison of figures (`RunRecord`) leaves out:
@@ -171,7 +171,7 @@ def stated_digest(folder: Path) -> str | None:
     return None if record is None else record.weights_sha256
 
 
-def read_past_run(directory: Path) -> PastRun:
+def read_compared_run(directory: Path) -> ComparedRun:
     """Return the run in a directory. Its status, summary and rows are read when they are needed.
 
     Raises:
@@ -179,29 +179,29 @@ def read_past_run(directory: Path) -> PastRun:
             damaged.
     """
     stored = StoredRun(directory)
-    return PastRun(stored, stored.saved_config, saved_attempts(directory))
+    return ComparedRun(stored, stored.saved_config, saved_attempts(directory))
 
 
-def read_original(directory: Path) -> PastRun:
+def read_old_run(directory: Path) -> ComparedRun:
     """Read a run that is to be reproduced.
 
     Raises:
-        UserError: the run is still training, trained nothing or logged no rows, or `read_past_run`
-            can't read it.
+        UserError: the run is still training, trained nothing or logged no rows, or
+            `read_compared_run` can't read it.
     """
-    past = read_past_run(directory)
-    if past.saved_config.flags.get("evaluate_only"):
+    old = read_compared_run(directory)
+    if old.saved_config.flags.get("evaluate_only"):
         raise UserError(
             f"{directory} only evaluated a model, and trained nothing",
             advice="reproduce the run that trained the model",
         )
-    if past.stored.status.status == "running":
+    if old.stored.status.status == "running":
         raise UserError(
             f"the run in {directory} is still training", advice="wait until it has finished"
         )
-    if not past.rows:
+    if not old.rows:
         raise UserError(
             f"{directory} logged no updates, so there is nothing to compare",
             advice="pass a run that logged some updates",
         )
-    return past
+    return old

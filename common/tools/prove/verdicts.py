@@ -1,0 +1,59 @@
+"""The checks of a proof, their verdicts, and the causes that a verdict names."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from common.tools.prove.bench import Bench
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a check returns: whether the recipe has passed, and otherwise the causes and advice.
+
+    `run_check` in `proof.py` adds the check's name and duration, which gives a `CheckResult`.
+    """
+
+    passed: bool | None  # None: the check does not apply to this recipe
+    # What was compared, such as "40 updates, 14 rows, 6 tensors", or why the check does not apply.
+    compared: str
+    causes: tuple[str, ...] = ()  # sentences about the mistakes, the likeliest cause first
+    advice: str = ""  # the change that the recipe needs; empty if it is unknown or not needed
+
+
+@dataclass(frozen=True)
+class Cause:
+    """A mistake in the recipe, and the change that it needs."""
+
+    sentence: str
+    advice: str
+
+
+def failed_verdict(
+    compared: str, causes: Sequence[Cause], differences: Sequence[str] = ()
+) -> Verdict:
+    """Return the verdict of a check that fails, with the advice for its first cause.
+
+    Args:
+        compared: see `Verdict`.
+        causes: the likeliest cause first. Equal sentences appear once.
+        differences: phrases about results that differ; their cause may be unknown.
+    """
+    sentences = [*(cause.sentence for cause in causes), *differences]
+    advice = causes[0].advice if causes else ""
+    return Verdict(False, compared, tuple(dict.fromkeys(sentences)), advice)
+
+
+def skipped_verdict(reason: str) -> Verdict:
+    """Return the verdict for a recipe whose runs a check can't compare."""
+    return Verdict(None, f"{reason}: not comparable, skipped")
+
+
+@dataclass(frozen=True)
+class Check:
+    """A check of one guarantee."""
+
+    name: str  # the name for `--checks`
+    question: str  # the guarantee, in one sentence
+    run: Callable[[Bench], Verdict]
+    # Whether the check runs only if `--checks` names it.
+    is_optional: bool = False
