@@ -108,7 +108,7 @@ class TimedSaves:
             "save_state": lambda: run.accelerator.save_state(str(target)),
         }
         for name, way in ways.items():
-            run.checkpoints.last_step = -1  # otherwise a second save of a step does nothing
+            run.checkpoints.last_step = None  # otherwise a second save of a step does nothing
             self.times[name].append(milliseconds_of(way))
             run.checkpoints.wait()
             shutil.rmtree(target, ignore_errors=True)
