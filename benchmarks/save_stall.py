@@ -108,7 +108,8 @@ class TimedSaves:
             "save_state": lambda: run.accelerator.save_state(str(target)),
         }
         for name, way in ways.items():
-            run.context.checkpoints.last_step = -1  # otherwise a second save of a step does nothing
+            # Otherwise, a second save of a step does nothing.
+            run.context.checkpoints.last_step = None
             self.times[name].append(milliseconds_of(way))
             run.context.checkpoints.wait()
             shutil.rmtree(target, ignore_errors=True)

@@ -71,9 +71,9 @@ class Network:
     def split_parameters(self) -> tuple[Tensors, Tensors]:
         """Return the parameters that may have changed, and those that are still frozen.
 
-        Frozen parameters are written once for all checkpoints. A parameter can change without a
-        gradient, as averaged weights do. The sum of its bits shows such a change. This function
-        then removes the parameter from `frozen`, to which it never returns.
+        Frozen parameters go into a lasting file. A parameter can change without a gradient, as
+        averaged weights do. The sum of its bits shows such a change. This function then removes the
+        parameter from `frozen`, to which it never returns.
 
         If the module is sharded, all ranks must call this function.
         """
@@ -102,7 +102,7 @@ class Network:
         Args:
             path: the checkpoint, for a message.
             name: the part's name, for a message.
-            frozen: the parameters that were written once, by name.
+            frozen: the parameters in the lasting file, by name.
             trained: the other parameters. A parameter in both was unfrozen later, and this is its
                 newer value.
 
@@ -122,7 +122,7 @@ class Network:
         for key, parameter in parameters.items():
             fill(parameter, saved[key])
         # A parameter stays frozen if it was frozen when this process began, and if the checkpoint
-        # has it only in the file that was written once.
+        # has it only in the lasting file.
         still_frozen: Tensors = {}
         for key in self.frozen:  # in the same order on all ranks, as `sums_of_bits` needs it
             if key in frozen and key not in trained:

@@ -6,7 +6,6 @@ accepts a state whose parameter groups are in another order.
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypedDict
 
 import torch
 from pydantic import JsonValue
@@ -14,6 +13,7 @@ from torch import nn
 
 from common.checkpoints.adapters import Network, OptimizerState
 from common.errors import UserError
+from common.run_directory.records import GroupDescription, PartDescription
 from common.storage.json_files import json_safe
 from common.system.wording import counted
 
@@ -29,29 +29,8 @@ ADVICE = (
 )
 
 
-class GroupDescription(TypedDict):
-    """A parameter group of an optimizer."""
-
-    parameters: list[str]  # their names
-    # The options before the first update, without those that JSON can't express or `NOT_COMPARED`.
-    options: dict[str, JsonValue]
-
-
-# Written as a call, because "class" can't be the name of an attribute.
-PartDescription = TypedDict(
-    "PartDescription",
-    {
-        "class": str,
-        "groups": list[GroupDescription],  # the groups of an optimizer
-        "rates": JsonValue,  # the base learning rates of a schedule
-        "schedules": "list[PartDescription]",  # the schedules that a schedule is made of
-    },
-    total=False,
-)
-
-
 def describe_parts(parts: Mapping[str, object]) -> dict[str, PartDescription]:
-    """Return a description of each part by its name, ready for JSON.
+    """Return a description of each part by its name.
 
     Call it before the first update, because a schedule may change an optimizer's momentum.
     """
@@ -62,7 +41,7 @@ def describe_parts(parts: Mapping[str, object]) -> dict[str, PartDescription]:
     described: dict[str, PartDescription] = {}
     for name, part in parts.items():
         if isinstance(part, Network):
-            described[name] = {"class": class_name_of_network(part.module)}
+            described[name] = PartDescription(class_name=class_name_of_network(part.module))
             for key, parameter in part.module.named_parameters():
                 names.setdefault(id(parameter), f"{name}.{key}")
     for name, part in parts.items():
@@ -72,7 +51,7 @@ def describe_parts(parts: Mapping[str, object]) -> dict[str, PartDescription]:
             unwrapped = getattr(part, "scheduler", part)  # Accelerate wraps a scheduler
             if not type(unwrapped).__module__.startswith(CORE_MODULES):
                 described[name] = describe_other(unwrapped)
-    return json_safe(described)
+    return described
 
 
 def class_name_of_network(module: nn.Module) -> str:
@@ -103,20 +82,20 @@ def describe_optimizer(
             for name, value in sorted(group.items())
             if name not in NOT_COMPARED and has_plain_value(value)
         }
-        groups.append({"parameters": parameters, "options": options})
-    return {"class": type(optimizer).__qualname__, "groups": groups}
+        groups.append(GroupDescription(parameters=parameters, options=json_safe(options)))
+    return PartDescription(class_name=type(optimizer).__qualname__, groups=groups)
 
 
 def describe_other(part: object) -> PartDescription:
     """Describe a schedule, or any other part that is neither a network nor an optimizer."""
-    described: PartDescription = {"class": type(part).__qualname__}
+    facts: dict[str, object] = {"class_name": type(part).__qualname__}
     rates = getattr(part, "base_lrs", None)
     if has_plain_value(rates):
-        described["rates"] = plain_value(rates)
+        facts["rates"] = plain_value(rates)
     schedules = getattr(part, "_schedulers", None)  # a schedule that is made of others has these
     if isinstance(schedules, (list, tuple)):
-        described["schedules"] = [describe_other(schedule) for schedule in schedules]
-    return described
+        facts["schedules"] = [describe_other(schedule) for schedule in schedules]
+    return PartDescription.model_validate(json_safe(facts))
 
 
 def has_plain_value(value: object) -> bool:
@@ -140,7 +119,7 @@ def plain_value(value: object) -> JsonValue:
 
 
 def require_same_parts(
-    path: Path, saved: Mapping[str, Mapping[str, object]], now: Mapping[str, PartDescription]
+    path: Path, saved: Mapping[str, PartDescription], now: Mapping[str, PartDescription]
 ) -> None:
     """Raise a `UserError` if the description of a part has changed; it names the first difference.
 
@@ -155,8 +134,8 @@ def require_same_parts(
     # Compare the classes first, because a changed class explains most other differences, such as
     # different rates of a schedule.
     for name in names_in_both:
-        class_before = saved[name].get("class")
-        class_now = now[name]["class"]
+        class_before = saved[name].class_name
+        class_now = now[name].class_name
         if class_before != class_now:
             raise UserError(
                 f"{path} does not match the current recipe (the class of {name} was "
@@ -172,61 +151,57 @@ def require_same_parts(
             )
 
 
-def differences(name: str, before: Mapping[str, object], now: PartDescription) -> Iterator[str]:
+def differences(name: str, before: PartDescription, now: PartDescription) -> Iterator[str]:
     """Yield a phrase for each difference between two descriptions of a part, except its class.
 
-    Args:
-        before: the saved description. It is JSON that a user may have edited, so entries of an
-            unexpected type are not compared.
-        now: the current description.
+    What the saved description leaves out is not compared.
     """
-    for key, words in (("rates", "base learning rates"), ("schedules", "inner schedules")):
-        if key in before and before[key] != now.get(key):
-            yield f"the {words} of {name} are {now.get(key)!s:.200} but were {before[key]!s:.200}"
-    groups_before = before.get("groups")
-    if isinstance(groups_before, list) and all(isinstance(g, Mapping) for g in groups_before):
-        yield from differences_of_groups(name, groups_before, now.get("groups", []))
+    # Rates that JSON can't express are left out. A part without rates states None.
+    if "rates" in before.model_fields_set and before.rates != now.rates:
+        yield f"the base learning rates of {name} {change_in_words(before.rates, now.rates)}"
+    # Compare JSON, because a message must not show a class of this library.
+    schedules_before = [schedule.to_json() for schedule in before.schedules]
+    schedules_now = [schedule.to_json() for schedule in now.schedules]
+    if schedules_before and schedules_before != schedules_now:
+        yield f"the inner schedules of {name} {change_in_words(schedules_before, schedules_now)}"
+    if before.groups:
+        yield from differences_of_groups(name, before.groups, now.groups)
+
+
+def change_in_words(before: object, now: object) -> str:
+    """Return words such as "are [0.2] but were [0.1]", in which long values are cut."""
+    return f"are {now!s:.200} but were {before!s:.200}"
 
 
 def differences_of_groups(
-    name: str, before: Sequence[Mapping[str, object]], now: list[GroupDescription]
+    name: str, before: Sequence[GroupDescription], now: Sequence[GroupDescription]
 ) -> Iterator[str]:
     """Yield a phrase for each difference between the parameter groups of an optimizer.
 
     The differences are in the number of groups, in their parameters, and in options that both have:
-    another version of torch may know other options. As in `differences`, saved entries of an
-    unexpected type are not compared.
+    another version of torch may know other options.
     """
     if len(before) != len(now):
         counts = f"{counted(len(now), 'parameter group')} (of {sizes_of(now)} parameters)"
         yield f"{name} has {counts} but had {len(before)} (of {sizes_of(before)})"
     for number, (group_before, group) in enumerate(zip(before, now, strict=False)):
-        names_before = group_before.get("parameters")
-        names = group["parameters"]
-        if isinstance(names_before, list) and names_before != names:
-            difference = difference_of_names(names_before, names)
+        if group_before.parameters != group.parameters:
+            difference = difference_of_names(group_before.parameters, group.parameters)
             yield f"parameter group {number} of {name} {difference}"
-        options_before = group_before.get("options")
-        if not isinstance(options_before, Mapping):
-            continue
-        for option, value in group["options"].items():
-            if option in options_before and options_before[option] != value:
-                values = f"{value!s:.100} but was {options_before[option]!s:.100}"
+        for option, value in group.options.items():
+            if option in group_before.options and group_before.options[option] != value:
+                values = f"{value!s:.100} but was {group_before.options[option]!s:.100}"
                 yield f"{option} in parameter group {number} of {name} is {values}"
 
 
-def sizes_of(groups: Sequence[Mapping[str, object]]) -> str:
-    """Return the numbers of parameters in parameter groups, such as "4+2", for a message.
-
-    A group whose saved parameters are not a list counts as empty.
-    """
-    names_by_group = [group.get("parameters") for group in groups]
-    return "+".join(str(len(names) if isinstance(names, list) else 0) for names in names_by_group)
+def sizes_of(groups: Sequence[GroupDescription]) -> str:
+    """Return the numbers of parameters in parameter groups, such as "4+2", for a message."""
+    return "+".join(str(len(group.parameters)) for group in groups)
 
 
-def difference_of_names(before: list[object], now: list[str]) -> str:
+def difference_of_names(before: list[str], now: list[str]) -> str:
     """Return a phrase for the first difference between two lists of names that are not equal."""
     for position, (name_before, name) in enumerate(zip(before, now, strict=False)):
         if name_before != name:
-            return f"has {name!s:.100} at position {position} instead of {name_before!s:.100}"
+            return f"has {name:.100} at position {position} instead of {name_before:.100}"
     return f"has {len(now)} parameters but had {len(before)}"

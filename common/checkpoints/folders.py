@@ -258,13 +258,13 @@ def put_all_aside(folder: Path) -> None:
 
 
 def put_other_runs_aside(folder: Path, run_id: str) -> None:
-    """Move other runs' files to a new subfolder.
+    """Move other runs' checkpoints and lasting files to a new subfolder.
 
-    A checkpoint names the files beside it by relative paths. They move together, so these
+    A checkpoint names its lasting files by relative paths. They move together, so these
     checkpoints stay complete.
     """
     foreign = [path for path in step_folders(folder) if is_of_another_run(path, run_id)]
-    # The files beside the checkpoints: best models and frozen weights.
+    # The lasting files: best models and frozen weights.
     for path in folder.glob("*.safetensors"):
         if not may_be_of_run(read_metadata(path).get("run_id"), run_id):
             foreign.append(path)

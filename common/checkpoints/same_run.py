@@ -1,10 +1,10 @@
 """Compares a run with its checkpoint: the facts and flags that a resume must not change."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
-from common.checkpoints.description import PartDescription, require_same_parts
+from common.checkpoints.description import require_same_parts
 from common.errors import UserError
 from common.run_directory.records import RunIdentity
 from common.run_directory.saved_flags import differing_flags, flags_in_words
@@ -22,22 +22,35 @@ SAME_CONFIG = "restore the run's config.json from a backup"
 class FixedFact(NamedTuple):
     """A fact of a run that a resume must not change."""
 
-    name: str  # the field of `RunIdentity`, or the key in its field ``data``
     subject: str  # the fact in words, for a message
+    read: Callable[[RunIdentity], object]  # returns the fact
     advice: str  # for a resume that changes it
+    may_be_added: bool = False  # whether a resume may state the fact if it was None before
 
 
 MUST_MATCH_ON_RESUME = (
-    FixedFact("recipe", "the recipe", "resume it with its own recipe, or start another run"),
+    FixedFact(
+        "the recipe",
+        lambda run: run.recipe,
+        "resume it with its own recipe, or start another run",
+    ),
     # The best value so far is meaningless under another objective.
     FixedFact(
-        "objective", "the objective", "change OBJECTIVE back in the recipe, or start another run"
+        "the objective",
+        lambda run: run.objective,
+        "change OBJECTIVE back in the recipe, or start another run",
     ),
-    FixedFact("mixed_precision", "the mixed precision", SAME_CONFIG),
-    FixedFact("effective_batch_size", "the effective batch size", SAME_CONFIG),
-    FixedFact("sizes", "the number of samples in the splits", SAME_DATA),
-    FixedFact("class_names", "the list of class names", SAME_DATA),
-    FixedFact("fingerprint", "the fingerprint of the data", SAME_DATA),
+    FixedFact("the mixed precision", lambda run: run.mixed_precision, SAME_CONFIG),
+    FixedFact("the effective batch size", lambda run: run.effective_batch_size, SAME_CONFIG),
+    FixedFact("the number of samples in the splits", lambda run: run.data.sizes, SAME_DATA),
+    FixedFact("the list of class names", lambda run: run.data.class_names, SAME_DATA),
+    # A user may provide the fingerprint of data whose contents were unknown before.
+    FixedFact(
+        "the fingerprint of the data",
+        lambda run: run.data.fingerprint,
+        SAME_DATA,
+        may_be_added=True,
+    ),
 )
 
 
@@ -51,26 +64,16 @@ def require_same_run(path: Path, manifest: RunIdentity, identity: RunIdentity) -
     """
     require_same_facts(path, manifest, identity)
     require_same_flags(path, manifest.flags, identity.flags)
-    # `describe_parts` made the current description, so the description has this structure. The
-    # saved description may have been edited.
-    current_parts = cast(Mapping[str, PartDescription], identity.parts_described)
-    require_same_parts(path, manifest.parts_described, current_parts)
+    require_same_parts(path, manifest.parts_described, identity.parts_described)
 
 
 def require_same_facts(path: Path, manifest: RunIdentity, identity: RunIdentity) -> None:
-    """Raise a `UserError` for the first fact in `MUST_MATCH_ON_RESUME` that has changed.
-
-    Both sides have the facts of the data set in their field ``data``.
-    """
-    facts_before = {**vars(manifest), **manifest.data}
-    facts_now = {**vars(identity), **identity.data}
+    """Raise a `UserError` for the first fact in `MUST_MATCH_ON_RESUME` that has changed."""
     for fact in MUST_MATCH_ON_RESUME:
-        # The data may have had no fingerprint, and a user may have provided one since.
-        if fact.name not in facts_before:
-            continue
-        saved_value = facts_before[fact.name]
-        current_value = facts_now.get(fact.name)
-        if saved_value != current_value:
+        saved_value = fact.read(manifest)
+        current_value = fact.read(identity)
+        is_added = fact.may_be_added and saved_value is None
+        if saved_value != current_value and not is_added:
             before, now = excerpts(saved_value, current_value)
             raise UserError(
                 f"{path} can't be resumed, because {fact.subject} changed from {before} to {now}",

@@ -11,17 +11,17 @@ from accelerate.utils import extract_model_from_parallel
 from torch import nn
 
 from common.checkpoints.adapters import MODEL_ADVICE, Network, OptimizerState, RandomState, State
-from common.checkpoints.description import PartDescription, describe_parts
+from common.checkpoints.description import describe_parts
 from common.checkpoints.folders import choose_and_clean_up, damage_of_best_model, read_manifest
 from common.checkpoints.pack import pack, unpack
 from common.checkpoints.same_run import require_same_run
 from common.checkpoints.shards import files_of_rank, is_sharded, read_files_of_ranks
-from common.checkpoints.store import Checkpoints, Contents
+from common.checkpoints.store import LASTING_FOLDER, Checkpoints, Contents
 from common.console import say, warn
 from common.errors import UserError
 from common.failures.sentences import as_user_error
 from common.ranks.agreement import ask_rank_zero
-from common.run_directory.records import Manifest, RunIdentity
+from common.run_directory.records import Manifest, PartDescription, RunIdentity
 
 if TYPE_CHECKING:  # importing it takes a second
     from torch.distributed.device_mesh import DeviceMesh
@@ -73,7 +73,7 @@ class Parts:
         part, with three exceptions:
 
         - Each rank writes the buffers (batch norm's statistics) of a shared module.
-        - The parameters that are frozen now are written once for all checkpoints.
+        - The parameters that are frozen now go into a lasting file.
         - Each rank writes its rows of a sharded part. Any number of ranks can read them.
 
         Each rank writes a part that is not shared, and restores its own state. If the number of
@@ -158,10 +158,10 @@ class Parts:
             UserError: the checkpoint has other parts, or the state of one does not fit.
         """
         self.require_same_names(path, manifest)
-        has_same_ranks = len(manifest.ranks) == world_size
+        has_same_ranks = len(manifest.of_ranks) == world_size
         # If the number of ranks has changed, a part of a rank may need the states of all ranks that
         # the checkpoint has.
-        ranks_to_read = [self.rank] if has_same_ranks else range(len(manifest.ranks))
+        ranks_to_read = [self.rank] if has_same_ranks else range(len(manifest.of_ranks))
         states = self.read_states(path, manifest, ranks_to_read)
         self.restore_parameters(path, manifest)
         # A network is in both dicts. The loop restores only its buffers.
@@ -177,7 +177,8 @@ class Parts:
         """Restore the parameters of all networks, the frozen ones included."""
         for name, part in self.shared.items():
             if isinstance(part, Network):
-                frozen = read_files_of_ranks(path, f"../frozen-{name}", manifest.files)
+                lasting_name = f"{LASTING_FOLDER}frozen-{name}"
+                frozen = read_files_of_ranks(path, lasting_name, manifest.files)
                 trained = read_files_of_ranks(path, name, manifest.files)
                 part.load_parameters(path, name, frozen, trained)
 
@@ -190,18 +191,18 @@ class Parts:
         with restoring(path, "state"):
             for rank in ranks:
                 tensors = read_files_of_ranks(path, f"rank-{rank}", manifest.files)
-                states.append(unpack(tensors, manifest.ranks[rank]))
+                states.append(unpack(tensors, manifest.of_ranks[rank]))
             # A network is in `shared` for its parameters, which `restore` reads itself, and in
             # `of_rank` for its buffers, which were read above.
             for name in self.shared.keys() - self.of_rank.keys():
                 tensors = read_files_of_ranks(path, name, manifest.files)
-                states[0][name] = unpack(tensors, manifest.parts[name], self.mesh)
+                states[0][name] = unpack(tensors, manifest.shared[name], self.mesh)
         return states
 
     def require_same_names(self, path: Path, manifest: Manifest) -> None:
         """Raise a `UserError` if the checkpoint or this run has a part that the other lacks."""
-        different_names = self.shared.keys() ^ manifest.parts.keys()
-        for state in manifest.ranks:
+        different_names = self.shared.keys() ^ manifest.shared.keys()
+        for state in manifest.of_ranks:
             different_names |= self.of_rank.keys() ^ state.keys()
         if different_names:
             names = ", ".join(sorted(different_names))

@@ -8,8 +8,9 @@ A checkpoint is a folder ``checkpoints/step-00000120``. It is written as follows
 3. Rank 0 syncs the folder, renames it, and syncs its parent.
 4. Only then does rank 0 remove old checkpoints.
 
-Tensors that never change, such as frozen weights, are written once, beside the checkpoints that
-name them. Files are safetensors and JSON; nothing is pickled.
+Lasting files are beside the checkpoints, and many manifests may list the same one. They have the
+tensors that never change, such as frozen weights, and the best model so far. Files are safetensors
+and JSON; nothing is pickled.
 
 The ranks wait for each other's files on the file system that they share. So the writing threads
 need no collective operations, which would get mixed up with those of training.
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
     from common.checkpoints.shards import Rows
 
 HOST = torch.device("cpu")
-BESIDE = "../"  # the path from a checkpoint to the files that are written once
+LASTING_FOLDER = "../"  # the folder of the lasting files, relative to a checkpoint
 # Seconds to wait for the files of other ranks once this rank has failed.
 LAST_PATIENCE = 5.0
 POLL_SECONDS = 0.01  # seconds between two checks for the files of other ranks
@@ -65,8 +66,7 @@ class Contents:
     """The data that one rank writes into a checkpoint."""
 
     files: dict[str, Tensors] = field(default_factory=dict)  # the tensors of each file, by its name
-    # The tensors of each file that is written once for all checkpoints, by its name.
-    lasting_files: dict[str, Tensors] = field(default_factory=dict)
+    lasting_files: dict[str, Tensors] = field(default_factory=dict)  # the same for lasting files
     # The states of the shared parts by name, without their tensors. Only rank 0's are written.
     shared: dict[str, JsonValue] = field(default_factory=dict)
     # The states of this rank's own parts by name, without their tensors.
@@ -127,8 +127,8 @@ class Checkpoints:
         self.writer: threading.Thread | None = None  # the thread of the latest save, until `wait`
         self.failure: SaveFailure | None = None  # why a save failed; nothing is saved after that
         self.lost: LostProcessError | None = None  # another rank's files did not appear in time
-        self.last_step = -1  # the update of the latest checkpoint
-        # The receipts of files that were written once for all checkpoints, by name.
+        self.last_step: int | None = None  # the update of the latest checkpoint, if there is one
+        # The receipts of the lasting files that the next manifest lists, by name.
         self.lasting_receipts: dict[str, Receipt] = {}
 
     def save(self, step: int, contents: Contents, identity: RunIdentity) -> None:
@@ -152,7 +152,7 @@ class Checkpoints:
         self.begin(step, contents, write_copies)
 
     def save_best(self, step: int, tensors: Tensors) -> None:
-        """Copy the best model so far, and write it beside the checkpoints in the background.
+        """Copy the best model so far, and write it to a lasting file in the background.
 
         Later checkpoints name this model's files instead of those of an earlier best model. Like
         `save`, this function waits for the previous save, and does nothing after a failure.
@@ -267,7 +267,7 @@ class Checkpoints:
             (unfinished / f"failed-{self.rank}").touch()
 
     def write_lasting(self, files: Mapping[str, Tensors]) -> None:
-        """Write files beside the checkpoints, and keep their receipts for later manifests.
+        """Write lasting files, and keep their receipts for later manifests.
 
         Each file's metadata contains the run's id. Until a manifest lists the file, nothing else
         shows which run wrote it.
@@ -296,7 +296,7 @@ class Checkpoints:
         }
         receipt_paths = [unfinished / f"receipt-{rank}.json" for rank in range(self.world_size)]
         own_receipt = RankReceipt(
-            files=receipts, once=self.lasting_receipts, state=contents.of_rank
+            files=receipts, lasting=self.lasting_receipts, of_rank=contents.of_rank
         )
         write_json(receipt_paths[self.rank], own_receipt.to_json())
         finished = unfinished.with_suffix("")  # without the ending `UNFINISHED`
@@ -337,8 +337,8 @@ class Checkpoints:
     def note_digests(self, step: int, rank_receipts: Sequence[RankReceipt]) -> None:
         """Add the digests of a checkpoint's files to a list that outlives the checkpoint.
 
-        `recipes reproduce` compares them with those of another run. Files that are written once are
-        left out: they contain the id of their run, so their digests always differ.
+        `recipes reproduce` compares them with those of another run. Lasting files are left out:
+        they contain the id of their run, so their digests always differ.
         """
         digests: dict[str, str] = {}
         for rank_receipt in rank_receipts:
@@ -378,7 +378,7 @@ class Checkpoints:
             time.sleep(POLL_SECONDS)
 
     def go_on_from(self, path: Path, manifest: Manifest, without_best: bool) -> None:
-        """Note the update of a restored checkpoint, and its files that need not be written again.
+        """Note the update of a restored checkpoint, and its lasting files, which exist already.
 
         Args:
             path: the checkpoint's folder.
@@ -387,8 +387,8 @@ class Checkpoints:
         self.last_step = step_of(path)
         self.lasting_receipts = {}
         for name, receipt in manifest.files.items():
-            if name.startswith(BESIDE) and not (without_best and is_best(name)):
-                self.lasting_receipts[name.removeprefix(BESIDE)] = receipt
+            if name.startswith(LASTING_FOLDER) and not (without_best and is_best(name)):
+                self.lasting_receipts[name.removeprefix(LASTING_FOLDER)] = receipt
 
 
 def manifest_of(
@@ -403,9 +403,10 @@ def manifest_of(
     """
     files: dict[str, Receipt] = {}
     for rank_receipt in rank_receipts:
-        files |= {f"{BESIDE}{name}": receipt for name, receipt in rank_receipt.once.items()}
+        for name, receipt in rank_receipt.lasting.items():
+            files[f"{LASTING_FOLDER}{name}"] = receipt
     for rank_receipt in rank_receipts:
         files |= rank_receipt.files
-    states = [rank_receipt.state for rank_receipt in rank_receipts]
-    entries = {**identity.to_json(), "parts": shared, "ranks": states, "files": files}
+    of_ranks = [rank_receipt.of_rank for rank_receipt in rank_receipts]
+    entries = {**identity.to_json(), "shared": shared, "of_ranks": of_ranks, "files": files}
     return Manifest.model_validate(entries)

@@ -105,8 +105,7 @@ def read_tensors(path: Path) -> dict[str, torch.Tensor]:
 def read_metadata(path: Path) -> dict[str, str]:
     """Return the metadata of a file of tensors; empty if the file has none or can't be read.
 
-    The metadata of files beside the checkpoints, such as the best model, name the run that wrote
-    them.
+    The metadata of lasting files, such as the best model, name the run that wrote them.
     """
     with suppress(UserError, OSError), open_tensors(refuse_pipe(path)) as file:
         return file.metadata() or {}

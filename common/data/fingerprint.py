@@ -6,7 +6,6 @@ fast, a fingerprint covers small data as a whole, and only some samples of large
 positions.
 """
 
-import dataclasses
 import hashlib
 import os
 from collections.abc import Callable, Mapping
@@ -14,18 +13,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
 
 from common.data.local_files import TABLE_SUFFIXES
 from common.failures.sentences import reading
-from common.storage.digests import (
-    SHORT,
-    Digest,
-    bytes_of_tensor,
-    sha256_of_bytes,
-    sha256_of_file,
-    short_digest,
-)
+from common.storage.digests import SHORT, sha256_of_bytes, sha256_of_file, short_digest
+from common.storage.value_digests import add_contents
 
 # The arrays of a split are read as a whole if they have at most this many bytes together. Otherwise
 # only ROWS rows of each array are read.
@@ -40,10 +32,6 @@ READINGS = 3
 SMALL_BYTES = 2**22
 MAX_BYTES_READ = 2**26
 READ_WHOLE = {*TABLE_SUFFIXES, ".md", ".txt", ".yaml", ".yml"}  # suffixes of these files
-
-
-class UnknownContentError(Exception):
-    """A value has no fingerprint, because its type can't be turned into bytes."""
 
 
 def spread_positions(count: int, limit: int) -> list[int]:
@@ -120,7 +108,7 @@ def fingerprint_of_arrays(arrays: Mapping[str, torch.Tensor | np.ndarray]) -> st
         if isinstance(rows, np.ndarray):
             digest.update(np.ascontiguousarray(rows).data)
         else:
-            add(digest, rows)
+            add_contents(digest, rows)
     return digest.hexdigest()[:SHORT]
 
 
@@ -142,7 +130,7 @@ def fingerprint_of_samples(count: int, read: Callable[[int], object]) -> str | N
         digest = hashlib.sha256(f"{count};".encode())
         try:
             for index in spread_positions(count, PROBES):
-                add(digest, read(index))
+                add_contents(digest, read(index))
         except Exception:
             # The code of the data set may raise any error. It is not reported here, because
             # training meets the same error and reports it.
@@ -160,42 +148,3 @@ def fingerprint_of_splits(fingerprints: Mapping[str, str | None]) -> str | None:
     if not known:
         return None
     return sha256_of_bytes(repr(sorted(known.items())).encode())[:SHORT]
-
-
-def add(digest: Digest, value: object) -> None:
-    """Add a value to a digest: a tensor, array, number, string, image, or a nest of these.
-
-    Types, shapes and the lengths of lists are added as well. They tell apart nests of the same
-    values, such as a list of two numbers and two lists of one number.
-
-    Raises:
-        UnknownContentError: the value is, or holds, an object of another type or an array of
-            objects. The bytes of such an array are addresses, which differ in each process.
-    """
-    digest.update(f"{type(value).__name__} ".encode())
-    if isinstance(value, torch.Tensor):
-        digest.update(f"{tuple(value.shape)} {value.dtype};".encode())
-        digest.update(bytes_of_tensor(value))
-    elif isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind != "O":
-        digest.update(f"{value.shape} {value.dtype};".encode())
-        digest.update(value.tobytes())
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            add(digest, key)
-            add(digest, item)
-    elif isinstance(value, (list, tuple)):
-        digest.update(f"{len(value)};".encode())
-        for item in value:
-            add(digest, item)
-    elif value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
-        digest.update(repr(value).encode("utf-8", "backslashreplace"))
-    elif isinstance(value, Image.Image):
-        digest.update(f"{value.size} {value.mode};".encode())
-        digest.update(value.tobytes())
-    # `is_dataclass` is also true for a class. Only an instance has values.
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for field in dataclasses.fields(value):
-            add(digest, field.name)
-            add(digest, getattr(value, field.name))
-    else:
-        raise UnknownContentError(type(value).__name__)

@@ -30,7 +30,7 @@ class Evaluations:
         self.context = context
         self.rehearsal = Rehearsal(is_wanted=rehearse and not context.config.evaluate_only)
         self.evaluated_model: nn.Module | None = None  # the bare model that was evaluated last
-        self.evaluated_step = -1  # the update after which this model was evaluated; -1: no model
+        self.evaluated_step: int | None = None  # the update after which this model was evaluated
         self.kept_step: int | None = None  # the update of the model to export, once it is known
 
     def is_due(self, plan: Plan, loaded: LoadedData) -> bool:
@@ -124,7 +124,7 @@ class Evaluations:
             with context.meters.stopwatch.stopped():
                 compare_weights_of_ranks(context)
                 weights = export.weights_of(self.model_to_export(kept))
-                context.checkpoints.save_best(context.best.step, weights)
+                context.checkpoints.save_best(context.progress.global_step, weights)
 
     def log_final(
         self, figures: Metrics, split: Split, model_position: Mapping[str, float]
@@ -166,15 +166,15 @@ class Evaluations:
                 resumed.
         """
         context = self.context
-        best = context.best
         step = context.progress.global_step
+        best_step = context.best.step  # None: there was no evaluation on validation data
         self.kept_step = step
-        if not best.is_kept or best.step in (-1, step):  # -1: no evaluation on validation data
+        if not context.best.is_kept or best_step is None or best_step == step:
             return
         save()
         context.checkpoints.wait()
         # In this collective, the ranks wait until all of them have written the best model.
         context.decisions.check(step)
-        self.kept_step = best.step
-        path, weights = context.checkpoints.read_best(self.kept_step)
+        self.kept_step = best_step
+        path, weights = context.checkpoints.read_best(best_step)
         export.put_weights(context.accelerator.unwrap_model(model), weights, path)

@@ -4,14 +4,12 @@
 if a checkpoint of pretrained weights has changed since the run.
 """
 
-import hashlib
-
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 
-from common.storage.digests import bytes_of_tensor
+from common.storage.value_digests import digest_of_tensors
 
 MAX_BYTES = 2**30  # larger models get no digest; SHA-256 of so many bytes takes some seconds
 
@@ -28,11 +26,7 @@ def digest_of_model(model: nn.Module) -> str | None:
         return None
     if sum(tensor.nbytes for tensor in tensors.values()) > MAX_BYTES:
         return None
-    digest = hashlib.sha256()
-    for name, tensor in sorted(tensors.items()):
-        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype};".encode())
-        digest.update(bytes_of_tensor(tensor))
-    return digest.hexdigest()
+    return digest_of_tensors(tensors)
 
 
 def has_plain_bytes(tensor: torch.Tensor) -> bool:

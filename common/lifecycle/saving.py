@@ -128,7 +128,7 @@ def restore(started: StartedRun, resume_path: Path) -> State | None:
     if restored.has_lost_best:
         forget_lost_best(context)
     context.best.require_best_model(context.checkpoints.lasting_receipts, context.directory.path)
-    world_size_before = len(restored.manifest.ranks)
+    world_size_before = len(restored.manifest.of_ranks)
     if world_size_before != context.accelerator.num_processes:
         say_other_world_size(context, world_size_before)
         return None

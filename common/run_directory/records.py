@@ -279,12 +279,42 @@ class RankReceipt(Record):
     """`receipt-0.json` and so on in an unfinished checkpoint: the files that one rank wrote."""
 
     files: dict[str, Receipt]  # files in the checkpoint's folder
-    once: dict[str, Receipt]  # files beside the checkpoints, which are written once
-    state: PartStates  # the rank's own parts by name, without their tensors
+    lasting: dict[str, Receipt]  # lasting files: see `common.checkpoints.store`
+    of_rank: PartStates  # the rank's own parts by name, without their tensors
 
     def to_json(self) -> dict[str, JsonValue]:
-        converted = self.model_dump(mode="json", exclude_unset=True, exclude={"state"})
-        return {**converted, "state": self.state}  # not converted: see `PartStates`
+        converted = self.model_dump(mode="json", exclude_unset=True, exclude={"of_rank"})
+        return {**converted, "of_rank": self.of_rank}  # not converted: see `PartStates`
+
+
+class GroupDescription(Record):
+    """A parameter group of an optimizer; a part of `PartDescription`."""
+
+    parameters: list[str]  # their names
+    # The options before the first update, except those that JSON can't express and those in
+    # `NOT_COMPARED` of `common.checkpoints.description`.
+    options: dict[str, JsonValue]
+
+
+class PartDescription(Record):
+    """The class and the options of a part of a run; a part of `manifest.json`."""
+
+    model_config = ConfigDict(validate_by_name=True, validate_by_alias=True)
+
+    # The file has the key "class", which can't be the name of an attribute.
+    class_name: str = Field(validation_alias="class", serialization_alias="class")
+    # The groups of an optimizer.
+    groups: list[GroupDescription] = Field(default_factory=list)
+    rates: JsonValue = None  # the base learning rates of a schedule, if JSON can express them
+    # The schedules that a schedule is made of.
+    schedules: list[PartDescription] = Field(default_factory=list)
+
+
+class DataIdentity(DataFacts):
+    """The data set of a checkpoint's run; a part of `manifest.json`."""
+
+    # None if the data have no classes. Texts, unless a user's copy of a recipe states numbers.
+    class_names: list[JsonValue] | None
 
 
 class RunIdentity(Record):
@@ -299,10 +329,10 @@ class RunIdentity(Record):
     model: str
     objective: str
     flags: Flags  # the flags that a resume can't change
-    parts_described: dict[str, JsonObject]  # see `PartDescription` in `checkpoints/description.py`
+    parts_described: dict[str, PartDescription]  # by the part's name
     global_step: int
     global_sample_index: int  # counted within the epoch
-    data: dict[str, JsonValue]  # facts of the data set, such as its sizes and fingerprint
+    data: DataIdentity
     effective_batch_size: int
     world_size: int
     mixed_precision: str
@@ -315,14 +345,23 @@ class Manifest(RunIdentity):
     The JSON in the file must match its own digest before it is made into this record.
     """
 
-    parts: PartStates  # the shared parts by name, without their tensors
-    ranks: list[PartStates] = Field(min_length=1)  # each rank's own parts
-    files: dict[str, Receipt]
+    model_config = ConfigDict(validate_by_name=True, validate_by_alias=True)
+
+    # The shared parts by name, without their tensors; "parts" in the file.
+    shared: PartStates = Field(validation_alias="parts", serialization_alias="parts")
+    # The own parts of each rank by name, without their tensors; "ranks" in the file.
+    of_ranks: list[PartStates] = Field(
+        min_length=1, validation_alias="ranks", serialization_alias="ranks"
+    )
+    files: dict[str, Receipt]  # by path relative to the checkpoint
     sha256: str | None = None  # of everything else in the file; None until the file is signed
 
     def to_json(self) -> dict[str, JsonValue]:
-        converted = self.model_dump(mode="json", exclude_unset=True, exclude={"parts", "ranks"})
-        return {**converted, "parts": self.parts, "ranks": [*self.ranks]}
+        converted = self.model_dump(
+            mode="json", exclude_unset=True, by_alias=True, exclude={"shared", "of_ranks"}
+        )
+        # Not converted: see `PartStates`.
+        return {**converted, "parts": self.shared, "ranks": [*self.of_ranks]}
 
 
 class Summary(Record):

@@ -1,9 +1,17 @@
 """SHA-256 digests: of bytes, of files, of values that JSON can hold, and of signed JSON objects.
 
-Digests of tensors take the bytes that `bytes_of_tensor` returns.
-
 Caches, checkpoints and configs store these digests. So a function here must give the same digest
 for the same value in all versions of this library.
+
+Other digests and checksums are elsewhere, each for a reason:
+
+- `common.storage.value_digests`: of tensors and nested values. It imports torch, which takes a
+  second, and tools that only read the files of runs do without it.
+- `common.data.fingerprint`: a digest of only some samples of a data set, if it is large.
+- `common.data.parquet`: the CRC-32 of a few entries of a file, to notice that the file has changed.
+- `common.checkpoints.adapters`: the sum of a tensor's bits, which the device and all ranks compute
+  without copying the tensor.
+- `common.tools.compare.page`: the digest of a script, in the form that browsers require.
 """
 
 import functools
@@ -11,44 +19,18 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
 
 from common.storage.files import refuse_pipe
 from common.storage.json_files import JsonObject
-
-if TYPE_CHECKING:  # importing torch takes a second, and most digests are not of tensors
-    import torch
 
 SIGNATURE = "sha256"  # the entry of a signed JSON object with the digest of all other entries
 SHORT = 16  # hexadecimal digits of a short digest
 SHOWN = 8  # hexadecimal digits of a digest or a commit that tables and sentences show
 
 
-class Digest(Protocol):
-    """A digest of `hashlib` that is not complete yet."""
-
-    def update(self, data: bytes | memoryview, /) -> None: ...
-
-
 def sha256_of_bytes(contents: bytes) -> str:
     """Return the SHA-256 of bytes."""
     return hashlib.sha256(contents).hexdigest()
-
-
-def bytes_of_tensor(tensor: "torch.Tensor") -> memoryview:
-    """Return the bytes of a tensor's elements, in the order of their indices.
-
-    They do not depend on the device, or on the order of the elements in memory.
-
-    Raises:
-        Exception: torch's error for a tensor without such bytes: sparse, quantized, or on the meta
-            device.
-    """
-    import torch
-
-    elements = tensor.detach().cpu().contiguous().reshape(-1)
-    # NumPy has no bf16, so view the elements as bytes first.
-    return elements.view(torch.uint8).numpy().data
 
 
 def size_and_sha256(path: Path) -> tuple[int, str]:

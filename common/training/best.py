@@ -17,7 +17,7 @@ class BestState(TypedDict):
     """The best evaluation's part of a checkpoint; see the fields of `Best`."""
 
     value: float | None
-    step: int
+    step: int | None
     later: int  # `evaluations_since_best`
     loss: float | None
 
@@ -34,7 +34,8 @@ class Best:
     # Whether the best model is saved (`--keep best`). Then checkpoints name its file.
     is_kept: bool = True
     value: float | None = None
-    step: int = -1  # the update after which the kept model was evaluated; -1 if there is none
+    # The update after which the kept model was evaluated; None if there is no such model.
+    step: int | None = None
     evaluations_since_best: int = 0  # evaluations after the first one that had this value
     loss: float | None = None  # the loss of the kept model, if its evaluation had one
 
@@ -64,7 +65,7 @@ class Best:
 
     def require_best_model(self, files: Iterable[str], directory: Path) -> None:
         """Raise a `UserError` if a checkpoint's `files` lack the model of the best evaluation."""
-        if not self.is_kept or self.step == -1:
+        if not self.is_kept or self.step is None:
             return
         name = best_name(self.step)
         if not any(file.startswith(name) for file in files):
@@ -87,10 +88,11 @@ class Best:
 
     def load_state_dict(self, state: BestState) -> None:
         value = state["value"]
+        step = state["step"]
         loss = state["loss"]
         self.value = None if value is None else float(value)
-        self.step = int(state["step"])
-        self.evaluations_since_best = int(state["later"])  # its name in checkpoints
+        self.step = None if step is None else int(step)
+        self.evaluations_since_best = int(state["later"])
         self.loss = None if loss is None else float(loss)
 
 

@@ -235,7 +235,7 @@ class Training:
 
 
 def tiny_run_at(step: int) -> RunIdentity:
-    data = {"sizes": {"train": 8}, "class_names": ["a", "b"]}
+    data = {"name": "tiny", "sizes": {"train": 8}, "class_names": ["a", "b"]}
     return identity_at(step, recipe="mnist_mlp", model="small", data=data)
 
 

@@ -16,7 +16,7 @@ FACTS: dict[str, Any] = {
     "flags": {},
     "parts_described": {},
     "global_sample_index": 0,
-    "data": {"sizes": {"train": 8, "test": 4}, "class_names": None},
+    "data": {"name": "tiny", "sizes": {"train": 8, "test": 4}, "class_names": None},
     "effective_batch_size": 64,
     "world_size": 1,
     "mixed_precision": "no",

@@ -374,6 +374,35 @@ def test_tests_use_their_parameters() -> None:
                 assert not unused_parameters(node), (path, node.name)
 
 
+# `common.storage.digests`, and the other modules that its docstring lists with their reasons.
+HAS_DIGESTS = {
+    "common.storage.digests",
+    "common.storage.value_digests",
+    "common.data.fingerprint",
+    "common.data.parquet",
+    "common.tools.compare.page",
+}
+
+
+def test_digests_are_made_in_one_module(nodes: Nodes) -> None:
+    """Other code calls the functions of `common.storage.digests` and `value_digests`."""
+    users = set()
+    for module in FILES:
+        for node in nodes[module]:
+            names: set[str | None] = set()
+            if isinstance(node, ast.Import):
+                names = {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                names = {node.module}
+            if names & {"hashlib", "zlib", "binascii"}:
+                users.add(module)
+    assert users == HAS_DIGESTS
+    docstring = ast.get_docstring(ast.parse(FILES["common.storage.digests"].read_text()))
+    assert docstring is not None
+    for module in HAS_DIGESTS - {"common.storage.digests"}:
+        assert f"`{module}`" in docstring
+
+
 def test_other_code_imports_existing_modules() -> None:
     """Recipes, tests and benchmarks name only modules of `common` that exist."""
     for path in OTHERS:

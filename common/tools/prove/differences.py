@@ -128,7 +128,8 @@ def keyed_records(process: ObservedProcess) -> Iterator[tuple[Key, ComparedRecor
     Micro-batches are complete, with all entries of `parts`.
     """
     batch_counts: Counter[Key] = Counter()  # by evaluation
-    evaluated_step = -1  # the update after which this process last evaluated on validation data
+    # The update after which this process last evaluated on validation data.
+    evaluated_step: int | None = None
     for record in process.records:
         if isinstance(record, MicroBatch):
             position = record.step, record.micro_batch

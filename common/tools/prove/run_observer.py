@@ -18,6 +18,7 @@ from accelerate.utils import extract_model_from_parallel
 from torch import nn
 from torch.utils import _pytree as tree
 
+from common.checkpoints.adapters import RandomState
 from common.checkpoints.state import Stateful
 from common.data import loader as loader_module
 from common.data.loader import Loader
@@ -27,7 +28,7 @@ from common.lifecycle import evaluations, saving
 from common.lifecycle.stages import Context, StartedRun
 from common.measure.value_checks import Measured, Metrics
 from common.run import Run
-from common.tools.prove.digests import digest_of_state, generator_digests
+from common.storage.value_digests import digest_of_state
 from common.tools.prove.interrupting import Interrupter
 from common.tools.prove.reach import RecipeSearch
 from common.tools.prove.records.base import Phase
@@ -381,6 +382,12 @@ class RunObserver:
 def changed_entries(previous: dict[str, str], current: dict[str, str]) -> dict[str, str]:
     """Return the entries that are new or have changed."""
     return {name: value for name, value in current.items() if previous.get(name) != value}
+
+
+def generator_digests(device: torch.device) -> dict[str, str]:
+    """Return a digest of the state of each random generator of this process, by its name."""
+    states = RandomState(device).state_dict()
+    return {name: digest_of_state(state) for name, state in states.items()}
 
 
 def digest_of_batch(batch: Batch) -> str:

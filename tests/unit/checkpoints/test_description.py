@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.optim import lr_scheduler
 
+from common.checkpoints.description import describe_parts, require_same_parts
 from common.checkpoints.state import Parts, restore_newest
 from common.errors import UserError
-from common.run_directory.records import RunIdentity
+from common.run_directory.records import PartDescription, RunIdentity
 from tests.unit.checkpoint_store import checkpoints_in
 from tests.unit.manifest_facts import identity_at
 
@@ -42,6 +46,16 @@ def adamw(groups: Any, **options: Any) -> torch.optim.Optimizer:
 
 def linear(optimizer: Any) -> Any:
     return lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step)
+
+
+def chained(*rates: float) -> Callable[[Any], Any]:
+    """Return a function that makes a schedule of other schedules, one for each rate."""
+
+    def schedule(optimizer: Any) -> Any:
+        inner = [lr_scheduler.ExponentialLR(optimizer, rate) for rate in rates]
+        return lr_scheduler.ChainedScheduler(inner)
+
+    return schedule
 
 
 def parts_of(
@@ -100,11 +114,11 @@ def assert_same_tensors(first: Parts, second: Parts) -> None:
 @pytest.mark.parametrize(
     ("edit", "words"),
     [
-        ({"network": OtherNet}, "model was of class Net, and is of class OtherNet now"),
-        ({"optimizer": torch.optim.Adam}, "optimizer was of class AdamW, and is of class Adam now"),
+        ({"network": OtherNet}, "the class of model was Net, and is OtherNet now"),
+        ({"optimizer": torch.optim.Adam}, "the class of optimizer was AdamW, and is Adam now"),
         (
             {"optimizer": lambda groups: torch.optim.SGD(groups, lr=0.1, momentum=0.9)},
-            "optimizer was of class AdamW, and is of class SGD now",
+            "the class of optimizer was AdamW, and is SGD now",
         ),
         ({"optimizer": lambda g: adamw(g, amsgrad=True)}, "amsgrad in parameter group 0"),
         ({"optimizer": lambda g: adamw(g, betas=(0.9, 0.9))}, "betas in parameter group 0"),
@@ -119,7 +133,7 @@ def assert_same_tensors(first: Parts, second: Parts) -> None:
         ),
         (
             {"schedule": lambda optimizer: lr_scheduler.StepLR(optimizer, 3)},
-            "scheduler was of class LambdaLR, and is of class StepLR now",
+            "the class of scheduler was LambdaLR, and is StepLR now",
         ),
         ({"optimizer": lambda g: adamw(g, lr=0.2)}, "optimizer is 0.2 but was 0.1"),
     ],
@@ -183,3 +197,51 @@ def test_part_that_only_one_side_has_is_named(tmp_path: Path, is_added: bool) ->
     saved(tmp_path, before)
     with pytest.raises(UserError, match="either the checkpoint or this run lacks critic"):
         resumed(tmp_path, now)
+
+
+def test_changed_inner_schedule_is_refused(tmp_path: Path) -> None:
+    """The message shows the schedules as the manifest has them."""
+    saved(tmp_path, parts_of(schedule=chained(0.9, 0.8)))
+    message = (
+        "the inner schedules of scheduler are [{'class': 'ExponentialLR', 'rates': [0.1, 0.1]}] "
+        "but were [{'class': 'ExponentialLR', 'rates': [0.1, 0.1]}, {'class': 'ExponentialLR', "
+    )
+    with pytest.raises(UserError, match=re.escape(message)):
+        resumed(tmp_path, parts_of(schedule=chained(0.9)))
+    resumed(tmp_path, parts_of(schedule=chained(0.9, 0.8)))
+
+
+def described(**attributes: Any) -> dict[str, PartDescription]:
+    """Return the description of a part that is a user's own and has these attributes."""
+    return describe_parts({"scheduler": SimpleNamespace(**attributes)})
+
+
+def test_manifest_has_the_keys_of_earlier_ones() -> None:
+    """What JSON can't express is left out, and a part without rates states None."""
+    descriptions = parts_of(schedule=chained(0.9)).parts_described
+    written = {name: part.to_json() for name, part in descriptions.items()}
+    optimizer = written.pop("optimizer")
+    schedule = {"class": "ExponentialLR", "rates": [0.1, 0.1]}
+    assert written == {
+        "model": {"class": "Net"},
+        "scheduler": {"class": "ChainedScheduler", "rates": None, "schedules": [schedule]},
+    }
+    assert [*optimizer] == ["class", "groups"]
+    assert [[*group] for group in optimizer["groups"]] == [["parameters", "options"]] * 2
+    for rates, fields in (
+        (torch.tensor(0.5), {"rates": 0.5}),
+        ((0.5, float("nan")), {"rates": [0.5, None]}),  # JSON has no NaN
+        (np.array([0.5]), {}),
+    ):
+        assert described(base_lrs=rates)["scheduler"].to_json() == {
+            "class": "SimpleNamespace",
+            **fields,
+        }
+
+
+def test_rates_that_were_not_stated_are_not_compared() -> None:
+    """JSON could not express them. Without rates, a part states None, which is compared."""
+    path = Path("step-1")
+    require_same_parts(path, described(base_lrs=np.array([0.5])), described(base_lrs=[0.5]))
+    with pytest.raises(UserError, match=r"rates of scheduler are \[0\.5\] but were None"):
+        require_same_parts(path, described(), described(base_lrs=[0.5]))

@@ -108,7 +108,13 @@ def test_damaged_frozen_weights_damage_every_checkpoint_that_needs_them(tmp_path
     assert path.read_bytes() == whole
 
 
-@pytest.mark.parametrize("change", ["ranks", "parts", "files", "rank", "receipt", "size", "none"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        *("ranks", "parts", "files", "rank", "receipt", "size", "none"),
+        *("parts_described", "class", "groups", "data", "sizes"),
+    ],
+)
 def test_manifest_with_invalid_content_is_damaged(tmp_path: Path, change: str) -> None:
     """Even a correct digest does not make such a manifest valid, and there is no traceback."""
     save(tmp_path, 3)
@@ -120,6 +126,10 @@ def test_manifest_with_invalid_content_is_damaged(tmp_path: Path, change: str) -
         manifest["ranks"] = [None]
     elif change == "none":
         manifest["ranks"] = []
+    elif change in ("class", "groups"):
+        manifest["parts_described"] = {"model": {"class": "Net", change: [3]}}
+    elif change == "sizes":
+        manifest["data"]["sizes"] = ["x"]
     else:
         manifest["files"]["model.safetensors"] = 3 if change == "receipt" else {"size": "x"}
     path.write_text(json.dumps(signed(manifest)))

@@ -28,6 +28,7 @@ from tests.unit.checkpoint_store import checkpoints_in, newest_whole
 from tests.unit.manifest_facts import identity_at
 
 CPU = torch.device("cpu")
+DATA = {"name": "tiny", "sizes": {"train": 8}, "fingerprint": "a", "class_names": ["b", "c"]}
 
 
 class Counts:
@@ -634,15 +635,30 @@ def test_excerpts_show_where_values_differ(prefix: str, before: str, now: str) -
     assert max(len(shown_before), len(shown_now)) <= 202  # with an ellipsis at both ends
 
 
+CHANGE_BACK = (
+    "change the data back, or start a new run, which may begin from the weights of a finished one "
+    "with --init-from runs/NAME"
+)
+
+
 @pytest.mark.parametrize(
     ("changes", "advice"),
     [
         ({"mixed_precision": "bf16"}, "restore the run's config.json from a backup"),
         ({"effective_batch_size": 8}, "restore the run's config.json from a backup"),
+        ({"recipe": "other"}, "resume it with its own recipe, or start another run"),
         (
-            {"data": {"fingerprint": "b"}},
-            "change the data back, or start a new run, which may begin from the weights of a "
-            "finished one with --init-from runs/NAME",
+            {"objective": "loss:min"},
+            "change OBJECTIVE back in the recipe, or start another run",
+        ),
+        *(
+            ({"data": DATA | change}, CHANGE_BACK)
+            for change in (
+                {"sizes": {"train": 9}},
+                {"class_names": ["c", "b"]},
+                {"class_names": None},
+                {"fingerprint": "b"},
+            )
         ),
     ],
 )
@@ -650,20 +666,23 @@ def test_advice_on_a_changed_fact_names_no_flag_that_a_resume_refuses(
     changes: dict[str, Any], advice: str
 ) -> None:
     """Flags that a resume can't change are only for a new run."""
-    saved = identity_at(1, data={"fingerprint": "a"})
+    saved = identity_at(1, data=DATA)
     require_same_facts(Path("step-1"), saved, saved)
+    changed = identity_at(1, **{"data": DATA, **changes})
     with pytest.raises(UserError, match="step-1 can't be resumed, because the ") as refused:
-        require_same_facts(Path("step-1"), saved, saved.model_copy(update=changes))
+        require_same_facts(Path("step-1"), saved, changed)
     assert refused.value.advice == advice
 
 
 def test_data_may_get_a_fingerprint_but_not_lose_it() -> None:
     """A user may provide the fingerprint of data whose contents were unknown before."""
-    known = identity_at(1, data={"sizes": {"train": 8}, "fingerprint": "a"})
-    unknown = identity_at(1, data={"sizes": {"train": 8}})
-    require_same_facts(Path("step-1"), unknown, known)
-    with pytest.raises(UserError, match="the fingerprint of the data changed from a to None"):
-        require_same_facts(Path("step-1"), known, unknown)
+    known = identity_at(1, data=DATA)
+    unknown = identity_at(1, data={**DATA, "fingerprint": None})
+    missing = identity_at(1, data={key: DATA[key] for key in DATA if key != "fingerprint"})
+    for without in (unknown, missing):
+        require_same_facts(Path("step-1"), without, known)
+        with pytest.raises(UserError, match="the fingerprint of the data changed from a to None"):
+            require_same_facts(Path("step-1"), known, without)
 
 
 def test_errors_raised_by_a_part_keep_their_traceback(tmp_path: Path) -> None:

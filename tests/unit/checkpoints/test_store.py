@@ -73,8 +73,8 @@ def test_two_ranks_make_one_checkpoint(tmp_path: Path) -> None:
     assert problems == []
     manifest = read_manifest(newest)
     assert manifest.global_step == 6
-    assert manifest.parts == {"log": {"step": 6}}
-    assert manifest.ranks == [{"meters": {"seen": 6, "rank": rank}} for rank in range(2)]
+    assert manifest.shared == {"log": {"step": 6}}
+    assert manifest.of_ranks == [{"meters": {"seen": 6, "rank": rank}} for rank in range(2)]
     written = {"model.safetensors", "rank-0.safetensors", "rank-1.safetensors"}
     assert manifest.files.keys() == written | {"../frozen-model.safetensors"}
     assert {*names_in(newest)} == written | {"manifest.json"}
@@ -183,8 +183,8 @@ def test_states_may_be_nested_deeply(tmp_path: Path) -> None:
     assert checkpoints.failure is None
     manifest = read_manifest(tmp_path / "step-00000003")
     assert manifest.recipe == "tiny"
-    assert manifest.parts == {"deep": state}
-    assert manifest.ranks == [{"deep of rank": state}]
+    assert manifest.shared == {"deep": state}
+    assert manifest.of_ranks == [{"deep of rank": state}]
 
 
 def test_a_step_is_saved_once(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +13,10 @@ import torch
 from torch.utils.data import Dataset
 
 from common.data import fingerprint
+from common.data.images import load_images
 from common.data.samples import Data, DatasetSamples, Samples, TensorSamples
+from common.data.sources import find_named
+from tests.launch import REPOSITORY
 
 
 class Rows(Dataset[Any]):
@@ -77,6 +81,21 @@ def test_inverted_pixels_change_the_fingerprint(make: Callable[[np.ndarray], Any
         assert torch.equal(torch.get_rng_state(), states[0])
         assert random.getstate() == states[1]
     assert fingerprints[0] == fingerprints[2] != fingerprints[1]
+
+
+def test_fingerprint_of_digits_is_the_published_one() -> None:
+    """A run that was published with an earlier version of this library had the same data."""
+    run = REPOSITORY / "benchmarks" / "results" / "mnist_mlp_digits" / "seed-0"
+    published = json.loads((run / "config.json").read_text())["data"]
+    data = load_images(
+        find_named("digits", None),
+        image_size=None,
+        image_column=None,
+        label_column=None,
+        dtype=torch.float32,
+    )
+    assert data.facts().sizes == published["sizes"]
+    assert data.facts().fingerprint == published["fingerprint"]
 
 
 def test_one_changed_value_changes_the_fingerprint() -> None:

@@ -180,14 +180,35 @@ def test_invalid_manifest_is_refused() -> None:
         {"files": {"a": {"size": 3}}},
         {"parts": []},
         {"parts_described": {"model": 3}},
+        {"parts_described": {"model": {"groups": []}}},
+        {"parts_described": {"model": {"class": "SGD", "groups": [{"parameters": ["a"]}]}}},
+        {"parts_described": {"model": {"class": "SGD", "schedules": [{"rates": [0.1]}]}}},
+        {"data": {"name": "tiny"}},
+        {"data": {"name": "tiny", "class_names": 3}},
     ):
         with pytest.raises(UserError, match="is damaged or was edited"):
             parse_record(MANIFEST | damage, Manifest, "here")
 
 
-@pytest.mark.parametrize("name", sorted(Manifest.model_fields.keys() - {"sha256"}))
+def test_manifest_survives_a_round_trip() -> None:
+    """Its keys keep their names and their order, and no default is added."""
+    optimizer = {"class": "SGD", "groups": [{"parameters": ["a"], "options": {"lr": 0.1}}]}
+    schedule = {"class": "Both", "rates": None, "schedules": [{"class": "One", "rates": [0.1]}]}
+    contents = MANIFEST | {
+        "parts_described": {"model": {"class": "Net"}, "sgd": optimizer, "schedule": schedule}
+    }
+    manifest = parse_record(contents, Manifest, "here")
+    assert json.dumps(manifest.to_json(), sort_keys=True) == json.dumps(contents, sort_keys=True)
+    assert [*manifest.to_json()][-2:] == ["parts", "ranks"]
+    assert manifest.parts_described["sgd"].groups[0].options == {"lr": 0.1}
+    assert manifest.shared == MANIFEST["parts"]
+    assert manifest.of_ranks == MANIFEST["ranks"]
+
+
+@pytest.mark.parametrize("name", sorted(MANIFEST))
 def test_manifest_without_an_entry_is_refused(name: str) -> None:
     """Each manifest has all entries. Its digest is checked before."""
+    assert len(MANIFEST) == len(Manifest.model_fields.keys() - {"sha256"})
     contents = {key: value for key, value in MANIFEST.items() if key != name}
     with pytest.raises(UserError, match=rf"here is damaged or was edited \({name} is missing\)"):
         parse_record(contents, Manifest, "here")

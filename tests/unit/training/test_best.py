@@ -16,6 +16,10 @@ NAN = float("nan")
 def test_best_is_the_last_of_equal_values() -> None:
     """NaN is never the best, and a resumed run continues the count."""
     best = Best(Objective.parse("rmse:min"))
+    assert best.step is None
+    again = Best(best.objective)
+    again.load_state_dict(best.state_dict())
+    assert again == best
     improvements = []
     for step, value in enumerate([NAN, 3.0, 2.0, 2.0, NAN, 2.5]):
         improvements.append(best.record(value, step))
