@@ -14,6 +14,7 @@ from common.config import TrainingConfig
 from common.data.images import StreamedImages
 from common.data.text import StreamedText
 from common.measure.sums import Evaluation
+from common.run_directory.records import ImageFormat
 from common.track.log import Log
 from common.track.trackers import TRACKERS
 from common.track.trackers.tracker import Command, Tracker, TrackerSettingsError
@@ -72,7 +73,8 @@ def test_streamed_samples_are_not_shown(tmp_path: Path) -> None:
     rows: Any = SimpleNamespace(blocks=None)
     data: Any = SimpleNamespace(tokenizer_folder=tmp_path)
     decode: Any = None  # nothing is decoded
-    images = StreamedImages(rows, decode, [0.5], [0.25], torch.float32)
+    image_format = ImageFormat(channels=1, image_size=8, mean=[0.5], std=[0.25])
+    images = StreamedImages(rows, decode, image_format, torch.float32)
     assert content_reader(images, data) is None
     assert content_reader(StreamedText(rows, tmp_path, 8, None), data) is None
 
