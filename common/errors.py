@@ -63,5 +63,13 @@ class Preempted(SystemExit):
         self.is_by_ctrl_c = is_by_ctrl_c  # a launcher then prints tracebacks of its own
 
 
+class MisfitError(Exception):
+    """A saved state does not fit the object that is to take it.
+
+    The message says why, in words for the user. The caller knows the file, and makes a sentence of
+    it: `cause_text` in `common.failures.sentences` repeats the message without the class's name.
+    """
+
+
 class LostProcessError(RuntimeError):
     """Another rank or a loader's worker is gone or hangs. A restart helps."""

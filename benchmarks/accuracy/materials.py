@@ -106,7 +106,8 @@ def peer_arrays(workload: Workload, dataset: str) -> Path:
     images = load_images(
         source, image_size=None, image_column=None, label_column=None, dtype=torch.float32
     )
-    mean, std = workload.scaling or (images.mean, images.std)
+    image_format = images.image_format
+    mean, std = workload.scaling or (image_format.mean, image_format.std)
     with making(folder) as unfinished:
         for name, split in (("train", "train"), ("evaluated", workload.evaluated)):
             samples = cached_split(images, split)

@@ -140,8 +140,8 @@ def hand_written_loop(request: Request) -> HandWrittenLoop:
     arrays = ImageArrays(
         torch.from_numpy(split.images.copy()).permute(0, 3, 1, 2),
         torch.from_numpy(split.labels.copy()),
-        data.mean,
-        data.std,
+        data.image_format.mean,
+        data.image_format.std,
     )
     dataset = ready_tensors(arrays)
     task = Task(mlp_builder(data), adamw(fused=True), dataset, request.batch_size, MLP_WARMUP)

@@ -16,7 +16,7 @@ from torch import nn
 
 from common.checkpoints.pack import Tensors
 from common.checkpoints.shards import Rows, fill, is_sharded, local
-from common.errors import UserError
+from common.errors import MisfitError, UserError
 from common.system.devices import generator_state, has_generator, set_generator_state
 
 # A part's state: tensors and plain values, nested in dicts and lists. torch gives the state of a
@@ -62,9 +62,9 @@ class Network:
         return {name: value for name, value in state.items() if name not in parameters}
 
     def load_state_dict(self, state: State) -> None:
-        """Restore the result of `state_dict`; a ValueError if this module has other buffers."""
+        """Restore the result of `state_dict`; a `MisfitError` if this module has other buffers."""
         if state.keys() != self.state_dict().keys():
-            raise ValueError("other buffers")
+            raise MisfitError("it has other buffers")
         # Not strict: `state` lacks the parameters, which `load_parameters` restores.
         self.module.load_state_dict(state, strict=False)
 

@@ -18,7 +18,7 @@ from common.checkpoints.same_run import require_same_run
 from common.checkpoints.shards import files_of_rank, is_sharded, read_files_of_ranks
 from common.checkpoints.store import LASTING_FOLDER, Checkpoints, Contents
 from common.console import say, warn
-from common.errors import UserError
+from common.errors import MisfitError, UserError
 from common.failures.sentences import as_user_error
 from common.ranks.agreement import ask_rank_zero
 from common.run_directory.records import Manifest, PartDescription, RunIdentity
@@ -259,7 +259,7 @@ def is_of_recipe(part: object) -> bool:
 
 
 def check_state(part: Stateful | LoadsFromRanks, state: object) -> None:
-    """Raise a TypeError if a value in `state` has a different type from the part's own state.
+    """Raise a `MisfitError` if a value in `state` has another type than in the part's own state.
 
     Many `load_state_dict` methods accept any value. Without this check, the error would only appear
     during training.
@@ -269,7 +269,7 @@ def check_state(part: Stateful | LoadsFromRanks, state: object) -> None:
 
 
 def check_types(saved: object, now: object) -> None:
-    """Raise a TypeError if a saved value has a different type from the value that it replaces.
+    """Raise a `MisfitError` if a saved value has another type than the value that it replaces.
 
     Containers are compared item by item; items that only one side has are not compared. A number
     may be replaced by another type of number or by a tensor, and a sharded tensor by any tensor.
@@ -288,7 +288,7 @@ def check_types(saved: object, now: object) -> None:
         elif is_sharded(now):
             expected = torch.Tensor
         if not isinstance(saved, expected):
-            raise TypeError(f"{saved!r:.50} instead of {now!r:.50}")
+            raise MisfitError(f"{saved!r:.50} instead of {now!r:.50}")
 
 
 class Restored(NamedTuple):

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 from PIL import Image
@@ -17,11 +17,18 @@ from PIL import Image
 from common.console import say
 from common.data.cache import PreparedFacts, write_array
 from common.data.parquet import ParquetTables
-from common.data.pixels import GREY_MODES, deep_pixels, image_to_pixels, white_level_of
+from common.data.pixels import (
+    GREY_MODES,
+    RequestedFormat,
+    deep_pixels,
+    image_to_pixels,
+    white_level_of,
+)
 from common.data.sources import DataSource
 from common.data.tables import Tables
 from common.errors import UserError
 from common.failures.sentences import reading
+from common.run_directory.records import PixelFormat
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -41,36 +48,17 @@ class EncodedImage(TypedDict):
     bytes: bytes | None
 
 
-class ImageFormat(NamedTuple):
-    """The format to which all images of a data set are decoded."""
+class ImageFacts(PreparedFacts):
+    """What is known about a prepared data set of images.
 
-    size: int  # height and width, in pixels
-    channels: int  # 1 or 3
-    white_level: int | None  # the value of white in images of more than 8 bits; None: no such image
-    is_resized: bool  # whether one or more of the images have another size
+    The entries are those of an `ImageFormat`, which parses them. The first split determines them.
+    """
 
-
-class RequestedFormat(NamedTuple):
-    """What the user or the model requires of an `ImageFormat`; None: the images determine it."""
-
-    size: int | None
-    channels: int | None
+    channels: int
+    image_size: int
     white_level: int | None
-
-
-class Scaling(TypedDict):
-    """The mean and the standard deviation of each channel, of pixels scaled to 0 … 1."""
-
     mean: list[float]
     std: list[float]
-
-
-class ImageFacts(PreparedFacts, Scaling):
-    """What is known about a prepared data set of images. The first split determines the scaling."""
-
-    channels: int  # 1 or 3
-    image_size: int  # height and width, in pixels
-    white_level: int | None  # see `ImageFormat`
 
 
 def prepare_images(
@@ -107,20 +95,22 @@ def prepare_images(
     (column,) = table.choose_columns("--image-column", image_column, candidates, candidates)
     requested = RequestedFormat(size, channels, white_level)
     if isinstance(table, ParquetTables):
-        image_format, pixel_counts = prepare_streamed_images(
+        pixel_format, pixel_counts = prepare_streamed_images(
             table, column, source, folder, requested
         )
     else:
-        image_format, pixel_counts = prepare_whole_images(table, column, source, folder, requested)
+        pixel_format, pixel_counts = prepare_whole_images(table, column, source, folder, requested)
     # A requested white level is that of the evaluated model, so only an inferred one gets a note.
-    if image_format.white_level is not None and white_level is None:
-        white = f"{image_format.white_level:,}"
+    if pixel_format.white_level is not None and white_level is None:
+        white = f"{pixel_format.white_level:,}"
         table.notes.append(f"images have more than 8 bits a channel: {white} is white")
+    mean, std = scaling_by(pixel_counts)
     return {
-        "channels": image_format.channels,
-        "image_size": image_format.size,
-        "white_level": image_format.white_level,
-        **scaling_by(pixel_counts),
+        "channels": pixel_format.channels,
+        "image_size": pixel_format.image_size,
+        "white_level": pixel_format.white_level,
+        "mean": mean,
+        "std": std,
         **table.facts(),
     }
 
@@ -131,7 +121,7 @@ def prepare_streamed_images(
     source: DataSource,
     folder: Path,
     requested: RequestedFormat,
-) -> tuple[ImageFormat, np.ndarray]:
+) -> tuple[PixelFormat, np.ndarray]:
     """Write the places of the row groups, and decode a sample of the images of the first split.
 
     Args:
@@ -143,11 +133,11 @@ def prepare_streamed_images(
     """
     rows = table.write_groups(folder, [column])
     images: list[EncodedImage] = [image for (image,) in rows.sample(SAMPLED_IMAGES)]
-    image_format = choose_format(images, source, table.first_role, requested)
-    decode = decoder_of(source, table.first_role, image_format)
+    pixel_format, _ = choose_format(images, source, table.first_role, requested)
+    decode = Decoder(source, table.first_role, pixel_format)
     pixel_counts = count_pixel_values(np.stack([decode(image) for image in images]))
     table.notes.append(f"image size and scaling come from {len(images):,} of the images")
-    return image_format, pixel_counts
+    return pixel_format, pixel_counts
 
 
 def prepare_whole_images(
@@ -156,7 +146,7 @@ def prepare_whole_images(
     source: DataSource,
     folder: Path,
     requested: RequestedFormat,
-) -> tuple[ImageFormat, np.ndarray]:
+) -> tuple[PixelFormat, np.ndarray]:
     """Decode all images, and write them, their labels and their paths to `folder`.
 
     Args:
@@ -169,19 +159,19 @@ def prepare_whole_images(
     read_undecoded(table, column)
     drop_missing_images(table, column)
     first_images = table.splits[table.first_role][column]
-    image_format = choose_format(first_images, source, table.first_role, requested)
-    size = image_format.size
-    if image_format.is_resized:
+    pixel_format, is_resized = choose_format(first_images, source, table.first_role, requested)
+    size = pixel_format.image_size
+    if is_resized:
         table.notes.append(f"images resized and centre-cropped to {size}×{size}")
-    image_bytes = size * size * image_format.channels
+    image_bytes = size * size * pixel_format.channels
     require_disk_space(len(table) * image_bytes, folder)
     say(f"decoding {len(table):,} images once, for this and later runs")
     # At least one image, even if it alone takes more than `DECODED_BYTES`.
     images_at_once = min(256, 1 + DECODED_BYTES // image_bytes)
-    pixel_counts = np.zeros((image_format.channels, 256), dtype=np.int64)
+    pixel_counts = np.zeros((pixel_format.channels, 256), dtype=np.int64)
     with ThreadPoolExecutor() as pool:
         for name, split in table.splits.items():
-            decode = decoder_of(source, name, image_format)
+            decode = Decoder(source, name, pixel_format)
             paths: list[str | None] = []  # complete after `write_array` has read all batches
             batches = decoded_batches(split, column, images_at_once, decode, pool, paths)
             if name == table.first_role:
@@ -189,7 +179,7 @@ def prepare_whole_images(
             write_array(folder / f"{name}_images.npy", batches, len(split))
             write_array(folder / f"{name}_labels.npy", [table.labels[name]], len(split))
             write_paths(folder / f"{name}{PATHS_SUFFIX}", paths, source.location)
-    return image_format, pixel_counts
+    return pixel_format, pixel_counts
 
 
 def read_undecoded(table: Tables, column: str) -> None:
@@ -307,45 +297,47 @@ def path_in_data_set(path: str, location: str) -> str:
 
 @dataclass(frozen=True)
 class Decoder:
-    """Decodes images of one split to uint8 pixels [size, size, channels].
+    """Decodes images of one split to the pixels of a format; see `image_to_pixels`.
 
     It can be pickled, so that workers can use it.
     """
 
     source: DataSource
     split: str  # for messages
-    size: int
-    channels: int
-    white_level: int | None  # see `image_to_pixels`
+    pixel_format: PixelFormat
 
     def __call__(self, encoded: EncodedImage) -> np.ndarray:
-        with opened_image(encoded, self.source, self.split) as image:
-            return image_to_pixels(image, self.size, self.channels, self.white_level)
+        name = name_of(encoded, self.source, self.split)
+        with opened_image(encoded, self.source, name) as image:
+            return image_to_pixels(image, self.pixel_format, name)
 
 
-def decoder_of(source: DataSource, split: str, image_format: ImageFormat) -> Decoder:
-    return Decoder(
-        source, split, image_format.size, image_format.channels, image_format.white_level
-    )
+def name_of(encoded: EncodedImage, source: DataSource, split: str) -> str:
+    """Return what a message calls an image: its path, or the split if it has none."""
+    path = encoded["path"]
+    return f"image {path}" if path else f"an image of split {split} of data set {source.name}"
 
 
 @contextmanager
-def opened_image(encoded: EncodedImage, source: DataSource, split: str) -> Iterator[Image.Image]:
+def opened_image(encoded: EncodedImage, source: DataSource, name: str) -> Iterator[Image.Image]:
     """Open one encoded image; Pillow reads its pixels later, within this context.
+
+    Args:
+        name: what a message calls the image, from `name_of`.
 
     Raises:
         UserError: the image can't be read, or its path leads out of the data set.
     """
     path = encoded["path"]
     contents = encoded["bytes"]
-    subject = f"image {path}" if path else f"an image of split {split} of data set {source.name}"
-    with reading(subject, "replace or remove this image"):
+    advice = "replace or remove this image"
+    with reading(name, advice):
         if contents is not None:
             yield Image.open(io.BytesIO(contents))
         elif path is not None:
             yield Image.open(own_file(path, source))
         else:
-            raise ValueError("it has neither bytes nor a path")
+            raise UserError(f"{name} has neither bytes nor a path", advice=advice)
 
 
 def own_file(path: str, source: DataSource) -> str:
@@ -396,7 +388,7 @@ def choose_format(
     source: DataSource,
     split: str,
     requested: RequestedFormat,
-) -> ImageFormat:
+) -> tuple[PixelFormat, bool]:
     """Examine the images of a split, and choose the format to which all images are decoded.
 
     The requested values are taken as they are. Otherwise:
@@ -406,6 +398,9 @@ def choose_format(
     - The white level follows from the largest value of a pixel in images of more than 8 bits a
       channel. It is None if there are no such images.
 
+    Returns:
+        The format, and whether one or more of the images have another size.
+
     Raises:
         UserError: an image can't be read, or its pixels are real numbers or negative.
     """
@@ -413,10 +408,11 @@ def choose_format(
     modes: set[str] = set()
     peak: int | None = None  # largest value of a pixel in images of more than 8 bits
     for encoded in encoded_images:
-        with opened_image(encoded, source, split) as image:
+        name = name_of(encoded, source, split)
+        with opened_image(encoded, source, name) as image:
             sizes.append(image.size)
             modes.add(image.mode)
-            pixels, _ = deep_pixels(image)
+            pixels, _ = deep_pixels(image, name)
             if pixels is not None:
                 peak = max(peak or 0, int(pixels.max(initial=0)))
     channels = requested.channels
@@ -425,12 +421,12 @@ def choose_format(
     white_level = requested.white_level
     if white_level is None and peak is not None:
         white_level = white_level_of(peak)
-    size = requested.size
+    size = requested.image_size
     if not size:
         median = int(np.median([min(image_size) for image_size in sizes]))
         size = min(MAX_DEFAULT_SIZE, median)
-    is_resized = set(sizes) != {(size, size)}
-    return ImageFormat(size, channels, white_level, is_resized)
+    pixel_format = PixelFormat(channels=channels, image_size=size, white_level=white_level)
+    return pixel_format, set(sizes) != {(size, size)}
 
 
 def count_pixel_values(images: np.ndarray) -> np.ndarray:
@@ -450,8 +446,8 @@ def count_pixel_values(images: np.ndarray) -> np.ndarray:
     )
 
 
-def scaling_by(pixel_counts: np.ndarray) -> Scaling:
-    """Return the mean and the standard deviation of the pixels of each channel.
+def scaling_by(pixel_counts: np.ndarray) -> tuple[list[float], list[float]]:
+    """Return the mean and the standard deviation of each channel, of pixels scaled to 0 … 1.
 
     Args:
         pixel_counts: int64 [channels, 256], from `count_pixel_values`.
@@ -463,4 +459,4 @@ def scaling_by(pixel_counts: np.ndarray) -> Scaling:
     # A channel with a single value has the deviation 0. Pixels are divided by the deviation later,
     # so it is at least the distance of two levels.
     std = np.sqrt(variance).clip(min=1 / 255)
-    return {"mean": mean.tolist(), "std": std.tolist()}
+    return mean.tolist(), std.tolist()

@@ -8,7 +8,7 @@ import os
 from dataclasses import dataclass
 
 from common.config import TrainingConfig
-from common.data.pixels import FULL_SCALE
+from common.data.pixels import FULL_SCALE, RequestedFormat
 from common.errors import UserError
 from common.run_directory.init_from import initial_facts, weights_file
 from common.run_directory.records import CONFIG, MODEL_FOLDER, MODEL_JSON, InitialFacts, excerpt_of
@@ -35,7 +35,7 @@ class EvaluatedModel:
 
     model: str  # as `--init-from` names it
     class_names: list[str] | None  # in the order of the model's outputs; None: not known
-    preprocessing: dict[str, int]  # image_size, channels and white_level of images
+    image_format: RequestedFormat  # the images that it takes; nothing for a model of texts
     # The run of the model comes first, then the run of its initial weights, and so on.
     trained_on: tuple[TrainedOn, ...]
 
@@ -52,23 +52,26 @@ def read_evaluated_model(model: str) -> EvaluatedModel:
     class_names = None
     if isinstance(facts.class_names, list):
         class_names = [str(name) for name in facts.class_names]
-    return EvaluatedModel(
-        model, class_names, image_preprocessing(facts), tuple(training_history(model))
+    return EvaluatedModel(model, class_names, format_of(facts), tuple(training_history(model)))
+
+
+def format_of(facts: InitialFacts) -> RequestedFormat:
+    """Return the format that the facts about a model state; facts of another type are left out."""
+    stated = RequestedFormat(
+        integer_or_none(facts.image_size),
+        integer_or_none(facts.channels),
+        integer_or_none(facts.white_level),
     )
-
-
-def image_preprocessing(facts: InitialFacts) -> dict[str, int]:
-    """Return the image size, channels and white level of a model of images; empty for others."""
-    image_facts = {
-        "image_size": facts.image_size,
-        "channels": facts.channels,
-        "white_level": facts.white_level,
-    }
-    preprocessing = {name: value for name, value in image_facts.items() if isinstance(value, int)}
-    if preprocessing:
+    is_of_images = stated != RequestedFormat()
+    if is_of_images and stated.white_level is None:
         # `recipes predict` uses the same default for a model that states no white level.
-        preprocessing.setdefault("white_level", FULL_SCALE)
-    return preprocessing
+        return stated._replace(white_level=FULL_SCALE)
+    return stated
+
+
+def integer_or_none(fact: object) -> int | None:
+    """Return a fact that is an integer; None for a fact of another type."""
+    return fact if isinstance(fact, int) and not isinstance(fact, bool) else None
 
 
 def training_history(model: str | None) -> list[TrainedOn]:

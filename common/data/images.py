@@ -9,31 +9,28 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypedDict
 
 import numpy as np
 import torch
 
-from common.data.cache import RowGroupIndex
 from common.data.decoding import (
     MAX_DEFAULT_SIZE,
     PATHS_SUFFIX,
     Decoder,
     ImageFacts,
-    Scaling,
     prepare_images,
 )
 from common.data.labels import LABELLED_DATA_FLAGS
 from common.data.order import random_bits
 from common.data.parquet import ParquetRows
+from common.data.pixels import RequestedFormat
 from common.data.samples import Batch, Data, Samples, TensorSamples
 from common.data.shifts import shifted
 from common.data.sources import DataSource
 from common.data.unseen_samples import prepared_samples
 from common.errors import UserError
-from common.failures.sentences import reading
 from common.run_directory.init_from import initial_facts
-from common.run_directory.records import InitialFacts
+from common.run_directory.records import ImageFormat, InitialFacts
 from common.system.devices import to_device
 from common.system.processor import cores_per_process
 
@@ -51,16 +48,9 @@ class ImageSamples(Samples):
     flip = False  # whether half of the training images are mirrored
     paths_file: Path | None = None  # JSON with the images' paths, if they are known
 
-    def __init__(self, mean: list[float], std: list[float], dtype: torch.dtype) -> None:
-        """Store how pixels are scaled.
-
-        Args:
-            mean: the mean of each channel, of pixels scaled to 0 … 1; batches are scaled by it.
-            std: the standard deviation of each channel, of the same pixels.
-            dtype: the dtype of the images in a batch.
-        """
-        self.mean = mean
-        self.std = std
+    def __init__(self, image_format: ImageFormat, dtype: torch.dtype) -> None:
+        """Store what batches hold: images of this format and this dtype."""
+        self.image_format = image_format
         self.dtype = dtype
 
     @property
@@ -91,7 +81,9 @@ class ImageSamples(Samples):
                 # The highest bit mirrors the image. It alternates between epochs.
                 bits = (bits & LOW_BITS) | (alternating_bits(self.seed, epoch, samples) << 30)
             images = self.augmented(images, to_device(bits, images.device))
-        shift, scale = pixel_scaling(tuple(self.mean), tuple(self.std), images.device, self.dtype)
+        mean = tuple(self.image_format.mean)
+        std = tuple(self.image_format.std)
+        shift, scale = pixel_scaling(mean, std, images.device, self.dtype)
         images = images.to(self.dtype).sub_(shift).mul_(scale).permute(0, 3, 1, 2)
         return {"images": images, "labels": batch["labels"]}
 
@@ -135,8 +127,7 @@ class CachedImages(ImageSamples, TensorSamples):
         self,
         images: np.ndarray,
         labels: np.ndarray,
-        mean: list[float],
-        std: list[float],
+        image_format: ImageFormat,
         dtype: torch.dtype,
     ) -> None:
         """Store the images and labels of a split.
@@ -144,9 +135,10 @@ class CachedImages(ImageSamples, TensorSamples):
         Args:
             images: uint8 [samples, height, width, channels].
             labels: int64 [samples].
-            mean, std, dtype: see `ImageSamples`.
+            image_format: the format of the images.
+            dtype: the dtype of the images in a batch.
         """
-        ImageSamples.__init__(self, mean, std, dtype)
+        ImageSamples.__init__(self, image_format, dtype)
         TensorSamples.__init__(self, images=images, labels=labels)
         self.images = images
         self.labels = labels
@@ -159,11 +151,10 @@ class StreamedImages(ImageSamples):
         self,
         rows: ParquetRows,
         decode: Decoder,
-        mean: list[float],
-        std: list[float],
+        image_format: ImageFormat,
         dtype: torch.dtype,
     ) -> None:
-        super().__init__(mean, std, dtype)
+        super().__init__(image_format, dtype)
         self.rows = rows
         self.blocks = rows.blocks
         self.decode = decode
@@ -223,17 +214,6 @@ def pixel_scaling(
     return shift.to(dtype).to(device), scale.to(dtype).to(device)
 
 
-class ImagePreprocessing(TypedDict):
-    """What a saved model needs to predict on new images; the fields are those of `ImageData`."""
-
-    class_names: list[str]
-    channels: int
-    image_size: int
-    mean: list[float]
-    std: list[float]
-    white_level: int | None
-
-
 @dataclass(kw_only=True)
 class ImageData(Data):
     """An image classification data set, ready to train on."""
@@ -241,24 +221,24 @@ class ImageData(Data):
     splits: dict[str, ImageSamples]
     class_names: list[str]
     source: DataSource
-    channels: int  # 1 or 3
-    image_size: int  # height and width, in pixels
-    # The mean of each channel, of pixels scaled to 0 … 1: measured on the first split, or
-    # taken from the initial weights.
-    mean: list[float]
-    std: list[float]  # the standard deviation of the same pixels
-    white_level: int | None  # in images of more than 8 bits a channel; None: no such image
+    image_format: ImageFormat
 
-    def preprocessing(self) -> ImagePreprocessing:
-        """Return the entries that a recipe adds to the description of its saved model."""
-        return {
-            "class_names": self.class_names,
-            "channels": self.channels,
-            "image_size": self.image_size,
-            "mean": self.mean,
-            "std": self.std,
-            "white_level": self.white_level,
-        }
+    @property
+    def channels(self) -> int:
+        """The number of channels of each image, 1 or 3."""
+        return self.image_format.channels
+
+    @property
+    def image_size(self) -> int:
+        """The height and width of each image, in pixels."""
+        return self.image_format.image_size
+
+    def preprocessing(self) -> dict[str, object]:
+        """Return the entries that a recipe adds to the description of its saved model.
+
+        A saved model needs them to predict on new images. `ImageInput` parses them.
+        """
+        return {"class_names": self.class_names, **self.image_format.to_json()}
 
     def allowed_shift(self, max_shift: int | None, default: int) -> int:
         """Return by how many pixels training images may be shifted.
@@ -291,56 +271,39 @@ def load_images(
 ) -> ImageData:
     """Load an image data set.
 
-    Its images come decoded from the cache, into which this function first decodes them if they are
-    not there. With `--streaming`, the images are decoded when a batch needs them.
+    Its images come decoded from the cache, and are decoded into it first if they are not there.
+    With `--streaming`, they are decoded when a batch needs them.
 
     Args:
-        image_size: height and width to which images are resized, in pixels. By default, the size of
-            the images on which the weights of `--init-from`, or those that `--evaluate-only`
-            evaluates, were trained; or else the size of the data's images, 224 at most.
-        image_column: the value of `--image-column`; None: the column is inferred.
-        label_column: the value of `--label-column`; None: the column is inferred.
+        image_size: height and width of all images, in pixels; None: as the weights of `--init-from`
+            or `--evaluate-only` were trained, or else as the data's images, 224 at most.
+        image_column, label_column: the flags of these names; None: the column is inferred.
         dtype: the dtype of the images in a batch.
-        init_from: the weights with which training begins. Images are scaled by the mean and
-            deviation with which these weights were trained, if both are known.
+        init_from: the weights with which training begins; images are scaled as they expect it.
 
     Raises:
         UserError: the data or the facts about the weights can't be read.
     """
     initial = initial_facts(init_from)
-    size = image_size or initial.published_size or evaluated_size(source)
+    size = image_size or initial.published_size or format_of_evaluated(source).image_size
     folder, facts, arrays = decoded(source, size, image_column, label_column)
-    if initial.has_scaling:
-        scale_as_initially(facts, arrays, initial, init_from)
-    index = facts.get("index")
-    if index is None:
-        splits = cached_splits(arrays, facts, dtype)
-    else:
-        splits = streamed_splits(source, arrays, index, facts, dtype)
-    # Synthetic images have no folder, and no paths.
-    if folder is not None:
-        for name, split in splits.items():
-            split.paths_file = folder / f"{name}{PATHS_SUFFIX}"
+    image_format = format_of_batches(facts, initial, init_from)
     return ImageData(
         name=source.name,
-        splits=splits,
+        splits=image_splits(source, folder, facts, arrays, image_format, dtype),
         source=source,
         reads=LABELLED_DATA_FLAGS | {"image_column"},
         notes=facts["notes"],
         class_names=facts["class_names"],
         fingerprint=facts.get("fingerprint"),
-        channels=facts["channels"],
-        image_size=facts["image_size"],
-        mean=facts["mean"],
-        std=facts["std"],
-        white_level=facts["white_level"],
-        is_evaluated_only="train" not in splits,
+        image_format=image_format,
+        is_evaluated_only="train" not in arrays,
     )
 
 
-def evaluated_size(source: DataSource) -> int | None:
-    """Return the image size of the model that is evaluated; None without such a model."""
-    return None if source.evaluated is None else source.evaluated.preprocessing.get("image_size")
+def format_of_evaluated(source: DataSource) -> RequestedFormat:
+    """Return the format of the model that is evaluated; nothing is requested without one."""
+    return RequestedFormat() if source.evaluated is None else source.evaluated.image_format
 
 
 def decoded(
@@ -355,103 +318,121 @@ def decoded(
         facts, arrays = synthetic_images(size or MAX_DEFAULT_SIZE)
         return None, facts, arrays
     settings = {"size": size, "image_column": image_column, "label_column": label_column}
-    evaluation_settings: dict[str, int] = {}
-    if source.evaluated is not None:
-        evaluation_settings |= source.evaluated.preprocessing
-        # `settings` has the size already: the model's, unless the user has set `--image-size`.
-        evaluation_settings.pop("image_size", None)
+    # `settings` has the size already: the model's, unless the user has set `--image-size`.
+    requested = format_of_evaluated(source)
+    evaluation_settings = {"channels": requested.channels, "white_level": requested.white_level}
     return prepared_samples(
         source,
         prepare_images,
         CACHE_VERSION,
         ("images", "labels"),
         settings,
-        evaluation_settings,
+        # The name of the cache depends on all settings, so those without a value are left out.
+        {name: value for name, value in evaluation_settings.items() if value is not None},
     )
 
 
-def scale_as_initially(
-    facts: ImageFacts, arrays: Arrays, initial: InitialFacts, init_from: str | None
-) -> None:
-    """Replace the scaling of a data set by that of the initial weights, in place.
+def format_of_batches(
+    facts: ImageFacts, initial: InitialFacts, init_from: str | None
+) -> ImageFormat:
+    """Return the format of a data set's images, with the scaling of the initial weights if known.
 
     The weights expect pixels scaled as in their own training. If they take colours and the images
     are grey, the images get three channels.
 
     Args:
+        facts: the facts about the data set, which have the scaling measured on it.
         initial: what `initial_facts` knows about the weights.
         init_from: the value of `--init-from`, for a message.
 
     Raises:
         UserError: see `initial_scaling`.
     """
-    scaling = initial_scaling(initial, init_from)
-    facts["mean"] = scaling["mean"]
-    facts["std"] = scaling["std"]
-    if facts["channels"] == 1 and initial.channels == 3:
-        facts["channels"] = 3
-        if "index" not in facts:  # streamed images are decoded to three channels
-            repeat_grey(arrays)
+    own_format = ImageFormat.model_validate(facts)
+    if not initial.has_scaling:
+        return own_format
+    mean, std = initial_scaling(initial, init_from)
+    becomes_coloured = own_format.channels == 1 and initial.channels == 3
+    return ImageFormat(
+        channels=3 if becomes_coloured else own_format.channels,
+        image_size=own_format.image_size,
+        white_level=own_format.white_level,
+        mean=mean,
+        std=std,
+    )
 
 
-def cached_splits(arrays: Arrays, facts: ImageFacts, dtype: torch.dtype) -> dict[str, ImageSamples]:
-    """Make each split from its arrays of decoded images and labels."""
-    return {
-        name: CachedImages(images, labels, facts["mean"], facts["std"], dtype)
-        for name, (images, labels) in arrays.items()
-    }
-
-
-def streamed_splits(
-    source: DataSource,
-    arrays: Arrays,
-    index: RowGroupIndex,
-    facts: ImageFacts,
-    dtype: torch.dtype,
-) -> dict[str, ImageSamples]:
-    """Make the splits of images that are decoded while training.
-
-    Args:
-        arrays: the row groups of each split, as `ParquetRows` takes them.
-        index: the other arguments of `ParquetRows`.
-    """
-    splits: dict[str, ImageSamples] = {}
-    for name, (groups,) in arrays.items():
-        rows = ParquetRows(groups, **index)
-        decode = Decoder(source, name, facts["image_size"], facts["channels"], facts["white_level"])
-        splits[name] = StreamedImages(rows, decode, facts["mean"], facts["std"], dtype)
-    return splits
-
-
-def initial_scaling(initial: InitialFacts, init_from: str | None) -> Scaling:
+def initial_scaling(
+    initial: InitialFacts, init_from: str | None
+) -> tuple[list[float], list[float]]:
     """Return the mean and std with which initial weights were trained.
 
     Raises:
         UserError: either is not one finite number for each channel, or an std is not positive.
     """
-    with reading(
-        f"the mean and std of --init-from {init_from}",
-        "pass the safetensors file of this model, instead of its folder or its id",
-    ):
-        if not isinstance(initial.channels, int):
-            raise TypeError(f"images of {initial.channels!r} channels")
+    advice = "pass the safetensors file of this model, instead of its folder or its id"
+    wrong_count = UserError(
+        f"--init-from {init_from} does not state one mean and one std of the pixels for each of "
+        f"its channels ({initial.channels!r:.50})",
+        advice=advice,
+    )
+    # A user's copy of a recipe may state anything under these names.
+    if not isinstance(initial.channels, int) or initial.channels < 1:
+        raise wrong_count
+    try:
         scaling = np.array([initial.mean, initial.std], dtype=float)
-        # `reshape` raises a `ValueError` unless there is one number for each channel.
         mean, std = scaling.reshape(2, initial.channels)
-        if not np.isfinite(scaling).all() or (std <= 0).any():
-            raise ValueError("an std that is not positive, or a number that is not finite")
-    return {"mean": mean.tolist(), "std": std.tolist()}
+    except (TypeError, ValueError, OverflowError):
+        raise wrong_count from None
+    if not np.isfinite(scaling).all() or (std <= 0).any():
+        raise UserError(
+            f"--init-from {init_from} states a mean or an std of the pixels that is not finite, or "
+            "an std that is not positive",
+            advice=advice,
+        )
+    return mean.tolist(), std.tolist()
 
 
-def repeat_grey(arrays: Arrays) -> None:
-    """Give the grey images of all splits three channels, without a copy of the pixels.
+def image_splits(
+    source: DataSource,
+    folder: Path | None,
+    facts: ImageFacts,
+    arrays: Arrays,
+    image_format: ImageFormat,
+    dtype: torch.dtype,
+) -> dict[str, ImageSamples]:
+    """Return the samples of each split: streamed if the data have an index, else from the cache.
 
     Args:
-        arrays: the images, uint8 [samples, height, width, 1], and the labels of each split.
+        folder: the folder of the cache; None: the images are synthetic, and have no paths.
     """
-    for split_arrays in arrays.values():
-        images = split_arrays[0]
-        split_arrays[0] = np.broadcast_to(images, (*images.shape[:3], 3))
+    index = facts.get("index")
+    splits: dict[str, ImageSamples] = {}
+    for name, split_arrays in arrays.items():
+        if index is None:
+            images, labels = split_arrays
+            images = repeat_grey(images, image_format.channels)
+            splits[name] = CachedImages(images, labels, image_format, dtype)
+        else:
+            (groups,) = split_arrays
+            rows = ParquetRows(groups, **index)
+            decode = Decoder(source, name, image_format)
+            splits[name] = StreamedImages(rows, decode, image_format, dtype)
+        if folder is not None:
+            splits[name].paths_file = folder / f"{name}{PATHS_SUFFIX}"
+    return splits
+
+
+def repeat_grey(images: np.ndarray, channels: int) -> np.ndarray:
+    """Give grey images all channels that the model takes, without a copy of the pixels.
+
+    Args:
+        images: uint8 [samples, height, width, 1]; or images with all channels, which stay as they
+            are.
+    """
+    if images.shape[-1] == channels:
+        return images
+    return np.broadcast_to(images, (*images.shape[:3], channels))
 
 
 def synthetic_images(size: int) -> tuple[ImageFacts, Arrays]:

@@ -6,9 +6,13 @@ bytes.
 
 import io
 import sys
+from typing import NamedTuple
 
 import numpy as np
 from PIL import ExifTags, Image, ImageFile, ImageOps
+
+from common.errors import UserError
+from common.run_directory.records import PixelFormat
 
 FULL_SCALE = 65535  # the largest value of 16 bits: white for a model that states no white level
 # How to turn a photo upright, by its EXIF orientation. It is upright already with all others.
@@ -24,46 +28,59 @@ TURNS = {
 GREY_MODES = {"1", "L", "I", "I;16", "I;16B", "I;16L", "I;16N", "F"}
 
 
-def image_to_pixels(
-    image: Image.Image, size: int, channels: int, white_level: int | None
-) -> np.ndarray:
-    """Return an image as uint8 [size, size, channels]: upright, resized and centre-cropped.
+class RequestedFormat(NamedTuple):
+    """What the user or a model requires of a `PixelFormat`; None: the images determine it."""
+
+    image_size: int | None = None
+    channels: int | None = None
+    white_level: int | None = None
+
+
+def image_to_pixels(image: Image.Image, pixel_format: PixelFormat, name: str) -> np.ndarray:
+    """Return an image as pixels of a format: upright, resized and centre-cropped.
 
     Args:
-        size: height and width of the result, in pixels.
-        channels: 1 or 3.
-        white_level: the value of white in images of more than 8 bits a channel, as
-            `white_level_of` returns it. Larger values become white, too. None: an image of more
-            than 8 bits a channel is refused.
+        pixel_format: its white level is one that `white_level_of` returns. Larger values become
+            white, too. Without a white level, an image of more than 8 bits a channel is refused.
+        name: what a message calls the image.
+
+    Returns:
+        uint8 [image_size, image_size, channels].
 
     Raises:
-        ValueError: pixels are real numbers or negative, or the image has more than 8 bits a channel
+        UserError: pixels are real numbers or negative, or the image has more than 8 bits a channel
             and there is no white level.
     """
     # `pixels` is None unless the image has more than 8 bits a channel.
-    pixels, decoded_image = deep_pixels(image)
+    pixels, decoded_image = deep_pixels(image, name)
     if pixels is not None:
-        if white_level is None:
-            raise ValueError(
-                "it has more than 8 bits per channel, unlike the training images: use 8 bits"
+        if pixel_format.white_level is None:
+            raise UserError(
+                f"{name} can't be used, because it has more than 8 bits per channel, unlike the "
+                "training images",
+                advice="save it with 8 bits per channel",
             )
-        result = Image.fromarray(to_eight_bits(pixels, white_level))
+        result = Image.fromarray(to_eight_bits(pixels, pixel_format.white_level))
     else:
         result = decoded_image
     orientation = decoded_image.getexif().get(ExifTags.Base.Orientation, 1)
     if orientation in TURNS:
         result = result.transpose(TURNS[orientation])
-    result = result.convert("L" if channels == 1 else "RGB")
+    result = result.convert("L" if pixel_format.channels == 1 else "RGB")
+    size = pixel_format.image_size
     if result.size != (size, size):
         result = ImageOps.fit(result, (size, size), Image.Resampling.BILINEAR)
-    return np.asarray(result).reshape(size, size, channels)
+    return np.asarray(result).reshape(size, size, pixel_format.channels)
 
 
-def deep_pixels(image: Image.Image) -> tuple[np.ndarray | None, Image.Image]:
+def deep_pixels(image: Image.Image, name: str) -> tuple[np.ndarray | None, Image.Image]:
     """Return the pixels of an image with more than 8 bits a channel, and the image itself.
 
     The largest of these pixels determines the white level of a data set, and the white level then
     scales all of them to 8 bits. An image of Pillow may have lost their low bytes.
+
+    Args:
+        name: what a message calls the image.
 
     Returns:
         First, the pixels: integers [height, width] or [height, width, 3], without transparency;
@@ -71,22 +88,26 @@ def deep_pixels(image: Image.Image) -> tuple[np.ndarray | None, Image.Image]:
         file with the same EXIF data.
 
     Raises:
-        ValueError: pixels are real numbers or negative.
+        UserError: pixels are real numbers or negative, or have an unknown layout.
     """
     if image.mode == "F":
         # Pillow would make an image with values from 0 to 1 black.
-        raise ValueError("its pixels are real numbers: save it with 8 or 16 bits per channel")
+        raise UserError(
+            f"{name} can't be used, because its pixels are real numbers",
+            advice="save it with 8 or 16 bits per channel",
+        )
     if image.mode.startswith("I"):
         pixels = np.asarray(image)
         if pixels.min(initial=0) < 0:
-            raise ValueError(
-                "its pixels are negative or have 32 bits: save it with 8 or 16 bits per channel"
+            raise UserError(
+                f"{name} can't be used, because its pixels are negative or have 32 bits",
+                advice="save it with 8 or 16 bits per channel",
             )
         return pixels, image
     if isinstance(image, ImageFile.ImageFile):
         raw_mode = raw_mode_of(image)
         if ";16" in raw_mode:
-            return deep_colours(image, raw_mode)
+            return deep_colours(image, raw_mode, name)
     return None, image
 
 
@@ -103,7 +124,9 @@ def raw_mode_of(image: ImageFile.ImageFile) -> str:
     return raw_mode if isinstance(raw_mode, str) else ""
 
 
-def deep_colours(image: ImageFile.ImageFile, raw_mode: str) -> tuple[np.ndarray, Image.Image]:
+def deep_colours(
+    image: ImageFile.ImageFile, raw_mode: str, name: str
+) -> tuple[np.ndarray, Image.Image]:
     """Return the pixels of an image with 16 bits a colour, and another decoding of the image.
 
     Pillow keeps one byte of each value. So a colour image is decoded twice: in its own byte order,
@@ -113,13 +136,14 @@ def deep_colours(image: ImageFile.ImageFile, raw_mode: str) -> tuple[np.ndarray,
     Args:
         image: an image that Pillow has opened, and whose pixels have not been loaded.
         raw_mode: the layout of its pixels, from `raw_mode_of`.
+        name: what a message calls the image.
 
     Returns:
         First, the pixels: uint16 [height, width, 3], or [height, width] if they are grey. Second,
         the image with the high bytes of its colours, or with the four channels.
 
     Raises:
-        ValueError: the layout is not known.
+        UserError: the layout is not known.
     """
     assert image.fp is not None  # it is None only after the pixels have been loaded
     position = image.fp.tell()
@@ -136,7 +160,10 @@ def deep_colours(image: ImageFile.ImageFile, raw_mode: str) -> tuple[np.ndarray,
     if order in ("", "N"):
         order = "L" if sys.byteorder == "little" else "B"
     if channels not in ("RGB", "RGBA") or order not in ("B", "L"):
-        raise ValueError(f"its pixels are stored as {raw_mode}: save it as RGB or greyscale")
+        raise UserError(
+            f"{name} can't be used, because its pixels are stored as {raw_mode}",
+            advice="save it as RGB or greyscale",
+        )
     opposite_order = "L" if order == "B" else "B"
     decoded = decoded_as(encoded, image.mode, f"{channels};16{order}")
     high_bytes = np.asarray(decoded).astype(np.uint16)

@@ -162,7 +162,7 @@ def encode(
           sample's length if there is only one text, or if the tokenizer does not mark the second.
 
     Raises:
-        ValueError: the tokenizer makes no tokens of a sample.
+        UserError: the tokenizer makes no tokens of a sample.
     """
     rows: list[list[int]] = []
     token_types: list[list[int]] = []
@@ -176,7 +176,10 @@ def encode(
             types_of_rows = [[] for _ in columns[0]]
         token_types += types_of_rows
     if not all(rows):
-        raise ValueError("it returns no tokens for some texts")
+        raise UserError(
+            f"the tokenizer of {tokenizer.name_or_path} returns no tokens for some texts",
+            advice="check its files, or pass another model",
+        )
     # The second text of a sample begins at its first token of type 1.
     second_starts = [
         types.index(1) if 1 in types else len(row)
@@ -252,7 +255,7 @@ def load_tokenizer(checkpoint: str) -> "PreTrainedTokenizerBase":
 
 
 def check_token_ids(tokenizer_file: Path) -> None:
-    """Raise a `ValueError` if a token has an id above `MAX_TOKEN_ID`.
+    """Raise a `UserError` if a token has an id above `MAX_TOKEN_ID`.
 
     Transformers would allocate a table up to that id, which might abort the process.
 
@@ -263,8 +266,10 @@ def check_token_ids(tokenizer_file: Path) -> None:
     token_ids = set(tokenizer["model"]["vocab"].values())
     token_ids |= {token["id"] for token in tokenizer["added_tokens"]}
     if max(token_ids) > MAX_TOKEN_ID:
-        raise ValueError(
-            f"it has {len(token_ids):,} tokens, but one of them has the id {max(token_ids):,}"
+        raise UserError(
+            f"{tokenizer_file} has {len(token_ids):,} tokens, but one of them has the id "
+            f"{max(token_ids):,}",
+            advice="copy the file again from where it came, or pass another model",
         )
 
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from safetensors import SafetensorError
 
-from common.errors import UserError
+from common.errors import MisfitError, UserError
 from common.failures.disk_errors import advice_for, is_of_disk, number_of
 from common.system.wording import shortened
 
@@ -22,7 +22,8 @@ def cause_text(
 ) -> str:
     """Return an error in one line, for a sentence: its class, and its text.
 
-    The class of an `OSError` is left out if it adds nothing, for example to an error number.
+    The class is left out if it adds nothing: that of an `OSError` with an error number, and that of
+    a `MisfitError`.
 
     Args:
         most_characters: the characters of the error's text that are repeated.
@@ -37,6 +38,8 @@ def cause_text(
     if not text:
         return class_name
     if type(error) is OSError or (isinstance(error, OSError) and error.errno is not None):
+        return text
+    if isinstance(error, MisfitError):
         return text
     return f"{class_name}: {text}"
 

@@ -8,6 +8,9 @@ import os
 import re
 from pathlib import Path
 
+from pydantic import ValidationError
+
+from common.errors import UserError
 from common.failures.sentences import reading
 from common.ranks.agreement import ask_rank_zero
 from common.run_directory.finished_model import (
@@ -16,12 +19,17 @@ from common.run_directory.finished_model import (
     model_folder,
     require_written_weights,
 )
-from common.run_directory.records import MODEL_JSON, InitialFacts, read_record_if_there
-from common.storage.json_files import read_json_if_there
+from common.run_directory.records import (
+    MODEL_JSON,
+    InitialFacts,
+    PublishedSettings,
+    mistake_in_words,
+    read_record_if_there,
+)
+from common.storage.json_files import json_safe, read_json_if_there
 from common.system.platforms import quoted
 
 PUBLISHED = "config.json"  # the file that timm publishes beside weights: how they were trained
-MAX_PIXELS = 65536  # along a side of an image; more is a mistake in the file
 
 
 @functools.cache
@@ -82,8 +90,7 @@ def weights_file(path: str | Path) -> Path:
 def initial_facts(path: str | None) -> InitialFacts:
     """Return the facts about the model that `--init-from` names.
 
-    Published weights state the scaling and the size of images. Nothing is known of a single file of
-    weights, or without the flag.
+    Nothing is known of a single file of weights, or without the flag.
 
     Raises:
         UserError: there are no such weights, or the facts can't be read.
@@ -94,19 +101,35 @@ def initial_facts(path: str | None) -> InitialFacts:
     facts_of_run = read_record_if_there(folder / MODEL_JSON, InitialFacts, COPY_MODEL)
     if facts_of_run is not None:
         return facts_of_run
+    return published_facts(folder)
+
+
+def published_facts(folder: Path) -> InitialFacts:
+    """Return the scaling and the size of images that timm publishes beside weights.
+
+    Args:
+        folder: the folder of the weights and of `PUBLISHED`.
+
+    Raises:
+        UserError: the file can't be read, or lacks these facts.
+    """
+    path = folder / PUBLISHED
     advice = f"pass --init-from {quoted(folder / WEIGHTS)}"  # the weights without these facts
-    published = read_json_if_there(folder / PUBLISHED, advice) or {}
-    settings = published.get("pretrained_cfg", published)  # some files have no such level
-    with reading(str(folder / PUBLISHED), advice):
-        channels, size, _ = settings["input_size"]  # channels, height, width
-        if not 1 <= size <= MAX_PIXELS:
-            raise ValueError(f"images of {size} pixels")
-        return InitialFacts(
-            mean=[float(value) for value in settings["mean"]],
-            std=[float(value) for value in settings["std"]],
-            channels=int(channels),
-            published_size=int(size),
-        )
+    published = read_json_if_there(path, advice) or {}
+    entries = published.get("pretrained_cfg")
+    if not isinstance(entries, dict):  # some files have no such level
+        entries = published
+    try:
+        settings = PublishedSettings.model_validate(json_safe(entries))
+    except ValidationError as problem:
+        mistake = mistake_in_words(problem.errors()[0])
+        raise UserError(
+            f"{path} does not describe images as timm's files do ({mistake})", advice=advice
+        ) from None
+    channels, height, _ = settings.input_size
+    return InitialFacts(
+        mean=settings.mean, std=settings.std, channels=channels, published_size=height
+    )
 
 
 def initial_shapes(path: str | None) -> dict[str, tuple[int, ...]]:

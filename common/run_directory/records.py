@@ -49,6 +49,7 @@ ATTEMPTS = f"{PROVENANCE}/attempts.json"
 CHECKPOINT_DIGESTS = f"{PROVENANCE}/weights.jsonl"
 
 Count = Annotated[int, Field(ge=1, le=2**53)]  # a larger number is a sign of damage
+Side = Annotated[int, Field(ge=1, le=2**16)]  # of an image; a larger number is a sign of damage
 Figures = dict[str, float | None]  # by metric name; None stands for NaN and infinities
 # A row of `metrics.jsonl`: figures by name; null stands for NaN and infinities.
 MetricsRow = dict[str, JsonValue]
@@ -425,15 +426,30 @@ class ModelFacts(WeightsDigest):
         return {"class_names", "max_length"} <= self.model_fields_set
 
 
-class ImageInput(Record, extra="ignore"):
+class PixelFormat(Record, extra="ignore"):
+    """The pixels to which images are decoded: uint8 [image_size, image_size, channels]."""
+
+    channels: int  # 1 or 3
+    image_size: int  # height and width
+    # The value that becomes 255, in images of more than 8 bits a channel; None: no such images.
+    white_level: int | None = None
+
+
+class ImageFormat(PixelFormat):
+    """The images that a model takes: their pixels, and how a batch scales these.
+
+    Its fields are entries of `model.json` and of the facts in the cache of prepared data.
+    """
+
+    # The mean and the standard deviation of each channel, of pixels scaled to 0 … 1.
+    mean: list[float]
+    std: list[float]
+
+
+class ImageInput(ImageFormat):
     """The input of a classifier of images; a part of `model.json`."""
 
     class_names: list[object]  # texts, unless a user's copy of a recipe states numbers
-    channels: int
-    image_size: int  # height and width, in pixels
-    mean: list[float]  # by channel
-    std: list[float]
-    white_level: int | None = None  # the value of white, if a channel has more than 8 bits
 
 
 class TextInput(Record, extra="ignore"):
@@ -463,6 +479,14 @@ class InitialFacts(Record, extra="ignore"):
     def has_scaling(self) -> bool:
         """Whether the facts state how images were scaled."""
         return {"mean", "std", "channels"} <= self.model_fields_set
+
+
+class PublishedSettings(Record, extra="ignore"):
+    """The images on which published weights were trained; a part of timm's `config.json`."""
+
+    input_size: list[Side] = Field(min_length=3, max_length=3)  # channels, height, width
+    mean: list[float]  # by channel
+    std: list[float]
 
 
 def none_if_invalid(value: object, validate: ValidatorFunctionWrapHandler) -> object:

@@ -7,6 +7,8 @@ import time
 from dataclasses import dataclass, field
 from typing import TypedDict
 
+from common.errors import MisfitError
+
 
 class ProgressState(TypedDict):
     """The progress in a checkpoint."""
@@ -40,7 +42,8 @@ class Progress:
         return {"global_step": self.global_step, "seconds": self.seconds}
 
     def load_state_dict(self, state: ProgressState) -> None:
+        """Restore the result of `state_dict`; a `MisfitError` if it has no number of updates."""
         if type(state["global_step"]) is not int or state["global_step"] < 0:
-            raise ValueError(f"no number of updates: {state['global_step']}")
+            raise MisfitError(f"{state['global_step']!r:.50} is not a number of updates")
         self.global_step = state["global_step"]
         self.began = time.perf_counter() - state["seconds"]

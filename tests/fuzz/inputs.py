@@ -290,19 +290,22 @@ def write_table(path: Path, rows: list[dict[str, Any]], names: Sequence[str]) ->
         path.write_text("".join(f"{json.dumps(row, default=str)}\n" for row in rows))
 
 
+MODES = ("L", "RGB", "RGBA", "1", "P", "I", "I;16", "F", "CMYK")
+
+
 def write_images(data: st.DataObject, folder: Path) -> None:
     """Draw a folder of images in folders by class, some of them damaged."""
     for split in ("train", "test"):
         for name in data.draw(st.sampled_from([("a", "b"), ("a",), ("a", "b", "é c"), ()])):
             for number in range(2):
-                mode = data.draw(st.sampled_from(["L", "RGB", "RGBA", "1", "P", "I", "F", "CMYK"]))
+                mode = data.draw(st.sampled_from(MODES))
                 form = data.draw(
                     st.sampled_from(["PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "PPM"])
                 )
                 size = data.draw(st.sampled_from([(8, 8), (1, 1), (5, 9), (300, 2)]))
                 encoded = io.BytesIO()
                 with contextlib.suppress(OSError, ValueError):  # some formats lack some modes
-                    Image.new(mode, size).save(encoded, form)
+                    Image.new(mode, size, -1 if mode == "I" else 0).save(encoded, form)
                 content = encoded.getvalue()
                 if data.draw(st.integers(0, 5)) == 5:
                     content = damaged_bytes(data, content)

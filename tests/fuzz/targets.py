@@ -28,13 +28,15 @@ from torch import nn
 from common.checkpoints.export import load_weights, save_model
 from common.checkpoints.state import Parts, RandomState, restore_newest
 from common.config import parse_config
-from common.data.images import ImageData, load_images
+from common.data.decoding import ImageFacts
+from common.data.images import ImageData, format_of_batches, load_images
 from common.data.sources import find_named
 from common.data.text import TextData, load_text
 from common.errors import UserError
 from common.metric_names import STEP
 from common.run_directory.directory import PATIENCE, RunDirectory
 from common.run_directory.identity import signed_config
+from common.run_directory.init_from import initial_facts
 from common.run_directory.records import RunConfig, RunIdentity
 from common.storage.digests import signed
 from common.tools.compare.command import main as compare
@@ -44,6 +46,7 @@ from common.track.log import Log
 from tests import local_data
 from tests.fuzz import inputs
 from tests.launch import RECIPES, REPOSITORY
+from tests.own_errors import require_no_own_class
 from tests.unit.checkpoint_store import checkpoints_in
 from tests.unit.manifest_facts import identity_at
 from tests.unit.recipes import config_class, write_run
@@ -72,6 +75,7 @@ def sentence_of(call: Callable[[], Any]) -> str | None:
     if isinstance(ended, UserError):
         assert ended.message.strip(), "no sentence"
         assert "Traceback" not in ended.message
+        require_no_own_class(ended)
         assert len(ended.message) < LONGEST + sum(map(len, sys.argv)), ended.message
         return ended.message
     if ended is None or ended.code == 0:
@@ -345,6 +349,37 @@ def models(data: st.DataObject, folder: Path) -> None:
             assert torch.equal(state[name], value), name
 
 
+# The first file is of a folder that timm publishes, the second one of a run's model.
+WEIGHT_FACTS: dict[str, Any] = {
+    "config.json": {
+        "pretrained_cfg": {"input_size": [3, 8, 8], "mean": [0.5] * 3, "std": [0.25] * 3}
+    },
+    "model.json": {"channels": 1, "image_size": 8, "mean": [0.5], "std": [0.25]},
+}
+GREY_FACTS: ImageFacts = {
+    "channels": 1,
+    "image_size": 8,
+    "white_level": None,
+    "mean": [0.5],
+    "std": [0.25],
+    "class_names": ["a", "b"],
+    "notes": [],
+    "held_out": 0,
+}
+
+
+def initial_weights(data: st.DataObject, folder: Path) -> None:
+    """Grey images are scaled as damaged facts about initial weights say, or refused."""
+    weights = inputs.emptied(folder / "weights")
+    weights.mkdir()
+    (weights / "model.safetensors").touch()
+    for name in data.draw(st.sampled_from([["config.json"], ["config.json", "model.json"]])):
+        facts = inputs.damaged_json(data, WEIGHT_FACTS[name])
+        (weights / name).write_text(json.dumps(facts))
+    init_from = str(weights)
+    sentence_of(lambda: format_of_batches(GREY_FACTS, initial_facts(init_from), init_from))
+
+
 def comparisons(data: st.DataObject, folder: Path) -> None:
     """Damaged runs are compared, or refused, in each form."""
     whole = folder / "compared-whole"
@@ -451,6 +486,7 @@ TARGETS: dict[str, Target] = {
         resume,
         config_files,
         models,
+        initial_weights,
         comparisons,
         tables,
         damaged_tables,

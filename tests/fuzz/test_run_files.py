@@ -18,6 +18,7 @@ from common.run_directory.records import MANIFEST
 from common.storage.digests import signed
 from tests.damage import MISSING, broken, wrong
 from tests.fuzz.small_run import FLAGS, STEPS, digest, prepared, run
+from tests.own_errors import require_no_own_class
 
 pytestmark = pytest.mark.usefixtures("quick_runs")
 
@@ -57,6 +58,7 @@ def require_a_sentence(error: BaseException | None, directory: Path) -> None:
     assert isinstance(error, UserError), repr(error)
     assert "\n" not in error.message
     assert len(error.message) < 600
+    require_no_own_class(error)
     assert str(directory) in error.message or "--" in error.message, error.message
 
 

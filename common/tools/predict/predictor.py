@@ -26,6 +26,7 @@ from common.run_directory.records import (
     MODEL_JSON,
     ImageInput,
     ModelFacts,
+    PixelFormat,
     TextInput,
     parse_record,
 )
@@ -101,20 +102,25 @@ class Predictor:
         """Classify one made-up input, so that contradictory files are an error at once.
 
         Raises:
-            ValueError: the number of outputs is not the number of class names, or a name occurs
+            UserError: the number of outputs is not the number of class names, or a name occurs
                 twice.
         """
         text = "a " * PROBE_WORDS + "\t" * (self.texts_per_input - 1)  # a second text is empty
         probabilities = self([text] if self.is_text else [Image.new("L", (1, 1))])
         repeated = [name for name, count in Counter(self.class_names).items() if count > 1]
+        path = self.folder / MODEL_JSON
         if repeated:
-            raise ValueError(f"its class name {repeated[0]!r} occurs twice")
+            raise UserError(
+                f"{path} can't be used, because its class name {repeated[0]!r} occurs twice",
+                advice=PUT_BACK,
+            )
         expected_shape = (1, len(self.class_names))
         if probabilities.shape != expected_shape:
-            raise ValueError(
-                f"it has {counted(len(self.class_names), 'class name')}, but the model's output "
-                f"for one input has the shape {tuple(probabilities.shape)} instead of "
-                f"{expected_shape}"
+            raise UserError(
+                f"{path} has {counted(len(self.class_names), 'class name')}, but the model's "
+                f"output for one input has the shape {tuple(probabilities.shape)} instead of "
+                f"{expected_shape}",
+                advice=PUT_BACK,
             )
 
     @torch.inference_mode()
@@ -182,17 +188,18 @@ class Predictor:
         """
         description = self.input_description
         assert isinstance(description, ImageInput)
-        decode = partial(
-            pixels_of,
-            size=description.image_size,
+        # Images of more than 8 bits are never refused, so there must be a white level.
+        pixel_format = PixelFormat(
             channels=description.channels,
+            image_size=description.image_size,
             white_level=description.white_level or FULL_SCALE,
         )
+        decode = partial(pixels_of, pixel_format=pixel_format)
         with ThreadPoolExecutor() as pool:
             pixels = np.stack([*pool.map(decode, inputs)])
         labels = np.zeros(len(pixels), dtype=np.int64)
         dtype = compute_dtype(self.accelerator)
-        return CachedImages(pixels, labels, description.mean, description.std, dtype)
+        return CachedImages(pixels, labels, description, dtype)
 
     def texts(self, inputs: Sequence[Input]) -> CachedText:
         """Encode texts as in training.
@@ -251,19 +258,18 @@ def read_input_description(
     )
 
 
-def pixels_of(image: Image.Image | str, size: int, channels: int, white_level: int) -> np.ndarray:
-    """Return an image of Pillow, or of a file, as uint8 [size, size, channels].
+def pixels_of(image: Image.Image | str, pixel_format: PixelFormat) -> np.ndarray:
+    """Return an image of Pillow, or of a file, as uint8 [image_size, image_size, channels].
 
     Args:
         image: the image, or the path of its file.
-        size: height and width in pixels.
-        channels: 1 for grey, 3 for colours.
-        white_level: the value of white in images of more than 8 bits a channel.
+        pixel_format: the format of the pixels, with a white level.
 
     Raises:
-        UserError: the file is not an image that Pillow can read.
+        UserError: the file is not an image that Pillow can read, or `image_to_pixels` refuses it.
     """
     if isinstance(image, Image.Image):
-        return image_to_pixels(image, size, channels, white_level)
-    with reading(f"image {image}", "pass image files, or - for their paths on standard input"):
-        return image_to_pixels(Image.open(refuse_pipe(Path(image))), size, channels, white_level)
+        return image_to_pixels(image, pixel_format, "an image")
+    name = f"image {image}"
+    with reading(name, "pass image files, or - for their paths on standard input"):
+        return image_to_pixels(Image.open(refuse_pipe(Path(image))), pixel_format, name)

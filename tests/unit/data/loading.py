@@ -13,6 +13,7 @@ from common.data.images import ImageData, load_images
 from common.data.sources import find_named
 from common.data.text import TextData, load_text
 from common.errors import UserError
+from tests.own_errors import require_no_own_class
 
 
 def images(folder: Path, **changes: Any) -> ImageData:
@@ -45,4 +46,5 @@ def refusal(load: Callable[[], object]) -> str:
     assert "\n" not in message
     assert len(message) < 600
     assert "Traceback" not in message
+    require_no_own_class(error.value)
     return message

@@ -12,6 +12,7 @@ from PIL import ExifTags, Image
 
 from common.data.decoding import path_in_data_set
 from common.data.pixels import FULL_SCALE, image_to_pixels
+from common.run_directory.records import PixelFormat
 from tests.local_data import (
     grey_images,
     write_image_folder,
@@ -29,11 +30,11 @@ def test_exif_orientation_is_applied(turn: int) -> None:
     exif[ExifTags.Base.Orientation] = turn
     Image.fromarray(pixels).save(file, "PNG", exif=exif)
     expected = datasets.Image().decode_example({"bytes": file.getvalue(), "path": None})
-    pixels_of_file = image_to_pixels(Image.open(file), 8, 1, white_level=FULL_SCALE)
-    assert np.array_equal(pixels_of_file, image_to_pixels(expected, 8, 1, white_level=FULL_SCALE))
-    assert turn < 2 or not np.array_equal(
-        pixels_of_file, image_to_pixels(Image.fromarray(pixels), 8, 1, white_level=FULL_SCALE)
-    )
+    pixel_format = PixelFormat(channels=1, image_size=8, white_level=FULL_SCALE)
+    pixels_of_file = image_to_pixels(Image.open(file), pixel_format, "an image")
+    assert np.array_equal(pixels_of_file, image_to_pixels(expected, pixel_format, "an image"))
+    unturned = image_to_pixels(Image.fromarray(pixels), pixel_format, "an image")
+    assert turn < 2 or not np.array_equal(pixels_of_file, unturned)
 
 
 @pytest.mark.parametrize(

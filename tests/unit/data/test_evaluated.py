@@ -17,6 +17,7 @@ from common.config import TrainingConfig
 from common.data.cache import Prepared, PreparedFacts
 from common.data.evaluated import EvaluatedModel, TrainedOn, is_same_place, own_configuration
 from common.data.images import ImageData, load_images
+from common.data.pixels import RequestedFormat
 from common.data.sources import DataSource, find_named, for_evaluation
 from common.data.text import TextData, load_text
 from common.data.unseen_samples import renumber_labels, require_same_sizes
@@ -99,7 +100,7 @@ def test_new_data_are_evaluated_completely(
     assert data.facts().sizes == {role: 46}
     assert data.class_names == [*NAMES]
     assert np.bincount(data.splits[role].labels).tolist() == [23, 0, 23]
-    assert data.mean == trained[1].mean
+    assert data.image_format == trained[1].image_format
     assert any("was not trained on these data" in note for note in data.notes)
     warning = f"if these data include samples of {trained[0]}"
     is_doubtful = any(warning in note for note in data.notes)
@@ -225,7 +226,7 @@ def test_only_classes_that_occur_must_be_those_of_the_model(
 ) -> None:
     """A column's type may list others. Classes may have the model's names or its numbers."""
     random = np.random.default_rng(seed)
-    model = EvaluatedModel("runs/one", ["cat", "dog", "emu"], {}, ())
+    model = EvaluatedModel("runs/one", ["cat", "dog", "emu"], RequestedFormat(), ())
     listed = [str(name) for name in random.permutation([*names, *others])]
     by_name = {"cat": 0, "dog": 1, "emu": 2, "0": 0, "1": 1, "2": 2}
     allowed = [label for label, name in enumerate(listed) if name in names]
@@ -247,7 +248,7 @@ def test_only_classes_that_occur_must_be_those_of_the_model(
 )
 def test_message_names_the_class_that_does_not_fit(listed: list[str], named: str) -> None:
     """A number that the model has is named only if other classes have the model's names."""
-    model = EvaluatedModel("runs/one", ["cat", "dog", "emu"], {}, ())
+    model = EvaluatedModel("runs/one", ["cat", "dog", "emu"], RequestedFormat(), ())
     data = prepared_with(listed, test=np.arange(len(listed)))
     assert f"has the class {named}, " in refusal(lambda: renumber_labels(data, model, SOURCE.name))
 

@@ -18,6 +18,7 @@ from common.data.run_loaders import evaluation_order, make_loaders
 from common.data.samples import Batch
 from common.data.shifts import reflected
 from common.errors import UserError
+from common.run_directory.records import ImageFormat
 from common.system.devices import to_device
 from tests.cuda_stand_in import Cuda
 
@@ -30,7 +31,10 @@ def samples(count: int = 103, size: int = 8, channels: int = 3) -> CachedImages:
     random = np.random.default_rng(0)
     images = random.integers(0, 256, (count, size, size, channels), dtype=np.uint8)
     labels = np.arange(count) % 5
-    split = CachedImages(images, labels, [0.5] * channels, [0.25] * channels, torch.float32)
+    mean = [0.5] * channels
+    std = [0.25] * channels
+    image_format = ImageFormat(channels=channels, image_size=size, mean=mean, std=std)
+    split = CachedImages(images, labels, image_format, torch.float32)
     split.flip = True
     split.max_shift = 2
     return split

@@ -19,6 +19,7 @@ from common.data.decoding import Decoder
 from common.data.mistakes import empty_split_error
 from common.data.sources import DataSource, find_named
 from common.errors import UserError
+from common.run_directory.records import PixelFormat
 from tests.local_data import (
     grey_images,
     sentences,
@@ -27,6 +28,7 @@ from tests.local_data import (
     write_image_parquet,
     write_parquet,
 )
+from tests.own_errors import require_no_own_class
 from tests.unit.data.loading import images, refusal, text
 
 SOURCE = DataSource("pets", "/data/pets", None, "named", "1")
@@ -83,9 +85,11 @@ def test_damaged_image_is_decoded_or_named(image_format: str, thorough: bool) ->
     for number in range(300 if thorough else 75):
         value = {"bytes": mutated(generator.choice(whole), generator), "path": f"{number}.img"}
         channels = generator.choice([1, 3])
+        pixel_format = PixelFormat(channels=channels, image_size=8)
         try:
-            pixels = Decoder(SOURCE, "train", 8, channels, white_level=None)(value)
+            pixels = Decoder(SOURCE, "train", pixel_format)(value)
         except UserError as error:
+            require_no_own_class(error)
             refused.append(error.message)
             continue
         assert (pixels.shape, pixels.dtype) == ((8, 8, channels), np.uint8)

@@ -13,6 +13,7 @@ from PIL import Image
 
 from common.data.decoding import image_to_pixels
 from common.data.pixels import deep_pixels, to_eight_bits, white_level_of
+from common.run_directory.records import PixelFormat
 from tests.unit.data.loading import images, refusal
 
 
@@ -35,7 +36,7 @@ def deep_png(pixels: np.ndarray) -> bytes:
 def test_all_16_bits_of_a_png_are_read(channels: int) -> None:
     """The alpha channel is dropped, and no value loses bits."""
     pixels = np.random.default_rng(0).integers(0, 2**16, (7, 5, channels)).astype(np.uint16)
-    decoded, _ = deep_pixels(Image.open(io.BytesIO(deep_png(pixels))))
+    decoded, _ = deep_pixels(Image.open(io.BytesIO(deep_png(pixels))), "an image")
     assert decoded is not None
     expected = pixels[..., :3] if channels > 2 else pixels[..., 0]
     assert np.array_equal(decoded, expected)
@@ -82,7 +83,8 @@ def test_data_set_has_one_scale(dtype: str, suffix: str, peak: int, tmp_path: Pa
     for name, values in (("train", pixels), ("test", bright)):
         expected = to_eight_bits(values, white)
         assert np.array_equal(data.splits[name].images[0, ..., 0], expected)
-    predicted = image_to_pixels(Image.fromarray(pixels), 10, 1, white)
+    pixel_format = PixelFormat(channels=1, image_size=10, white_level=white)
+    predicted = image_to_pixels(Image.fromarray(pixels), pixel_format, "an image")
     assert np.array_equal(predicted, data.splits["train"].images[0])
 
 
@@ -98,6 +100,9 @@ def test_deep_images_beside_8_bit_training_images_are_refused(tmp_path: Path) ->
 
 @pytest.mark.parametrize(("dtype", "word"), [("float32", "real numbers"), ("int32", "negative")])
 def test_pixels_without_a_scale_are_refused(dtype: str, word: str, tmp_path: Path) -> None:
-    """Negative and real values have no natural white level."""
+    """Negative and real values have no natural white level. The advice says how to save them."""
     write(tmp_path / "odd", "train", np.full((8, 8), -1).astype(dtype), "tiff")
-    assert word in refusal(lambda: images(tmp_path / "odd"))
+    message = refusal(lambda: images(tmp_path / "odd"))
+    assert message.startswith(f"image {tmp_path / 'odd' / 'train'}")
+    assert word in message
+    assert message.endswith(": save it with 8 or 16 bits per channel")

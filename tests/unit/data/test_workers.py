@@ -96,7 +96,7 @@ def mapped(folder: Path) -> CachedImages:
     for name in ("images", "labels"):
         np.save(folder / f"{name}.npy", getattr(split, name))
         arrays.append(np.load(folder / f"{name}.npy", mmap_mode="r"))
-    mapped_split = CachedImages(arrays[0], arrays[1], split.mean, split.std, split.dtype)
+    mapped_split = CachedImages(arrays[0], arrays[1], split.image_format, split.dtype)
     mapped_split.flip = True
     mapped_split.max_shift = 2
     return mapped_split

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from common.errors import UserError
+from common.errors import MisfitError, UserError
 from common.failures.sentences import as_user_error, cause_text, reading, writing
 
 
@@ -19,11 +19,12 @@ from common.failures.sentences import as_user_error, cause_text, reading, writin
         (OSError(errno.ENOENT, "No such file", "a/b"), "[Errno 2] No such file: 'a/b'"),
         (OSError("it is a pipe"), "it is a pipe"),
         (ConnectionError("no route"), "ConnectionError: no route"),
+        (MisfitError("it has other buffers"), "it has other buffers"),
         (RuntimeError("1234567890 and more"), "RuntimeError: 1234567890…"),
     ],
 )
 def test_cause_is_one_line(error: Exception, text: str) -> None:
-    """The cause has the error's class, unless an error of the operating system says more."""
+    """The cause has the error's class, unless the text says enough without it."""
     most_characters = 10 if isinstance(error, RuntimeError) else 300
     assert cause_text(error, most_characters) == text
 

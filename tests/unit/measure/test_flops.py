@@ -14,6 +14,7 @@ from common.data.images import CachedImages
 from common.data.samples import DatasetSamples, TensorSamples
 from common.data.text import CachedText
 from common.measure.flops import TrainingFlops, training_flops, training_flops_of_real_samples
+from common.run_directory.records import ImageFormat
 from recipes.bert import compute_loss as bert_loss
 from recipes.mnist_mlp import MLP
 from recipes.mnist_mlp import compute_loss as mlp_loss
@@ -69,7 +70,8 @@ def test_operations_of_an_mlp_match_a_count_by_hand() -> None:
     """A weight costs 2 operations forward and 4 backward, but 2 backward in the first layer."""
     model = MLP(28 * 28, [512, 512], 10, dropout=0.0)
     images = np.zeros((4, 28, 28, 1), dtype=np.uint8)
-    samples = CachedImages(images, np.zeros(4, dtype=np.int64), [0.1], [0.3], torch.float32)
+    image_format = ImageFormat(channels=1, image_size=28, mean=[0.1], std=[0.3])
+    samples = CachedImages(images, np.zeros(4, dtype=np.int64), image_format, torch.float32)
     weights = [28 * 28 * 512, 512 * 512, 512 * 10]
     expected = 6 * sum(weights) - 2 * weights[0]
     before = {name: weight.clone() for name, weight in model.named_parameters()}

@@ -18,6 +18,7 @@ from common.data.text import TextData, load_text
 from common.errors import UserError
 from common.models.bert import check_checkpoint, choose_checkpoint, load_bert, small_bert
 from tests.local_data import write_tiny_bert
+from tests.own_errors import require_no_own_class
 
 
 @pytest.fixture(scope="module")
@@ -202,6 +203,7 @@ def test_damaged_checkpoint_is_refused_in_one_sentence(
             use(folder, odd_text)
             passed += 1
         except UserError as error:
+            require_no_own_class(error)
             refusals.append((str(folder), error.message))
     assert len(refusals) > (60 if thorough else 15)
     # Some damage is harmless: to a tokenizer's added token, or an empty part of it.

@@ -19,9 +19,10 @@ from common.data.images import load_images
 from common.data.sources import find_named
 from common.errors import UserError
 from common.run_directory.init_from import initial_facts, initial_shapes
-from common.run_directory.records import InitialFacts
+from common.run_directory.records import ImageFormat, InitialFacts
 from recipes.resnet import ResNet
 from tests.local_data import write_image_folder
+from tests.own_errors import require_no_own_class
 
 MEAN = [0.485, 0.456, 0.406]
 STD = [0.229, 0.224, 0.225]
@@ -72,6 +73,7 @@ def test_damaged_facts_of_published_weights_are_refused(contents: str, published
     (published / "config.json").write_text(contents)
     with pytest.raises(UserError, match=r"config\.json") as refused:
         initial_facts(str(published))
+    require_no_own_class(refused.value)
     assert refused.value.advice == f"pass --init-from {published / 'model.safetensors'}"
     assert initial_facts(str(published / "model.safetensors")) == InitialFacts()
 
@@ -125,8 +127,9 @@ def test_invalid_settings_of_weights_are_refused(
     (published / "config.json").write_text(json.dumps(saved))
     folder = write_image_folder(tmp_path / "data", ["a", "b"], per_class=3)
     flags: dict[str, Any] = {"image_column": None, "label_column": None, "dtype": torch.float32}
-    with pytest.raises(UserError, match="published"):
+    with pytest.raises(UserError, match="published") as refused:
         load_images(find_named(str(folder), None), image_size=9, init_from=str(published), **flags)
+    require_no_own_class(refused.value)
 
 
 def test_head_is_kept_only_for_the_same_class_names(tmp_path: Path) -> None:
@@ -156,7 +159,8 @@ def test_images_follow_the_published_settings(published: Path, tmp_path: Path) -
     source = find_named(str(tmp_path / "data"), None)
     flags: dict[str, Any] = {"image_column": None, "label_column": None, "dtype": torch.float32}
     data = load_images(source, image_size=None, init_from=str(published), **flags)
-    assert (data.channels, data.image_size, data.mean, data.std) == (3, 20, MEAN, STD)
+    expected = ImageFormat(channels=3, image_size=20, mean=MEAN, std=STD)
+    assert data.image_format == expected
     images = data.splits["train"].fetch(torch.tensor([0]), None)["images"]
     assert images.shape == (1, 20, 20, 3)
     assert images.float().mean().item() == pytest.approx(100, abs=1)

@@ -27,6 +27,7 @@ from common.tools.predict.inputs import read_inputs
 from common.tools.predict.predictor import Predictor
 from common.tools.recipe import load_recipe
 from tests.damage import wrong
+from tests.own_errors import require_no_own_class
 
 RECIPE = '''
 from common.config import TrainingConfig
@@ -215,8 +216,9 @@ def test_class_names_must_fit_the_model(
     """A made-up input shows it before the first prediction."""
     path = run / "model" / "model.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "class_names": names}))
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=message) as refused:
         Predictor(run, recipe=recipe)
+    require_no_own_class(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -408,6 +410,7 @@ def test_invalid_facts_of_a_model_give_one_sentence(run: Path, recipe: Path) -> 
             assert probabilities.shape == (1, 2), description
             assert probabilities.isfinite().all(), description
         else:
+            require_no_own_class(refused)
             assert str(run) in refused.message or "train.py" in refused.message, description
             assert "\n" not in refused.message, description
     assert ends[True] > 10

@@ -10,6 +10,7 @@ import torch
 
 from common.data.images import StreamedImages
 from common.data.text import StreamedText
+from common.run_directory.records import ImageFormat
 from common.track.trackers.wandb_panels import confusion, content_reader
 
 
@@ -27,6 +28,7 @@ def test_streamed_samples_are_not_shown(tmp_path: Path) -> None:
     rows: Any = SimpleNamespace(blocks=None)
     data: Any = SimpleNamespace(tokenizer_folder=tmp_path)
     decode: Any = None  # nothing is decoded
-    images = StreamedImages(rows, decode, [0.5], [0.25], torch.float32)
+    image_format = ImageFormat(channels=1, image_size=8, mean=[0.5], std=[0.25])
+    images = StreamedImages(rows, decode, image_format, torch.float32)
     assert content_reader(images, data) is None
     assert content_reader(StreamedText(rows, tmp_path, 8, None), data) is None
