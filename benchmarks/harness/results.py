@@ -21,7 +21,7 @@ from benchmarks.harness.isolation import default_device
 from benchmarks.harness.options import Options
 from benchmarks.harness.rounds import Comparison, Measurement, Suite
 from common.system.devices import device_name
-from common.track.facts import git_commit
+from common.system.git import commit_of_library
 
 Facts = dict[str, Any]  # a JSON object of the file of results
 RESULTS = Path(__file__).resolve().parents[1] / "results"
@@ -61,7 +61,7 @@ def describe_machine(rates: dict[str, float]) -> Facts:
         },
         "rates": {name: round(rate, 1) for name, rate in rates.items()},
         "versions": versions,
-        "git_commit": git_commit(),
+        "git_commit": commit_of_library(),
         "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 

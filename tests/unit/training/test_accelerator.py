@@ -20,7 +20,6 @@ from common.config import TrainingConfig
 from common.errors import UserError
 from common.system.devices import is_cpu_asked_for
 from common.system.launch_variables import FALSE_WORDS, TRUE_WORDS
-from common.track import facts
 from common.training import accelerator, launcher_checks
 from common.training.precision import running_precision, set_kernels
 
@@ -231,12 +230,6 @@ def test_malformed_port_is_a_mistake_of_the_launch() -> None:
     message = launch_one_of_two(MASTER_ADDR="127.0.0.1", MASTER_PORT="x")
     assert message.startswith("error: the launched processes can't start (ValueError: ")
     assert message.endswith(launcher_checks.LAUNCH_ADVICE)
-
-
-def test_commit_is_found_in_a_checkout() -> None:
-    """`config.json` has its full hash, or null outside a checkout."""
-    commit = facts.git_commit()
-    assert commit is None or (len(commit) in (40, 64) and int(commit, 16) >= 0)
 
 
 @pytest.mark.parametrize("backend", ["INDUCTOR", "inductor", "EAGER"])
