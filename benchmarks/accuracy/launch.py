@@ -21,8 +21,8 @@ from benchmarks.accuracy.materials import Materials
 from benchmarks.accuracy.records import read_evaluations, read_facts
 from benchmarks.accuracy.results import FinishedRun, Settings
 from benchmarks.accuracy.workloads import Peer, Recipe, Workload
+from common.system.git import commit_of_library
 from common.tools.reproduce.publishing import publish_if_possible
-from common.track.facts import git_commit
 
 SCRIPTS = REPOSITORY / "benchmarks" / "accuracy"
 TAIL = 3000  # characters from the end of a failed command's output
@@ -93,7 +93,7 @@ def run_contestant(
         evaluations=evaluations,
         forward=facts.forward,
         trial=facts.trial,
-        git_commit=git_commit(),
+        git_commit=commit_of_library(),
         measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
         load_average_before=round(load_average, 2),
     )

@@ -23,7 +23,7 @@ from benchmarks.harness.options import Options
 from benchmarks.harness.result_file import write_results
 from benchmarks.harness.rounds import Comparison, Measurement, Suite
 from common.system.devices import device_name
-from common.track.facts import git_commit
+from common.system.git import commit_of_library
 
 Facts = dict[str, Any]  # a JSON object of the file of results
 RESULTS = Path(__file__).resolve().parents[1] / "results"
@@ -65,7 +65,7 @@ def describe_machine(rates: Mapping[str, float] | None = None) -> Facts:
         },
         "rates": {name: round(rate, 1) for name, rate in (rates or {}).items()},
         "versions": versions,
-        "git_commit": git_commit(),
+        "git_commit": commit_of_library(),
         "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 

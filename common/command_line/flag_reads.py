@@ -52,6 +52,7 @@ MERELY_COPY = (
     "common.flags",
     "common.command_line.flag_reads",
     "common.command_line.parsing",
+    "common.lifecycle.environment",
     "common.run_directory.resume",
     "common.track.",
     "common.profile.",

@@ -7,7 +7,7 @@ from common.checkpoints.state import restore_newest
 from common.config import TrainingConfig
 from common.console import say
 from common.console.display import DISPLAY
-from common.lifecycle.stages import Context, StartedRun
+from common.lifecycle.stages import Context, PlannedRun, StartedRun
 from common.ranks.agreement import do_on_each_rank
 from common.run_directory.records import CONFIG, RunIdentity
 from common.run_directory.saved_flags import fixed_flags
@@ -67,24 +67,24 @@ def compare_weights_of_ranks(context: Context) -> None:
     require_equal_weights(context.accelerator, networks_of(context.parts.shared))
 
 
-def run_identity(started: StartedRun) -> RunIdentity:
+def run_identity(planned: PlannedRun) -> RunIdentity:
     """Return the identity of this run at the current update, for a checkpoint's manifest."""
-    context = started.context
-    plan = started.plan
+    context = planned.context
+    plan = planned.plan
     step = context.progress.global_step
     updates_in_epoch = step % plan.updates_per_epoch
-    environment = started.saved_config.environment
-    class_names = started.loaded.data.class_names
+    environment = planned.environment
+    class_names = planned.loaded.data.class_names
     values = {
         "run_id": context.directory.run_id,
         "recipe": context.recipe,
-        "model": str(started.description["name"]),
+        "model": str(planned.description["name"]),
         "objective": str(context.objective),
         "flags": flags_of_manifest(context.config),
         "parts_described": context.parts.parts_described,
         "global_step": step,
         "global_sample_index": updates_in_epoch * plan.samples_per_update,
-        "data": started.saved_config.data.to_json() | {"class_names": class_names},
+        "data": planned.data_facts.to_json() | {"class_names": class_names},
         "effective_batch_size": environment.effective_batch_size,
         "world_size": environment.world_size,
         "mixed_precision": environment.mixed_precision,
@@ -99,7 +99,7 @@ def flags_of_manifest(config: TrainingConfig) -> dict[str, object]:
     return {name: value for name, value in fixed.items() if name not in RESOLVED_AGAIN}
 
 
-def restore(started: StartedRun, resume_path: Path) -> State | None:
+def restore(planned: PlannedRun, resume_path: Path) -> State | None:
     """Restore the newest whole checkpoint of a run.
 
     `--resume` may also name a checkpoint of the run. Then newer checkpoints are left out.
@@ -111,15 +111,15 @@ def restore(started: StartedRun, resume_path: Path) -> State | None:
         The random states to restore as the last step of the start. None if no checkpoint is whole,
         or if the number of processes has changed.
     """
-    context = started.context
+    context = planned.context
     last_checkpoint = named_checkpoint(resume_path)
     # Each rank reads its own files, so one rank alone may fail and note this in `status.json`. So
-    # all ranks wait for each other here. `write_run_config` notes only later that the run goes on,
+    # all ranks wait for each other here. `record_start` notes only later that the run goes on,
     # and thus never overwrites the note of a failure.
     restored = do_on_each_rank(
         context.accelerator,
         lambda: restore_newest(
-            context.checkpoints, last_checkpoint, context.parts, run_identity(started)
+            context.checkpoints, last_checkpoint, context.parts, run_identity(planned)
         ),
     )
     if restored is None:

@@ -4,7 +4,8 @@
 2. `LoadedData`: from `run.loaders(data)` on.
 3. `Plan` of `common.training.plan`: from `run.make_plan(...)` on.
 4. `KeptParts`: from `run.keep(...)` on.
-5. `StartedRun`: from `run.start(...)` on, with all of the above.
+5. `PlannedRun`: within `run.start(...)`, before a checkpoint is restored, with all of the above.
+6. `StartedRun`: from `run.start(...)` on, with all of the above and `config.json`.
 """
 
 from collections.abc import Mapping
@@ -30,7 +31,7 @@ from common.profile.profiler import Profiler
 from common.run_directory.directory import RunDirectory
 from common.run_directory.provenance import ProvenanceWriter
 from common.run_directory.recipe_source import RecipeSource
-from common.run_directory.records import RunConfig
+from common.run_directory.records import DataFacts, Environment, RunConfig
 from common.track.log import Log
 from common.training.best import Best
 from common.training.early_stopping import EarlyStopping
@@ -95,8 +96,8 @@ class KeptParts:
 
 
 @dataclass(frozen=True)
-class StartedRun:
-    """A run that is ready for its loop."""
+class PlannedRun:
+    """What a run has when all flags are resolved, before it restores a checkpoint."""
 
     context: Context
     loaded: LoadedData
@@ -105,6 +106,15 @@ class StartedRun:
     description: Mapping[str, object]  # the recipe's description of the model
     memory_plan: MemoryPlan
     profiler: Profiler
+    # A resume compares these two with the data and the environment of its checkpoint.
+    data_facts: DataFacts
+    environment: Environment
+
+
+@dataclass(frozen=True)
+class StartedRun(PlannedRun):
+    """A run that has restored its checkpoint and written `config.json`, ready for its loop."""
+
     saved_config: RunConfig  # the contents of `config.json`
 
 

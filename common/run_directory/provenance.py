@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Collection
 from contextlib import suppress
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
@@ -96,8 +97,7 @@ class ProvenanceWriter:
         An error is ignored: the disk may be full, or this user may not write to the directory.
         """
         with suppress(OSError, UserError):
-            attempt, trees = current_attempt(self.recipe_file, step)
-            attempt = attempt.model_copy(update=training_facts(environment, changed_flags))
+            attempt, trees = current_attempt(self.recipe_file, step, environment, changed_flags)
             (self.directory / PROVENANCE).mkdir(exist_ok=True)
             for collected in trees:
                 if collected.tree.patch is not None:
@@ -138,20 +138,13 @@ def has_same_facts(before: Attempt, attempt: Attempt) -> bool:
     return facts_before == facts and not attempt.changed_flags
 
 
-def training_facts(environment: Environment, changed_flags: Flags) -> dict[str, object]:
-    """Return the entries of an attempt that say how it trains."""
-    return {
-        "world_size": environment.world_size,
-        "threads_per_process": environment.threads_per_process,
-        "mixed_precision": environment.mixed_precision,
-        "changed_flags": changed_flags,
-    }
-
-
-def current_attempt(recipe_file: Path, step: int) -> tuple[Attempt, list[CollectedTree]]:
+def current_attempt(
+    recipe_file: Path, step: int, environment: Environment, changed_flags: Flags
+) -> tuple[Attempt, list[CollectedTree]]:
     """Return the current attempt, and its code with the contents of the patches.
 
-    If the recipe is in no file, because it was typed into an interpreter, no code is collected.
+    If the recipe is in no file, because it was typed into an interpreter, no code is collected. See
+    `ProvenanceWriter.begin` for the other arguments.
     """
     trees: list[CollectedTree] = []
     recipe = None
@@ -162,14 +155,23 @@ def current_attempt(recipe_file: Path, step: int) -> tuple[Attempt, list[Collect
     else:
         problem = "the recipe is in no file"
     machine = machine_facts()
-    attempt = machine.model_copy(
-        update={
-            "global_step": step,
-            "recipe": recipe,
-            "trees": [collected.tree for collected in trees],
-            "problem": problem,
-            "imported": imported_packages(recipe_file, machine.packages),
-        }
+    attempt = Attempt(
+        global_step=step,
+        recipe=recipe,
+        trees=[collected.tree for collected in trees],
+        problem=problem,
+        packages=machine.packages,
+        libraries=machine.libraries,
+        processor=machine.processor,
+        cores=machine.cores,
+        system=machine.system,
+        machines=machine.machines,
+        variables=machine.variables,
+        imported=imported_packages(recipe_file, machine.packages),
+        world_size=environment.world_size,
+        threads_per_process=environment.threads_per_process,
+        mixed_precision=environment.mixed_precision,
+        changed_flags=changed_flags,
     )
     return attempt, trees
 
@@ -219,13 +221,22 @@ def modules_imported_in(path: Path) -> set[str]:
     return {name.partition(".")[0] for name in names}
 
 
-def machine_facts() -> Attempt:
-    """Return an attempt with the packages and the machine of this process, but without code.
+@dataclass(frozen=True)
+class MachineFacts:
+    """The packages of this process, and the machine that it runs on; `Attempt` has these fields."""
 
-    Its `global_step` is 0, which `current_attempt` replaces.
-    """
-    return Attempt(
-        global_step=0,
+    packages: dict[str, str]
+    libraries: dict[str, str]
+    processor: str
+    cores: int
+    system: str
+    machines: int
+    variables: dict[str, str]
+
+
+def machine_facts() -> MachineFacts:
+    """Return the facts of this process and its machine."""
+    return MachineFacts(
         packages=installed_packages(),
         libraries=library_versions(),
         processor=processor_name(),

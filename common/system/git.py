@@ -77,3 +77,8 @@ def commit_of(folder: Path) -> str | None:
     The result is None if the folder is in no repository, or in one without a commit.
     """
     return line_of_git(folder, "rev-parse", "--verify", "--quiet", "HEAD")
+
+
+def commit_of_library() -> str | None:
+    """Return the commit of the checkout that this library is in; None without a checkout."""
+    return commit_of(Path(__file__).parent)

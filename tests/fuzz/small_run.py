@@ -19,11 +19,11 @@ from accelerate.state import AcceleratorState
 
 from common.checkpoints.folders import newest_whole
 from common.config import parse_config
+from common.lifecycle import environment
 from common.measure.meters import Meters
 from common.run_directory.identity import saved_run_id
 from common.run_directory.provenance import ProvenanceWriter
 from common.system.platforms import STOP_SIGNALS
-from common.track import facts
 from examples import regression
 
 FLAGS = (
@@ -62,16 +62,16 @@ class Inline:
 def prepared() -> Iterator[None]:
     """Replace slow functions that these tests do not need; restore the signal handlers."""
     handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
-    versions = facts.metadata.version("torch")
+    versions = environment.metadata.version("torch")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("common.checkpoints.store.threading.Thread", Inline)
         patch.setattr(Meters, "find_flops", lambda *_: None)
         patch.setattr("common.measure.memory_plan.optimizer_state_bytes", lambda *_: None)
         patch.setattr("common.measure.machine_load.own_seconds", float)
-        patch.setattr(facts, "git_commit", lambda: None)
+        patch.setattr(environment, "commit_of_library", lambda: None)
         patch.setattr(ProvenanceWriter, "begin", lambda *_: None)
         patch.setattr(os, "fsync", lambda descriptor: None)
-        patch.setattr(facts.metadata, "version", lambda name: versions)
+        patch.setattr(environment.metadata, "version", lambda name: versions)
         patch.setattr("common.ranks.rank_exits.time.sleep", lambda seconds: None)
         patch.setattr(tyro, "cli", parse)
         yield

@@ -13,7 +13,7 @@ from common.console.messages import CONSOLE
 from common.errors import UserError
 from common.failures.sentences import writing
 from common.run_directory.provenance import machine_facts
-from common.run_directory.records import CONFIG
+from common.run_directory.records import CONFIG, Attempt, RunConfig, Source
 from common.storage.digests import sha256_of_file
 from common.system.clock import current_time
 from common.system.devices import device_name
@@ -195,31 +195,50 @@ def expected_new_run(old: ComparedRun, code: RestoredCode) -> ComparedRun:
 
     The others are those of the old run, so that they do not count as differences.
     """
-    environment = old.saved_config.environment
-    device = torch.device("cpu")
-    if environment.device_type != "cpu":
-        device = torch.accelerator.current_accelerator() or device
-    machine = machine_facts()
-    current = machine.model_copy(
-        update={
-            "trees": code.trees,
-            "variables": old.attempt.variables,
-            "imported": old.attempt.imported,
-            "world_size": old.attempt.world_size,
-            "threads_per_process": old.attempt.threads_per_process,
-            "mixed_precision": old.attempt.mixed_precision,
-        }
+    return replace(
+        old,
+        saved_config=expected_config(old.saved_config, code),
+        attempts=[expected_attempt(old.attempt, code)],
     )
-    changes = {
+
+
+def expected_config(old_config: RunConfig, code: RestoredCode) -> RunConfig:
+    """Return the old run's `config.json` with this machine's device and Python.
+
+    The digest of the recipe is that of the restored code, which may be the current code.
+    """
+    device = torch.device("cpu")
+    if old_config.environment.device_type != "cpu":
+        device = torch.accelerator.current_accelerator() or device
+    current_facts = {
         "device": device_name(device),
         "device_type": device.type,
         "python": platform.python_version(),
     }
-    source = old.saved_config.source.model_copy(update={"sha256": sha256_of_file(code.recipe)})
-    saved_config = old.saved_config.model_copy(
-        update={"environment": environment.model_copy(update=changes), "source": source}
+    environment = old_config.environment.model_copy(update=current_facts)
+    source = Source(sha256=sha256_of_file(code.recipe), changes=old_config.source.changes)
+    return old_config.model_copy(update={"environment": environment, "source": source})
+
+
+def expected_attempt(old_attempt: Attempt, code: RestoredCode) -> Attempt:
+    """Return the attempt that the new run will record, with this machine and the restored code."""
+    machine = machine_facts()
+    return Attempt(
+        global_step=0,
+        trees=code.trees,
+        packages=machine.packages,
+        libraries=machine.libraries,
+        processor=machine.processor,
+        cores=machine.cores,
+        system=machine.system,
+        machines=machine.machines,
+        # The following are not known before the new run starts.
+        variables=old_attempt.variables,
+        imported=old_attempt.imported,
+        world_size=old_attempt.world_size,
+        threads_per_process=old_attempt.threads_per_process,
+        mixed_precision=old_attempt.mixed_precision,
     )
-    return replace(old, saved_config=saved_config, attempts=[current])
 
 
 def train(

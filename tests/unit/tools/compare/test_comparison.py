@@ -17,6 +17,7 @@ from PIL import Image
 from common.config import TrainingConfig
 from common.errors import UserError
 from common.flags import flag
+from common.lifecycle.run_config import decided_otherwise
 from common.run_directory.records import RunConfig
 from common.tools.compare.command import main
 from common.tools.compare.comparison import compare
@@ -25,7 +26,6 @@ from common.tools.compare.output_formats import as_json
 from common.tools.compare.readers.sources import read_runs
 from common.tools.compare.readers.wandb_runs import record_of
 from common.tools.compare.table import as_markdown, notes, show, table_cells, unfair_warnings
-from common.track.facts import decided_otherwise
 from common.track.flat_config import flat, unflat
 from tests.unit.tools.compare.run_folders import FACTS, rows, write_run
 

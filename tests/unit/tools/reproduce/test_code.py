@@ -16,6 +16,7 @@ from common.tools.reproduce import code as code_module
 from common.tools.reproduce.code import restored_code
 from common.tools.reproduce.compared_run import NO_FOLDER, ComparedRun
 from tests.git_repository import commit_all, git
+from tests.unit.saved_config import saved_config
 from tests.unit.tools.reproduce.made_up_runs import write_run
 
 pytestmark = pytest.mark.usefixtures("hidden_test_files")
@@ -34,7 +35,7 @@ def recipe(tmp_path: Path) -> Path:
 
 def run_of(recipe: Path, folder: Path) -> ComparedRun:
     """Return a run that a recipe has made now."""
-    attempt, trees = current_attempt(recipe, 0)
+    attempt, trees = current_attempt(recipe, 0, saved_config().environment, {})
     old = write_run(folder, attempt=attempt.to_json())
     for collected in trees:
         if collected.tree.patch is not None:

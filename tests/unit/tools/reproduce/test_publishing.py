@@ -22,6 +22,7 @@ from common.tools.reproduce.receipt import (
     write_receipt,
 )
 from tests.git_repository import commit_all
+from tests.unit.saved_config import saved_config
 from tests.unit.tools.reproduce.made_up_runs import write_run
 
 pytestmark = pytest.mark.usefixtures("hidden_test_files")
@@ -134,7 +135,7 @@ def test_code_of_a_published_run_is_found_around_it(tmp_path: Path) -> None:
     recipe.write_text("x = 1\n")
     commit_all(recipe.parent)
     recipe.write_text("x = 2\n")
-    attempt, trees = current_attempt(recipe, 0)
+    attempt, trees = current_attempt(recipe, 0, saved_config().environment, {})
     run = write_run(tmp_path / "run", attempt=attempt.to_json())
     with pytest.raises(UserError, match="is missing: restore it from a backup"):
         publish_run(run.directory, recipe.parent / "results")
