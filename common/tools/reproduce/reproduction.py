@@ -171,7 +171,7 @@ def claim(request: ReproductionRequest, old: ComparedRun) -> Reproduction:
     if receipt.flags != [*request.flags]:
         flags = command_line(receipt.flags) or "no flags of the recipe"
         raise UserError(
-            f"{output} contains a reproduction of this run with other flags: {flags}",
+            f"{output} contains a reproduction of this run with other flags ({flags})",
             advice=f"{advice}, or repeat the earlier command, with its flags, to continue it",
         )
     return receipt

@@ -103,7 +103,7 @@ def test_captions_of_many_images_are_kept(count: int, tmp_path: Path) -> None:
         ),
         (
             lambda m: m.table("x", ["a"], [[1, 2]], 0),
-            "row of 2 cells: pass one cell for each column",
+            "row 1 of the table has 2 cells, but the table has 1 column: pass one cell for each",
         ),
         (lambda m: m.table("x", None, 3, 0), "'x' is not logged .*: pass a list of names"),
         (lambda m: m.histogram("x", [], 0), "no values: pass a tensor, or a list"),
