@@ -363,7 +363,7 @@ class Data:
             raise UserError(
                 f"data set {self.name} has the splits {split_names}, but a run needs train, and "
                 "validation or test",
-                advice=("in Data(NAME, splits), let splits contain train, and validation or test"),
+                advice="in Data(NAME, splits), let splits contain train, and validation or test",
             )
         self.splits = {name: self.as_samples(name, split) for name, split in self.splits.items()}
         # Splits without a fingerprint; None until `facts` has computed the fingerprints.
