@@ -31,10 +31,13 @@ def require_no_own_class(error: UserError, folder: Path = REPOSITORY / "common")
 
 def causes_of(error: BaseException) -> Iterator[BaseException]:
     """Yield the errors from which an error was made, also after ``raise ... from None``."""
+    # Several errors may have the same cause, and causes may even form a circle.
+    seen = {id(error)}
     causes = [error.__cause__, error.__context__]
     while causes:
         cause = causes.pop()
-        if cause is not None:
+        if cause is not None and id(cause) not in seen:
+            seen.add(id(cause))
             yield cause
             causes += [cause.__cause__, cause.__context__]
 
