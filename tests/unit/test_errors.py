@@ -27,6 +27,7 @@ def test_modules_for_reading_runs_import_no_torch() -> None:
         path for package in packages for path in (REPOSITORY / "common" / package).glob("*.py")
     ]
     modules = [f"{path.parent.name}.{path.stem}" for path in paths if path.stem != "__init__"]
+    modules.remove("storage.value_digests")  # computes digests of tensors
     modules += ["errors", "metric_names", "flags", "objective", "console"]
     assert len(modules) > 10
     imports = "; ".join(f"import common.{module}" for module in modules)
