@@ -17,7 +17,7 @@ import pytest
 from common.errors import UserError
 from common.run_directory.records import MANIFEST
 from common.storage.digests import signed
-from tests.fuzz.small_run import FLAGS, STEPS, digest, prepared, run
+from tests.small_run import FLAGS, STEPS, digest, prepared, run
 
 pytestmark = pytest.mark.usefixtures("quick_runs")
 
