@@ -286,6 +286,15 @@ def own_accelerator(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.backends.cudnn.benchmark = benchmark
 
 
+@pytest.fixture
+def quick_runs() -> Iterator[None]:
+    """Make runs in the test's process quick; see `prepared`."""
+    from tests.small_run import prepared
+
+    with prepared():
+        yield
+
+
 # Runs that train until the loss has fallen.
 
 

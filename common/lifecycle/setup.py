@@ -17,8 +17,8 @@ from common.run_directory.directory import RunDirectory
 from common.run_directory.provenance import ProvenanceWriter
 from common.run_directory.recipe_source import RecipeSource
 from common.run_directory.records import CHECKPOINTS_FOLDER
-from common.run_directory.resume import was_finished_meanwhile
 from common.run_directory.status import write_refusal
+from common.run_directory.taking import take_run_directory
 from common.track.log import Log
 from common.training.accelerator import build_accelerator
 from common.training.best import Best
@@ -81,20 +81,14 @@ def take_directory(
     If a mistake in any of these ends the command, `write_refusal` notes it in the status of the
     run to resume. Otherwise a supervisor would repeat the command forever.
     """
-    resumes = config.resume is not None
     try:
         parsed_objective = Objective.parse(objective)
         accelerator = build_accelerator(config, ddp)
-        directory = RunDirectory(
-            config.output_dir,
-            recipe,
-            resume=resumes,
-            # Rank 0 waits at most this long for the directory. Other ranks wait longer for rank 0.
-            patience=config.collective_timeout / 2,
-            is_finished=lambda: was_finished_meanwhile(config, recipe),
-        )
+        # Rank 0 waits at most this long for the directory. Other ranks wait longer for rank 0.
+        patience = config.collective_timeout / 2
+        directory = take_run_directory(config, recipe, patience)
     except UserError as error:
-        write_refusal(config.output_dir, outcome_of(error), resumes)
+        write_refusal(config.output_dir, outcome_of(error), resume=config.resume is not None)
         raise
     return parsed_objective, accelerator, directory
 

@@ -16,6 +16,7 @@ class ResumableConfig(Protocol):
     """The flags that a resume reads or sets. The `Config` of every recipe has them."""
 
     __dataclass_fields__: ClassVar[dict[str, Field[object]]]
+    resume: str | None
     dataset: str
     output_dir: str | None
     batch_size: int

@@ -36,8 +36,8 @@ from common.system.platforms import quoted
 from common.system.wording import listed
 
 
-class SavedRun(NamedTuple):
-    """A run to resume, with its flags.
+class RunToResume(NamedTuple):
+    """A stored run that a command may resume, with its flags.
 
     A resume runs inside the recipe, so its flags have the types of the recipe's `Config`. The flags
     in `stored.saved_config` are JSON, because tools read runs of any recipe.
@@ -46,6 +46,13 @@ class SavedRun(NamedTuple):
     resolved: dict[str, object]  # the flags, with the values that `auto` chose
     given: dict[str, object]  # the flags as the command line gave them
     stored: StoredRun
+
+    def is_finished(self) -> bool:
+        """Whether `status.json` says that the run is finished; False if it is another run's."""
+        status = read_status(self.stored.directory)
+        return status.status == "finished" and may_be_of_run(
+            status.run_id, self.stored.saved_config.run_id
+        )
 
     def refuse_edited_config(self) -> None:
         """Raise a `UserError` if `config.json` was edited, or is another run's."""
@@ -83,7 +90,7 @@ def resumed_config(
             say(f"--resume auto: runs/ contains no unfinished run of {recipe}, so a new run starts")
         return replace(parse(None), resume=None)  # a new run
     run = read_run(directory, config_class, recipe)
-    if is_finished(directory, run):
+    if run.is_finished():
         say_finished(directory)
         raise SystemExit(0)
     run.refuse_edited_config()
@@ -120,7 +127,7 @@ def directory_to_resume(
 
 
 def refuse_contradictions(
-    config: ResumableConfig, saved_flags: dict[str, object], run: SavedRun, directory: Path
+    config: ResumableConfig, saved_flags: dict[str, object], run: RunToResume, directory: Path
 ) -> None:
     """Raise a `UserError` if the command line changes flags that a resume can't change.
 
@@ -147,25 +154,16 @@ def say_finished(directory: Path) -> None:
     say(f"{directory} is finished, so there is nothing to resume; see its summary.json")
 
 
-def was_finished_meanwhile(config: ResumableConfig, recipe: str) -> bool:
-    """Whether another job has finished the run since `resumed_config` read it.
-
-    If so, this function also prints that there is nothing to resume.
+def require_unchanged_run(run: RunToResume, config: ResumableConfig) -> None:
+    """Raise a `UserError` if a run was replaced or edited since the command line was read.
 
     `resumed_config` reads the run without holding its lock. While this command waited for the lock,
-    another job may have finished the run, or a user may have put another run in its place. Call
-    this function while this command holds the lock, so that no other job can change the answer.
+    a user may have put another run in its place. Read the run again while this command holds the
+    lock, so that no other job can change it, and pass it to this function.
 
-    Raises:
-        UserError: another run has taken the run's place, or its `config.json` is damaged or was
-            edited.
+    Args:
+        config: the result of `resumed_config`.
     """
-    assert config.output_dir is not None  # `resumed_config` has set it
-    directory = Path(config.output_dir)
-    run = read_run(directory, type(config), recipe)
-    if is_finished(directory, run):
-        say_finished(directory)
-        return True
     run.refuse_edited_config()
     # Compare as `resumed_config` did, but with the flags and the batch that are saved now. `config`
     # has those that were saved when `resumed_config` read the run.
@@ -184,13 +182,12 @@ def was_finished_meanwhile(config: ResumableConfig, recipe: str) -> bool:
     if changed:
         raise UserError(
             (
-                f"another run replaced {directory} while this command waited for it (the new run "
-                f"has {listed(changed)})"
+                f"another run replaced {run.stored.directory} while this command waited for it "
+                f"(the new run has {listed(changed)})"
             ),
             advice="repeat the command",
             resumable=True,
         )
-    return False
 
 
 def run_of(path: Path, output_dir: str | None) -> Path:
@@ -254,7 +251,7 @@ def newest_unfinished(config: ResumableConfig, recipe: str) -> Path | None:
     for path in sorted(Path("runs").glob(f"*/{CONFIG}"), key=os.path.getmtime, reverse=True):
         directory = path.parent
         run = read_run_if_possible(directory, type(config), recipe)
-        if run is None or is_finished(directory, run):
+        if run is None or run.is_finished():
             continue
         if run.stored.edited_config_error is not None:
             edited.append((directory, run.stored.edited_config_error))
@@ -311,7 +308,7 @@ def may_be_meant(directory: Path) -> bool:
     return False
 
 
-def read_run(directory: Path, config_class: type, recipe: str) -> SavedRun:
+def read_run(directory: Path, config_class: type, recipe: str) -> RunToResume:
     """Read a run's `config.json`, with the flags that this version of the recipe has.
 
     Raises:
@@ -346,10 +343,10 @@ def read_run(directory: Path, config_class: type, recipe: str) -> SavedRun:
     resolved = known_flags(config_class, flags, path)
     given = known_flags(config_class, saved_config.given, path)
     # If `given` lacks flags, their resolved values take their place.
-    return SavedRun(resolved, resolved | given, stored)
+    return RunToResume(resolved, resolved | given, stored)
 
 
-def read_run_if_possible(directory: Path, config_class: type, recipe: str) -> SavedRun | None:
+def read_run_if_possible(directory: Path, config_class: type, recipe: str) -> RunToResume | None:
     """Read a run's `config.json`; None if the run is another recipe's, or its file is damaged."""
     with contextlib.suppress(UserError):
         return read_run(directory, config_class, recipe)
@@ -369,11 +366,3 @@ def known_flags(config_class: type, flags: Flags, path: Path) -> dict[str, objec
     # A run with an edited `config.json` is not resumed, so the user can't just correct the value.
     advice = "restore this file from a backup, or start another run"
     return from_json(config_class, known, str(path), advice)
-
-
-def is_finished(directory: Path, run: SavedRun) -> bool:
-    """Whether `status.json` says that the run is finished; False if it is another run's file."""
-    status = read_status(directory)
-    return status.status == "finished" and may_be_of_run(
-        status.run_id, run.stored.saved_config.run_id
-    )

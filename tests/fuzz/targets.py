@@ -34,10 +34,11 @@ from common.data.sources import find_named
 from common.data.text import TextData, load_text
 from common.errors import UserError
 from common.metric_names import STEP
-from common.run_directory.directory import PATIENCE, RunDirectory
+from common.run_directory.directory import RunDirectory
 from common.run_directory.identity import signed_config
 from common.run_directory.init_from import initial_facts
 from common.run_directory.records import RunConfig, RunIdentity
+from common.run_directory.taking import PATIENCE, take_run_directory
 from common.storage.digests import signed
 from common.tools.compare.command import main as compare
 from common.tools.recipe import load_recipe
@@ -49,7 +50,7 @@ from tests.launch import RECIPES, REPOSITORY
 from tests.own_errors import require_no_own_class
 from tests.unit.checkpoint_store import checkpoints_in
 from tests.unit.manifest_facts import identity_at
-from tests.unit.recipes import config_class, write_run
+from tests.unit.recipes import config_class, resolved_config, take_directory, write_run
 from tests.unit.tools.compare import run_folders
 
 Target = Callable[[st.DataObject, Path], None]
@@ -104,7 +105,7 @@ def work(folder: Path) -> Path:
     work = folder / "work"
     work.mkdir()
     inputs.make_paths(work)
-    write_run(work / "whole", config_class("mnist_mlp")())
+    write_run(work / "whole", resolved_config())
     return work
 
 
@@ -137,11 +138,6 @@ def space(data: st.DataObject, folder: Path) -> None:
         sentence_of(lambda: parse_space(words, recipe))
 
 
-def directory_of(output_dir: str | None, resume: bool) -> RunDirectory:
-    """Return the directory of a run that is not finished."""
-    return RunDirectory(output_dir, "mnist_mlp", resume, PATIENCE, is_finished=lambda: False)
-
-
 def directories(data: st.DataObject, folder: Path) -> None:
     """The directory is made, or a sentence says why it can't be."""
     odd_names = st.sampled_from([*inputs.PATHS, *inputs.ODD_TEXT])
@@ -156,7 +152,7 @@ def directories(data: st.DataObject, folder: Path) -> None:
         resume = data.draw(st.booleans())
 
         def make() -> None:
-            directories_made.append(directory_of(output_dir, resume))
+            directories_made.append(take_directory(output_dir, resume=resume, patience=PATIENCE))
 
         sentence = sentence_of(make)
         if directories_made:
@@ -295,7 +291,7 @@ def go_on(training: Training) -> None:
     config = parse_config(config_class("mnist_mlp"), "What it does.")
     if config.resume is None:  # the damage removed the run, so another one would start
         return
-    directory = directory_of(config.output_dir, resume=True)
+    directory = take_run_directory(config, "mnist_mlp", PATIENCE)
     try:
         single: Any = SimpleNamespace(is_main_process=True, num_processes=1)
         checkpoints = checkpoints_in(directory.path / "checkpoints")

@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 
 from common.errors import UserError
-from tests.fuzz.small_run import FLAGS, learned, run
+from tests.small_run import FLAGS, learned, run
 
 pytestmark = pytest.mark.usefixtures("quick_runs")
 

@@ -17,7 +17,7 @@ import safetensors.torch
 
 from common.errors import UserError
 from common.run_directory.records import MANIFEST
-from tests.fuzz.small_run import FLAGS, STEPS, digest, learned, prepared, run
+from tests.small_run import FLAGS, STEPS, digest, learned, prepared, run
 
 pytestmark = pytest.mark.usefixtures("quick_runs")
 

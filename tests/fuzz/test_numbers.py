@@ -13,7 +13,7 @@ import pytest
 
 from common.errors import UserError
 from common.run import Run
-from tests.fuzz.small_run import FLAGS, run
+from tests.small_run import FLAGS, run
 
 pytestmark = pytest.mark.usefixtures("quick_runs")
 

@@ -13,7 +13,7 @@ import pytest
 from common.errors import UserError
 from common.tools.predict.predictor import finished_model
 from common.tools.recipe import load_recipe
-from tests.fuzz.small_run import FLAGS, prepared, run
+from tests.small_run import FLAGS, prepared, run
 
 PATH_FLAGS = ("--output-dir", "--resume", "--init-from", "--config")
 NOBODY = 65534

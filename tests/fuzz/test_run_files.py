@@ -17,8 +17,8 @@ from common.errors import UserError
 from common.run_directory.records import MANIFEST
 from common.storage.digests import signed
 from tests.damage import MISSING, broken, wrong
-from tests.fuzz.small_run import FLAGS, STEPS, digest, prepared, run
 from tests.own_errors import require_no_own_class
+from tests.small_run import FLAGS, STEPS, digest, prepared, run
 
 pytestmark = pytest.mark.usefixtures("quick_runs")
 

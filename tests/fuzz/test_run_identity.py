@@ -36,13 +36,13 @@ from common.config import TrainingConfig
 from common.errors import UserError
 from common.flags import role_of
 from common.lifecycle.saving import named_checkpoint
-from common.run_directory.directory import RunDirectory
 from common.run_directory.finished_model import WEIGHTS, model_folder
 from common.run_directory.records import MODEL_JSON, RunIdentity
-from common.run_directory.resume import resumed_config, was_finished_meanwhile
+from common.run_directory.resume import resumed_config
+from common.run_directory.taking import take_run_directory
 from common.storage.digests import signed
-from common.storage.files import UNFINISHED, open_to_append
-from tests.fuzz.small_run import Inline
+from common.storage.files import UNFINISHED, locked, open_to_append
+from tests.small_run import Inline
 from tests.unit.checkpoints.test_store import killed_at
 from tests.unit.manifest_facts import identity_at
 from tests.unit.saved_config import contents_with
@@ -51,6 +51,7 @@ NAMES = ("one", "two")
 LAST = 6  # updates of a run
 KEEP = 2
 ENDED: Counter[str] = Counter()  # how often commands began, resumed, were refused and so on
+LOCKS: list[contextlib.ExitStack] = []  # of the directories that were taken
 
 
 @dataclass(kw_only=True)
@@ -74,30 +75,21 @@ class Counted:
         self.step = state["step"]
 
 
-class Directory(RunDirectory):
-    """A run directory whose lock the test can release, as the kernel does after a kill."""
-
-    def __init__(self, *arguments: Any, made: list[Directory]) -> None:
-        """Take the directory, and add it to `made` even if this fails."""
-        made.append(self)
-        super().__init__(*arguments)
+def remembered_lock(path: Path, patience: float, flag: str | None) -> contextlib.ExitStack:
+    """Lock as `locked` does, and remember the lock: the test releases it after a kill."""
+    lock = contextlib.ExitStack()
+    lock.enter_context(locked(path, patience, flag))
+    LOCKS.append(lock)
+    return lock
 
 
 class Attempt:
     """One process that trains: uses the files of a run as a recipe does, with a tiny model."""
 
-    def __init__(self, config: Config, made: list[Directory] | None = None) -> None:
+    def __init__(self, config: Config) -> None:
         """Take the directory, restore and write `config.json`; raise what ends the process."""
         self.config = config
-        resumes = config.resume is not None
-        self.directory = Directory(
-            config.output_dir,
-            "tiny",
-            resumes,
-            0.0,
-            lambda: was_finished_meanwhile(config, "tiny"),
-            made=[] if made is None else made,
-        )
+        self.directory = take_run_directory(config, "tiny", patience=0)
         try:
             self.begin()
         except BaseException:
@@ -235,10 +227,9 @@ class Runs(RuleBasedStateMachine):
         """Run a command until it ends or is killed; check that no run has lost anything."""
         before = whole_checkpoints(self.root)
         attempts: list[Attempt] = []
-        directories_made: list[Directory] = []
 
         def work() -> None:
-            attempts.append(Attempt(config(), directories_made))
+            attempts.append(Attempt(config()))
             self.check_restored(attempts[0], before)
             attempts[0].train(updates)
 
@@ -249,8 +240,9 @@ class Runs(RuleBasedStateMachine):
                 elif killed_at(patch, moment, work):
                     ENDED["killed"] += 1
             finally:
-                for run_directory in directories_made:
-                    run_directory.release()
+                # The kernel releases the lock of a process that was killed.
+                while LOCKS:
+                    LOCKS.pop().close()
         if attempts:
             ENDED["began" if attempts[0].manifest is None else "resumed"] += 1
         self.check_kept(directory, before, attempts[0] if attempts else None)
@@ -523,7 +515,8 @@ def _in_this_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     PartialState(cpu=True)
     monkeypatch.setattr("common.checkpoints.store.threading.Thread", Inline)
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-    monkeypatch.setattr("common.run_directory.directory.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("common.run_directory.taking.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("common.run_directory.taking.locked", remembered_lock)
     monkeypatch.setattr("common.console.messages.print", lambda *_, **__: None, raising=False)
 
 

@@ -13,7 +13,9 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import pytest
 
 from common.config import TrainingConfig, parse_config
+from common.run_directory.directory import RunDirectory
 from common.run_directory.identity import signed_config
+from common.run_directory.taking import take_run_directory
 from tests.unit.saved_config import contents_with
 
 Parse = Callable[..., Any]
@@ -30,6 +32,26 @@ def parse(monkeypatch: pytest.MonkeyPatch, recipe: str, *flags: object) -> Any:
     return parse_config(config_class(recipe), "What it does.")
 
 
+def saved_contents(
+    config: TrainingConfig,
+    recipe: str = "mnist_mlp",
+    *,
+    given: TrainingConfig | None = None,
+    processes: int = 1,
+) -> dict[str, Any]:
+    """Return the contents of the `config.json` that a run writes at its start."""
+    effective = config.batch_size * config.gradient_accumulation_steps * processes
+    precision = "bf16" if config.mixed_precision == "auto" else config.mixed_precision
+    facts = contents_with(
+        recipe=recipe,
+        run_id="0123456789abcdef",
+        environment={"effective_batch_size": effective, "mixed_precision": precision},
+    )
+    facts["config"] = dataclasses.asdict(config)
+    facts["given"] = dataclasses.asdict(given or config)
+    return facts
+
+
 def write_run(
     directory: Path,
     config: TrainingConfig,
@@ -41,20 +63,30 @@ def write_run(
 ) -> Path:
     """Write the files that a run leaves at its start, and return its directory."""
     directory.mkdir(parents=True, exist_ok=True)
-    effective = config.batch_size * config.gradient_accumulation_steps * processes
-    precision = "bf16" if config.mixed_precision == "auto" else config.mixed_precision
-    facts = contents_with(
-        recipe=recipe,
-        run_id="0123456789abcdef",
-        environment={"effective_batch_size": effective, "mixed_precision": precision},
-    )
-    facts["config"] = dataclasses.asdict(config)
-    facts["given"] = dataclasses.asdict(given or config)
+    facts = saved_contents(config, recipe, given=given, processes=processes)
     (directory / "config.json").write_text(json.dumps(signed_config(facts)))
     if status is not None:
         value = {"status": status, "resumable": True, "reason": None, "global_step": 7}
         (directory / "status.json").write_text(json.dumps(value))
     return directory
+
+
+def resolved_config(**flags: Any) -> TrainingConfig:
+    """Return flags of the MLP as a run of `write_run` has resolved them."""
+    return config_class("mnist_mlp")(mixed_precision="no", **flags)
+
+
+def take_directory(
+    output_dir: str | Path | None,
+    *,
+    recipe: str = "mnist_mlp",
+    resume: bool = False,
+    patience: float = 0,
+) -> RunDirectory:
+    """Take the directory of a run with the flags `resolved_config()`."""
+    path = None if output_dir is None else str(output_dir)
+    config = resolved_config(output_dir=path, resume=path if resume else None)
+    return take_run_directory(config, recipe, patience)
 
 
 def status_of(directory: Path) -> dict[str, Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +16,7 @@ from common.data.samples import Work
 from common.measure import meters as module
 from common.measure.flops import TrainingFlops
 from common.measure.meters import Meters
+from tests.small_run import FLAGS, run
 
 
 class TwoRanks(SimpleNamespace):
@@ -106,3 +109,14 @@ def test_idle_gpus_are_reported_at_the_end(monkeypatch: pytest.MonkeyPatch) -> N
         sentence = meters.idle_sentence()
         assert (sentence is None) == (word is None), shares
         assert word is None or f"computed for {word} of the time" in str(sentence)
+
+
+@pytest.mark.usefixtures("quick_runs")
+def test_moved_clock_changes_no_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goodput counts elapsed seconds, even if the time of day jumps back and forth."""
+    times = iter(10.0**9 * (1 + number % 2) for number in range(10**9))
+    monkeypatch.setattr("time.time", lambda: next(times))
+    directory = tmp_path / "run"
+    assert run(*FLAGS, "--output-dir", directory)[0] is None
+    goodput = json.loads((directory / "summary.json").read_text())["perf/goodput"]
+    assert 1e-4 < goodput < 0.9

@@ -10,15 +10,14 @@ from accelerate import PartialState
 from common.run_directory.directory import RunDirectory
 from common.run_directory.recipe_source import MAX_LINES, RecipeSource
 from common.run_directory.records import Source
+from tests.unit.recipes import take_directory
 
 
 @pytest.fixture
 def directory(tmp_path: Path) -> RunDirectory:
     """Return the directory of a new run."""
     PartialState(cpu=True)
-    return RunDirectory(
-        str(tmp_path / "run"), "recipe", resume=False, patience=0, is_finished=lambda: False
-    )
+    return take_directory(tmp_path / "run")
 
 
 def source_of(text: str, directory: RunDirectory, saved: Source, step: int) -> Source:

@@ -18,7 +18,7 @@ from common.errors import UserError
 from common.flags import role_of
 from common.run_directory.effective_batch import keep_effective_batch
 from common.run_directory.identity import edited_config_error
-from common.run_directory.resume import was_finished_meanwhile
+from common.run_directory.resume import RunToResume, read_run, require_unchanged_run
 from common.storage.digests import signed
 from common.storage.files import LOCK, locked
 from tests.launch import RECIPES
@@ -32,6 +32,11 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run each test in a folder of its own, where `--resume auto` looks for `runs/`."""
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
+
+
+def read_mlp(directory: Path) -> RunToResume:
+    """Read a run of the MLP again."""
+    return read_run(directory, MLP, "mnist_mlp")
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -97,7 +102,7 @@ def test_local_data_may_move_between_runs(monkeypatch: pytest.MonkeyPatch, tmp_p
     flags = ("--resume", run, "--dataset", "here")
     config = parse(monkeypatch, "mnist_mlp", *flags)
     assert config.dataset == str(here)
-    assert not was_finished_meanwhile(config, "mnist_mlp")
+    require_unchanged_run(read_mlp(run), config)
     before = {"dataset": str(there), "seed": 1}
     now = {"dataset": str(here), "seed": 1}
     require_same_flags(run, before, now)
@@ -243,16 +248,17 @@ def test_run_is_read_again_after_another_job_releases_it(
     """By then the run may be finished, or may have other flags."""
     run = write_run(tmp_path / "run", MLP(seed=3))
     config = parse(monkeypatch, "mnist_mlp", "--resume", run)
-    assert not was_finished_meanwhile(config, "mnist_mlp")
+    assert not read_mlp(run).is_finished()
+    require_unchanged_run(read_mlp(run), config)
     write_run(run, MLP(seed=4))
     with pytest.raises(UserError, match="--seed 4, which was 3") as refused:
-        was_finished_meanwhile(config, "mnist_mlp")
+        require_unchanged_run(read_mlp(run), config)
     assert refused.value.resumable
     write_run(run, MLP(seed=3, batch_size=16))
     with pytest.raises(UserError, match="effective batch of 16"):
-        was_finished_meanwhile(config, "mnist_mlp")
+        require_unchanged_run(read_mlp(run), config)
     write_run(run, MLP(seed=3), status="finished")
-    assert was_finished_meanwhile(config, "mnist_mlp")
+    assert read_mlp(run).is_finished()
 
 
 def test_auto_starts_a_new_run_in_an_empty_directory(

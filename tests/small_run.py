@@ -7,6 +7,7 @@ import copy
 import hashlib
 import io
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Iterator
@@ -17,10 +18,11 @@ import pytest
 import tyro
 from accelerate.state import AcceleratorState
 
-from common.checkpoints.folders import newest_whole
+from common.checkpoints.folders import newest_whole, step_folders
 from common.config import parse_config
 from common.lifecycle import environment
 from common.measure.meters import Meters
+from common.run import Run
 from common.run_directory.identity import saved_run_id
 from common.run_directory.provenance import ProvenanceWriter
 from common.system.platforms import STOP_SIGNALS
@@ -93,6 +95,37 @@ def run(*flags: object) -> tuple[BaseException | None, str]:
     finally:
         sys.argv = words
     return None, output.getvalue()
+
+
+class Killed(BaseException):
+    """Ends a run as kill -9 does: nothing catches it."""
+
+
+def run_until_killed(
+    monkeypatch: pytest.MonkeyPatch, where: Any, name: str, *flags: object
+) -> None:
+    """Run until the function `where.name` is called, and end there as if killed."""
+
+    def kill(*_: Any, **__: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(where, name, kill)
+        patch.setattr(Run, "__exit__", lambda self, *_: self.directory.release())
+        with pytest.raises(Killed):
+            run(*flags)
+
+
+def unfinished_run(directory: Path, *flags: object) -> Path:
+    """Return a run that was killed before its end, with a best model."""
+    evaluated = ("--eval-every", 1, "--checkpoint-every", 1)
+    error, _ = run(*FLAGS, *evaluated, *flags, "--output-dir", directory)
+    assert error is None
+    shutil.rmtree(directory / "model")
+    (directory / "summary.json").unlink()
+    (directory / "status.json").write_text('{"status": "running", "global_step": 3}')
+    shutil.rmtree(step_folders(directory / "checkpoints")[-1])
+    return directory
 
 
 def digest(path: Path) -> str:
