@@ -52,7 +52,7 @@ MERELY_COPY = (
     "common.flags",
     "common.command_line.flag_reads",
     "common.command_line.parsing",
-    "common.lifecycle.environment",
+    "common.lifecycle.environment",  # and environment_changes, which reads no flag
     "common.run_directory.resume",
     "common.track.",
     "common.profile.",

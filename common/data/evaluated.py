@@ -35,7 +35,7 @@ class EvaluatedModel:
 
     model: str  # as `--init-from` names it
     class_names: list[str] | None  # in the order of the model's outputs; None: not known
-    image_format: RequestedFormat  # the images that it takes; nothing for a model of texts
+    requested_format: RequestedFormat  # the images that it takes; all None for a model of texts
     # The run of the model comes first, then the run of its initial weights, and so on.
     trained_on: tuple[TrainedOn, ...]
 

@@ -303,7 +303,7 @@ def load_images(
 
 def format_of_evaluated(source: DataSource) -> RequestedFormat:
     """Return the format of the model that is evaluated; nothing is requested without one."""
-    return RequestedFormat() if source.evaluated is None else source.evaluated.image_format
+    return RequestedFormat() if source.evaluated is None else source.evaluated.requested_format
 
 
 def decoded(

@@ -3,14 +3,18 @@
 from collections.abc import Iterable
 
 import torch
+from torch.distributed import FileStore, PrefixStore
 
 from common.data.loader import Loader
 from common.errors import Preempted, UserError
 from common.lifecycle.error_report import report_once
 from common.lifecycle.stages import Context
 from common.measure.memory import lift_limit
+from common.ranks.agreement import announcements
 from common.system.allocator import HEAP
 from common.training.notebook import forget_accelerator
+
+FILE_STORES_OF_ENDED_RUNS: list[FileStore] = []
 
 
 def release(
@@ -36,6 +40,7 @@ def release(
     # The process group is not destroyed then.
     all_ranks_end = error is None or isinstance(error, (UserError, Preempted))
     if torch.distributed.is_initialized() and all_ranks_end:
+        keep_file_store()
         torch.distributed.destroy_process_group()
     try:
         context.provenance.wait()
@@ -43,6 +48,19 @@ def release(
     finally:
         if process_goes_on:
             restore_process(context)
+
+
+def keep_file_store() -> None:
+    """Keep the store of the process group until the process ends, if the store is a file.
+
+    Accelerate's `debug_launcher` lets ranks meet in a file, which it removes at its end. The store
+    would remove the file as well, as soon as all ranks have freed it.
+    """
+    store = announcements()
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    if isinstance(store, FileStore):
+        FILE_STORES_OF_ENDED_RUNS.append(store)
 
 
 def restore_process(context: Context) -> None:

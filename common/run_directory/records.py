@@ -600,7 +600,9 @@ def mistake_in_words(error: ErrorDetails) -> str:
     if error["type"] == "missing":
         return f"{place} is missing"
     value = shortened(repr(error["input"]), MAX_CHARACTERS)
-    expected = error["msg"].removeprefix("Input should be ")
     # Leave out the rest, which is the parser's reason and tells a user nothing new.
-    expected = expected.partition(", unable to parse")[0]
+    message = error["msg"].partition(", unable to parse")[0]
+    expected = message.removeprefix("Input should be ")
+    if expected == message:  # a whole sentence, such as one on the length of a list
+        return f"{place} is {value}: {message}"
     return f"{place} is {value}, but should be {expected}"

@@ -7,8 +7,8 @@ from pydantic import JsonValue
 from common.run_directory.records import RunConfig
 from common.storage.json_files import JsonObject
 
-# The entries of `config.json` that keep their names in W&B's flat table. Every other name in that
-# table is a flag.
+# The entries of `config.json` that keep their names in the flat table. Every other name in it is a
+# flag.
 GROUPS = (
     "recipe",
     "run_id",

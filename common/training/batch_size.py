@@ -1,6 +1,7 @@
 """`--auto-batch-size`: chooses the fastest micro-batch that makes the same updates.
 
-Nothing here changes the run. `common.lifecycle.trying_loss` puts the choice into effect.
+Nothing here changes flags, loaders or the Accelerator; the model is left in training mode.
+`common.lifecycle.trying_loss` puts the choice into effect.
 """
 
 import gc

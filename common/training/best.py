@@ -70,8 +70,8 @@ class Best:
         name = best_name(self.step)
         if not any(file.startswith(name) for file in files):
             raise UserError(
-                f"the latest checkpoint in {directory} can't be resumed, because its manifest.json "
-                f"does not list the best model, whose files are called {name}",
+                f"this checkpoint of {directory} can't be resumed, because its manifest.json does "
+                f"not list the best model, whose files are called {name}",
                 advice=(
                     f"restore {directory} from a backup, or resume an older checkpoint, as with "
                     f"--resume {quoted(directory / CHECKPOINTS_FOLDER / 'step-NUMBER')}"
@@ -91,7 +91,8 @@ class Best:
         step = state["step"]
         loss = state["loss"]
         self.value = None if value is None else float(value)
-        self.step = None if step is None else int(step)
+        # Checkpoints of version 0.1.0 have -1 if there is no kept model.
+        self.step = None if step is None or int(step) < 0 else int(step)
         self.evaluations_since_best = int(state["later"])
         self.loss = None if loss is None else float(loss)
 

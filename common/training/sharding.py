@@ -73,7 +73,7 @@ def take_fsdp_request() -> bool:
                 "parallelism_config in the launcher's configuration is not supported: recipes "
                 "always shard a model over all processes"
             ),
-            advice="remove parallelism_config from the file that you pass with --config_file",
+            advice="remove parallelism_config from the launcher's file, or from its flags",
         )
     return True
 

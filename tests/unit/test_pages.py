@@ -35,6 +35,8 @@ FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 INLINE_COMMAND = re.compile(r"`((?:python|recipes)\s[^`]+)`")
 # It stands for any script of the reader.
 PLACEHOLDER = "script.py"
+# Such as "`RunRecord` in `tools/compare/readers/run_record.py`", with a path in `common/`.
+NAME_IN_FILE = re.compile(r"`([A-Za-z_]\w*)(?:\.\w+)*` in `([\w/]+\.py)`")
 
 # Blocks of "py" are fragments. Those of "python" are whole programs, which a slow test also runs.
 FRAGMENTS = [
@@ -59,6 +61,15 @@ def test_fragment_parses_and_its_imports_exist(block: str) -> None:
 def languages(text: str) -> list[str]:
     """Return the language of each fenced block, empty where it names none."""
     return [language for language, _ in FENCE.findall(text)]
+
+
+def test_names_on_the_map_of_the_code_are_in_their_files() -> None:
+    """A reader finds in a file what the map promises."""
+    pairs = NAME_IN_FILE.findall((REPOSITORY / "docs" / "architecture.md").read_text())
+    assert len(pairs) > 100
+    for name, file in pairs:
+        source = (REPOSITORY / "common" / file).read_text()
+        assert re.search(rf"\b{name}\b", source), f"{name} is not in {file}"
 
 
 @pytest.mark.parametrize("page", [*PAGES, *PAGES_OF_MAINTAINERS], ids=lambda page: page.stem)

@@ -1,4 +1,4 @@
-"""Train an old run again in a new directory, and compare both runs bit by bit.
+"""Train a past run again in a new directory, and compare both runs bit by bit.
 
   recipes reproduce runs/first
 

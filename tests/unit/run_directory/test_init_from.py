@@ -115,6 +115,7 @@ def test_weights_without_a_head_can_be_loaded(published: Path) -> None:
         {"input_size": [3, 0, 0]},
         {"input_size": [3, -5, -5]},
         {"input_size": 224},
+        {"input_size": [3, 224]},
         {"input_size": [3, 10**9, 10**9]},
     ],
 )

@@ -42,6 +42,14 @@ def test_ties_are_broken_by_loss() -> None:
     assert (best.step, best.evaluations_since_best, best.loss) == (3, 5, 0.1)
 
 
+def test_old_checkpoint_without_an_evaluation_has_no_kept_model(tmp_path: Path) -> None:
+    """Version 0.1.0 wrote -1 where there is no update."""
+    best = Best(Objective.parse("accuracy:max"))
+    best.load_state_dict({"value": None, "step": -1, "later": 0, "loss": None})
+    assert best.step is None
+    best.require_best_model([], tmp_path)
+
+
 def test_checkpoint_without_the_best_model_is_refused(tmp_path: Path) -> None:
     """The message names the file that should list the model."""
     best = Best(Objective.parse("accuracy:max"))
