@@ -10,12 +10,6 @@ from common.system.git import commit_of_library
 from tests.git_repository import commit_all, git
 
 
-def test_commit_is_found_in_a_checkout() -> None:
-    """`config.json` has its full hash, or null outside a checkout."""
-    commit = commit_of_library()
-    assert commit is None or (len(commit) in (40, 64) and int(commit, 16) >= 0)
-
-
 def test_commit_is_that_of_this_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A hook of git sets `GIT_DIR`, which names the repository of the hook."""
     commits = []
