@@ -49,7 +49,6 @@ CASES = {
     "ResNet-18, 32 × 32, batch 500": Case("resnet", 8, {"batch_size": 500, "image_size": 32}),
     "BERT, docstrings": Case("bert", 60),
 }
-BUILT_IN = {"mnist_mlp": "digits", "resnet": "digits", "bert": "docstrings"}
 # Runs with the modules of a checkout, which may be an older revision.
 TRAIN_ONCE = """
 import json, sys
@@ -80,8 +79,9 @@ class Options:
 
 def samples_per_second(checkout: Path, case: Case, options: Options) -> float:
     """Return the rate of one turn, in a fresh process."""
-    dataset = options.mnist if case.recipe == "mnist_mlp" else BUILT_IN[case.recipe]
-    request = json.dumps([case.recipe, case.updates, {"dataset": dataset, **case.settings}])
+    datasets = {"mnist_mlp": options.mnist, "resnet": "digits", "bert": "docstrings"}
+    settings = {"dataset": datasets[case.recipe], **case.settings}
+    request = json.dumps([case.recipe, case.updates, settings])
     completed = subprocess.run(
         [sys.executable, "-c", TRAIN_ONCE, request],
         env=os.environ | {"PYTHONPATH": str(checkout.resolve())},

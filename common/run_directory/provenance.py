@@ -156,17 +156,11 @@ def current_attempt(
         problem = "the recipe is in no file"
     machine = machine_facts()
     attempt = Attempt(
+        **vars(machine),
         global_step=step,
         recipe=recipe,
         trees=[collected.tree for collected in trees],
         problem=problem,
-        packages=machine.packages,
-        libraries=machine.libraries,
-        processor=machine.processor,
-        cores=machine.cores,
-        system=machine.system,
-        machines=machine.machines,
-        variables=machine.variables,
         imported=imported_packages(recipe_file, machine.packages),
         world_size=environment.world_size,
         threads_per_process=environment.threads_per_process,

@@ -61,19 +61,21 @@ def take_run_directory(config: ResumableConfig, recipe: str, patience: float) ->
     lock = contextlib.ExitStack()  # only rank 0 locks the directory
     undo = contextlib.ExitStack()  # what rank 0 undoes if the run can't use the directory
     try:
-        taken = ask_rank_zero(lambda: take_on_rank_zero(config, recipe, patience, lock, undo))
-        if taken is not None and several_machines():
-            require_shared_folder(taken.mark, patience, resume=config.resume is not None)
+        taken_directory = ask_rank_zero(
+            lambda: take_on_rank_zero(config, recipe, patience, lock, undo)
+        )
+        if taken_directory is not None and several_machines():
+            require_shared_folder(taken_directory.mark, patience, resume=config.resume is not None)
     except UserError:
         undo.close()
         unlock_before_exit(lock)
         let_main_rank_exit_first()
         raise
-    if taken is None:
+    if taken_directory is None:
         unlock_before_exit(lock)
         raise SystemExit(0)
     is_removable = is_main_rank() and config.output_dir is None
-    return RunDirectory(taken.path, taken.run_id, lock, is_removable)
+    return RunDirectory(taken_directory.path, taken_directory.run_id, lock, is_removable)
 
 
 def take_on_rank_zero(

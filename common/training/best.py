@@ -91,7 +91,7 @@ class Best:
         step = state["step"]
         loss = state["loss"]
         self.value = None if value is None else float(value)
-        # Checkpoints of version 0.1.0 have -1 if there is no kept model.
+        # Older checkpoints have -1 if there is no kept model.
         self.step = None if step is None or int(step) < 0 else int(step)
         self.evaluations_since_best = int(state["later"])
         self.loss = None if loss is None else float(loss)

@@ -222,18 +222,12 @@ def expected_config(old_config: RunConfig, code: RestoredCode) -> RunConfig:
 
 def expected_attempt(old_attempt: Attempt, code: RestoredCode) -> Attempt:
     """Return the attempt that the new run will record, with this machine and the restored code."""
-    machine = machine_facts()
+    # What is not known before the new run starts is taken from the old one.
+    machine = replace(machine_facts(), variables=old_attempt.variables)
     return Attempt(
+        **vars(machine),
         global_step=0,
         trees=code.trees,
-        packages=machine.packages,
-        libraries=machine.libraries,
-        processor=machine.processor,
-        cores=machine.cores,
-        system=machine.system,
-        machines=machine.machines,
-        # The following are not known before the new run starts.
-        variables=old_attempt.variables,
         imported=old_attempt.imported,
         world_size=old_attempt.world_size,
         threads_per_process=old_attempt.threads_per_process,

@@ -43,7 +43,7 @@ def test_ties_are_broken_by_loss() -> None:
 
 
 def test_old_checkpoint_without_an_evaluation_has_no_kept_model(tmp_path: Path) -> None:
-    """Version 0.1.0 wrote -1 where there is no update."""
+    """Older checkpoints have -1 where there is no update."""
     best = Best(Objective.parse("accuracy:max"))
     best.load_state_dict({"value": None, "step": -1, "later": 0, "loss": None})
     assert best.step is None
