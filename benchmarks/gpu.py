@@ -2,12 +2,12 @@
 
 python benchmarks/gpu.py --data FOLDER --output FOLDER
 python benchmarks/gpu.py --data FOLDER --output FOLDER --resume     # continue after a cut
-python benchmarks/gpu.py --only resnet50 cifar10 --budget-minutes 8 --output FOLDER
+python benchmarks/gpu.py --only resnet50 speedrun --budget-minutes 8 --output FOLDER
 python benchmarks/gpu.py --tiny --output FOLDER                     # on any machine: does it run?
 
-The order is that of `STEPS` in `gpu_session/steps.py`: a smoke test, ResNet-50, MNIST, BERT-base,
-CIFAR-10, a profile, kill and resume, the other GPU tests, each recipe in every precision,
-BERT-large, and copies between host and GPU.
+The order is that of `STEPS` in `gpu_session/steps.py`: a smoke test, the CIFAR-10 speedrun,
+ResNet-50, BERT-base, MNIST, ResNet-18 on CIFAR-10, kill and resume, the other GPU tests, proofs, a
+profile, each recipe in every precision, BERT-large, and copies between host and GPU.
 
 Each step is a process with a time limit. It writes STEP.json while it measures, and prints into
 STEP.log; `table.md` sums up all steps. If a step fails, its error is kept and the next step begins.

@@ -5,8 +5,11 @@ python -m benchmarks.gpu_session.steps STEP FILE.json '{"options": "in JSON"}'
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
 import shutil
+import statistics
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -27,14 +30,16 @@ from common.track.names import precision_name
 
 NAN = float("nan")  # stands for a figure that could not be measured; it reaches no goal
 RECIPES = ("mnist_mlp", "resnet", "bert")
+LAUNCHED_RECIPES = (*RECIPES, "cifar10_fast")
 PRECISIONS = ("fp16", "bf16", "tf32", "no")
 # Updates of a round; they take a second or more on a GPU.
 UPDATES = {"mnist_mlp": 2000, "resnet": 150, "bert": 100}
-# The goal is an accuracy of 94 % on CIFAR-10 in a minute. The epochs are tried in turn until one
-# reaches it. The peak learning rate and the batch size are those of DAWNBench's winners; the recipe
-# has not been measured with them yet.
-CIFAR10_FLAGS = ("--batch-size", 512, "--learning-rate", 0.4, "--eval-every", 10**6, "--epochs")
-CIFAR10_TRIES: tuple[tuple[object, ...], ...] = ((16,), (18, "--compile"), (24, "--compile"))
+SEEDS = (0, 1, 2)
+# The settings with which ResNet-18 reached 94.5 % on a CPU; see docs/results.md.
+RESNET18_FLAGS = ("--optimizer", "muon", "--batch-size", 500, "--epochs", 14, "--max-grad-norm", 0)
+RESNET18_FLAGS += ("--keep", "last", "--eval-every", 10**6)
+TINY_FLAGS = ("--image-size", 16, "--max-steps", 2, "--batch-size", 4)
+MAX_TEST_PROCESSES = 8
 
 
 def gpu_tests(step: Step, selection: str, tiny_selection: str | None = None) -> None:
@@ -48,7 +53,7 @@ def gpu_tests(step: Step, selection: str, tiny_selection: str | None = None) -> 
     report = step.file.with_suffix(".xml")
     report.unlink(missing_ok=True)
     words = ["-m", "pytest", "-o", "addopts=", "-p", "no:cacheprovider", "--confcutdir=tests/gpu"]
-    words += ["tests/gpu", "-v", "-rs"]
+    words += ["tests/gpu", "-v", "-rs", *parallel_test_flags()]
     if step.tiny and tiny_selection is None:
         step.run("tests", [*words, "--collect-only", "-k", selection])
         step.note("collected", {"selection": selection})
@@ -61,6 +66,14 @@ def gpu_tests(step: Step, selection: str, tiny_selection: str | None = None) -> 
     finally:
         if report.exists():
             note_tests(step, report, selection)
+
+
+def parallel_test_flags() -> list[str]:
+    """Return the flags of pytest that run several tests at once, if pytest-xdist is installed."""
+    processes = min(MAX_TEST_PROCESSES, (os.cpu_count() or 1) // 2)
+    if processes < 2 or importlib.util.find_spec("xdist") is None:
+        return []
+    return ["-n", str(processes)]
 
 
 def note_tests(step: Step, report: Path, selection: str) -> None:
@@ -264,30 +277,76 @@ def mnist(step: Step) -> None:
     compare(step, mnist_suite(step.options), "recipe", *peers)
 
 
-def cifar10(step: Step) -> None:
-    """Train on CIFAR-10 until a try reaches 94 % within a minute."""
+def cifar10_folder(step: Step) -> str:
+    """Return the path of CIFAR-10 in `--data`; a tiny step takes scikit-learn's digits instead.
+
+    Raises:
+        RuntimeError: when it is not there.
+    """
+    if step.tiny:
+        return "digits"
     dataset = image_dataset(step.options.data, "cifar10")
-    small = ("--image-size", 8, "--max-steps", 2, "--batch-size", 4)
-    tiny_flags = ("--dataset", "synthetic", *small)
-    if dataset == "digits" and not step.tiny:
+    if dataset == "digits":
         raise RuntimeError("there is no cifar10/ in --data: add it as the Hub lays it out")
-    for epochs, *compiled in CIFAR10_TRIES:
-        flags = (
-            tiny_flags if step.tiny else ("--dataset", dataset, *CIFAR10_FLAGS, epochs, *compiled)
-        )
-        directory, seconds = step.launch(f"cifar10-{epochs}", "resnet", *flags)
+    return dataset
+
+
+def speedrun(step: Step) -> None:
+    """Train `cifar10_fast.py` with several seeds, each a whole command with an empty cache."""
+    output = step.file.with_name("speedrun-runs.json")
+    output.unlink(missing_ok=True)
+    seeds = SEEDS[:1] if step.tiny else SEEDS
+    words = ["benchmarks/speedrun.py", "--dataset", cifar10_folder(step), "--seeds", *seeds]
+    words += ["--output", output, "--keep-runs", step.file.with_name("speedrun")]
+    words += ["--", "--eval-every", 10**6, *(TINY_FLAGS if step.tiny else ())]
+    try:
+        step.run("speedrun", words)
+    except subprocess.CalledProcessError:  # also if the mean accuracy misses the target
+        if not output.exists() or len(read_json(output)["runs"]) < len(seeds):
+            raise
+    results = read_json(output)
+    step.note("speedrun", results)
+    for key, most in (("seconds", 60), ("training_seconds", None)):
+        values = [entry[key] for entry in results["runs"]]
+        step.figure(f"CIFAR-10 speedrun: mean {key}", statistics.mean(values), most=most)
+    accuracies = [entry["accuracy_tta"] for entry in results["runs"]]
+    step.figure("CIFAR-10 speedrun: mean accuracy", statistics.mean(accuracies), least=0.94)
+
+
+def resnet18(step: Step) -> None:
+    """Train ResNet-18 on CIFAR-10 to the end with several seeds, each a whole command."""
+    flags = TINY_FLAGS if step.tiny else RESNET18_FLAGS
+    accuracies: list[float] = []
+    for seed in SEEDS[:1] if step.tiny else SEEDS:
+        name = f"resnet18-seed-{seed}"
+        words = ("--dataset", cifar10_folder(step), "--seed", seed, *flags)
+        directory, seconds = step.launch(name, "resnet", *words)
         figures = read_record(directory / "summary.json", Summary).figures
-        step.note(f"{epochs} epochs", {"flags": flags, "seconds_from_shell": seconds, **figures})
+        step.note(name, {"flags": flags, "seconds_from_shell": seconds, **figures})
+        accuracies.append(figures["test/accuracy"])
+        step.figure(f"ResNet-18 on CIFAR-10, seed {seed}: test accuracy", accuracies[-1])
+        step.figure(f"ResNet-18 on CIFAR-10, seed {seed}: seconds", seconds)
         remove_models(directory)
-        if step.tiny:
-            break
-        title = f"CIFAR-10, {epochs} epochs{', compiled' if compiled else ''}"
-        accuracy = figures["test/accuracy"]
-        training_seconds = figures["time/train_seconds"]
-        step.figure(f"{title}: test accuracy", accuracy, least=0.94)
-        step.figure(f"{title}: seconds of training", training_seconds, most=60)
-        if accuracy >= 0.94 and training_seconds <= 60:
-            break
+    step.figure("ResNet-18 on CIFAR-10: mean accuracy", statistics.mean(accuracies), least=0.94)
+
+
+def prove(step: Step) -> None:
+    """Prove each recipe with `recipes prove`, all at once; no speed is measured here."""
+    commands: dict[str, subprocess.Popen[bytes]] = {}
+    for recipe in LAUNCHED_RECIPES[:1] if step.tiny else LAUNCHED_RECIPES:
+        receipt = step.file.with_name(f"proof-{recipe}.json")
+        receipt.unlink(missing_ok=True)
+        words = [sys.executable, "-m", "common.tools", "prove", f"recipes/{recipe}.py"]
+        words += ["--output", str(receipt), *(("--checks", "learns") if step.tiny else ())]
+        with receipt.with_suffix(".log").open("w") as log:
+            commands[recipe] = subprocess.Popen(words, stdout=log, stderr=log)
+    statuses = {recipe: process.wait() for recipe, process in commands.items()}
+    for recipe in commands:
+        receipt = step.file.with_name(f"proof-{recipe}.json")
+        log = receipt.with_suffix(".log").read_text(errors="replace")
+        step.note(recipe, {"receipt": read_json(receipt) if receipt.exists() else None, "log": log})
+    passed = sum(status == 0 for status in statuses.values())
+    step.figure("recipes that `recipes prove` proves", passed, least=len(statuses))
 
 
 def transfer(step: Step) -> None:
@@ -316,13 +375,15 @@ class Plan:
 # In order of value.
 STEPS: dict[str, Plan] = {
     "smoke": Plan(smoke, 240, ("pytest",)),
+    "speedrun": Plan(speedrun, 180, ("datasets",)),
     "resnet50": Plan(resnet50, 300),
-    "mnist": Plan(mnist, 150, ("datasets",)),
     "bert_base": Plan(bert_base, 240, ("datasets",)),
-    "cifar10": Plan(cifar10, 240, ("datasets",)),
-    "profile": Plan(profile, 150),
+    "mnist": Plan(mnist, 150, ("datasets",)),
+    "resnet18": Plan(resnet18, 240, ("datasets",)),
     "resume": Plan(resume, 240, ("pytest",)),
     "tests": Plan(other_tests, 240, ("pytest",)),
+    "prove": Plan(prove, 300, ("datasets",)),
+    "profile": Plan(profile, 150),
     "mnist_mlp": Plan(partial(precisions, recipe="mnist_mlp"), 150),
     "resnet": Plan(partial(precisions, recipe="resnet"), 240),
     "bert": Plan(partial(precisions, recipe="bert"), 300, ("datasets",)),

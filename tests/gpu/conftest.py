@@ -47,7 +47,7 @@ def small(tmp_path: Path) -> Callable[[str], dict[str, object]]:
             folder = tmp_path / "text"
             folder.mkdir(exist_ok=True)
             return {"dataset": str(write_odd_text(folder)), "model": "scratch", "batch_size": 8}
-        size = {"image_size": 32} if recipe == "resnet" else {}
+        size = {} if recipe == "mnist_mlp" else {"image_size": 32}
         return {"dataset": "synthetic", "batch_size": 64, **size}
 
     return settings
