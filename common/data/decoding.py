@@ -5,17 +5,18 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from PIL import Image
 
 from common.console import say
 from common.data.cache import PreparedFacts, write_array
+from common.data.encoded_images import EncodedImage, read_images
 from common.data.parquet import ParquetTables
 from common.data.pixels import (
     GREY_MODES,
@@ -36,16 +37,10 @@ if TYPE_CHECKING:
 # The end of the name of a file, after the name of a split. The file has the paths of the split's
 # images, in the order of the samples.
 PATHS_SUFFIX = "_files.json"
-DECODED_BYTES = 2**26  # the most bytes of decoded images that are in memory at once
+EXAMINED_BYTES = 500  # about the size of an `ExaminedImage`
+ROWS_AT_ONCE = 1000  # rows of a table that are in memory at once
 SAMPLED_IMAGES = 1024  # images that are examined before a streamed data set is used
 MAX_DEFAULT_SIZE = 224  # pixels; larger images are resized unless --image-size says otherwise
-
-
-class EncodedImage(TypedDict):
-    """An image as `datasets` gives it undecoded: the contents of a file, or a path to it."""
-
-    path: str | None
-    bytes: bytes | None
 
 
 class ImageFacts(PreparedFacts):
@@ -133,7 +128,8 @@ def prepare_streamed_images(
     """
     rows = table.write_groups(folder, [column])
     images: list[EncodedImage] = [image for (image,) in rows.sample(SAMPLED_IMAGES)]
-    pixel_format, _ = choose_format(images, source, table.first_role, requested)
+    examine = Examiner(source, table.first_role)
+    pixel_format, _ = choose_format(map(examine, images), requested)
     decode = Decoder(source, table.first_role, pixel_format)
     pixel_counts = count_pixel_values(np.stack([decode(image) for image in images]))
     table.notes.append(f"image size and scaling come from {len(images):,} of the images")
@@ -158,28 +154,35 @@ def prepare_whole_images(
     """
     read_undecoded(table, column)
     drop_missing_images(table, column)
-    first_images = table.splits[table.first_role][column]
-    pixel_format, is_resized = choose_format(first_images, source, table.first_role, requested)
+    pixel_format, is_resized = format_of_split(table, column, source, requested)
     size = pixel_format.image_size
     if is_resized:
         table.notes.append(f"images resized and centre-cropped to {size}×{size}")
     image_bytes = size * size * pixel_format.channels
     require_disk_space(len(table) * image_bytes, folder)
     say(f"decoding {len(table):,} images once, for this and later runs")
-    # At least one image, even if it alone takes more than `DECODED_BYTES`.
-    images_at_once = min(256, 1 + DECODED_BYTES // image_bytes)
     pixel_counts = np.zeros((pixel_format.channels, 256), dtype=np.int64)
-    with ThreadPoolExecutor() as pool:
-        for name, split in table.splits.items():
-            decode = Decoder(source, name, pixel_format)
-            paths: list[str | None] = []  # complete after `write_array` has read all batches
-            batches = decoded_batches(split, column, images_at_once, decode, pool, paths)
-            if name == table.first_role:
-                batches = counting_pixels(batches, pixel_counts)
-            write_array(folder / f"{name}_images.npy", batches, len(split))
-            write_array(folder / f"{name}_labels.npy", [table.labels[name]], len(split))
-            write_paths(folder / f"{name}{PATHS_SUFFIX}", paths, source.location)
+    for name, split in table.splits.items():
+        decode = Decoder(source, name, pixel_format)
+        batches: Iterator[np.ndarray] = map(
+            np.stack, read_images(split, column, decode, image_bytes)
+        )
+        if name == table.first_role:
+            batches = counting_pixels(batches, pixel_counts)
+        write_array(folder / f"{name}_images.npy", batches, len(split))
+        write_array(folder / f"{name}_labels.npy", [table.labels[name]], len(split))
+        write_paths(folder / f"{name}{PATHS_SUFFIX}", paths_of(split, column), source.location)
     return pixel_format, pixel_counts
+
+
+def format_of_split(
+    table: Tables, column: str, source: DataSource, requested: RequestedFormat
+) -> tuple[PixelFormat, bool]:
+    """Examine all images of the first split; see `choose_format`."""
+    examine = Examiner(source, table.first_role)
+    split = table.splits[table.first_role]
+    lists = read_images(split, column, examine, EXAMINED_BYTES)
+    return choose_format(chain.from_iterable(lists), requested)
 
 
 def read_undecoded(table: Tables, column: str) -> None:
@@ -201,14 +204,28 @@ def drop_missing_images(table: Tables, column: str) -> None:
     """
     # `keep` may remove a split, so the loop goes over a copy of the dict's items.
     for name, split in list(table.splits.items()):
-        # `split[column]` reads one image after the other. All of them might not fit into memory.
-        rows = [row for row, image in enumerate(split[column]) if not is_missing_image(image)]
-        table.keep(name, rows, "image")
+        is_there = ~missing_images(split, column)
+        if not is_there.all():
+            table.keep(name, np.flatnonzero(is_there).tolist(), "image")
 
 
-def is_missing_image(image: EncodedImage | None) -> bool:
-    """Whether a cell of a column of images is empty, or has neither a path nor the bytes."""
-    return not image or all(value is None for value in image.values())
+def missing_images(split: "Dataset", column: str) -> np.ndarray:
+    """Return for each row whether its image has neither a path nor the bytes: bool [rows]."""
+    import pyarrow.compute
+
+    parts = [np.zeros(0, dtype=bool)]
+    # In parts, because the whole column might not fit into memory.
+    for rows in split.with_format("arrow").iter(ROWS_AT_ONCE):
+        images = rows.column(column)
+        # A missing image has no fields, so they are missing, too.
+        is_missing = pyarrow.compute.and_(
+            *(
+                pyarrow.compute.is_null(pyarrow.compute.struct_field(images, field))
+                for field in ("bytes", "path")
+            )
+        )
+        parts.append(is_missing.to_numpy())
+    return np.concatenate(parts)
 
 
 def require_disk_space(needed_bytes: int, folder: Path) -> None:
@@ -227,25 +244,6 @@ def require_disk_space(needed_bytes: int, folder: Path) -> None:
         )
 
 
-def decoded_batches(
-    split: "Dataset",
-    column: str,
-    images_at_once: int,
-    decode: "Decoder",
-    pool: ThreadPoolExecutor,
-    paths: list[str | None],
-) -> Iterator[np.ndarray]:
-    """Yield the images of a split, uint8 [images_at_once, size, size, channels], decoded by `pool`.
-
-    The last batch may be smaller. The path of each image is appended to `paths`, so that the split
-    is read only once.
-    """
-    for rows in split.iter(images_at_once):
-        images: list[EncodedImage] = rows[column]
-        paths.extend(image["path"] for image in images)
-        yield np.stack(list(pool.map(decode, images)))
-
-
 def counting_pixels(
     batches: Iterable[np.ndarray], pixel_counts: np.ndarray
 ) -> Iterator[np.ndarray]:
@@ -262,7 +260,13 @@ def counting_pixels(
         yield images
 
 
-def write_paths(file: Path, paths: list[str | None], location: str) -> None:
+def paths_of(split: "Dataset", column: str) -> Iterator[str | None]:
+    """Yield the path of each image of a split; None for an image without one."""
+    for rows in split.with_format("arrow").iter(ROWS_AT_ONCE):
+        yield from rows.column(column).combine_chunks().field("path").to_pylist()
+
+
+def write_paths(file: Path, paths: Iterable[str | None], location: str) -> None:
     """Write the paths of images as JSON, relative to the data set's folder.
 
     `ImageSamples.files` reads them. Nothing is written if an image has no path, because positions
@@ -383,13 +387,42 @@ def outside_error(path: str, source: DataSource) -> UserError:
     )
 
 
+class ExaminedImage(NamedTuple):
+    """What decides to which format the images of a data set are decoded."""
+
+    size: tuple[int, int]  # width and height
+    mode: str  # Pillow's name for the kind of the pixels
+    peak: int | None  # the largest value of a pixel; None if no channel has more than 8 bits
+
+
+@dataclass(frozen=True)
+class Examiner:
+    """Examines images of one split, most of them without decoding them.
+
+    It can be pickled, so that workers can use it.
+    """
+
+    source: DataSource
+    split: str  # for messages
+
+    def __call__(self, encoded: EncodedImage) -> ExaminedImage:
+        """Return the facts about an image.
+
+        Raises:
+            UserError: it can't be read, or its pixels are real numbers or negative.
+        """
+        name = name_of(encoded, self.source, self.split)
+        with opened_image(encoded, self.source, name) as image:
+            size = image.size
+            mode = image.mode
+            pixels, _ = deep_pixels(image, name)
+        return ExaminedImage(size, mode, None if pixels is None else int(pixels.max(initial=0)))
+
+
 def choose_format(
-    encoded_images: Iterable[EncodedImage],
-    source: DataSource,
-    split: str,
-    requested: RequestedFormat,
+    images: Iterable[ExaminedImage], requested: RequestedFormat
 ) -> tuple[PixelFormat, bool]:
-    """Examine the images of a split, and choose the format to which all images are decoded.
+    """Choose the format to which all images of a data set are decoded.
 
     The requested values are taken as they are. Otherwise:
 
@@ -398,23 +431,20 @@ def choose_format(
     - The white level follows from the largest value of a pixel in images of more than 8 bits a
       channel. It is None if there are no such images.
 
+    Args:
+        images: those of the first split.
+
     Returns:
         The format, and whether one or more of the images have another size.
-
-    Raises:
-        UserError: an image can't be read, or its pixels are real numbers or negative.
     """
     sizes: list[tuple[int, int]] = []
     modes: set[str] = set()
     peak: int | None = None  # largest value of a pixel in images of more than 8 bits
-    for encoded in encoded_images:
-        name = name_of(encoded, source, split)
-        with opened_image(encoded, source, name) as image:
-            sizes.append(image.size)
-            modes.add(image.mode)
-            pixels, _ = deep_pixels(image, name)
-            if pixels is not None:
-                peak = max(peak or 0, int(pixels.max(initial=0)))
+    for image in images:
+        sizes.append(image.size)
+        modes.add(image.mode)
+        if image.peak is not None:
+            peak = max(peak or 0, image.peak)
     channels = requested.channels
     if channels is None:
         channels = 1 if modes <= GREY_MODES else 3

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import Any
 
 import datasets
 import numpy as np
 import pytest
 from PIL import ExifTags, Image
 
+from common.data import encoded_images
 from common.data.decoding import path_in_data_set
 from common.data.pixels import FULL_SCALE, image_to_pixels
+from common.data.samples import Samples
+from common.data.workers import Workers
 from common.run_directory.records import PixelFormat
 from tests.local_data import (
     grey_images,
@@ -61,9 +65,49 @@ def test_images_of_any_mode_are_decoded(mode: str, channels: int, tmp_path: Path
         assert np.array_equal(decoded.reshape(expected.shape), expected)
 
 
+@pytest.mark.parametrize("size", [None, 5])
+def test_workers_read_the_same_images(
+    size: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Images, labels, paths and scaling do not depend on the processes that decode."""
+    folder = write_image_folder(tmp_path / "pets", ["cat", "dog"], per_class=300)
+    processes: list[int] = []
+    monkeypatch.setattr(encoded_images, "Workers", counting_workers(processes))
+    loaded = []
+    for number, many_images in enumerate((10**6, 1)):
+        monkeypatch.setattr(encoded_images, "MANY_IMAGES", many_images)
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / f"cache-{number}"))
+        loaded.append(images(folder, image_size=size))
+    alone, with_workers = loaded
+    half = len(processes) // 2
+    assert set(processes[:half]) == {0}
+    assert min(processes[half:]) > 0
+    assert with_workers.preprocessing() == alone.preprocessing()
+    assert with_workers.splits.keys() == alone.splits.keys()
+    for name, split in with_workers.splits.items():
+        assert np.array_equal(split.images, alone.splits[name].images)
+        assert np.array_equal(split.labels, alone.splits[name].labels)
+        assert split.files == alone.splits[name].files
+
+
+def counting_workers(processes: list[int]) -> type[Workers]:
+    """Return a class of workers that appends the number of its processes to `processes`."""
+
+    class CountingWorkers(Workers):
+        def __init__(self, samples: Samples, count: int, *others: Any) -> None:
+            processes.append(count)
+            super().__init__(samples, count, *others)
+
+    return CountingWorkers
+
+
+@pytest.mark.parametrize("many_images", [1, 10**6])
 @pytest.mark.parametrize("damage", ["truncated", "no image"])
-def test_corrupt_image_is_named(damage: str, tmp_path: Path) -> None:
-    """No cache is left, and the data load once the image is removed."""
+def test_corrupt_image_is_named(
+    damage: str, many_images: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No cache is left, and the data load once the image is removed, with or without workers."""
+    monkeypatch.setattr(encoded_images, "MANY_IMAGES", many_images)
     folder = write_image_folder(tmp_path / "pets", ["cat", "dog"], per_class=10)
     path = folder / "train" / "dog" / "003.png"
     path.write_bytes(path.read_bytes()[:120] if damage == "truncated" else b"not an image")
