@@ -7,7 +7,7 @@ python benchmarks/gpu.py --tiny --output FOLDER                     # on any mac
 
 The order is that of `STEPS` in `gpu_session/steps.py`: a smoke test, the CIFAR-10 speedrun,
 ResNet-50, BERT-base, MNIST, ResNet-18 on CIFAR-10, kill and resume, the other GPU tests, proofs, a
-profile, each recipe in every precision, BERT-large, and copies between host and GPU.
+profile, ResNet-50 and each recipe in every precision, BERT-large, and copies between host and GPU.
 
 Each step is a process with a time limit. It writes STEP.json while it measures, and prints into
 STEP.log; `table.md` sums up all steps. If a step fails, its error is kept and the next step begins.

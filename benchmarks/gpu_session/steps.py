@@ -23,7 +23,7 @@ from benchmarks.gpu_session.step import MeasuredRecipe, Step
 from benchmarks.harness.isolation import turn_off_cudnn_attention
 from benchmarks.harness.materials import image_dataset, long_texts, random_bert, use_own_cache
 from benchmarks.harness.options import Options
-from benchmarks.harness.rounds import Comparison, Suite
+from benchmarks.harness.rounds import Suite
 from common.run_directory.records import Summary, read_record
 from common.storage.json_files import read_json
 from common.track.names import precision_name
@@ -40,6 +40,8 @@ RESNET18_FLAGS = ("--optimizer", "muon", "--batch-size", 500, "--epochs", 14, "-
 RESNET18_FLAGS += ("--keep", "last", "--eval-every", 10**6)
 TINY_FLAGS = ("--image-size", 16, "--max-steps", 2, "--batch-size", 4)
 MAX_TEST_PROCESSES = 8
+RESNET50_IMAGE_SIZE = 224
+RESNET50_BATCH_SIZE = 128
 
 
 def gpu_tests(step: Step, selection: str, tiny_selection: str | None = None) -> None:
@@ -161,17 +163,15 @@ def remove_models(directory: Path) -> None:
         shutil.rmtree(directory / folder, ignore_errors=True)
 
 
-def compare(step: Step, suite: Suite, *prefixes: str) -> None:
-    """Run the contestants of a suite whose names begin with a prefix, and keep their ratios.
+def compare(step: Step, suite: Suite, *names: str) -> None:
+    """Run some contestants of a suite, and keep their ratios.
 
     The record is written after each turn, so that a kill loses at most one round.
     """
     from benchmarks.harness.results import summarize
 
     suite.contestants = {
-        name: contestant
-        for name, contestant in suite.contestants.items()
-        if name.startswith(prefixes)
+        name: contestant for name, contestant in suite.contestants.items() if name in names
     }
     suite.comparisons = [
         comparison
@@ -200,19 +200,20 @@ def compare(step: Step, suite: Suite, *prefixes: str) -> None:
 
 
 def resnet50(step: Step) -> None:
-    """ResNet-50 at 224 pixels: fp16 against TF32, fp32 and timm; then the memory."""
-    from benchmarks.suites.resnet import resnet50_suite
+    """ResNet-50 at 224 pixels against timm."""
+    compare(step, small_or_large_resnet50(step), "recipe", "timm AMP channels-last")
 
-    image_size = 8 if step.tiny else 224
-    batch_size = 2 if step.tiny else 128
-    compare(step, resnet50_suite(step.options, image_size, batch_size), "recipe", "timm")
+
+def resnet50_precisions(step: Step) -> None:
+    """ResNet-50 at 224 pixels in fp16 against TF32 and fp32; then the memory."""
+    compare(step, small_or_large_resnet50(step), "recipe", "recipe fp32", "recipe tf32")
     if step.tiny:
         return
     settings = {
         "dataset": "synthetic",
         "model": "resnet50",
-        "image_size": image_size,
-        "batch_size": batch_size,
+        "image_size": RESNET50_IMAGE_SIZE,
+        "batch_size": RESNET50_BATCH_SIZE,
     }
     recipes = [
         in_precision(precision, "resnet50", "resnet", settings) for precision in ("fp16", "no")
@@ -225,18 +226,23 @@ def resnet50(step: Step) -> None:
     step.figure("ResNet-50: share with a kernel running", kernel_share(recipes[0]), least=0.9)
 
 
+def small_or_large_resnet50(step: Step) -> Suite:
+    """Return the suite on ResNet-50, with tiny images and batches for a tiny step."""
+    from benchmarks.suites.resnet import resnet50_suite
+
+    if step.tiny:
+        return resnet50_suite(step.options, image_size=8, batch_size=2)
+    return resnet50_suite(step.options, RESNET50_IMAGE_SIZE, RESNET50_BATCH_SIZE)
+
+
 def bert_base(step: Step) -> None:
-    """BERT-base on SST-2's lengths: fp16 against TF32 and HF Trainer with dynamic padding; MFU."""
-    from benchmarks.suites.bert import bert_suite, recipe_contestant_in
+    """BERT-base on SST-2's lengths: HF Trainer with dynamic padding, and the MFU."""
+    from benchmarks.suites.bert import bert_suite
 
     turn_off_cudnn_attention()
     checkpoint = random_bert("tiny" if step.tiny else "base", step.tokenizer)
     step.options.bert_checkpoint = checkpoint
     suite = bert_suite(step.options)
-    if step.options.on_gpu:
-        suite.contestants["recipe tf32"] = recipe_contestant_in("tf32", step.options, suite.updates)
-        title = "BERT: recipe fp16 / recipe tf32"
-        suite.comparisons.append(Comparison(title, "recipe", "recipe tf32"))
     compare(step, suite, "recipe", f"HF Trainer dynamic {step.options.precision}")
     mfu = suite.median("recipe", "mfu")
     step.figure("BERT-base: MFU", NAN if mfu is None else mfu)
@@ -376,7 +382,7 @@ class Plan:
 STEPS: dict[str, Plan] = {
     "smoke": Plan(smoke, 240, ("pytest",)),
     "speedrun": Plan(speedrun, 180, ("datasets",)),
-    "resnet50": Plan(resnet50, 300),
+    "resnet50": Plan(resnet50, 180),
     "bert_base": Plan(bert_base, 240, ("datasets",)),
     "mnist": Plan(mnist, 150, ("datasets",)),
     "resnet18": Plan(resnet18, 240, ("datasets",)),
@@ -384,6 +390,7 @@ STEPS: dict[str, Plan] = {
     "tests": Plan(other_tests, 240, ("pytest",)),
     "prove": Plan(prove, 300, ("datasets",)),
     "profile": Plan(profile, 150),
+    "resnet50_precisions": Plan(resnet50_precisions, 300),
     "mnist_mlp": Plan(partial(precisions, recipe="mnist_mlp"), 150),
     "resnet": Plan(partial(precisions, recipe="resnet"), 240),
     "bert": Plan(partial(precisions, recipe="bert"), 300, ("datasets",)),

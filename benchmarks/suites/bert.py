@@ -49,12 +49,6 @@ def recipe_settings(options: Options, updates: int) -> dict[str, object]:
     }
 
 
-def recipe_contestant_in(precision: str, options: Options, updates: int) -> Contestant:
-    """Make a contestant of the BERT recipe in another precision than its default."""
-    settings = recipe_settings(options, updates) | {"mixed_precision": precision}
-    return recipe_contestant("bert", options, WARMUP, None, **settings)
-
-
 def bert_suite(options: Options) -> Suite:
     """Compare the BERT recipe with HF Trainer, each over the same samples once."""
     updates = options.scaled(256 if options.on_gpu else 12)

@@ -1,8 +1,8 @@
 """Muon: gradient descent with momentum, in which the update of a matrix is made orthogonal."""
 
 import math
-from collections.abc import Iterable
-from typing import TypedDict
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, TypedDict
 
 import torch
 from torch import nn
@@ -10,6 +10,9 @@ from torch.optim import Optimizer
 
 from common.checkpoints.shards import is_sharded
 from common.training.optim import ParameterGroup
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 # The quintic iteration of https://kellerjordan.github.io/posts/muon/, whose coefficients bring
 # small singular values close to 1 in few steps.
@@ -69,44 +72,54 @@ class Muon(Optimizer):
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Update each parameter that has a gradient."""
         for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self.update(parameter, parameter.grad, group)
+            parameters = [p for p in group["params"] if p.grad is not None]
+            if parameters:
+                self.update(parameters, group)
 
-    def update(
-        self, parameter: torch.Tensor, gradient: torch.Tensor, group: ParameterGroup
-    ) -> None:
-        """Update one parameter and its momentum, unless `found_inf` forbids it.
+    def update(self, parameters: list[torch.Tensor], group: ParameterGroup) -> None:
+        """Update the parameters of a group and their momenta, unless `found_inf` forbids it.
+
+        Each line updates all of them at once. On a GPU, many small operations would take longer
+        than the forward and the backward pass.
 
         Args:
-            parameter: a tensor of any shape; in an orthogonal group, of at least two dimensions.
-            gradient: a tensor of the same shape.
-            group: the settings of the parameter's group; see `MuonGroup`.
+            parameters: tensors of any shape, which have gradients; in an orthogonal group, of at
+                least two dimensions.
+            group: their settings; see `MuonGroup`.
         """
+        gradients: Sequence[torch.Tensor] = [p.grad for p in parameters if p.grad is not None]
+        buffers = [self.momentum_buffer(parameter) for parameter in parameters]
+        if self.grad_scale is not None:
+            gradients = torch._foreach_div(gradients, self.grad_scale)
+        if group["weight_decay"]:
+            gradients = torch._foreach_add(gradients, parameters, alpha=group["weight_decay"])
+        momenta: Sequence[torch.Tensor] = torch._foreach_mul(buffers, group["momentum"])
+        torch._foreach_add_(momenta, gradients)
+        # Nesterov's momentum looks one step ahead.
+        directions: Sequence[torch.Tensor]
+        directions = torch._foreach_add(gradients, momenta, alpha=group["momentum"])
+        starts: Sequence[torch.Tensor] = parameters
+        if group["orthogonal"]:
+            directions = orthogonal_directions(directions, group["newton_schulz_steps"])
+            starts = with_rows_of_length_1(parameters)
+        updated: Sequence[torch.Tensor]
+        updated = torch._foreach_add(starts, directions, alpha=-group["lr"])
+        if self.found_inf is not None:
+            is_finite = self.found_inf == 0
+            momenta = [torch.where(is_finite, *pair) for pair in zip(momenta, buffers, strict=True)]
+            updated = [
+                torch.where(is_finite, *pair) for pair in zip(updated, parameters, strict=True)
+            ]
+        torch._foreach_copy_(buffers, momenta)
+        torch._foreach_copy_(parameters, updated)
+
+    def momentum_buffer(self, parameter: torch.Tensor) -> torch.Tensor:
+        """Return the momentum of a parameter, which begins at zero."""
         state = self.state[parameter]
         # `__init__` makes no buffers, because `fully_shard` replaces the parameters afterwards.
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(parameter)
-        buffer: torch.Tensor = state["momentum_buffer"]
-        if self.grad_scale is not None:
-            gradient = gradient / self.grad_scale
-        if group["weight_decay"]:
-            gradient = gradient.add(parameter, alpha=group["weight_decay"])
-        momentum = buffer.mul(group["momentum"]).add_(gradient)
-        # Nesterov's momentum looks one step ahead.
-        direction = gradient.add(momentum, alpha=group["momentum"])
-        start = parameter
-        if group["orthogonal"]:
-            direction = orthogonal_direction(direction, group["newton_schulz_steps"])
-            # A matrix whose rows have length 1 has the norm √rows.
-            start = parameter * (math.sqrt(len(parameter)) / parameter.norm())
-        updated = start.add(direction, alpha=-group["lr"])
-        if self.found_inf is not None:
-            is_finite = self.found_inf == 0
-            momentum = torch.where(is_finite, momentum, buffer)
-            updated = torch.where(is_finite, updated, parameter)
-        buffer.copy_(momentum)
-        parameter.copy_(updated)
+        return state["momentum_buffer"]
 
 
 def muon_groups(model: nn.Module, learning_rate: float, weight_decay: float) -> list[MuonGroup]:
@@ -137,47 +150,96 @@ def muon_groups(model: nn.Module, learning_rate: float, weight_decay: float) -> 
     ]
 
 
-def orthogonal_direction(direction: torch.Tensor, steps: int) -> torch.Tensor:
-    """Return approximately the orthogonal matrix nearest to a direction, in the direction's shape.
+def with_rows_of_length_1(filters: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """Return filters scaled to the norm of a matrix whose rows have length 1: the root of rows."""
+    factors = torch._foreach_reciprocal(torch._foreach_norm(filters))
+    torch._foreach_mul_(factors, [math.sqrt(len(weights)) for weights in filters])
+    return torch._foreach_mul(filters, factors)
+
+
+def orthogonal_directions(directions: Sequence[torch.Tensor], steps: int) -> list[torch.Tensor]:
+    """Return approximately the orthogonal matrices nearest to directions, in the same shapes.
 
     Args:
-        direction: the direction of a filter's update, [channels out, ...], whole, or sharded by
-            FSDP2. It counts as a matrix [channels out, the rest].
+        directions: of the updates of filters, each [channels out, ...], whole, or sharded by FSDP2.
+            A direction counts as a matrix [channels out, the rest].
         steps: the number of iterations; see `orthogonalized`.
 
     Returns:
-        A tensor of the same shape and sharding.
+        Tensors of the same shapes and shardings.
     """
-    if not is_sharded(direction):
-        return orthogonalized(direction.flatten(1), steps).view_as(direction)
+    if is_sharded(directions[0]):  # then all of them are
+        return [direction_of_shards(d, steps) for d in directions if is_sharded(d)]
+    filters = [in_order_of_memory(direction) for direction in directions]
+    matrices = [filter.flatten(1) for filter in filters]
+    numbers_by_shape: dict[torch.Size, list[int]] = {}
+    for number, matrix in enumerate(matrices):
+        numbers_by_shape.setdefault(matrix.shape, []).append(number)
+    results = list(directions)
+    for numbers in numbers_by_shape.values():
+        equal_matrices = torch.stack([matrices[number] for number in numbers])
+        orthogonal_matrices = orthogonalized(equal_matrices, steps)
+        for number, matrix in zip(numbers, orthogonal_matrices.unbind(), strict=True):
+            orthogonal_filter = matrix.view(filters[number].shape)
+            results[number] = in_order_of_dimensions(orthogonal_filter, directions[number])
+    return results
+
+
+def in_order_of_memory(filter: torch.Tensor) -> torch.Tensor:
+    """Return a view of a channels-last filter with the channels last; any other filter as it is.
+
+    Its rows are then a matrix without a copy. The order of a matrix's columns does not matter to
+    the nearest orthogonal matrix, which has its columns in the same order.
+    """
+    return filter.permute(0, 2, 3, 1) if has_channels_last(filter) else filter
+
+
+def in_order_of_dimensions(filter: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Undo `in_order_of_memory`.
+
+    Args:
+        like: the argument of `in_order_of_memory`.
+    """
+    return filter.permute(0, 3, 1, 2) if has_channels_last(like) else filter
+
+
+def has_channels_last(filter: torch.Tensor) -> bool:
+    return filter.ndim == 4 and filter.is_contiguous(memory_format=torch.channels_last)
+
+
+def direction_of_shards(direction: "DTensor", steps: int) -> "DTensor":
+    """Return the orthogonal direction for one that is sharded by FSDP2, sharded the same way."""
     # Imported here, because the import takes a second.
     from torch.distributed.tensor import distribute_tensor
 
     # On a sharded matrix, each product below would be a collective. Every rank makes the whole
     # direction from a copy instead, and keeps its rows.
     whole = direction.full_tensor()
-    orthogonal = orthogonalized(whole.flatten(1), steps).reshape(whole.shape)
+    (orthogonal,) = orthogonal_directions([whole], steps)
     mesh = direction.device_mesh
     return distribute_tensor(orthogonal, mesh, direction.placements, src_data_rank=None)
 
 
-def orthogonalized(matrix: torch.Tensor, steps: int) -> torch.Tensor:
-    """Return approximately the nearest matrix whose singular values are 1.
+def orthogonalized(matrices: torch.Tensor, steps: int) -> torch.Tensor:
+    """Return approximately the nearest matrices whose singular values are 1.
 
-    It is found by the Newton-Schulz iteration.
+    They are found by the Newton-Schulz iteration.
 
     Args:
-        matrix: [rows, columns].
+        matrices: [matrices, rows, columns].
         steps: the number of iterations. After three, singular values that were above about 0.75 %
-            of the matrix's Frobenius norm lie between about 0.3 and 1.2. Smaller ones stay below.
+            of a matrix's Frobenius norm lie between about 0.3 and 1.2. Smaller ones stay below.
     """
     a, b, c = NEWTON_SCHULZ
-    is_tall = matrix.shape[0] > matrix.shape[1]
+    _, rows, columns = matrices.shape
+    is_tall = rows > columns
     # The products below are smaller if a matrix has no more rows than columns.
-    result = matrix.T if is_tall else matrix
-    result = result / (result.norm() + 1e-7)  # no singular value is above 1
+    results = matrices.mT if is_tall else matrices
+    norms = torch.linalg.vector_norm(results, dim=(1, 2), keepdim=True)
+    results = results / (norms + 1e-7)  # no singular value is above 1
     for _ in range(steps):
         # An iteration maps each singular value s to a·s + b·s³ + c·s⁵.
-        gram = result @ result.T
-        result = a * result + (b * gram + c * (gram @ gram)) @ result
-    return result.T if is_tall else result
+        grams = torch.bmm(results, results.mT)
+        factors = torch.baddbmm(grams, grams, grams, beta=b, alpha=c)
+        results = torch.baddbmm(results, factors, results, beta=a)
+    return results.mT if is_tall else results

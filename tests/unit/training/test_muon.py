@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -27,7 +28,7 @@ def test_singular_values_come_close_to_one(
     matrix = torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed))
     u, values, v = torch.linalg.svd(matrix.double(), full_matrices=False)
     matrix = (u @ torch.diag(values.clamp(min=values.max() / 20)) @ v).float() * scale
-    result = orthogonalized(matrix, steps=5)
+    (result,) = orthogonalized(matrix[None], steps=5)
     assert result.shape == matrix.shape
     projected = u.T @ result.double() @ v.T
     off_diagonal = projected - torch.diag(projected.diag())
@@ -109,6 +110,50 @@ def test_update_that_is_not_finite_changes_nothing(orthogonal: bool) -> None:
     parameter.grad = torch.randn(3, 4)
     optimizer.step()
     assert not torch.equal(parameter, before)
+
+
+@pytest.mark.parametrize("orthogonal", [True, False])
+def test_scaled_gradients_give_the_same_update(orthogonal: bool) -> None:
+    """With a loss scale, as in fp16, gradients are divided by it; powers of two change no bit."""
+    weights = [torch.randn(3, 4), torch.randn(8, 4, 3, 3).to(memory_format=torch.channels_last)]
+    gradients = [torch.randn_like(weight) for weight in weights]
+    updated = []
+    for scale in (1.0, 1024.0):
+        parameters = [torch.nn.Parameter(weight.clone()) for weight in weights]
+        optimizer = Muon([{"params": parameters, "orthogonal": orthogonal}], lr=0.1)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient * scale
+        optimizer.grad_scale = torch.tensor(scale)
+        optimizer.step()
+        updated.append([parameter.detach() for parameter in parameters])
+    for parameter, expected in zip(*updated, strict=True):
+        assert torch.equal(parameter, expected)
+
+
+@pytest.mark.parametrize("shapes", [[(8, 4, 3, 3)] * 3, [(8, 4, 3, 3), (4, 8), (8, 2, 3, 1)]])
+def test_filters_do_not_depend_on_each_other_or_on_their_layout(
+    shapes: list[tuple[int, ...]],
+) -> None:
+    """Filters of one shape are updated together, and give what each gives alone."""
+    weights = [torch.randn(shape) for shape in shapes]
+    gradients = [torch.randn(shape) for shape in shapes]
+
+    def update(numbers: Sequence[int], layout: torch.memory_format) -> list[torch.Tensor]:
+        parameters = []
+        for number in numbers:
+            is_filter = weights[number].ndim == 4
+            kept = layout if is_filter else torch.contiguous_format
+            parameter = torch.nn.Parameter(weights[number].clone(memory_format=kept))
+            parameter.grad = gradients[number].clone(memory_format=kept)
+            parameters.append(parameter)
+        Muon([{"params": parameters, "orthogonal": True}], lr=0.1).step()
+        return [parameter.detach() for parameter in parameters]
+
+    together = update(range(len(shapes)), torch.channels_last)
+    for number, parameter in enumerate(together):
+        for layout in (torch.channels_last, torch.contiguous_format):
+            (alone,) = update([number], layout)
+            torch.testing.assert_close(parameter, alone)
 
 
 def test_goes_on_from_its_state() -> None:

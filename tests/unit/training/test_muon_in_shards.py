@@ -13,7 +13,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
 
 from common.checkpoints.shards import is_sharded
-from common.training.muon import orthogonal_direction
+from common.training.muon import orthogonal_directions
 
 if TYPE_CHECKING:  # a rank of this file does not find the package of the tests
     from tests.launch import Runner
@@ -33,11 +33,12 @@ def on_rank(rank: int, folder: Path) -> None:
         whole = torch.randn(shape)
         sharded = distribute_tensor(whole, mesh, [Shard(0)], src_data_rank=None)
         with CommDebugMode() as communication:
-            direction = orthogonal_direction(sharded, steps=3)
+            (direction,) = orthogonal_directions([sharded], steps=3)
         assert communication.get_total_counts() == 1, shape
         assert is_sharded(direction)
         assert direction.placements == sharded.placements
-        assert torch.equal(direction.full_tensor(), orthogonal_direction(whole, steps=3)), shape
+        (expected,) = orthogonal_directions([whole], steps=3)
+        assert torch.equal(direction.full_tensor(), expected), shape
     torch.distributed.destroy_process_group()
 
 
