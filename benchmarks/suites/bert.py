@@ -10,7 +10,7 @@ from benchmarks.harness.judging import Judge
 from benchmarks.harness.materials import bert_checkpoint, describe_checkpoint, text_extract
 from benchmarks.harness.options import Options
 from benchmarks.harness.recipe_side import load_recipe
-from benchmarks.harness.rounds import Comparison, Contestant, Suite
+from benchmarks.harness.rounds import Comparison, Suite
 from benchmarks.peer_loops.hf_trainer import TrainerTask
 from common.data.sources import find_named
 from common.data.text import TextData, load_text
