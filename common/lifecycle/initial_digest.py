@@ -6,9 +6,9 @@ if a checkpoint of pretrained weights has changed since the run.
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 
+from common.checkpoints.shards import is_sharded
 from common.storage.value_digests import digest_of_tensors
 
 MAX_BYTES = 2**30  # larger models get no digest; SHA-256 of so many bytes takes some seconds
@@ -35,6 +35,6 @@ def has_plain_bytes(tensor: torch.Tensor) -> bool:
     This is false for a tensor that is sharded, on the meta device, quantized or sparse, and for a
     lazy parameter, which has no values yet.
     """
-    if is_lazy(tensor) or isinstance(tensor, DTensor) or tensor.is_meta or tensor.is_quantized:
+    if is_lazy(tensor) or is_sharded(tensor) or tensor.is_meta or tensor.is_quantized:
         return False
     return tensor.layout == torch.strided
