@@ -9,7 +9,7 @@ The network and the ideas are those of airbench94 (arXiv 2404.00498): a fixed fi
 whitens patches, filters that begin as the identity, alternating flips, and Muon.
 
 Result: 94.06 ± 0.06 % test accuracy on CIFAR-10 with test-time augmentation, 93.07 ± 0.13 % without
-(3 seeds), in 18 minutes (--eval-every 1000). torch 2.13, bf16, two cores of an AMD EPYC.
+(3 seeds), in 18 minutes on two cores of an AMD EPYC (--eval-every 1000, bf16); 33 s on an H100.
 """
 
 from dataclasses import dataclass

@@ -1,34 +1,25 @@
-"""Decodes the images of a data set to pixels of one size: all in advance, or each when needed."""
+"""Prepares a data set of images for training: decoded once to pixels of one size, or streamed."""
 
-import io
 import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
-from PIL import Image
 
 from common.console import say
 from common.data.cache import PreparedFacts, write_array
-from common.data.encoded_images import EncodedImage, read_images
+from common.data.encoded_images import read_images
+from common.data.image_files import Decoder, EncodedImage
+from common.data.image_format import Examiner, choose_format, count_pixel_values, scaling_by
 from common.data.parquet import ParquetTables
-from common.data.pixels import (
-    GREY_MODES,
-    RequestedFormat,
-    deep_pixels,
-    image_to_pixels,
-    white_level_of,
-)
+from common.data.pixels import RequestedFormat
 from common.data.sources import DataSource
 from common.data.tables import Tables
 from common.errors import UserError
-from common.failures.sentences import reading
 from common.run_directory.records import PixelFormat
 
 if TYPE_CHECKING:
@@ -40,7 +31,6 @@ PATHS_SUFFIX = "_files.json"
 EXAMINED_BYTES = 500  # about the size of an `ExaminedImage`
 ROWS_AT_ONCE = 1000  # rows of a table that are in memory at once
 SAMPLED_IMAGES = 1024  # images that are examined before a streamed data set is used
-MAX_DEFAULT_SIZE = 224  # pixels; larger images are resized unless --image-size says otherwise
 
 
 class ImageFacts(PreparedFacts):
@@ -297,196 +287,3 @@ def path_in_data_set(path: str, location: str) -> str:
     if not os.path.isabs(location):
         return os.path.basename(path)
     return os.path.relpath(path, location)
-
-
-@dataclass(frozen=True)
-class Decoder:
-    """Decodes images of one split to the pixels of a format; see `image_to_pixels`.
-
-    It can be pickled, so that workers can use it.
-    """
-
-    source: DataSource
-    split: str  # for messages
-    pixel_format: PixelFormat
-
-    def __call__(self, encoded: EncodedImage) -> np.ndarray:
-        name = name_of(encoded, self.source, self.split)
-        with opened_image(encoded, self.source, name) as image:
-            return image_to_pixels(image, self.pixel_format, name)
-
-
-def name_of(encoded: EncodedImage, source: DataSource, split: str) -> str:
-    """Return what a message calls an image: its path, or the split if it has none."""
-    path = encoded["path"]
-    return f"image {path}" if path else f"an image of split {split} of data set {source.name}"
-
-
-@contextmanager
-def opened_image(encoded: EncodedImage, source: DataSource, name: str) -> Iterator[Image.Image]:
-    """Open one encoded image; Pillow reads its pixels later, within this context.
-
-    Args:
-        name: what a message calls the image, from `name_of`.
-
-    Raises:
-        UserError: the image can't be read, or its path leads out of the data set.
-    """
-    path = encoded["path"]
-    contents = encoded["bytes"]
-    advice = "replace or remove this image"
-    with reading(name, advice):
-        if contents is not None:
-            yield Image.open(io.BytesIO(contents))
-        elif path is not None:
-            yield Image.open(own_file(path, source))
-        else:
-            raise UserError(f"{name} has neither bytes nor a path", advice=advice)
-
-
-def own_file(path: str, source: DataSource) -> str:
-    """Return the absolute path of a file of the data set.
-
-    A table that somebody else wrote may name any file of the user. So only files in the data set's
-    folder may be opened, and files that were downloaded or unpacked for it.
-
-    Args:
-        path: an absolute path, or a path from the data set's folder.
-
-    Raises:
-        UserError: the path leads elsewhere.
-    """
-    import datasets
-    from huggingface_hub import constants
-
-    file = os.path.normpath(os.path.join(source.location, path))
-    allowed_folders = (
-        source.location,
-        constants.HF_HUB_CACHE,
-        datasets.config.HF_DATASETS_CACHE,
-    )
-    if not any(Path(file).is_relative_to(folder) for folder in allowed_folders):
-        raise outside_error(path, source)
-    return file
-
-
-def outside_error(path: str, source: DataSource) -> UserError:
-    """Return the error for a row whose image is not a file of its data set."""
-    if not os.path.isdir(source.location):
-        return UserError(
-            f"image {path} can't be read, because data set {source.location} is not a folder that "
-            "contains this image",
-            advice="pass a folder that contains the table and its images as --dataset",
-        )
-    return UserError(
-        f"image {path} is not inside the folder of data set {source.location}",
-        advice=(
-            "copy the image into this folder and write the path of the copy into the table, or "
-            "remove its row"
-        ),
-    )
-
-
-class ExaminedImage(NamedTuple):
-    """What decides to which format the images of a data set are decoded."""
-
-    size: tuple[int, int]  # width and height
-    mode: str  # Pillow's name for the kind of the pixels
-    peak: int | None  # the largest value of a pixel; None if no channel has more than 8 bits
-
-
-@dataclass(frozen=True)
-class Examiner:
-    """Examines images of one split, most of them without decoding them.
-
-    It can be pickled, so that workers can use it.
-    """
-
-    source: DataSource
-    split: str  # for messages
-
-    def __call__(self, encoded: EncodedImage) -> ExaminedImage:
-        """Return the facts about an image.
-
-        Raises:
-            UserError: it can't be read, or its pixels are real numbers or negative.
-        """
-        name = name_of(encoded, self.source, self.split)
-        with opened_image(encoded, self.source, name) as image:
-            size = image.size
-            mode = image.mode
-            pixels, _ = deep_pixels(image, name)
-        return ExaminedImage(size, mode, None if pixels is None else int(pixels.max(initial=0)))
-
-
-def choose_format(
-    images: Iterable[ExaminedImage], requested: RequestedFormat
-) -> tuple[PixelFormat, bool]:
-    """Choose the format to which all images of a data set are decoded.
-
-    The requested values are taken as they are. Otherwise:
-
-    - There is one channel if all images are grey, and three if not.
-    - The size is the median of the shorter sides, but at most `MAX_DEFAULT_SIZE`.
-    - The white level follows from the largest value of a pixel in images of more than 8 bits a
-      channel. It is None if there are no such images.
-
-    Args:
-        images: those of the first split.
-
-    Returns:
-        The format, and whether one or more of the images have another size.
-    """
-    sizes: list[tuple[int, int]] = []
-    modes: set[str] = set()
-    peak: int | None = None  # largest value of a pixel in images of more than 8 bits
-    for image in images:
-        sizes.append(image.size)
-        modes.add(image.mode)
-        if image.peak is not None:
-            peak = max(peak or 0, image.peak)
-    channels = requested.channels
-    if channels is None:
-        channels = 1 if modes <= GREY_MODES else 3
-    white_level = requested.white_level
-    if white_level is None and peak is not None:
-        white_level = white_level_of(peak)
-    size = requested.image_size
-    if not size:
-        median = int(np.median([min(image_size) for image_size in sizes]))
-        size = min(MAX_DEFAULT_SIZE, median)
-    pixel_format = PixelFormat(channels=channels, image_size=size, white_level=white_level)
-    return pixel_format, set(sizes) != {(size, size)}
-
-
-def count_pixel_values(images: np.ndarray) -> np.ndarray:
-    """Count how often each value of a pixel occurs in each channel.
-
-    The counts of many batches can be added, and `scaling_by` computes the scaling from them.
-
-    Args:
-        images: uint8 [images, height, width, channels].
-
-    Returns:
-        int64 [channels, 256].
-    """
-    channels = range(images.shape[-1])
-    return np.stack(
-        [np.bincount(images[..., channel].ravel(), minlength=256) for channel in channels]
-    )
-
-
-def scaling_by(pixel_counts: np.ndarray) -> tuple[list[float], list[float]]:
-    """Return the mean and the standard deviation of each channel, of pixels scaled to 0 … 1.
-
-    Args:
-        pixel_counts: int64 [channels, 256], from `count_pixel_values`.
-    """
-    # The values 0 … 255 of a pixel, scaled to 0 … 1: [channels, 256], the shape of the counts.
-    levels = np.broadcast_to(np.arange(256) / 255, pixel_counts.shape)
-    mean = np.average(levels, axis=1, weights=pixel_counts)
-    variance = np.average((levels - mean[:, None]) ** 2, axis=1, weights=pixel_counts)
-    # A channel with a single value has the deviation 0. Pixels are divided by the deviation later,
-    # so it is at least the distance of two levels.
-    std = np.sqrt(variance).clip(min=1 / 255)
-    return mean.tolist(), std.tolist()

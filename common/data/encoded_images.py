@@ -6,10 +6,11 @@ can't share this work, but processes can.
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Generic, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import torch
 
+from common.data.image_files import EncodedImage
 from common.data.loader import never
 from common.data.samples import Samples
 from common.data.workers import PATIENCE, PREFETCHED, Workers
@@ -25,13 +26,6 @@ IMAGES_AT_ONCE = 256  # the most images of a batch
 BATCH_BYTES = 2**26  # the most bytes of all batches that are in memory at once
 
 Result = TypeVar("Result")
-
-
-class EncodedImage(TypedDict):
-    """An image as `datasets` gives it undecoded: the contents of a file, or a path to it."""
-
-    path: str | None
-    bytes: bytes | None
 
 
 class EncodedImages(Samples, Generic[Result]):

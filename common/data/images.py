@@ -13,13 +13,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from common.data.decoding import (
-    MAX_DEFAULT_SIZE,
-    PATHS_SUFFIX,
-    Decoder,
-    ImageFacts,
-    prepare_images,
-)
+from common.data.decoding import PATHS_SUFFIX, ImageFacts, prepare_images
+from common.data.image_files import Decoder
+from common.data.image_format import MAX_DEFAULT_SIZE
 from common.data.labels import LABELLED_DATA_FLAGS
 from common.data.order import random_bits
 from common.data.parquet import ParquetRows

@@ -1,7 +1,7 @@
 """Muon: gradient descent with momentum, in which the update of a matrix is made orthogonal."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, TypedDict
 
 import torch
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 # The quintic iteration of https://kellerjordan.github.io/posts/muon/, whose coefficients bring
 # small singular values close to 1 in few steps.
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
+
+Tensors = list[torch.Tensor] | tuple[torch.Tensor, ...]
 
 
 class MuonGroup(TypedDict, total=False):
@@ -87,29 +89,25 @@ class Muon(Optimizer):
                 least two dimensions.
             group: their settings; see `MuonGroup`.
         """
-        gradients: Sequence[torch.Tensor] = [p.grad for p in parameters if p.grad is not None]
+        gradients: Tensors = [p.grad for p in parameters if p.grad is not None]
         buffers = [self.momentum_buffer(parameter) for parameter in parameters]
         if self.grad_scale is not None:
             gradients = torch._foreach_div(gradients, self.grad_scale)
         if group["weight_decay"]:
             gradients = torch._foreach_add(gradients, parameters, alpha=group["weight_decay"])
-        momenta: Sequence[torch.Tensor] = torch._foreach_mul(buffers, group["momentum"])
+        momenta: Tensors = torch._foreach_mul(buffers, group["momentum"])
         torch._foreach_add_(momenta, gradients)
         # Nesterov's momentum looks one step ahead.
-        directions: Sequence[torch.Tensor]
-        directions = torch._foreach_add(gradients, momenta, alpha=group["momentum"])
-        starts: Sequence[torch.Tensor] = parameters
+        directions: Tensors = torch._foreach_add(gradients, momenta, alpha=group["momentum"])
+        starts: Tensors = parameters
         if group["orthogonal"]:
             directions = orthogonal_directions(directions, group["newton_schulz_steps"])
             starts = with_rows_of_length_1(parameters)
-        updated: Sequence[torch.Tensor]
-        updated = torch._foreach_add(starts, directions, alpha=-group["lr"])
+        updated: Tensors = torch._foreach_add(starts, directions, alpha=-group["lr"])
         if self.found_inf is not None:
             is_finite = self.found_inf == 0
-            momenta = [torch.where(is_finite, *pair) for pair in zip(momenta, buffers, strict=True)]
-            updated = [
-                torch.where(is_finite, *pair) for pair in zip(updated, parameters, strict=True)
-            ]
+            momenta = chosen(is_finite, momenta, buffers)
+            updated = chosen(is_finite, updated, parameters)
         torch._foreach_copy_(buffers, momenta)
         torch._foreach_copy_(parameters, updated)
 
@@ -150,14 +148,20 @@ def muon_groups(model: nn.Module, learning_rate: float, weight_decay: float) -> 
     ]
 
 
-def with_rows_of_length_1(filters: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+def chosen(condition: torch.Tensor, tensors: Tensors, others: Tensors) -> Tensors:
+    """Return `tensors` if a condition on the device holds, and `others` if not."""
+    pairs = zip(tensors, others, strict=True)
+    return [torch.where(condition, tensor, other) for tensor, other in pairs]
+
+
+def with_rows_of_length_1(filters: Tensors) -> Tensors:
     """Return filters scaled to the norm of a matrix whose rows have length 1: the root of rows."""
     factors = torch._foreach_reciprocal(torch._foreach_norm(filters))
     torch._foreach_mul_(factors, [math.sqrt(len(weights)) for weights in filters])
     return torch._foreach_mul(filters, factors)
 
 
-def orthogonal_directions(directions: Sequence[torch.Tensor], steps: int) -> list[torch.Tensor]:
+def orthogonal_directions(directions: Tensors, steps: int) -> list[torch.Tensor]:
     """Return approximately the orthogonal matrices nearest to directions, in the same shapes.
 
     Args:

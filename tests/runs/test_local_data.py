@@ -90,10 +90,10 @@ def test_run_is_not_resumed_with_changed_data(runner: Runner, tmp_path: Path) ->
 
 SLOW = """
 import runpy, sys, time
-from common.data import decoding
+from common.data import image_files
 
-decode = decoding.image_to_pixels
-decoding.image_to_pixels = lambda *given: (time.sleep(0.3), decode(*given))[1]
+decode = image_files.image_to_pixels
+image_files.image_to_pixels = lambda *given: (time.sleep(0.3), decode(*given))[1]
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from common.data.decoding import image_to_pixels
-from common.data.pixels import deep_pixels, to_eight_bits, white_level_of
+from common.data.pixels import deep_pixels, image_to_pixels, to_eight_bits, white_level_of
 from common.run_directory.records import PixelFormat
 from tests.unit.data.loading import images, refusal
 
