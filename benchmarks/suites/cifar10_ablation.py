@@ -49,7 +49,7 @@ DIRAC = (
 )
 LAST_IMPORT = "from common.training.muon import Muon, MuonGroup\n"
 RANDOM_FLIPS = """\
-from common.data import images as image_module
+from common.data import image_samples
 from common.data.order import random_bits
 
 
@@ -57,7 +57,7 @@ def random_flips(seed: int, epoch: int, samples: torch.Tensor) -> torch.Tensor:
     return random_bits(seed, epoch, samples) >> 30
 
 
-image_module.alternating_bits = random_flips
+image_samples.alternating_bits = random_flips
 """
 EVALUATION = "run.log(evaluate(run, model, validation_loader))"
 EVALUATION_OF_VIEWS = (

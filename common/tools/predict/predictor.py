@@ -12,7 +12,7 @@ from PIL import Image
 from torch import nn
 
 from common.config import RequestedPrecision, TrainingConfig
-from common.data.images import CachedImages
+from common.data.image_samples import CachedImages
 from common.data.loader import Loader
 from common.data.order import EvaluationOrder
 from common.data.pixels import FULL_SCALE, image_to_pixels

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
-from common.data.images import CachedImages, ImageSamples
+from common.data.image_samples import CachedImages, ImageSamples
 from common.data.loader import Loader
 from common.data.order import EvaluationOrder
 from common.data.samples import Data, Samples

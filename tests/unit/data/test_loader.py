@@ -11,7 +11,7 @@ import torch
 
 from common.config import TrainingConfig
 from common.data import loader as loader_module
-from common.data.images import CachedImages
+from common.data.image_samples import CachedImages
 from common.data.loader import NO_SIGNALS, Loader
 from common.data.order import EvaluationOrder, TrainingOrder
 from common.data.run_loaders import evaluation_order, make_loaders

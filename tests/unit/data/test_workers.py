@@ -16,7 +16,7 @@ import torch
 
 from common.data import device_copies
 from common.data import workers as module
-from common.data.images import CachedImages
+from common.data.image_samples import CachedImages
 from common.data.loader import Loader
 from common.data.order import EvaluationOrder, TrainingOrder
 from common.data.samples import Batch, Samples
