@@ -4,6 +4,7 @@ import atexit
 import multiprocessing
 import signal
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -186,13 +187,19 @@ class Workers:
         self.requests.epoch = epoch
         num_yielded = 0
         batch = None  # the last batch that was received
+        batches: Iterator[Batch] | None = None
         try:
             batches = self.begin()
             while num_yielded < len(micro_batches):
                 batch = self.receive(batches)
                 yield batch
                 num_yielded += 1
-        except Exception as error:
+        except (Exception, UserError) as error:
+            # Let go of torch's iterator, also in the frames that raised the error. If the garbage
+            # collector found it later, it would close the pipes to the workers while threads write
+            # to them, and each thread would print a traceback.
+            batches = None
+            traceback.clear_frames(error.__traceback__)
             self.end_after(error)
         # If batches are missing here, the workers were killed because the run is stopping. This
         # process makes the missing batches.
@@ -295,7 +302,7 @@ class Workers:
             "slower (in Docker, pass a larger --shm-size)"
         )
 
-    def end_after(self, error: Exception) -> None:
+    def end_after(self, error: Exception | UserError) -> None:
         """End all workers after an error in a wait for them, and raise what the error means.
 
         If the watch killed the workers because the run was asked to stop, nothing is raised. The
