@@ -45,6 +45,10 @@ ROLES = {
 }
 
 
+# What to pass instead of an empty text.
+TEXT_OR_NO_FLAG = "text that is not empty, or leave the flag out"
+
+
 class FlagMetadata(TypedDict):
     """What a flag states at its field, besides its type and default."""
 
@@ -181,10 +185,21 @@ def expected_range(config_class: type, name: str, value: object) -> str | None:
         value: the flag's value, or an item of the value if that is a tuple.
     """
     if isinstance(value, str):
-        return None if is_text(value) else "text without NUL, in UTF-8"
+        return expected_text(config_class, name, value)
     if not isinstance(value, (int, float)):
         return None
     return expected_number(value, *stated_metadata(config_class, name)["limits"])
+
+
+def expected_text(config_class: type, name: str, value: str) -> str | None:
+    """Return the texts that a flag allows, in words; None if it allows `value`.
+
+    An empty text is probably a variable of the shell that is not set. As a path, it would be the
+    current directory.
+    """
+    if not value.strip() and value != getattr(config_class, name, None):
+        return TEXT_OR_NO_FLAG
+    return None if is_text(value) else "text without NUL, in UTF-8"
 
 
 def expected_number(value: float, least: float | None, most: float | None) -> str | None:

@@ -25,7 +25,7 @@ from common.command_line.flag_reads import record_reads
 from common.errors import Preempted, UserError
 from common.failures.outcomes import Outcome
 from common.failures.sentences import reading
-from common.flags import check_limits, from_json, role_of, spelled, stated_metadata
+from common.flags import TEXT_OR_NO_FLAG, check_limits, from_json, role_of, spelled, stated_metadata
 from common.output.standard_streams import ignore_lost_output
 from common.ranks.rank_exits import let_main_rank_exit_first
 from common.storage.json_files import read_json
@@ -273,15 +273,24 @@ def read_early() -> argparse.Namespace:
     """Return the flags that choose the defaults of all others, which tyro needs before it parses.
 
     A flag that is not set is None, or False for `--evaluate-only`.
+
+    Raises:
+        UserError: a value is empty.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for name in ("config", "init_from", "resume", "output_dir"):
         parser.add_argument(spelled(name), f"--{name}")  # tyro accepts both spellings
     parser.add_argument("--evaluate-only", "--evaluate_only", action="store_true")
     try:
-        return parser.parse_known_args()[0]
+        early = parser.parse_known_args()[0]
     except argparse.ArgumentError:  # a flag lacks its value, which tyro then reports
         return parser.parse_args([])
+    for name, value in vars(early).items():
+        if isinstance(value, str) and not value.strip():
+            raise UserError(
+                f"{spelled(name)} {value!r} can't be used", advice=f"pass {TEXT_OR_NO_FLAG}"
+            )
+    return early
 
 
 def refuse_credentials(words: list[str]) -> None:

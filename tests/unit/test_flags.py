@@ -37,6 +37,10 @@ NUMBERS = [
     case for case in FIELDS
     if kind_of(*case.values) in (int, float, tuple[int, ...])  # type: ignore[arg-type]
 ]  # fmt: skip
+TEXTS = [
+    case for case in FIELDS
+    if kind_of(*case.values) in (str, tuple[str, ...])  # type: ignore[arg-type]
+]  # fmt: skip
 ROLE_OF_FLAGS = {
     "data": "dataset dataset_config label_column validation_share init_from image_column "
     "text_columns streaming",
@@ -73,6 +77,30 @@ def test_limits_are_kept(owner: type[TrainingConfig], name: str) -> None:
         with pytest.raises(UserError) as refused:
             check_limits(with_value(owner, name, number))
         assert refused.value.message.startswith(f"{spelled(name)} {number} is out of range: pass ")
+
+
+@pytest.mark.parametrize("empty", ["", " "])
+@pytest.mark.parametrize(("owner", "name"), TEXTS)
+def test_empty_text_is_refused(owner: type[TrainingConfig], name: str, empty: str) -> None:
+    """It is a variable of the shell that is not set, and no path and no name."""
+    value = (empty,) if isinstance(getattr(owner(), name), tuple) else empty
+    with pytest.raises(UserError) as refused:
+        check_limits(dataclasses.replace(owner(), **{name: value}))
+    expected = f"{spelled(name)} {empty!r} can't be used: pass text that is not empty, or leave"
+    assert refused.value.message.startswith(expected)
+
+
+def test_empty_text_is_allowed_if_it_is_the_default() -> None:
+    """A recipe's own flag may mean something by it."""
+
+    @dataclass
+    class Prefixed:
+        prefix: str = ""
+        name: str = "x"
+
+    check_limits(Prefixed())
+    with pytest.raises(UserError, match="--name '' can't be used"):
+        check_limits(Prefixed(name=""))
 
 
 @pytest.mark.parametrize("owner", CLASSES)

@@ -17,7 +17,7 @@ import pytest
 from common.command_line.parsing import comments_of, read_config, refuse_credentials
 from common.config import TrainingConfig, parse_config
 from common.errors import UserError
-from common.flags import flag, role_of
+from common.flags import flag, role_of, spelled
 from tests.examples import EXAMPLES
 from tests.launch import RECIPES, REPOSITORY, plain
 from tests.unit.recipes import (
@@ -129,6 +129,13 @@ def test_huge_integers_are_refused(recipe: str, monkeypatch: pytest.MonkeyPatch)
             for number in (10**20, -(10**20)):
                 with pytest.raises(UserError, match=rf"{number} is out of range: pass"):
                     parse(monkeypatch, recipe, *words(owner, field.name, number))
+
+
+@pytest.mark.parametrize("name", ["config", "init_from", "resume", "output_dir", "label_column"])
+def test_empty_text_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also for flags that are read before all others, because they name folders and files."""
+    with pytest.raises(UserError, match=f"{spelled(name)} '' can't be used: pass text that is not"):
+        parse(monkeypatch, "mnist_mlp", spelled(name), "")
 
 
 def test_evaluate_only_needs_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
