@@ -40,7 +40,7 @@ def main(words: Sequence[str] | None = None) -> None:
         words: the command line after ``recipes``. None stands for this process's command line.
 
     Raises:
-        UserError: there is no such tool.
+        UserError: there is no such tool, or a word is empty.
     """
     if words is None:
         words = sys.argv[1:]
@@ -51,7 +51,25 @@ def main(words: Sequence[str] | None = None) -> None:
         return
     if name not in TOOLS:
         raise UserError(f"there is no command recipes {name}", advice=advice_for_unknown(name))
+    refuse_empty_words(name, words[1:])
     importlib.import_module(TOOLS[name].module).main([*words[1:]])
+
+
+def refuse_empty_words(name: str, words: Sequence[str]) -> None:
+    """Raise a `UserError` if a word is empty: as a path, it would be the current directory.
+
+    Args:
+        name: the tool.
+        words: its command line.
+    """
+    for word_before, word in zip(["", *words], words, strict=False):
+        if word.strip():
+            continue
+        place = f" after {word_before}" if word_before else ""
+        raise UserError(
+            f"an argument of recipes {name} is empty{place}",
+            advice="pass a value, or leave it out; perhaps a variable of the shell is not set",
+        )
 
 
 def overview() -> str:

@@ -41,6 +41,18 @@ def test_overview_names_every_tool(
 
 
 @pytest.mark.parametrize("name", TOOLS)
+@pytest.mark.parametrize(
+    ("words", "place"), [(["", "a"], ""), (["a", "--output", " "], " after --output")]
+)
+def test_empty_word_is_refused(name: str, words: list[str], place: str) -> None:
+    """It is probably a variable of the shell that is not set, and would be the current folder."""
+    with pytest.raises(UserError) as refused:
+        main([name, *words])
+    expected = f"an argument of recipes {name} is empty{place}: pass a value, or leave it out"
+    assert expected in refused.value.message
+
+
+@pytest.mark.parametrize("name", TOOLS)
 def test_help_of_each_tool_is_complete(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The usage line starts with the command as users type it, and each option has a help text."""
     with pytest.raises(SystemExit) as end:
