@@ -238,7 +238,10 @@ class Log:
             LINE_LISTENERS.remove(self.keep_line)
         for file in (self.file, self.output):
             if file is not None:
-                file.close()
+                # Lines that a full disk has refused are tried again here. Each row of metrics was
+                # written, or its error raised, before.
+                with contextlib.suppress(OSError):
+                    file.close()
         self.file = None
         self.output = None
         tracker = self.tracker

@@ -115,3 +115,15 @@ def test_evaluation_is_printed_once(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert lines_of(0.5, split="test") == 1
     assert lines_of(0.5, step=2.0) == 1
     log.finish({})
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has this device, which is full")
+@pytest.mark.parametrize("name", ["file", "output"])
+def test_full_disk_does_not_prevent_the_end(name: str, tmp_path: Path) -> None:
+    """What could not be written before is tried again when the file is closed."""
+    log = log_with(Refusing(), tmp_path)
+    full = open("/dev/full", "w", encoding="utf-8")  # noqa: SIM115, as `finish` closes it
+    full.write("a line")
+    setattr(log, name, full)
+    log.finish(exit_code=1)
+    assert full.closed
