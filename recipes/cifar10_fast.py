@@ -136,8 +136,8 @@ def build_model(config: Config, data: ImageData) -> tuple[nn.Module, dict[str, A
     smallest_size = 2 ** len(config.widths) + 1  # each stage halves an image
     if data.image_size < smallest_size:
         raise UserError(
-            f"images {data.image_size} pixels wide are too small for {len(config.widths)} --widths",
-            advice=f"pass --image-size {smallest_size} or more",
+            f"images of {data.image_size} pixels are too small for {len(config.widths)} stages",
+            advice=f"pass --image-size {smallest_size} or more, or fewer --widths",
         )
     arguments: dict[str, Any] = {
         "channels": data.channels,

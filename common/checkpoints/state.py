@@ -338,8 +338,9 @@ def restore_newest(
     has_lost_best = damage_of_best is not None
     if has_lost_best:
         warn(
-            f"the best model so far is lost ({damage_of_best}), so the best one from now on takes "
-            "its place"
+            f"the best model so far is lost ({damage_of_best}): training goes on, and the best "
+            "model is chosen among those from now on; to keep the lost one, stop the run, restore "
+            "this file from a backup, and resume again"
         )
     manifest = read_manifest(path)
     require_same_run(path, manifest, identity)

@@ -311,15 +311,14 @@ def refuse_credentials(words: list[str]) -> None:
         advice = "leave it out of the command"
         if flag.replace("_", "-") in FLAGS_WITH_ADDRESSES:
             advice = (
-                "pass a Hub id or a local folder; if the Hub asks for a token, set the environment "
-                "variable HF_TOKEN"
+                "pass a Hub id, such as USER/NAME, or a local folder; for private data, put the "
+                "token into the environment variable HF_TOKEN"
             )
         # The word before may be another value, as in --tags first SECRET.
         is_flag = flag.startswith("--") and not has_secret(flag)
         place = flag if is_flag else "the command line"
         raise UserError(
-            f"{place} contains a token, or looks like an address with a user name or a token (text "
-            "between : and @)",
+            f"{place} seems to contain an access token, or an address with a user name or password",
             advice=advice,
         )
 

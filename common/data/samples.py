@@ -359,11 +359,11 @@ class Data:
             # and nothing trains on it.
             self.splits = {"train": next(iter(self.splits.values())), **self.splits}
         if "train" not in self.splits or not {"validation", "test"} & set(self.splits):
-            split_names = ", ".join(self.splits) or "(none)"
+            split_names = ", ".join(map(repr, self.splits)) or "(none)"
             raise UserError(
-                f"data set {self.name} has the splits {split_names}, but a run needs train, and "
-                "validation or test",
-                advice="in Data(NAME, splits), let splits contain train, and validation or test",
+                f"data set {self.name!r} has the splits {split_names}, but a run needs 'train', "
+                "and at least one of 'validation' and 'test'",
+                advice="pass splits with these names to Data(NAME, splits)",
             )
         self.splits = {name: self.as_samples(name, split) for name, split in self.splits.items()}
         # Splits without a fingerprint; None until `facts` has computed the fingerprints.
@@ -409,8 +409,8 @@ class Data:
         if split.lengths.shape != (len(split),):
             raise UserError(
                 (
-                    f"split {name} of data set {self.name} has {len(split):,} samples, but its "
-                    f"lengths have the shape {split.lengths.shape}"
+                    f"the split {name!r} of data set {self.name!r} has {len(split)} samples, but "
+                    f"lengths of the shape {split.lengths.shape}"
                 ),
                 advice="pass one length for each sample",
             )

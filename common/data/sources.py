@@ -282,12 +282,13 @@ def find_local(name: str, configuration: str | None) -> DataSource | None:
     if not is_folder and not (path.is_file() and path.suffix.lower() in TABLE_SUFFIXES):
         suffixes = ", ".join(TABLE_SUFFIXES)
         raise UserError(
-            f"--dataset {name} is not a table",
-            advice=f"pass a file whose name ends in one of {suffixes}, or pass a folder",
+            f"--dataset {name} has a format that can't be read",
+            advice=f"pass a file whose name ends in one of {suffixes}, or a folder of data",
         )
-    if UNUSABLE_IN_PATH.search(str(path)):
+    unusable = UNUSABLE_IN_PATH.search(str(path))
+    if unusable is not None:
         raise UserError(
-            f"the path of --dataset {name!r} contains *, ?, [, :: or a line break",
+            f"the path of --dataset {name!r} contains {unusable[0]!r}, which can't be used there",
             advice="rename the file or folder whose name contains it",
         )
     if is_folder:

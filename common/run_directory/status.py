@@ -111,7 +111,7 @@ def advice_to_go_on(directory: Path) -> str:
         # The same command would fail again, so name the reason. It may be a wrong flag, or an error
         # of the training itself.
         return (
-            f"correct what made its last command fail ({reason}) and continue it with --resume "
-            f"{quoted(directory)}, or start another run"
+            f"correct what made its last command fail ({reason}) and continue its training with "
+            f"--resume {quoted(directory)}, or start another run"
         )
-    return f"continue it with --resume {quoted(directory)}"
+    return f"continue its training with --resume {quoted(directory)}"

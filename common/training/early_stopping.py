@@ -35,10 +35,11 @@ class EarlyStopping:
         is_used = config.early_stopping is not None and not config.evaluate_only
         if is_used and validation_split != "validation":
             raise UserError(
-                "--early-stopping would choose by test data, because there are no validation data",
+                "--early-stopping needs validation data, but there are none, and test data must "
+                "not decide when to stop",
                 advice=(
-                    "add a validation split to the data; with --dataset, --validation-share 0.1 "
-                    "holds out a part of the training split"
+                    "add a validation split to the data, or with --dataset, pass "
+                    "--validation-share 0.1 to hold out a part of the training split"
                 ),
             )
 

@@ -17,6 +17,8 @@ from common.system.devices import is_accelerator
 from common.system.launcher import launcher_command
 from common.system.platforms import command_line
 
+END_OTHER_PROGRAMS = "end other programs that take up memory (on a GPU: the memory of the GPU)"
+
 
 def out_of_memory_error(
     config: TrainingConfig, directory: Path, device: torch.device, loaders: Iterable[Loader]
@@ -70,7 +72,7 @@ def one_sample_advice(config: TrainingConfig, has_placed_data: bool) -> str:
     Args:
         has_placed_data: whether `--data-placement workers` would free memory.
     """
-    remedies = ["end other programs that use this memory"]
+    remedies = [END_OTHER_PROGRAMS]
     if has_placed_data:
         remedies.append("pass --data-placement workers")
     if config.evaluate_only:  # the model is given, and there are no gradients

@@ -104,4 +104,4 @@ def test_test_data_choose_nothing(peaked: Path, runner: Runner) -> None:
     assert_kept(run, run.directory, 16)
     assert "val/best_accuracy" not in run.summary
     refused = runner.run(peaked, *flags, "--early-stopping", 2, succeeds=False)
-    assert "--early-stopping would choose by test data" in refused.printed()
+    assert "--early-stopping needs validation data" in refused.printed()

@@ -43,7 +43,7 @@ def test_token_in_an_address_is_refused_and_not_repeated(runner: Runner) -> None
     run = runner.run("mnist_mlp", "--dataset", URL, environment=ENVIRONMENT, succeeds=False)
     assert run.returncode == 1
     assert (
-        "--dataset contains a token, or looks like an address with a user name or a token"
+        "--dataset seems to contain an access token, or an address with a user name or password"
         in run.errors
     )
     assert "Traceback" not in run.errors

@@ -35,6 +35,7 @@ from common.storage.json_files import PUT_BACK, read_json
 from common.system.wording import counted
 from common.tools.predict.loading import finished_model, load_model
 from common.training.accelerator import build_accelerator
+from common.training.out_of_memory import END_OTHER_PROGRAMS
 from common.training.precision import compute_dtype
 
 # The number of words in the text of the probe. No model takes so many, so the probe also tests that
@@ -171,7 +172,7 @@ class Predictor:
             count: the number of inputs of the prediction.
         """
         size = min(self.batch_size, count)
-        advice = "end other programs that use this memory"
+        advice = END_OTHER_PROGRAMS
         if size > 1:
             advice = f"pass a --batch-size below {size}"
         elif self.accelerator.device.type != "cpu":

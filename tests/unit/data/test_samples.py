@@ -422,8 +422,8 @@ class WithoutLength:
         ({"train": [1], "test": 5}, ["split test", "int"]),
         ({"train": [1], "test": []}, ["split test", "empty", ", or remove it from Data(...)"]),
         ({"train": [], "test": [1]}, ["split train of data set mine is empty: add samples to it"]),
-        ({"train": [1]}, ["splits train, but", "let splits contain train, and validation or"]),
-        ({"train": [1], "val": [1]}, ["train, val", "validation or test"]),
+        ({"train": [1]}, ["splits 'train', but", "pass splits with these names to Data"]),
+        ({"train": [1], "val": [1]}, ["'train', 'val'", "'validation' and 'test'"]),
         ({"test": [1]}, ["test", "train"]),
     ],
 )

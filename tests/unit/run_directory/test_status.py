@@ -54,12 +54,12 @@ def test_reading_the_status_leaves_the_lock_free(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("status", "has_config", "message"),
     [
-        ({"status": "preempted", "resumable": True}, True, "continue it with --resume"),
-        ({"status": "failed", "resumable": True}, True, "continue it with --resume"),
+        ({"status": "preempted", "resumable": True}, True, "continue its training with --resume"),
+        ({"status": "failed", "resumable": True}, True, "continue its training with --resume"),
         (
             {"status": "failed", "resumable": False, "reason": "NaN"},
             True,
-            r"last command fail \(NaN\) and continue it with --resume .*, or start another run",
+            r"fail \(NaN\) and continue its training with --resume .*, or start another run",
         ),
         (
             {"status": "failed", "resumable": True},

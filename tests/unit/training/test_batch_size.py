@@ -19,7 +19,12 @@ from common.flags import flag
 from common.measure.memory import peaks
 from common.training import batch_size
 from common.training.batch_size import Trial, choose_batch_size, sizes_to_try
-from common.training.out_of_memory import one_sample_advice, out_of_memory_error, placed_bytes
+from common.training.out_of_memory import (
+    END_OTHER_PROGRAMS,
+    one_sample_advice,
+    out_of_memory_error,
+    placed_bytes,
+)
 
 CPU = torch.device("cpu")
 
@@ -164,7 +169,7 @@ def test_no_fitting_size_is_an_error(resume: str | None) -> None:
     with pytest.raises(TrainingError, match="one sample per batch") as refused:
         chosen_size({}, resume=resume)
     assert refused.value.advice == (
-        "end other programs that use this memory, or start a new run with "
+        f"{END_OTHER_PROGRAMS}, or start a new run with "
         "--gradient-checkpointing or a smaller model or smaller samples"
     )
 
@@ -180,7 +185,7 @@ def test_advice_for_one_sample_leaves_out_what_is_set() -> None:
     """It names the placement only if data lie in the memory, and the recipe's flags of size."""
     config = SizedConfig(gradient_checkpointing=True)
     assert one_sample_advice(config, has_placed_data=True) == (
-        "end other programs that use this memory, pass --data-placement workers, or start a new "
+        f"{END_OTHER_PROGRAMS}, pass --data-placement workers, or start a new "
         "run with a lower --image-size"
     )
 

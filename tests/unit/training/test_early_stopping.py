@@ -44,7 +44,7 @@ def test_without_the_flag_no_run_ends_early() -> None:
 def test_early_stopping_on_test_data_is_refused() -> None:
     """Without validation data, the flag is refused before training starts."""
     best = Best(Objective.parse("accuracy:max"))
-    with pytest.raises(UserError, match="would choose by test data"):
+    with pytest.raises(UserError, match="test data must not decide when to stop"):
         EarlyStopping(TrainingConfig(early_stopping=2), best, "test")
 
 

@@ -26,6 +26,7 @@ from common.tools.predict.command import main, use_device
 from common.tools.predict.inputs import read_inputs
 from common.tools.predict.predictor import Predictor
 from common.tools.recipe import load_recipe
+from common.training.out_of_memory import END_OTHER_PROGRAMS
 from tests.damage import wrong
 from tests.own_errors import require_no_own_class
 
@@ -250,7 +251,7 @@ def test_outputs_that_are_not_finite_are_refused(
             "cpu",
             "the prediction of 1 input at once does not fit into memory: end other programs",
         ),
-        (1, "cuda", "end other programs that use this memory, or pass --device cpu"),
+        (1, "cuda", f"{END_OTHER_PROGRAMS}, or pass --device cpu"),
     ],
 )
 def test_inputs_that_do_not_fit_into_memory(
