@@ -575,7 +575,7 @@ def test_token_is_refused_wherever_it_stands(secret: str) -> None:
         refuse_credentials(["--seed", "1", "--notes", f"with {secret}"])
     assert secret not in caught.value.message
     for named in (["--run-name", "a:b@c"], ["--run_name=a:b@c"]):
-        with pytest.raises(UserError, match="--run.name seems to contain .* password: leave"):
+        with pytest.raises(UserError, match=r"--run.name seems to contain .* password: leave"):
             refuse_credentials(named)
     for loaded in (["--init-from", secret], [f"--init_from={secret}"]):
         with pytest.raises(
