@@ -3,6 +3,8 @@
 Their exit statuses are here. `common.failures` recognises what an error of a library means.
 """
 
+from collections.abc import Callable
+
 from common.system.launch_variables import is_main_rank
 from common.system.printable import printable
 
@@ -33,9 +35,23 @@ class UserError(SystemExit):
         # A text and the number 1 both exit with status 1. Python prints only the text.
         super().__init__(f"error: {self.message}" if every_rank or is_main_rank() else 1)
 
+    def __reduce__(self) -> tuple[Callable[..., "UserError"], tuple[str, str, bool, bool]]:
+        """Pickle the error as a plain `UserError`, whatever the rank and the subclass.
+
+        A worker sends it to its run. By default, only `code` would be pickled, which is the number
+        1 on all ranks but the first.
+        """
+        speaks = isinstance(self.code, str)
+        return rebuilt_error, (self.problem, self.advice, speaks, self.resumable)
+
     def speak(self) -> None:
         """Have this rank print the message when it exits, although it is not rank 0."""
         self.code = f"error: {self.message}"
+
+
+def rebuilt_error(problem: str, advice: str, every_rank: bool, resumable: bool) -> UserError:
+    """Return the error that was pickled."""
+    return UserError(problem, advice=advice, every_rank=every_rank, resumable=resumable)
 
 
 class ReplacedDirectoryError(UserError):

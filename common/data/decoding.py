@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 # images, in the order of the samples.
 PATHS_SUFFIX = "_files.json"
 EXAMINED_BYTES = 500  # about the size of an `ExaminedImage`
-ROWS_AT_ONCE = 1000  # rows of a table that are in memory at once
+ROWS_AT_ONCE = 1000  # rows that are looked at together, without a copy of their images
 SAMPLED_IMAGES = 1024  # images that are examined before a streamed data set is used
 
 
@@ -252,8 +252,10 @@ def counting_pixels(
 
 def paths_of(split: "Dataset", column: str) -> Iterator[str | None]:
     """Yield the path of each image of a split; None for an image without one."""
+    import pyarrow.compute
+
     for rows in split.with_format("arrow").iter(ROWS_AT_ONCE):
-        yield from rows.column(column).combine_chunks().field("path").to_pylist()
+        yield from pyarrow.compute.struct_field(rows.column(column), "path").to_pylist()
 
 
 def write_paths(file: Path, paths: Iterable[str | None], location: str) -> None:

@@ -9,11 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import torch
+from torch.utils.data import get_worker_info
 
 from common.data.image_files import EncodedImage
 from common.data.loader import never
 from common.data.samples import Samples
-from common.data.workers import PATIENCE, PREFETCHED, Workers
+from common.data.worker_watch import WorkerWords
+from common.data.workers import PREFETCHED, Workers
+from common.errors import LostProcessError, UserError
 from common.system.platforms import usable_cores, worker_start_method
 
 if TYPE_CHECKING:
@@ -22,47 +25,54 @@ if TYPE_CHECKING:
 # With fewer images, the start of workers would take longer than they save.
 MANY_IMAGES = 5000
 MAX_WORKERS = 32
-IMAGES_AT_ONCE = 256  # the most images of a batch
-BATCH_BYTES = 2**26  # the most bytes of all batches that are in memory at once
+IMAGES_AT_ONCE = 64  # the most images whose results travel together
+ENCODED_AT_ONCE = 16  # the most encoded images that a process holds
+RESULT_BYTES = 2**26  # the most bytes of all results that wait in memory
+PATIENCE = 600.0  # seconds to wait for results
+WORDS = WorkerWords("the processes that decode images")
 
 Result = TypeVar("Result")
 
 
 class EncodedImages(Samples, Generic[Result]):
-    """A split of encoded images; its batches are what a function makes of them."""
+    """The encoded images of a split, which workers read in their order; nothing trains on them."""
 
     def __init__(
-        self, split: "Dataset", column: str, read: Callable[[EncodedImage], Result], threads: int
+        self, split: "Dataset", column: str, read: Callable[[EncodedImage], Result]
     ) -> None:
-        """Store how a batch is made.
+        """Store how images are read.
 
         Args:
             column: the column of images, which are undecoded.
             read: a function of one image.
-            threads: the threads that call it.
         """
         self.split = split
         self.column = column
         self.read_image = read
-        self.threads = threads
 
     def __len__(self) -> int:
         return len(self.split)
 
     def fetch(self, samples: torch.Tensor, epoch: int | None) -> list[Result]:
-        """Read images that follow each other."""
-        first = int(samples[0])
-        images: list[EncodedImage] = self.split[first : first + len(samples)][self.column]
-        if self.threads == 1:
+        """Return the results for images that follow each other, instead of a batch of tensors."""
+        images = self.images_between(int(samples[0]), int(samples[-1]))
+        if get_worker_info() is not None:
             return [self.read_image(image) for image in images]
-        with ThreadPoolExecutor(self.threads) as pool:
+        # Without workers, threads at least decode large images at the same time.
+        with ThreadPoolExecutor() as pool:
             return list(pool.map(self.read_image, images))
+
+    def images_between(self, first: int, last: int) -> Iterator[EncodedImage]:
+        """Yield the images from one sample index to another, both included."""
+        for start in range(first, last + 1, ENCODED_AT_ONCE):
+            rows = self.split[start : min(start + ENCODED_AT_ONCE, last + 1)]
+            yield from rows[self.column]
 
 
 def read_images(
     split: "Dataset", column: str, read: Callable[[EncodedImage], Result], result_bytes: int
 ) -> Iterator[list[Result]]:
-    """Yield what `read` returns for each image of a split, in lists of up to 256 images.
+    """Yield what `read` returns for each image of a split, in order, in lists.
 
     Args:
         column: the column of images, which are undecoded.
@@ -70,20 +80,25 @@ def read_images(
         result_bytes: the size of a result, which limits the length of the lists.
 
     Raises:
-        UserError: `read` raises it, or a worker does not answer.
-        LostProcessError: a worker was killed.
+        UserError: `read` raises it, or a worker was killed or does not answer.
     """
     # A forked worker shares the data. Any other would have to import torch and get a copy.
     has_workers = len(split) >= MANY_IMAGES and worker_start_method() == "fork"
     # Other processes of this machine wait for these images, so all cores are free.
-    cores = usable_cores()
-    worker_count = min(cores, MAX_WORKERS) if has_workers else 0
-    images = EncodedImages(split, column, read, threads=1 if has_workers else cores)
+    worker_count = min(usable_cores(), MAX_WORKERS) if has_workers else 0
+    images = EncodedImages(split, column, read)
     lists_in_memory = 1 + PREFETCHED * worker_count
-    images_at_once = 1 + BATCH_BYTES // (lists_in_memory * result_bytes)
+    images_at_once = 1 + RESULT_BYTES // (lists_in_memory * result_bytes)
     lists = torch.arange(len(split)).split(min(IMAGES_AT_ONCE, images_at_once))
-    workers = Workers(images, worker_count, torch.device("cpu"), PATIENCE, never)
+    workers = Workers(images, worker_count, torch.device("cpu"), PATIENCE, never, WORDS)
     try:
         yield from workers.fetched(lists, None)
+    except LostProcessError:
+        raise UserError(
+            "a process that decodes images was killed, perhaps for lack of memory",
+            advice="start the same command again",
+            every_rank=True,
+            resumable=True,
+        ) from None
     finally:
         workers.close()

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from typing import Literal
 
@@ -17,6 +18,18 @@ from common.console import warn
 
 LOOK_EVERY = 1.0  # seconds between two looks at the wait and the workers
 NOTICE_AFTER = 10.0  # seconds of one wait after which the user is told of the wait
+
+
+@dataclass(frozen=True)
+class WorkerWords:
+    """How messages name workers, and the flags that have to do with them."""
+
+    name: str  # such as "the loader's workers"
+    count_flag: str | None = None  # the flag that sets how many there are
+    patience_flag: str | None = None  # the flag that sets how long a process waits for them
+
+
+LOADER_WORDS = WorkerWords("the loader's workers", "--num-workers", "--collective-timeout")
 # Why the workers were killed.
 KillReason = Literal["stop requested", "no batch came", "worker gone"]
 
@@ -34,14 +47,17 @@ class Watch(threading.Thread):
         workers: Sequence[BaseProcess],
         patience: float,
         is_stopping: Callable[[], bool],
+        words: WorkerWords = LOADER_WORDS,
     ) -> None:
         """Prepare a watch over `workers`.
 
         Args:
             patience: seconds that the process may wait for one batch.
             is_stopping: whether the run was asked to stop; the watching thread calls it.
+            words: how to name the workers.
         """
         super().__init__(daemon=True, name="watch over the loader's workers")
+        self.words = words
         self.workers = workers
         self.patience = patience
         self.is_stopping = is_stopping
@@ -88,8 +104,8 @@ class Watch(threading.Thread):
             elif waited > NOTICE_AFTER and since != self.announced:
                 self.announced = since
                 warn(
-                    f"data    waiting for a batch from {self.awaited_workers()}; the run ends if "
-                    f"no batch comes within {self.patience:.0f} s",
+                    f"data    waiting for {self.awaited_workers()}; the run ends if nothing comes "
+                    f"from them within {self.patience:.0f} s",
                     every_rank=True,
                 )
 
@@ -106,9 +122,10 @@ class Watch(threading.Thread):
         """
         stopped_pids = self.stopped_pids()
         if not stopped_pids:
-            return f"the loader's workers (--num-workers {len(self.workers)})"
+            flag = self.words.count_flag
+            return f"{self.words.name}{'' if flag is None else f' ({flag} {len(self.workers)})'}"
         pids = " ".join(stopped_pids)
-        return f"workers of the loader that are stopped (kill -CONT {pids} lets them go on)"
+        return f"some of {self.words.name}, which are stopped (kill -CONT {pids} lets them go on)"
 
     def stopped_pids(self) -> list[str]:
         """Return the process ids of the workers that a signal has stopped."""

@@ -28,7 +28,7 @@ from common.data.transport import (
     obstacle_to_workers,
     prepare_worker,
 )
-from common.data.worker_watch import Watch
+from common.data.worker_watch import LOADER_WORDS, Watch, WorkerWords
 from common.errors import LostProcessError, UserError
 from common.failures.error_causes import is_out_of_memory
 from common.system import devices
@@ -80,9 +80,8 @@ class Reader:
             return self.samples.read(torch.from_numpy(sample_indices), epoch)
         except UserError as error:
             # A `UserError` exits the process that raises it. The worker must live on, and so it
-            # sends the error instead of the batch. A plain `UserError` can be pickled, whatever
-            # subclass was raised.
-            return UserError(error.problem, advice=error.advice, resumable=error.resumable)
+            # sends the error instead of the batch.
+            return error
 
 
 class Workers:
@@ -105,6 +104,7 @@ class Workers:
         device: torch.device,
         patience: float,
         is_stopping: Callable[[], bool],
+        words: WorkerWords = LOADER_WORDS,
     ) -> None:
         """Note what is needed to start the workers, without starting them.
 
@@ -112,7 +112,9 @@ class Workers:
             count: the number of workers; 0: this process makes the batches.
             patience: seconds to wait for one batch.
             is_stopping: whether the run was asked to stop; a thread calls it.
+            words: how messages name the workers.
         """
+        self.words = words
         self.samples = samples
         self.count = count
         self.device = device
@@ -241,7 +243,7 @@ class Workers:
             return self.iterate()
         workers = new_children(earlier_children)
         # The lambda looks `is_stopping` up at each call, because tests replace it.
-        self.watch = Watch(workers, self.patience, lambda: self.is_stopping())
+        self.watch = Watch(workers, self.patience, lambda: self.is_stopping(), self.words)
         self.watch.start()
         return batches
 
@@ -254,7 +256,8 @@ class Workers:
         if "no workers" not in self.announced:
             self.announced.add("no workers")
             warn(
-                f"data    no workers can be started ({obstacle}), so this process makes the batches"
+                f"data    {self.words.name} can't be started ({obstacle}), so this process does "
+                "their work"
             )
         self.count = 0
         self.close()
@@ -334,38 +337,39 @@ class Workers:
         if is_from_dataset or not is_from_waiting:
             raise error
         if watch.kill_reason == "no batch came":
-            raise no_batch_error(self.patience, watch.were_stopped) from None
+            raise no_batch_error(self.patience, watch.were_stopped, self.words) from None
         if lacks_files:
-            raise too_many_files_error() from None
+            raise too_many_files_error(self.words) from None
         # If a stop was requested, the watch killed the workers on purpose.
         if watch.kill_reason != "stop requested":
-            raise LostProcessError(
-                f"a worker of the data loader has ended ({error_text})"
-            ) from error
+            raise LostProcessError(f"one of {self.words.name} has ended ({error_text})") from error
 
 
-def no_batch_error(seconds: float, were_stopped: bool) -> UserError:
+def no_batch_error(seconds: float, were_stopped: bool, words: WorkerWords) -> UserError:
     """Return the error for a wait in which no batch came.
 
     Args:
         seconds: the length of the wait.
         were_stopped: whether a signal stopped some of the workers.
+        words: how to name the workers.
     """
-    problem = f"no batch came for {seconds:.0f} s from the loader's workers"
+    problem = f"nothing came for {seconds:.0f} s from {words.name}"
     advice = "start the run again"
     if were_stopped:
         problem += ", because some of them were stopped by a signal"
-    else:
-        advice += ", or allow slow data more time with --collective-timeout SECONDS"
+    elif words.patience_flag is not None:
+        advice += f", or allow slow data more time with {words.patience_flag} SECONDS"
     return UserError(problem, advice=advice, every_rank=True, resumable=True)
 
 
-def too_many_files_error() -> UserError:
+def too_many_files_error(words: WorkerWords) -> UserError:
     """Return the error for workers that need more file descriptors than this process may have."""
-    advice = "raise the limit with ulimit -n 4096, or " if descriptor_limit() else ""
+    remedies = ["raise the limit with ulimit -n 4096"] if descriptor_limit() else []
+    if words.count_flag is not None:
+        remedies.append(f"pass {words.count_flag} 0")
     return UserError(
-        "the loader's workers need more open files than this process may have",
-        advice=f"{advice}pass --num-workers 0",
+        f"{words.name} need more open files than this process may have",
+        advice=", or ".join(remedies or ["end other programs"]),
         every_rank=True,
     )
 

@@ -1,7 +1,7 @@
 """Muon: gradient descent with momentum, in which the update of a matrix is made orthogonal."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, TypedDict
 
 import torch
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 # The quintic iteration of https://kellerjordan.github.io/posts/muon/, whose coefficients bring
 # small singular values close to 1 in few steps.
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
+
+# Parameters of so many bytes are updated at once. That is enough to keep a GPU busy.
+PART_BYTES = 8 * 2**20
 
 Tensors = list[torch.Tensor] | tuple[torch.Tensor, ...]
 
@@ -75,18 +78,18 @@ class Muon(Optimizer):
         """Update each parameter that has a gradient."""
         for group in self.param_groups:
             parameters = [p for p in group["params"] if p.grad is not None]
-            if parameters:
-                self.update(parameters, group)
+            for part in parts_of(parameters):
+                self.update(part, group)
 
     def update(self, parameters: list[torch.Tensor], group: ParameterGroup) -> None:
-        """Update the parameters of a group and their momenta, unless `found_inf` forbids it.
+        """Update some parameters of a group and their momenta, unless `found_inf` forbids it.
 
         Each line updates all of them at once. On a GPU, many small operations would take longer
         than the forward and the backward pass.
 
         Args:
             parameters: tensors of any shape, which have gradients; in an orthogonal group, of at
-                least two dimensions.
+                least two dimensions. All are sharded by FSDP2, or none is.
             group: their settings; see `MuonGroup`.
         """
         gradients: Tensors = [p.grad for p in parameters if p.grad is not None]
@@ -108,8 +111,8 @@ class Muon(Optimizer):
             is_finite = self.found_inf == 0
             momenta = chosen(is_finite, momenta, buffers)
             updated = chosen(is_finite, updated, parameters)
-        torch._foreach_copy_(buffers, momenta)
-        torch._foreach_copy_(parameters, updated)
+        copy_all(buffers, momenta)
+        copy_all(parameters, updated)
 
     def momentum_buffer(self, parameter: torch.Tensor) -> torch.Tensor:
         """Return the momentum of a parameter, which begins at zero."""
@@ -148,6 +151,33 @@ def muon_groups(model: nn.Module, learning_rate: float, weight_decay: float) -> 
     ]
 
 
+def parts_of(parameters: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """Yield parameters in lists of up to `PART_BYTES`, or of one parameter that is larger.
+
+    An update needs several times the memory of the parameters that it updates at once.
+    """
+    part: list[torch.Tensor] = []
+    part_bytes = 0
+    for parameter in parameters:
+        if part and part_bytes + parameter.nbytes > PART_BYTES:
+            yield part
+            part = []
+            part_bytes = 0
+        part.append(parameter)
+        part_bytes += parameter.nbytes
+    if part:
+        yield part
+
+
+def copy_all(targets: Tensors, sources: Tensors) -> None:
+    """Copy tensors into others."""
+    if is_sharded(targets[0]):  # FSDP2's tensors have no foreach function for it
+        for target, source in zip(targets, sources, strict=True):
+            target.copy_(source)
+    else:
+        torch._foreach_copy_(targets, sources)
+
+
 def chosen(condition: torch.Tensor, tensors: Tensors, others: Tensors) -> Tensors:
     """Return `tensors` if a condition on the device holds, and `others` if not."""
     pairs = zip(tensors, others, strict=True)
@@ -156,8 +186,10 @@ def chosen(condition: torch.Tensor, tensors: Tensors, others: Tensors) -> Tensor
 
 def with_rows_of_length_1(filters: Tensors) -> Tensors:
     """Return filters scaled to the norm of a matrix whose rows have length 1: the root of rows."""
-    factors = torch._foreach_reciprocal(torch._foreach_norm(filters))
-    torch._foreach_mul_(factors, [math.sqrt(len(weights)) for weights in filters])
+    roots = [math.sqrt(len(weights)) for weights in filters]
+    norms = torch._foreach_norm(filters)
+    # FSDP2's tensors have no foreach function for these quotients.
+    factors = [root / norm for root, norm in zip(roots, norms, strict=True)]
     return torch._foreach_mul(filters, factors)
 
 
@@ -172,15 +204,16 @@ def orthogonal_directions(directions: Tensors, steps: int) -> list[torch.Tensor]
     Returns:
         Tensors of the same shapes and shardings.
     """
-    if is_sharded(directions[0]):  # then all of them are
-        return [direction_of_shards(d, steps) for d in directions if is_sharded(d)]
+    if is_sharded(directions[0]):
+        return [direction_of_shards(direction, steps) for direction in directions]
     filters = [in_order_of_memory(direction) for direction in directions]
     matrices = [filter.flatten(1) for filter in filters]
-    numbers_by_shape: dict[torch.Size, list[int]] = {}
+    numbers_of_equal: dict[tuple[torch.Size, torch.dtype, torch.device], list[int]] = {}
     for number, matrix in enumerate(matrices):
-        numbers_by_shape.setdefault(matrix.shape, []).append(number)
+        key = (matrix.shape, matrix.dtype, matrix.device)
+        numbers_of_equal.setdefault(key, []).append(number)
     results = list(directions)
-    for numbers in numbers_by_shape.values():
+    for numbers in numbers_of_equal.values():
         equal_matrices = torch.stack([matrices[number] for number in numbers])
         orthogonal_matrices = orthogonalized(equal_matrices, steps)
         for number, matrix in zip(numbers, orthogonal_matrices.unbind(), strict=True):
@@ -211,8 +244,9 @@ def has_channels_last(filter: torch.Tensor) -> bool:
     return filter.ndim == 4 and filter.is_contiguous(memory_format=torch.channels_last)
 
 
-def direction_of_shards(direction: "DTensor", steps: int) -> "DTensor":
+def direction_of_shards(direction: torch.Tensor, steps: int) -> "DTensor":
     """Return the orthogonal direction for one that is sharded by FSDP2, sharded the same way."""
+    assert is_sharded(direction)
     # Imported here, because the import takes a second.
     from torch.distributed.tensor import distribute_tensor
 
@@ -246,4 +280,5 @@ def orthogonalized(matrices: torch.Tensor, steps: int) -> torch.Tensor:
         grams = torch.bmm(results, results.mT)
         factors = torch.baddbmm(grams, grams, grams, beta=b, alpha=c)
         results = torch.baddbmm(results, factors, results, beta=a)
-    return results.mT if is_tall else results
+    # With rows next to each other again, the result has the layout of the parameter.
+    return results.mT.contiguous() if is_tall else results

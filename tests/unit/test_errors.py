@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 
 import pytest
 
-from common.errors import UserError
+from common.errors import TrainingError, UserError
 from tests.launch import REPOSITORY
 
 
@@ -34,3 +35,20 @@ def test_modules_for_reading_runs_import_no_torch() -> None:
     code = f"import sys; {imports}; sys.exit('torch' in sys.modules)"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (answer.returncode, answer.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("every_rank", [False, True])
+def test_pickled_error_keeps_its_message(
+    rank: int, every_rank: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker of any rank sends its error to the run, which then knows what to say."""
+    monkeypatch.setenv("RANK", str(rank))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    error = TrainingError("it fails", advice="go on", every_rank=every_rank, resumable=True)
+    received = pickle.loads(pickle.dumps(error))
+    assert isinstance(received, UserError)
+    assert received.message == error.message
+    assert received.advice == "go on"
+    assert received.resumable
+    assert received.code == error.code

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +12,14 @@ import datasets
 import numpy as np
 import pytest
 from PIL import ExifTags, Image
+from torch.utils.data import get_worker_info
 
-from common.data import encoded_images
-from common.data.decoding import path_in_data_set
+from common.data import encoded_images, image_files
+from common.data.decoding import path_in_data_set, paths_of
 from common.data.pixels import FULL_SCALE, image_to_pixels
 from common.data.samples import Samples
 from common.data.workers import Workers
+from common.errors import UserError
 from common.run_directory.records import PixelFormat
 from tests.local_data import (
     grey_images,
@@ -144,3 +148,34 @@ def test_path_of_an_image_does_not_depend_on_the_working_directory(
     """An image of the Hub lies in the cache of `datasets`, which is on no path from its id."""
     monkeypatch.chdir(tmp_path)
     assert path_in_data_set(path, location) == shown
+
+
+def test_killed_decoder_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel kills a process if memory runs out. The same command may succeed later."""
+    folder = write_image_folder(tmp_path / "pets", ["cat", "dog"], per_class=100)
+
+    def kill_worker(*arguments: object) -> None:
+        if get_worker_info() is not None:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    monkeypatch.setattr(encoded_images, "MANY_IMAGES", 1)
+    monkeypatch.setattr(image_files, "image_to_pixels", kill_worker)
+    with pytest.raises(UserError) as error:
+        images(folder)
+    assert "a process that decodes images was killed" in error.value.message
+    assert error.value.resumable
+
+
+def test_paths_are_found_in_every_part_of_a_column() -> None:
+    """A data set of several files has a column of several parts; an image may be missing."""
+    parts = [
+        datasets.Dataset.from_dict(
+            {"image": [{"path": f"{part}-{row}.png", "bytes": b"x"} for row in range(3)] + [None]},
+            features=datasets.Features({"image": datasets.Image(decode=False)}),
+        )
+        for part in range(3)
+    ]
+    whole = datasets.concatenate_datasets(parts)
+    expected = [None if row == 3 else f"{part}-{row}.png" for part in range(3) for row in range(4)]
+    assert list(paths_of(whole, "image")) == expected
+    assert list(paths_of(whole.select([5, 3, 0]), "image")) == [expected[row] for row in (5, 3, 0)]

@@ -217,7 +217,7 @@ def test_killed_worker_is_noticed_while_another_is_stopped(killed: int) -> None:
     next(batches)
     workers = suspend_workers(before)
     workers[killed].kill()
-    with pytest.raises(LostProcessError, match="worker of the data loader has ended"):
+    with pytest.raises(LostProcessError, match="one of the loader's workers has ended"):
         list(batches)
 
 
@@ -309,4 +309,4 @@ def test_without_workers_this_process_makes_the_batches(
         batches = [batch for batch, _ in loader.epoch(0)]
         for batch, expected in zip(batches, own_batches("odd"), strict=True):
             assert_same(batch, expected)
-    assert capsys.readouterr().out.count("this process makes the batches") == 1
+    assert capsys.readouterr().out.count("this process does their work") == 1

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from common.training import muon
 from common.training.muon import Muon, orthogonalized
 
 
@@ -42,7 +43,7 @@ def test_other_groups_are_updated_as_by_sgd(momentum: float, weight_decay: float
     """Biases and matrices that are not to be orthogonal follow Nesterov's momentum."""
     ours = [torch.nn.Parameter(torch.randn(5)), torch.nn.Parameter(torch.randn(4, 3))]
     theirs = copy.deepcopy(ours)
-    muon = Muon([{"params": ours}], lr=0.1, momentum=momentum, weight_decay=weight_decay)
+    optimizer = Muon([{"params": ours}], lr=0.1, momentum=momentum, weight_decay=weight_decay)
     sgd = torch.optim.SGD(
         theirs, lr=0.1, momentum=momentum, weight_decay=weight_decay, nesterov=momentum > 0
     )
@@ -50,7 +51,7 @@ def test_other_groups_are_updated_as_by_sgd(momentum: float, weight_decay: float
         for weight, expected in zip(ours, theirs, strict=True):
             weight.grad = torch.randn_like(weight)
             expected.grad = weight.grad.clone()
-        muon.step()
+        optimizer.step()
         sgd.step()
     for weight, expected in zip(ours, theirs, strict=True):
         torch.testing.assert_close(weight, expected)
@@ -66,14 +67,14 @@ def test_direction_is_that_of_torch() -> None:
     ours = torch.nn.Parameter(weight.clone())
     theirs = torch.nn.Parameter(weight.clone())
     groups = [{"params": [ours], "orthogonal": True}]
-    muon = Muon(groups, lr=0.01, momentum=0.9, newton_schulz_steps=5)
+    optimizer = Muon(groups, lr=0.01, momentum=0.9, newton_schulz_steps=5)
     torchs = torch.optim.Muon([theirs], lr=0.01, momentum=0.9, weight_decay=0.0)
     for _ in range(2):
         before = ours.detach().clone()
         ours.grad = torch.randn_like(ours)
         theirs.grad = ours.grad.clone()
         theirs.data.copy_(before * (math.sqrt(rows) / before.norm()))
-        muon.step()
+        optimizer.step()
         torchs.step()
         # Torch computes the direction in bf16.
         torch.testing.assert_close(ours, theirs, atol=0.01 * 0.03, rtol=0)
@@ -125,9 +126,25 @@ def test_scaled_gradients_give_the_same_update(orthogonal: bool) -> None:
             parameter.grad = gradient * scale
         optimizer.grad_scale = torch.tensor(scale)
         optimizer.step()
-        updated.append([parameter.detach() for parameter in parameters])
-    for parameter, expected in zip(*updated, strict=True):
-        assert torch.equal(parameter, expected)
+        momenta = [optimizer.state[parameter]["momentum_buffer"] for parameter in parameters]
+        updated.append([*(parameter.detach() for parameter in parameters), *momenta])
+    for tensor, expected in zip(*updated, strict=True):
+        assert torch.equal(tensor, expected)
+
+
+def test_groups_are_updated_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each parameter is in one part, in order, and no part of several takes too much memory."""
+    monkeypatch.setattr(muon, "PART_BYTES", 100)
+    sizes = [10, 10, 5, 30, 1, 24, 1]  # of 4 bytes each
+    parameters = [torch.zeros(size) for size in sizes]
+    parts = list(muon.parts_of(parameters))
+    assert [len(parameter) for part in parts for parameter in part] == sizes
+    assert [[len(parameter) for parameter in part] for part in parts] == [
+        [10, 10, 5],
+        [30],
+        [1, 24],
+        [1],
+    ]
 
 
 @pytest.mark.parametrize("shapes", [[(8, 4, 3, 3)] * 3, [(8, 4, 3, 3), (4, 8), (8, 2, 3, 1)]])

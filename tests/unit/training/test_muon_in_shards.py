@@ -1,19 +1,20 @@
-"""Muon on sharded filters: the directions of whole filters, for one collective each."""
+"""Muon on sharded parameters: the directions and the updates of whole ones."""
 
 from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
 
 from common.checkpoints.shards import is_sharded
-from common.training.muon import orthogonal_directions
+from common.training.muon import Muon, MuonGroup, orthogonal_directions
 
 if TYPE_CHECKING:  # a rank of this file does not find the package of the tests
     from tests.launch import Runner
@@ -31,7 +32,7 @@ def on_rank(rank: int, folder: Path) -> None:
     torch.manual_seed(0)
     for shape in SHAPES:
         whole = torch.randn(shape)
-        sharded = distribute_tensor(whole, mesh, [Shard(0)], src_data_rank=None)
+        sharded = shard(mesh, whole)
         with CommDebugMode() as communication:
             (direction,) = orthogonal_directions([sharded], steps=3)
         assert communication.get_total_counts() == 1, shape
@@ -39,11 +40,46 @@ def on_rank(rank: int, folder: Path) -> None:
         assert direction.placements == sharded.placements
         (expected,) = orthogonal_directions([whole], steps=3)
         assert torch.equal(direction.full_tensor(), expected), shape
+    for orthogonal in (True, False):
+        for found_inf in (None, 0.0, 1.0):
+            compare_steps(mesh, orthogonal, found_inf)
     torch.distributed.destroy_process_group()
 
 
-def test_sharded_filters_have_the_directions_of_whole_ones(runner: Runner, tmp_path: Path) -> None:
-    """The bits are equal on two ranks, and each filter is gathered once."""
+def compare_steps(mesh: DeviceMesh, orthogonal: bool, found_inf: float | None) -> None:
+    """Update sharded parameters and whole ones twice, and compare them.
+
+    Args:
+        found_inf: marks of the gradient guard, as in fp16; None: there are none, as in fp32.
+    """
+    weights = [torch.randn(shape) for shape in SHAPES]
+    gradients = [torch.randn(shape) for shape in SHAPES]
+    updated = []
+    for is_whole in (True, False):
+        place = (lambda tensor: tensor.clone()) if is_whole else partial(shard, mesh)
+        parameters = [torch.nn.Parameter(place(weight)) for weight in weights]
+        group: MuonGroup = {"params": parameters, "orthogonal": orthogonal, "weight_decay": 0.1}
+        optimizer = Muon([group], lr=0.1)
+        if found_inf is not None:
+            optimizer.found_inf = torch.tensor(found_inf)
+            optimizer.grad_scale = torch.tensor(8.0)
+        for _ in range(2):
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.grad = place(gradient)
+            optimizer.step()
+        updated.append([p.full_tensor() if is_sharded(p) else p.detach() for p in parameters])
+    for parameter, expected, weight in zip(*updated, weights, strict=True):
+        torch.testing.assert_close(parameter, expected)
+        assert torch.equal(parameter, weight) == (found_inf == 1)
+
+
+def shard(mesh: DeviceMesh, whole: torch.Tensor) -> torch.Tensor:
+    """Return a tensor that is sharded by rows."""
+    return distribute_tensor(whole, mesh, [Shard(0)], src_data_rank=None)
+
+
+def test_sharded_filters_are_updated_as_whole_ones(runner: Runner, tmp_path: Path) -> None:
+    """Directions have equal bits on two ranks, and each filter is gathered once for them."""
     ranks_of_this_file = runner.run(
         Path(__file__), tmp_path, launcher="two forks", output_directory=False, succeeds=False
     )
