@@ -36,8 +36,10 @@ PRECISIONS = ("fp16", "bf16", "tf32", "no")
 UPDATES = {"mnist_mlp": 2000, "resnet": 150, "bert": 100}
 SEEDS = (0, 1, 2)
 # The settings with which ResNet-18 reached 94.5 % on a CPU; see docs/results.md.
-RESNET18_FLAGS = ("--optimizer", "muon", "--batch-size", 500, "--epochs", 14, "--max-grad-norm", 0)
-RESNET18_FLAGS += ("--keep", "last", "--eval-every", 10**6)
+RESNET18_FLAGS: tuple[object, ...] = (
+    *("--optimizer", "muon", "--batch-size", 500, "--epochs", 14, "--max-grad-norm", 0),
+    *("--keep", "last", "--eval-every", 10**6),
+)
 TINY_FLAGS = ("--image-size", 16, "--max-steps", 2, "--batch-size", 4)
 MAX_TEST_PROCESSES = 8
 RESNET50_IMAGE_SIZE = 224
@@ -349,8 +351,9 @@ def prove(step: Step) -> None:
     statuses = {recipe: process.wait() for recipe, process in commands.items()}
     for recipe in commands:
         receipt = step.file.with_name(f"proof-{recipe}.json")
-        log = receipt.with_suffix(".log").read_text(errors="replace")
-        step.note(recipe, {"receipt": read_json(receipt) if receipt.exists() else None, "log": log})
+        printed = receipt.with_suffix(".log").read_text(errors="replace")
+        proof = read_json(receipt) if receipt.exists() else None
+        step.note(recipe, {"receipt": proof, "log": printed})
     passed = sum(status == 0 for status in statuses.values())
     step.figure("recipes that `recipes prove` proves", passed, least=len(statuses))
 

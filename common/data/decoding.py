@@ -208,13 +208,9 @@ def missing_images(split: "Dataset", column: str) -> np.ndarray:
     for rows in split.with_format("arrow").iter(ROWS_AT_ONCE):
         images = rows.column(column)
         # A missing image has no fields, so they are missing, too.
-        is_missing = pyarrow.compute.and_(
-            *(
-                pyarrow.compute.is_null(pyarrow.compute.struct_field(images, field))
-                for field in ("bytes", "path")
-            )
-        )
-        parts.append(is_missing.to_numpy())
+        has_no_bytes = pyarrow.compute.is_null(pyarrow.compute.struct_field(images, "bytes"))
+        has_no_path = pyarrow.compute.is_null(pyarrow.compute.struct_field(images, "path"))
+        parts.append(pyarrow.compute.and_(has_no_bytes, has_no_path).to_numpy())
     return np.concatenate(parts)
 
 

@@ -18,6 +18,8 @@ from common.console import warn
 
 LOOK_EVERY = 1.0  # seconds between two looks at the wait and the workers
 NOTICE_AFTER = 10.0  # seconds of one wait after which the user is told of the wait
+# Why the workers were killed.
+KillReason = Literal["stop requested", "no batch came", "worker gone"]
 
 
 @dataclass(frozen=True)
@@ -30,8 +32,6 @@ class WorkerWords:
 
 
 LOADER_WORDS = WorkerWords("the loader's workers", "--num-workers", "--collective-timeout")
-# Why the workers were killed.
-KillReason = Literal["stop requested", "no batch came", "worker gone"]
 
 
 class Watch(threading.Thread):
