@@ -45,10 +45,6 @@ ROLES = {
 }
 
 
-# What to pass instead of an empty text.
-TEXT_OR_NO_FLAG = "text that is not empty, or leave the flag out"
-
-
 class FlagMetadata(TypedDict):
     """What a flag states at its field, besides its type and default."""
 
@@ -137,13 +133,17 @@ class Misfit(NamedTuple):
 def check_limits(config: "DataclassInstance") -> None:
     """Raise a `UserError` for the first value that is outside of its flag's limits."""
     for field in dataclasses.fields(config):
-        misfit = first_misfit(type(config), field.name, getattr(config, field.name))
-        if misfit is not None:
-            problem = "can't be used" if isinstance(misfit.value, str) else "is out of range"
-            raise UserError(
-                f"{spelled(field.name)} {misfit.value!r:.99} {problem}",
-                advice=f"pass {misfit.expected}",
-            )
+        check_value(type(config), field.name, getattr(config, field.name))
+
+
+def check_value(config_class: type, name: str, value: object) -> None:
+    """Raise a `UserError` if a flag does not allow a value."""
+    misfit = first_misfit(config_class, name, value)
+    if misfit is not None:
+        problem = "can't be used" if isinstance(misfit.value, str) else "is out of range"
+        raise UserError(
+            f"{spelled(name)} {misfit.value!r:.99} {problem}", advice=f"pass {misfit.expected}"
+        )
 
 
 def check_number(
@@ -198,7 +198,7 @@ def expected_text(config_class: type, name: str, value: str) -> str | None:
     current directory.
     """
     if not value.strip() and value != getattr(config_class, name, None):
-        return TEXT_OR_NO_FLAG
+        return "text that is not empty, or leave the flag out"
     return None if is_text(value) else "text without NUL, in UTF-8"
 
 

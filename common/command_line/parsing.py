@@ -25,7 +25,14 @@ from common.command_line.flag_reads import record_reads
 from common.errors import Preempted, UserError
 from common.failures.outcomes import Outcome
 from common.failures.sentences import reading
-from common.flags import TEXT_OR_NO_FLAG, check_limits, from_json, role_of, spelled, stated_metadata
+from common.flags import (
+    check_limits,
+    check_value,
+    from_json,
+    role_of,
+    spelled,
+    stated_metadata,
+)
 from common.output.standard_streams import ignore_lost_output
 from common.ranks.rank_exits import let_main_rank_exit_first
 from common.storage.json_files import read_json
@@ -75,7 +82,7 @@ def parse_config(config_class: type[ConfigType], description: str | None = None)
     # A current directory that was deleted is refused here, with advice.
     with reading("the current directory", "change to a folder that exists"):
         os.getcwd()
-    early = read_early()
+    early = read_early(config_class)
     try:
         config = config_from_words(config_class, description, early)
         check_limits(config)
@@ -269,13 +276,13 @@ def comments_by_line(source: str) -> tuple[dict[int, str], dict[int, str]]:
     return alone, beside
 
 
-def read_early() -> argparse.Namespace:
+def read_early(config_class: type) -> argparse.Namespace:
     """Return the flags that choose the defaults of all others, which tyro needs before it parses.
 
     A flag that is not set is None, or False for `--evaluate-only`.
 
     Raises:
-        UserError: a value is empty.
+        UserError: a flag does not allow its value, such as an empty text.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for name in ("config", "init_from", "resume", "output_dir"):
@@ -286,10 +293,7 @@ def read_early() -> argparse.Namespace:
     except argparse.ArgumentError:  # a flag lacks its value, which tyro then reports
         return parser.parse_args([])
     for name, value in vars(early).items():
-        if isinstance(value, str) and not value.strip():
-            raise UserError(
-                f"{spelled(name)} {value!r} can't be used", advice=f"pass {TEXT_OR_NO_FLAG}"
-            )
+        check_value(config_class, name, value)
     return early
 
 
