@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
+from common.command_line.freezing import Freezable
 from common.command_line.parsing import parse_config
 from common.errors import UserError
 from common.flags import flag
@@ -25,7 +26,7 @@ count = partial(flag, least=1, most=10**9)  # a larger number is a typing mistak
 
 
 @dataclass(kw_only=True)
-class TrainingConfig:
+class TrainingConfig(Freezable):
     # Name, Hub id, folder or file; auto: the recipe's public data set if feasible, else built-in.
     dataset: str = data("auto")
     # Configuration of a Hub data set, such as sst2 of glue.

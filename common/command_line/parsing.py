@@ -16,7 +16,7 @@ import sys
 import textwrap
 import tokenize
 from collections.abc import Set
-from dataclasses import fields, make_dataclass
+from dataclasses import fields, is_dataclass, make_dataclass
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Protocol, TypeVar, get_args, get_type_hints
@@ -194,12 +194,13 @@ def note_refusal(early: argparse.Namespace, end: SystemExit) -> None:
 def groups_of(config_class: type) -> list[type]:
     """Return a dataclass of the groups that `--help` shows, and then the class of each group."""
     types = get_type_hints(config_class)
-    # The flags that all recipes share are those of `TrainingConfig`, the last base class before
-    # `object`. This module can't import it, because `common.config` imports this module.
-    shared_flags = config_class.__mro__[-2].__annotations__
-    comments: dict[str, str] = {}
     # Begin with the base class: a comment of the recipe on an inherited flag replaces the other.
-    for owner in reversed(config_class.__mro__[:-1]):
+    owners = [owner for owner in reversed(config_class.__mro__) if is_dataclass(owner)]
+    # The flags that all recipes share are those of `TrainingConfig`. This module can't import it,
+    # because `common.config` imports this module.
+    shared_flags = owners[0].__annotations__
+    comments: dict[str, str] = {}
+    for owner in owners:
         comments |= comments_of(owner)
     groups: dict[str, list[tuple[str, object]]] = {name: [] for name in (*GROUPS, "recipe")}
     group_of_first_flag = {first: name for name, first in GROUPS.items()}

@@ -46,6 +46,7 @@ def release(
         context.provenance.wait()
         context.directory.release()
     finally:
+        context.config.unfreeze()  # a program may change the flags for its next run
         if process_goes_on:
             restore_process(context)
 

@@ -1,9 +1,8 @@
 """A run's flags, as given and as resolved: the only code in `common` that changes a config.
 
-A config is not immutable, because a recipe reads `config.X` after `run.make_plan` and `run.start`
-and expects the resolved value, and because a recipe may resolve its own flags by assigning to them.
-Instead, code in `common` computes a resolved value and returns it, and the run hands the value to
-`ConfigResolution.resolve`.
+Until `run.start` has resolved all flags, a config can change: a recipe resolves its own flags by
+assigning to them. Code in `common` computes a resolved value and returns it, and the run hands the
+value to `ConfigResolution.resolve`. From then on, the config is frozen.
 """
 
 from common.config import TrainingConfig
@@ -32,3 +31,7 @@ class ConfigResolution:
                 raise AttributeError(f"{type(self.config).__name__} has no flag {name}")
             if flags[name] != value:
                 setattr(self.config, name, value)
+
+    def end(self) -> None:
+        """Freeze the config until the run is over. No flag changes any more."""
+        self.config.freeze()

@@ -75,6 +75,7 @@ def plan_run(
     profiler = make_profiler(context, plan)
     keep_own_parts(context, loaded)
     context.resolution.resolve(**flags_of_data(loaded.data))
+    context.resolution.end()
     placement = loaded.loaders["train"].placement
     return PlannedRun(
         context=context,

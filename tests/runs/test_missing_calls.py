@@ -42,8 +42,12 @@ STOP = """\
             "error: run.keep(...) got a part named 'log', but the name is taken, by the run ",
         ),
         (("run.start(description", "run.start({}"), "has no 'name' of the model: pass a dict"),
+        (
+            (RECORD, RECORD + "            config.seed += 1\n"),
+            "error: the recipe changes config.seed after run.start(...), which has already ",
+        ),
     ],
-    ids=["record", "finish", "make_plan", "batches", "loader", "keep", "start"],
+    ids=["record", "finish", "make_plan", "batches", "loader", "keep", "start", "frozen flag"],
 )
 def test_a_missing_or_wrong_call_gives_one_sentence(
     edit: tuple[str, str], sentence: str, runner: Runner, tmp_path: Path

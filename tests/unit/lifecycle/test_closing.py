@@ -39,8 +39,10 @@ def test_a_run_is_released_if_its_error_is_replaced(
         decisions=SimpleNamespace(request=SimpleNamespace(release=note("signal handlers"))),
         provenance=SimpleNamespace(wait=note("provenance")),
         directory=SimpleNamespace(release=note("lock")),
+        config=SimpleNamespace(unfreeze=note("flags")),
     )
     with pytest.raises(type(raised)):
         closing.close(context, stages, rehearsal, MemoryError(), process_goes_on=True)
-    expected = ["loader", "provenance", "lock", "signal handlers", "memory limit", "Accelerator"]
+    expected = ["loader", "provenance", "lock", "flags", "signal handlers", "memory limit"]
+    expected += ["Accelerator"]
     assert released == expected

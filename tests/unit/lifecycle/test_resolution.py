@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ast
+import copy
+import dataclasses
+import pickle
 from collections.abc import Iterator
 
 import pytest
 
 from common.command_line.flag_reads import record_reads, stop_recording
 from common.config import TrainingConfig
+from common.errors import UserError
 from common.lifecycle.resolution import ConfigResolution
 from tests.launch import REPOSITORY
 
@@ -72,3 +76,43 @@ def test_unknown_flag_is_an_error() -> None:
     """A misspelt name is an error, and not an attribute that nothing reads."""
     with pytest.raises(AttributeError, match="no flag epoch"):
         ConfigResolution(TrainingConfig()).resolve(epoch=3)
+
+
+@dataclasses.dataclass(kw_only=True)
+class ConfigOfRecipe(TrainingConfig):
+    width: int = 64
+
+
+@pytest.mark.parametrize("name", ["epochs", "width", "of_no_flag"])
+@pytest.mark.parametrize("reads_are_recorded", [False, True])
+def test_resolved_flags_are_frozen(name: str, reads_are_recorded: bool) -> None:
+    """Neither a recipe nor the run changes a flag once `config.json` is written."""
+    config = ConfigOfRecipe()
+    if reads_are_recorded:
+        record_reads(config)
+    resolution = ConfigResolution(config)
+    resolution.resolve(epochs=3)
+    config.width = 32
+    resolution.end()
+    values = dict(vars(config))
+    with pytest.raises(UserError, match=rf"config\.{name} after run\.start"):
+        setattr(config, name, 5)
+    stop_recording(config)
+    with pytest.raises(UserError, match=rf"config\.{name} after run\.start"):
+        setattr(config, name, 5)
+    assert vars(config) == values
+    config.unfreeze()
+    config.width = 16
+    assert config.width == 16
+
+
+def test_frozen_flags_can_be_copied() -> None:
+    """A loader's worker gets a pickled config, and a program may derive the next run's flags."""
+    config = ConfigOfRecipe(width=32)
+    config.freeze()
+    assert vars(pickle.loads(pickle.dumps(config))) == vars(config)
+    assert vars(copy.deepcopy(config)) == vars(config)
+    wider = dataclasses.replace(config, width=128)
+    wider.epochs = 2
+    assert wider.width == 128
+    assert config.width == 32
