@@ -270,25 +270,27 @@ def refuse_unfit_weights(
 ) -> None:
     """Raise a `UserError` that names the first weight that is missing, unknown or of another shape.
 
-    If all weights fit the model's state, it raises nothing.
+    Weights of another model, which have no name in common with this one, are refused first.
     """
     refuse_unrelated_weights(state, weights, path)
     advice = "use the flags and the data set of the run that wrote these weights, or other weights"
     for name in sorted(state.keys() | weights.keys()):
-        shape_here = tuple(state[name].shape) if name in state else None
-        shape_there = tuple(weights[name].shape) if name in weights else None
-        if shape_here == shape_there:
+        model_shape = tuple(state[name].shape) if name in state else None
+        stored_shape = tuple(weights[name].shape) if name in weights else None
+        if model_shape == stored_shape:
             continue
-        if shape_here is None:
+        if model_shape is None:
             count = len(weights.keys() - state.keys())
             tensors = counted(count, "such tensor")
             difference = f"it has {name}, which this model lacks ({tensors})"
-        elif shape_there is None:
+        elif stored_shape is None:
             count = len(state.keys() - weights.keys())
             tensors = counted(count, "such tensor")
             difference = f"it has no {name}, which this model needs ({tensors})"
         else:
-            difference = f"{name} has the shape {shape_there} in it, but {shape_here} in this model"
+            difference = (
+                f"{name} has the shape {stored_shape} in it, but {model_shape} in this model"
+            )
         raise UserError(f"{path} does not fit this model, because {difference}", advice=advice)
 
 

@@ -22,7 +22,7 @@ from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Protocol, TypeVar, get_args, get_type_hints
 
 from common.command_line.flag_reads import record_reads
-from common.errors import Preempted, UserError
+from common.errors import UserError
 from common.failures.outcomes import Outcome
 from common.failures.sentences import reading
 from common.flags import (
@@ -93,9 +93,9 @@ def parse_config(config_class: type[ConfigType], description: str | None = None)
         # Record reads from here on, so that a flag which only `validate` reads counts as used.
         record_reads(config)
         config.validate()
-    except SystemExit as end:
-        if end.code:
-            note_refusal(early, end)
+    except SystemExit as refusal:
+        if refusal.code:
+            note_refusal(early, refusal)
             let_main_rank_exit_first()
         raise
     return config
@@ -167,27 +167,33 @@ def parse_words(
     return config_class(**values)
 
 
-def note_refusal(early: argparse.Namespace, end: SystemExit) -> None:
-    """Note in the directory of the run to resume that this command line was refused.
+def note_refusal(early: argparse.Namespace, refusal: SystemExit) -> None:
+    """Note in `status.json` of the run that the command line names that it was refused.
 
     Otherwise a supervisor would repeat the command forever: see `write_refusal`.
 
     Args:
-        end: the exit that refused the command line.
+        early: the flags that `read_early` returned.
     """
-    from common.run_directory.records import CHECKPOINTS_FOLDER
     from common.run_directory.status import write_refusal
 
-    directory = early.output_dir
-    if early.resume not in (None, "auto"):
-        is_checkpoint = Path(early.resume).parent.name == CHECKPOINTS_FOLDER
-        directory = Path(early.resume).parents[1] if is_checkpoint else early.resume
     reason = "the command line was rejected; see its output"
-    if isinstance(end, (UserError, Preempted)):
-        reason = end.message
-    write_refusal(
-        directory, Outcome("failed", resumable=False, reason=reason), early.resume is not None
-    )
+    if isinstance(refusal, UserError):
+        reason = refusal.message
+    outcome = Outcome("failed", resumable=False, reason=reason)
+    write_refusal(directory_named_by(early), outcome, early.resume is not None)
+
+
+def directory_named_by(early: argparse.Namespace) -> str | Path | None:
+    """Return the run's directory that `--resume` or `--output-dir` names; None without both."""
+    from common.run_directory.records import CHECKPOINTS_FOLDER
+
+    if early.resume in (None, "auto"):
+        directory: str | None = early.output_dir
+        return directory
+    path = Path(early.resume)
+    is_checkpoint = path.parent.name == CHECKPOINTS_FOLDER
+    return path.parents[1] if is_checkpoint else path
 
 
 @functools.cache  # tyro caches facts about classes, so it should get the same classes again

@@ -106,6 +106,8 @@ def fingerprint_of_arrays(arrays: Mapping[str, torch.Tensor | np.ndarray]) -> st
         digest.update(f"{name} {tuple(values.shape)} {values.dtype};".encode())
         rows = values if is_small else values[spread_positions(len(values), ROWS)]
         if isinstance(rows, np.ndarray):
+            # Without the type and shape that `add_contents` adds, because the digests in saved runs
+            # do not have them.
             digest.update(np.ascontiguousarray(rows).data)
         else:
             add_contents(digest, rows)
@@ -115,7 +117,7 @@ def fingerprint_of_arrays(arrays: Mapping[str, torch.Tensor | np.ndarray]) -> st
 def fingerprint_of_samples(count: int, read: Callable[[int], object]) -> str | None:
     """Return a digest of some samples of a data set and of the number of all samples.
 
-    It serves for data sets that are not made of arrays or files, such as a recipe's own `Dataset`.
+    Use it for data sets that are not made of arrays or files, such as a recipe's own `Dataset`.
 
     Args:
         count: the number of samples of the data set.
@@ -132,8 +134,8 @@ def fingerprint_of_samples(count: int, read: Callable[[int], object]) -> str | N
             for index in spread_positions(count, PROBES):
                 add_contents(digest, read(index))
         except Exception:
-            # The code of the data set may raise any error. It is not reported here, because
-            # training meets the same error and reports it.
+            # The code of the data set may raise any error. If it concerns training, training meets
+            # it as well and reports it.
             return None
         readings.add(digest.hexdigest()[:SHORT])
     return readings.pop() if len(readings) == 1 else None

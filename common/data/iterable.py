@@ -220,9 +220,9 @@ class IterableOrder(TrainingOrder):
     def micro_batches(self, epoch: int, first_update: int = 0) -> torch.Tensor:
         """Return a row for each micro-batch from `first_update` on: int64 [rows, batch_size].
 
-        The values are not sample indices. The first value of a row only seeds the random generators
-        for its batch. So all values of a row are the number of its batch, which differs between
-        batches and ranks.
+        The values are not sample indices, because the data set chooses its samples itself. Only the
+        length of a row and its first value are used. The length says how many samples to read. The
+        value seeds the random generators for the batch, so it differs between batches and ranks.
         """
         first = first_update * self.accumulation
         end = self.updates_per_epoch * self.accumulation

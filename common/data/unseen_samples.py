@@ -75,7 +75,7 @@ def prepared_samples(
 def prepare_whole(
     source: DataSource,
     evaluated: EvaluatedModel,
-    as_trained: Preparation[FactsType],
+    preparation: Preparation[FactsType],
     for_model: Preparation[FactsType],
 ) -> Prepared[FactsType]:
     """Return one whole split of data on which no known run of the model was trained.
@@ -86,7 +86,7 @@ def prepare_whole(
     A note tells the user what is evaluated, and why.
 
     Args:
-        as_trained: how a run that trains prepares the data.
+        preparation: how a run that trains prepares the data.
         for_model: how the data are prepared for the model that is evaluated.
     """
     data = for_model.apply_to(source)
@@ -98,9 +98,9 @@ def prepare_whole(
     data.facts["notes"].append(f"{reason}: the whole split {split} is evaluated")
     if split in ("test", "validation"):
         return data
-    moved_data = find_moved_data(source, evaluated, data, as_trained)
-    if moved_data is not None:
-        return moved_data
+    training_data = recognise_training_data(source, evaluated, data, preparation)
+    if training_data is not None:
+        return training_data
     if evaluated.trained_on:
         data.facts["notes"].append(
             f"if these data include samples of {evaluated.trained_on[0].dataset}, the metrics are "
@@ -121,20 +121,20 @@ def size_of(arrays: list[np.ndarray]) -> int:
     return len(arrays[-1])
 
 
-def find_moved_data(
+def recognise_training_data(
     source: DataSource,
     evaluated: EvaluatedModel,
     whole: Prepared[FactsType],
-    as_trained: Preparation[FactsType],
+    preparation: Preparation[FactsType],
 ) -> Prepared[FactsType] | None:
-    """Return the data as a run was trained on them, if they have moved since.
+    """Return the data divided as in training, if they are a copy of a known run's training data.
 
-    They are the same data if they have as many samples, and the same fingerprint once they are
-    prepared as that run prepared them.
+    A copy has as many samples as that run had in all splits. It also has the same fingerprint, once
+    it is divided with the same `--validation-share`. A note tells the user that it was recognised.
 
     Args:
         whole: the data with nothing held out.
-        as_trained: how a run that trains prepares the data.
+        preparation: how a run that trains prepares the data.
 
     Returns:
         The data with all of their splits, or None if no known run was trained on them.
@@ -143,10 +143,8 @@ def find_moved_data(
     for trained in evaluated.trained_on:
         if trained.fingerprint is None or sum(trained.sizes.values()) != total:
             continue
-        source_as_trained = replace(
-            source, is_whole=False, validation_share=trained.validation_share
-        )
-        data = as_trained.apply_to(source_as_trained)
+        divided_source = replace(source, is_whole=False, validation_share=trained.validation_share)
+        data = preparation.apply_to(divided_source)
         if data.facts["fingerprint"] == trained.fingerprint:
             data.facts["notes"].append(
                 f"{trained.run} was trained on the same data, in {trained.dataset}: what it held "

@@ -45,7 +45,7 @@ def close(
         announce_error()
     try:
         if error is not None:
-            rehearsal.explain(error)
+            rehearsal.add_note_to(error)
             close_after(error, context, loaders)
     finally:
         releasing.release(context, loaders, error, process_goes_on)

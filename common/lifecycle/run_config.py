@@ -10,7 +10,7 @@ from common.lifecycle.initial_digest import digest_of_model
 from common.lifecycle.stages import PlannedRun
 from common.run_directory.records import Architecture, Flags, PeakRate, RunConfig, Source
 from common.storage.json_files import json_safe
-from common.track.card import flags_given
+from common.track.card import flags_as_text
 
 Decision = Literal["compared", "free"]  # the names of parts of a `Role`
 
@@ -25,7 +25,9 @@ class RolesOfRecipe(TypedDict, total=False):
 def compose_run_config(
     planned: PlannedRun, source: Source, earlier_config: RunConfig | None
 ) -> RunConfig:
-    """Return the contents of `config.json` of a run that has restored its checkpoint, if any.
+    """Return the contents of `config.json`.
+
+    A resumed run must have restored its checkpoint before.
 
     Args:
         source: the recipe's text, at the start and after each change.
@@ -35,7 +37,7 @@ def compose_run_config(
     config = context.config
     meters = context.meters
     parameters = sum(parameter.numel() for parameter in planned.kept.bare_model.parameters())
-    given = flags_given_at_first_start(context.resolution.given, earlier_config)
+    given = flags_at_first_start(context.resolution.given, earlier_config)
     return RunConfig(
         recipe=context.recipe,
         objective=str(context.objective),
@@ -47,20 +49,22 @@ def compose_run_config(
         plan=planned.plan.facts(),
         memory_plan=planned.memory_plan.facts(),
         peak=PeakRate(tflops=meters.peak, source=meters.peak_source),
-        command=f"{context.recipe}.py {flags_given(config, given, all_of_them=True)}",
+        command=f"{context.recipe}.py {flags_as_text(config, given, all_of_them=True)}",
         run_id=context.directory.run_id,
         wandb_run_id=wandb_run_id_of(earlier_config),
         source=source,
-        initial_weights=initial_weights(planned, earlier_config),
+        initial_weights=digest_of_initial_weights(planned, earlier_config),
         **roles_of_recipe(config),
     )
 
 
-def flags_given_at_first_start(given: Flags, earlier_config: RunConfig | None) -> Flags:
-    """Return the flags as the run's first start stated them, without flags that no longer exist.
+def flags_at_first_start(given: Flags, earlier_config: RunConfig | None) -> Flags:
+    """Return all flags of the run's first start, before any was resolved.
+
+    Flags that no longer exist are left out.
 
     Args:
-        given: all flags of this start, before anything resolved `auto`.
+        given: all flags of this start, before any was resolved.
         earlier_config: the contents of `config.json` that an earlier attempt wrote; None on a first
             start.
     """
@@ -74,12 +78,12 @@ def wandb_run_id_of(earlier_config: RunConfig | None) -> str:
     """Return the id of the run at W&B, which a first start chooses.
 
     The id is chosen before the tracker starts, so that a run that is killed right after its start
-    resumes the same W&B run. See `flags_given_at_first_start` for `earlier_config`.
+    resumes the same W&B run. See `flags_at_first_start` for `earlier_config`.
     """
     return secrets.token_hex(4) if earlier_config is None else earlier_config.wandb_run_id
 
 
-def initial_weights(planned: PlannedRun, earlier_config: RunConfig | None) -> str | None:
+def digest_of_initial_weights(planned: PlannedRun, earlier_config: RunConfig | None) -> str | None:
     """Return the digest of the weights that training starts with.
 
     A resume after the first update returns the digest in the run's `config.json`. Otherwise, the

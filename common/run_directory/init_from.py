@@ -43,8 +43,8 @@ def find_initial(name: str) -> str:
         UserError: on all ranks, if the model can't be downloaded.
     """
 
-    def find() -> str:
-        # "runs/NAME" looks like an id too, but "runs" is a folder here.
+    def find_or_download() -> str:
+        # A Hub id has the form OWNER/NAME. So has the path runs/NAME, but "runs" is a folder here.
         looks_like_id = re.fullmatch(r"[\w.-]+/[\w.-]+", name) is not None
         is_id = looks_like_id and not os.path.isdir(Path(name).parent)
         if os.path.exists(name) or not is_id:
@@ -61,7 +61,7 @@ def find_initial(name: str) -> str:
         with reading(subject, advice):
             return snapshot_download(name, allow_patterns=[WEIGHTS, PUBLISHED])
 
-    return ask_rank_zero(find)
+    return ask_rank_zero(find_or_download)
 
 
 def weights_file(path: str | Path) -> Path:
@@ -87,17 +87,21 @@ def weights_file(path: str | Path) -> Path:
     return model_folder(path) / WEIGHTS
 
 
-def initial_facts(path: str | None) -> InitialFacts:
+def initial_facts(name: str | None) -> InitialFacts:
     """Return the facts about the model that `--init-from` names.
 
-    Nothing is known of a single file of weights, or without the flag.
+    The facts are empty for a single file of weights, and if the flag is not set.
+
+    Args:
+        name: a file, a run, a model's folder, or the id of a model of the Hub; None without the
+            flag.
 
     Raises:
         UserError: there are no such weights, or the facts can't be read.
     """
-    if path is None or os.path.isfile(path):
+    if name is None or os.path.isfile(name):
         return InitialFacts()
-    folder = weights_file(path).parent
+    folder = weights_file(name).parent
     facts_of_run = read_record_if_there(folder / MODEL_JSON, InitialFacts, COPY_MODEL)
     if facts_of_run is not None:
         return facts_of_run

@@ -168,7 +168,8 @@ class RunConfig(Record):
     objective: str  # such as "accuracy:max"
     # The resolved flags: `auto` is replaced by its value.
     flags: Flags = Field(validation_alias="config", serialization_alias="config")
-    given: Flags = Field(default_factory=dict)  # the flags as the command line gave them
+    # All flags of the first start, before any was resolved.
+    given: Flags = Field(default_factory=dict)
     environment: Environment
     data: DataFacts
     architecture: Architecture

@@ -57,7 +57,7 @@ def model_card(
         *(f"- {note}" for note in data.notes),
         f"\n| one run, seed {config.seed} | |\n|---|--:|",
         *(f"| {heading} | {value} |" for heading, value in result_rows(split, summary)),
-        f"\nFlags: `{flags_given(config, run_config.given)}`\n",
+        f"\nFlags: `{flags_as_text(config, run_config.given)}`\n",
         f"Hardware: {environment.device}, {environment.world_size} × "
         f"{precision_name(environment.mixed_precision)}, effective batch "
         f"{environment.effective_batch_size}; python {environment.python}, {versions}; "
@@ -126,7 +126,7 @@ def result_rows(split: Split, summary: Mapping[str, float]) -> list[tuple[str, s
     return rows
 
 
-def flags_given(config: TrainingConfig, given: Flags, all_of_them: bool = False) -> str:
+def flags_as_text(config: TrainingConfig, given: Flags, all_of_them: bool = False) -> str:
     """Return a run's flags as on a command line, without flags at their defaults; else "none".
 
     Args:

@@ -131,7 +131,7 @@ class Log:
         is_best: bool,
         model_position: Mapping[str, float] | None = None,
     ) -> None:
-        """Add an evaluation to the row, and show it.
+        """Add an evaluation to the row, and print it unless it was printed before.
 
         Args:
             values: the figures of the evaluation, as `checked_figures` returns them.
@@ -150,8 +150,8 @@ class Log:
             say(f"{text}  ★ best" if is_best else text)
         figures = {f"{PREFIXES[split]}/{name}": value for name, value in values.items()}
         is_current_model = model_position[STEP] == current_position[STEP]
-        row_has_same_figures = bool(figures.keys() & self.pending_row.figures.keys())
-        if is_current_model or not row_has_same_figures:
+        row_has_this_split = bool(figures.keys() & self.pending_row.figures.keys())
+        if is_current_model or not row_has_this_split:
             self.add(figures)
 
     def add(self, values: Mapping[str, float]) -> None:

@@ -52,7 +52,7 @@ def ddp_options(
 
 
 def refuse_unfit_option(name: str, value: object) -> None:
-    """Raise a `UserError` if DDP lacks an option, or if the value's type is not the default's."""
+    """Raise a `UserError` if recipes can't set an option, or if its value has another type."""
     if name not in OPTIONS:
         advice = f"use one of {', '.join(sorted(OPTIONS))}"
         if name.startswith("comm_"):

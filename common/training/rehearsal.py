@@ -69,8 +69,11 @@ class Rehearsal:
         """Make all further evaluations real, even if the recipe has not rehearsed."""
         self.state = "over"
 
-    def explain(self, error: BaseException) -> None:
-        """Add a note to an error of the rehearsal: where it was, and how to turn rehearsals off."""
+    def add_note_to(self, error: BaseException) -> None:
+        """If a rehearsal goes on, add a note to its error, with the way to turn rehearsals off.
+
+        A `UserError`, which is no `Exception`, is printed without notes and gets none.
+        """
         if self.state in ("reading", "read") and isinstance(error, Exception):
             error.add_note(
                 "This was the rehearsal of the evaluation before the first update, on a few "

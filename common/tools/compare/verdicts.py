@@ -69,8 +69,8 @@ class GroupFigures:
     run_count: int  # number of finished runs
     objective: Sample  # one value for each seed
     standard_error: float | None  # that of the first run's objective, from its number of samples
-    speed: Sample  # logarithms of the throughput, one for each run
-    speed_of_lines: Sample  # the same at the log lines of the first finished run
+    log_throughput: Sample  # logarithms of the throughput, one for each run
+    log_throughput_of_lines: Sample  # the same at the log lines of the first finished run
 
     @property
     def is_repeated(self) -> bool:
@@ -125,22 +125,22 @@ def figures_of_group(
         objectives: the objective's values of all runs of the comparison.
         standard_errors: the standard errors of these values.
     """
-    speeds_of_runs = [
+    log_throughputs = [
         logarithm(run_figures.metrics[THROUGHPUT]) for run_figures in comparison.figures
     ]
     first_index = group.run_indices[0]
     finished_run_indices = finished_indices(comparison, group)
-    speed_of_lines = Sample.of([])
+    log_throughput_of_lines = Sample.of([])
     if finished_run_indices:
-        speed_of_lines = sample_of_log_lines(comparison.runs[finished_run_indices[0]])
+        log_throughput_of_lines = sample_of_log_lines(comparison.runs[finished_run_indices[0]])
     return GroupFigures(
         group=group,
         first_run=comparison.runs[first_index],
         run_count=len(finished_run_indices),
         objective=sample_of_seeds(comparison, group, objectives),
         standard_error=standard_errors[first_index],
-        speed=sample_of_runs(comparison, group, speeds_of_runs),
-        speed_of_lines=speed_of_lines,
+        log_throughput=sample_of_runs(comparison, group, log_throughputs),
+        log_throughput_of_lines=log_throughput_of_lines,
     )
 
 
@@ -158,17 +158,23 @@ def pairs_to_judge(groups: Sequence[GroupFigures]) -> list[tuple[GroupFigures, G
 
 
 def verdict_on_objective(
-    baseline: GroupFigures, group: GroupFigures, confidence: float, by_validation: bool
+    baseline_figures: GroupFigures,
+    group_figures: GroupFigures,
+    confidence: float,
+    by_validation: bool,
 ) -> GroupVerdict | None:
     """Compare the objective of two groups; None if it is unknown, or if metric or split differ."""
     # `splits` has the split that training evaluates, and then that of the final evaluation.
     split_index = 0 if by_validation else 1
-    split = baseline.first_run.splits[split_index]
-    objective = baseline.first_run.objective
-    if group.first_run.objective != objective or group.first_run.splits[split_index] != split:
+    split = baseline_figures.first_run.splits[split_index]
+    objective = baseline_figures.first_run.objective
+    if (
+        group_figures.first_run.objective != objective
+        or group_figures.first_run.splits[split_index] != split
+    ):
         return None
-    baseline_sample = baseline.objective
-    group_sample = group.objective
+    baseline_sample = baseline_figures.objective
+    group_sample = group_figures.objective
     if baseline_sample.mean is None or group_sample.mean is None:
         return None
     interval = welch_interval(baseline_sample, group_sample, confidence)
@@ -176,14 +182,21 @@ def verdict_on_objective(
     if are_repeated(baseline_sample, group_sample):
         text = sentences.difference_text(objective, baseline_sample, group_sample, interval, needed)
     else:
-        errors = [baseline.standard_error, group.standard_error]
+        errors = [baseline_figures.standard_error, group_figures.standard_error]
         text = sentences.difference_text_of_single_seeds(
             objective, baseline_sample, group_sample, errors
         )
     stage = "best" if by_validation else "final"
     figure = f"{stage} {metric_named(objective.metric).label}, {split}"
     return make_verdict(
-        baseline.group, group.group, figure, text, baseline_sample, group_sample, interval, needed
+        baseline_figures.group,
+        group_figures.group,
+        figure,
+        text,
+        baseline_sample,
+        group_sample,
+        interval,
+        needed,
     )
 
 
@@ -198,15 +211,15 @@ def objective_values(comparison: Comparison, by_validation: bool) -> Values:
 
 
 def verdict_on_throughput(
-    baseline: GroupFigures, group: GroupFigures, confidence: float
+    baseline_figures: GroupFigures, group_figures: GroupFigures, confidence: float
 ) -> GroupVerdict | None:
     """Compare the throughput of two groups; None if a group has no throughput.
 
     Single runs are compared by their log lines. These show how much the throughput varies within a
     run. It varies more between runs, so such an interval is too narrow.
     """
-    baseline_sample = baseline.speed
-    group_sample = group.speed
+    baseline_sample = baseline_figures.log_throughput
+    group_sample = group_figures.log_throughput
     if baseline_sample.mean is None or group_sample.mean is None:
         return None
     needed = None
@@ -215,11 +228,22 @@ def verdict_on_throughput(
         needed = runs_needed(baseline_sample, group_sample, confidence)
         text = sentences.ratio_text(baseline_sample, group_sample, interval, needed)
     else:
-        interval = welch_interval(baseline.speed_of_lines, group.speed_of_lines, confidence)
+        interval = welch_interval(
+            baseline_figures.log_throughput_of_lines,
+            group_figures.log_throughput_of_lines,
+            confidence,
+        )
         text = sentences.ratio_text_of_single_runs(baseline_sample, group_sample, interval)
     figure = metric_named(THROUGHPUT).label
     return make_verdict(
-        baseline.group, group.group, figure, text, baseline_sample, group_sample, interval, needed
+        baseline_figures.group,
+        group_figures.group,
+        figure,
+        text,
+        baseline_sample,
+        group_sample,
+        interval,
+        needed,
     )
 
 

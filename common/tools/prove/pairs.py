@@ -55,14 +55,14 @@ class RunPair:
 
 
 def comparison_in_words(pair: RunPair) -> str:
-    """Return a phrase about the compared updates and the tolerances."""
-    updates = len(pair.baseline_updates.keys() & pair.variant_updates.keys())
+    """Return how many updates were compared, in which layouts, and with which tolerances."""
+    update_count = len(pair.baseline_updates.keys() & pair.variant_updates.keys())
     layouts = f"{pair.variant_layout} against {pair.baseline_layout}"
     tolerances = (
         f"tolerance: losses {LOSS_TOLERANCE:.1%}, gradients {GRADIENT_TOLERANCE:.0%}, weights "
         f"{WEIGHT_TOLERANCE:.0%} of the distance that they moved up to update {COMPARED_UPDATE}"
     )
-    return f"{updates} updates, {layouts} ({tolerances})"
+    return f"{update_count} updates, {layouts} ({tolerances})"
 
 
 def values_in_words(pair: RunPair, difference: UpdateDifference) -> str:

@@ -161,7 +161,10 @@ def serve(recipe: Path) -> LaunchRequest:
 
 
 def set_up_fork(request: LaunchRequest) -> None:
-    """Give a fork its own session, environment, output and random generators."""
+    """Give a fork its own session, environment, output and random generators.
+
+    The fork gets SIGTERM when its parent ends.
+    """
     signal_when_parent_ends(signal.SIGTERM)
     begin_session()
     log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -173,7 +176,8 @@ def set_up_fork(request: LaunchRequest) -> None:
     # A fork inherits the states of the generators. Seed them, because separate processes start with
     # different states.
     random.seed()
-    # `LIBRARIES` have imported both. An import here would slow the bench, which imports this file.
+    # `LIBRARIES` have imported NumPy and torch. Importing them at the top of this file would slow
+    # the bench, which imports it.
     sys.modules["numpy"].random.seed()
     sys.modules["torch"].default_generator.seed()
 

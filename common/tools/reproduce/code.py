@@ -40,8 +40,10 @@ class RestoredCode:
 
 
 @contextmanager
-def restored_code(old: ComparedRun, uses_current_code: bool) -> Iterator[RestoredCode]:
-    """Provide the code of a run while the `with` block runs.
+def code_of_run(old: ComparedRun, uses_current_code: bool) -> Iterator[RestoredCode]:
+    """Provide folders with the code of a run while the `with` block runs.
+
+    Folders that had to be restored are removed afterwards.
 
     Args:
         uses_current_code: whether to use the files in their current state.
@@ -61,7 +63,8 @@ def restored_code(old: ComparedRun, uses_current_code: bool) -> Iterator[Restore
                 folder, source = restore_tree(tree, old, stack)
             folders.append(folder)
             sources.append(source)
-        # The first tree has the recipe, and the last one has the library unless it was installed.
+        # The first tree has the recipe. The last one has the library, unless the library was
+        # installed as a package.
         recipe = folders[0] / recipe_of(old)
         if not recipe.is_file():
             raise missing_recipe_error(old, folders[0] if uses_current_code else None)

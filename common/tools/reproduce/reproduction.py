@@ -20,7 +20,7 @@ from common.system.devices import device_name
 from common.system.platforms import command_line, shown_path
 from common.tools.launching.launched_run import LaunchedRun
 from common.tools.launching.stopping import stoppable
-from common.tools.reproduce.code import RestoredCode, restored_code
+from common.tools.reproduce.code import RestoredCode, code_of_run
 from common.tools.reproduce.compared_run import ComparedRun, read_compared_run, read_old_run
 from common.tools.reproduce.comparison import compare_final, compare_rows, compare_weights
 from common.tools.reproduce.conclusion import (
@@ -77,7 +77,7 @@ def reproduce(request: ReproductionRequest) -> int:
     began = claim(request, old).began
     with (
         stoppable("the same command"),
-        restored_code(old, request.uses_current_code) as code,
+        code_of_run(old, request.uses_current_code) as code,
     ):
         expected_run = expected_new_run(old, code)
         expected_differences = differences_of(old, expected_run)

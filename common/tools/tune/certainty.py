@@ -187,7 +187,7 @@ def text_by_samples(
     """
     names = f"{best.name} against {other.name}"
     scale, unit = scale_of(objective)
-    error = error_of_lead(best, other)
+    error = standard_error_of_lead(best, other)
     if error is None:
         metric = metric_named(objective.metric)
         return (
@@ -205,11 +205,11 @@ def text_by_samples(
     return f"{names}: {figures}, which is more than the choice of samples explains{choice}"
 
 
-def error_of_lead(best: TrialGroup, other: TrialGroup) -> float | None:
-    """Return the standard error of the lead, from the number of samples; None if unknown.
+def standard_error_of_lead(best: TrialGroup, other: TrialGroup) -> float | None:
+    """Return the standard error of the lead, from the number of validation samples.
 
-    The error is that of independent samples. All trials are evaluated on the same samples, so the
-    true error is smaller.
+    It is computed as if each trial had samples of its own. All trials share their samples, so the
+    true error is smaller. The result is None if the number of samples is unknown.
     """
     errors = [standard_error(group.runs[0], group.mean, "validation") for group in (best, other)]
     if errors[0] is None or errors[1] is None:

@@ -65,9 +65,9 @@ def parse_space(words: Sequence[str], recipe: Recipe, least: int = 1) -> tuple[S
 
 
 def number_type(hint: object) -> type[int] | type[float] | None:
-    """Return int or float for a flag of numbers, which can have a range; None for other flags.
+    """Return int or float for a numeric flag, which can have a range; None for other flags.
 
-    A flag of numbers may also allow None, such as ``int | None``.
+    The type of a numeric flag may also allow None, as ``int | None`` does.
     """
     types = set(typing.get_args(hint) or [hint]) - {type(None)}
     if types == {int}:

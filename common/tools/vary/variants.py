@@ -242,20 +242,20 @@ def default_directory(command: list[str]) -> str:
 
 
 def claim(directory: Path, command: list[str]) -> None:
-    """Mark a directory as that of a command, so that only the same command continues in it.
+    """Note in a directory to which command it belongs, so that only this command continues in it.
 
     Raises:
-        UserError: the directory has files of another command, or damaged files.
+        UserError: the directory belongs to another command, or has other or damaged files.
     """
     # `locked_folder_of_runs` has made the lock already.
-    is_new = not set(os.listdir(directory)) - {LOCK}
+    is_empty = not set(os.listdir(directory)) - {LOCK}
     saved_command = read_command(directory)
-    if saved_command is None and not is_new:
+    if saved_command is None and not is_empty:
         raise UserError(
             f"{directory} contains files, but no variants to continue",
             advice="pass a new or empty folder with --output-dir",
         )
-    if saved_command not in (None, command):
+    if saved_command is not None and saved_command != command:
         shown = command_line(["recipes", "vary", *saved_command])
         raise UserError(
             f"{directory} contains the variants of another command: {shown}",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from common.config import TrainingConfig
 from common.flags import flag
 from common.lifecycle.run_config import (
-    flags_given_at_first_start,
+    flags_at_first_start,
     roles_of_recipe,
     wandb_run_id_of,
 )
@@ -32,7 +32,7 @@ def test_resume_keeps_the_flags_and_the_id_of_the_first_start() -> None:
     """A flag that the recipe has no longer is left out, and a new one is not added."""
     earlier_config = saved_config(given={"seed": 3, "gone": 1}, wandb_run_id="01234567")
     given = {"seed": 0, "epochs": 9}
-    assert flags_given_at_first_start(given, earlier_config) == {"seed": 3}
-    assert flags_given_at_first_start(given, None) == given
+    assert flags_at_first_start(given, earlier_config) == {"seed": 3}
+    assert flags_at_first_start(given, None) == given
     assert wandb_run_id_of(earlier_config) == "01234567"
     assert wandb_run_id_of(None) != wandb_run_id_of(None)

@@ -12,7 +12,7 @@ from common.config import TrainingConfig
 from common.data.samples import Data, TensorSamples
 from common.data.sources import DataSource
 from common.track import card as card_module
-from common.track.card import card_metadata, flags_given, model_card, without_folder
+from common.track.card import card_metadata, flags_as_text, model_card, without_folder
 from tests.unit.saved_config import saved_config
 
 SUMMARY = {
@@ -83,7 +83,7 @@ def test_paths_are_reduced_to_their_last_part(
         assert without_folder(text) == "b"
     for text in ("google-bert/bert-base-uncased", "mnist", "0.5"):
         assert without_folder(text) == text
-    assert flags_given(TrainingConfig(), {}) == "none"
+    assert flags_as_text(TrainingConfig(), {}) == "none"
 
 
 def test_card_on_windows_names_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -175,11 +175,11 @@ def record_of(
 def status_of(
     state: str, rows: Sequence[Mapping[str, float]], *, has_summary: bool
 ) -> tuple[RunStatus, str | None]:
-    """Return a run's status, and the reason if it was preempted or failed.
+    """Return a run's status, and the reason for it if one is known.
 
     Args:
         state: W&B's word for the status.
-        rows: the run's rows, in order.
+        rows: the run's rows, in order. A reason names the update of the last one.
         has_summary: whether the run has written its summary, as it does at its end.
     """
     status = STATUS_BY_WANDB_STATE.get(state, "failed")

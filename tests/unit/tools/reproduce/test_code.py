@@ -13,7 +13,7 @@ from common.errors import UserError
 from common.run_directory.provenance import current_attempt
 from common.run_directory.records import PROVENANCE
 from common.tools.reproduce import code as code_module
-from common.tools.reproduce.code import restored_code
+from common.tools.reproduce.code import code_of_run
 from common.tools.reproduce.compared_run import NO_FOLDER, ComparedRun
 from tests.git_repository import commit_all, git
 from tests.unit.saved_config import saved_config
@@ -45,7 +45,7 @@ def run_of(recipe: Path, folder: Path) -> ComparedRun:
 
 def test_unchanged_code_is_used_where_it_is(recipe: Path, tmp_path: Path) -> None:
     """Nothing is copied."""
-    with restored_code(run_of(recipe, tmp_path / "run"), False) as code:
+    with code_of_run(run_of(recipe, tmp_path / "run"), False) as code:
         assert code.recipe == recipe
 
 
@@ -58,14 +58,14 @@ def test_changed_code_is_restored_elsewhere(recipe: Path, tmp_path: Path, change
     if change == "commit":
         git(root, "commit", "--quiet", "--all", "--message", "later")
     state = (git(root, "rev-parse", "HEAD"), git(root, "diff"), recipe.read_text())
-    with restored_code(old, False) as code:
+    with code_of_run(old, False) as code:
         assert code.recipe.read_text() == "x = 2\n"
         assert code.trees[0].patch_sha256 == old.attempt.trees[0].patch_sha256
         restored = code.recipe
     assert not restored.exists()
     assert git(root, "worktree", "list").count("\n") == 0
     assert (git(root, "rev-parse", "HEAD"), git(root, "diff"), recipe.read_text()) == state
-    with restored_code(old, True) as code:
+    with code_of_run(old, True) as code:
         assert code.recipe == recipe
 
 
@@ -75,17 +75,17 @@ def test_recipe_without_a_repository_is_restored(tmp_path: Path) -> None:
     recipe.parent.mkdir()
     recipe.write_text("x = 1\n")
     old = run_of(recipe, tmp_path / "run")
-    with restored_code(old, False) as code:
+    with code_of_run(old, False) as code:
         assert code.recipe == recipe
     recipe.unlink()
     recipe.parent.rmdir()
-    with restored_code(old, False) as code:
+    with code_of_run(old, False) as code:
         assert code.recipe.read_text() == "x = 1\n"
     with (
         pytest.raises(
             UserError, match="does not exist: put the code there, or leave out --current-code"
         ),
-        restored_code(old, True),
+        code_of_run(old, True),
     ):
         pass
 
@@ -101,11 +101,11 @@ def test_missing_or_damaged_parts_are_named(recipe: Path, tmp_path: Path) -> Non
     patch.write_bytes(contents + b"\n")
     with (
         pytest.raises(UserError, match="has changed since the run wrote it"),
-        restored_code(old, False),
+        code_of_run(old, False),
     ):
         pass
     patch.unlink()
-    with pytest.raises(UserError, match="can't be read"), restored_code(old, False):
+    with pytest.raises(UserError, match="can't be read"), code_of_run(old, False):
         pass
     patch.write_bytes(contents)
     lost = tree.model_copy(update={"commit": "ab" * 20})
@@ -124,7 +124,7 @@ def test_missing_recipe_is_named_with_its_place(recipe: Path, tmp_path: Path) ->
     old = run_of(recipe, tmp_path / "run")
     recipe.unlink()
     expected = f"recipes/tiny.py, is not in the current code in {recipe.parents[1]}"
-    with pytest.raises(UserError, match=re.escape(expected)), restored_code(old, True):
+    with pytest.raises(UserError, match=re.escape(expected)), code_of_run(old, True):
         pass
     saved = code_module.missing_recipe_error(old, None)
     assert "its recipe, recipes/tiny.py, is not in the code that the run saved" in saved.problem
@@ -169,7 +169,7 @@ def test_run_that_saved_no_code_is_refused(
             UserError,
             match=f"which code it used, because {reason}: {first_step}train a new run",
         ),
-        restored_code(without_code, uses_current_code),
+        code_of_run(without_code, uses_current_code),
     ):
         pass
 
@@ -187,5 +187,5 @@ def test_hooks_of_the_repository_do_not_run(recipe: Path, tmp_path: Path) -> Non
     hook.parent.mkdir(exist_ok=True)
     hook.write_text(f"#!/bin/sh\ntouch {tmp_path / 'ran'}\n")
     hook.chmod(0o755)
-    with restored_code(old, False):
+    with code_of_run(old, False):
         assert not (tmp_path / "ran").exists()

@@ -10,7 +10,7 @@ import pytest
 from common.errors import UserError
 from common.run_directory.provenance import current_attempt
 from common.run_directory.records import PROVENANCE
-from common.tools.reproduce.code import restored_code
+from common.tools.reproduce.code import code_of_run
 from common.tools.reproduce.compared_run import read_compared_run, read_old_run
 from common.tools.reproduce.comparison import compare_weights
 from common.tools.reproduce.fact_differences import differences_of
@@ -146,14 +146,14 @@ def test_code_of_a_published_run_is_found_around_it(tmp_path: Path) -> None:
     recipe.write_text("x = 1\n")
     clone = recipe.parent.rename(tmp_path / "clone")
     published = read_compared_run(clone / "results")
-    with restored_code(published, False) as code:
+    with code_of_run(published, False) as code:
         assert code.recipe.read_text() == "x = 2\n"
-    with restored_code(published, True) as code:
+    with code_of_run(published, True) as code:
         assert code.recipe == clone / "tiny.py"
     elsewhere = Path(shutil.copytree(clone / "results", tmp_path / "elsewhere"))
     with (
         pytest.raises(UserError, match="is not in"),
-        restored_code(read_compared_run(elsewhere), False),
+        code_of_run(read_compared_run(elsewhere), False),
     ):
         pass
 
