@@ -137,6 +137,18 @@ BROKEN: tuple[Broken, ...] = (
         passes="repeatable",
     ),
     Broken(
+        "EMA neither kept nor evaluated",
+        MLP,
+        (
+            (TORCH, f"{TORCH}from torch.optim.swa_utils import AveragedModel\n"),
+            (LOOP, f"        average = AveragedModel(model)\n{LOOP}"),
+            (RECORD, f"            average.update_parameters(model)\n{RECORD}"),
+        ),
+        check="resumes",
+        words=("average", "network", "no checkpoint", "results do not depend on it"),
+        passes="repeatable",
+    ),
+    Broken(
         "Python's random in a worker",
         OWN_DATASET,
         (

@@ -1,6 +1,7 @@
 """Finds the causes of a difference between two observed runs, with advice for the recipe."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from common.tools.prove.differences import Difference, Subject
 from common.tools.prove.records.observed_run import (
@@ -39,6 +40,7 @@ ADVICE_FOR_LOST: dict[ValueType, str] = {
     "text": COMPUTE,
     "other": COMPUTE,
 }
+WITH_STATE_DICT: tuple[ValueType, ...] = ("network", "stateful")
 # Values of these types are the likeliest causes, the likeliest first.
 LIKELIEST: tuple[ValueType, ...] = ("generator", "buffer", "network", "stateful", "file")
 UNDESCRIBED = Description(type="other", text="value")
@@ -92,9 +94,9 @@ def causes_after_resume(
         difference: the first difference; None if only the results differ.
     """
     lost = lost_values(reference, other)
-    causes = [cause_of_lost_value(path, description) for path, description in lost.items()]
+    causes = causes_of_lost_values(lost.lasting or lost.temporary)
     if causes:
-        return causes[:MAX_CAUSES]
+        return causes
     if difference is None:
         return []
     # The first micro-batch after a resume shows the state that the checkpoint restored. Launch 0 is
@@ -120,16 +122,38 @@ def is_in_first_micro_batch(run: ObservedRun, difference: Difference) -> bool:
     return False
 
 
-def lost_values(reference: ObservedRun, other: ObservedRun) -> dict[str, Description]:
-    """Return the values that changed during training and were not restored by a resume, by path.
+def causes_of_lost_state(reference: ObservedRun, other: ObservedRun) -> list[Cause]:
+    """Return the objects with state that a resume lost, also if no result depends on them.
+
+    An average of the weights that is only saved after training is an example. Plain values are left
+    out: a clock or a counter may well begin anew.
+    """
+    lasting = lost_values(reference, other).lasting
+    return causes_of_lost_values(
+        {
+            path: description
+            for path, description in lasting.items()
+            if description.type in WITH_STATE_DICT
+        }
+    )
+
+
+@dataclass
+class LostValues:
+    """The values that changed during training and were not restored by a resume, by path.
 
     Some values that a resumed launch lacks when it begins do no harm: the loop sets a variable such
-    as the last loss in each update, so it is right again one update later. Such temporary values
-    are returned only if no other value was lost. If a launch makes only one update, all the values
-    that it lost count as lasting.
+    as the last loss in each update, so it is right again one update later. If a launch makes only
+    one update, all the values that it lost count as lasting.
     """
-    lasting: dict[str, Description] = {}  # values that were still wrong one update later
-    temporary: dict[str, Description] = {}
+
+    lasting: dict[str, Description]  # values that were still wrong one update later
+    temporary: dict[str, Description]
+
+
+def lost_values(reference: ObservedRun, other: ObservedRun) -> LostValues:
+    """Return the values that the launches of a resumed run have lost."""
+    lost = LostValues({}, {})
     for process in other.processes:
         uninterrupted = reference_process(reference, process.rank)
         if process.launch == 0 or uninterrupted is None or not process.micro_batches:
@@ -141,9 +165,9 @@ def lost_values(reference: ObservedRun, other: ObservedRun) -> dict[str, Descrip
         if len(steps) > 1:
             still_lost = lost_before_update(uninterrupted, process, steps[1])
         for path in lost_at_first:
-            group = lasting if path in still_lost else temporary
+            group = lost.lasting if path in still_lost else lost.temporary
             group.setdefault(path, uninterrupted.described.get(path, UNDESCRIBED))
-    return sorted_by_likelihood(without_nested(lasting or temporary))
+    return lost
 
 
 def reference_process(reference: ObservedRun, rank: int) -> ObservedProcess | None:
@@ -197,6 +221,13 @@ def sorted_by_likelihood(described: Mapping[str, Description]) -> dict[str, Desc
         return LIKELIEST.index(value_type) if value_type in LIKELIEST else len(LIKELIEST)
 
     return dict(sorted(described.items(), key=position))
+
+
+def causes_of_lost_values(lost: Mapping[str, Description]) -> list[Cause]:
+    """Return a cause for each lost value, the likeliest first, at most `MAX_CAUSES`."""
+    described = sorted_by_likelihood(without_nested(lost))
+    causes = [cause_of_lost_value(path, description) for path, description in described.items()]
+    return causes[:MAX_CAUSES]
 
 
 def cause_of_lost_value(path: str, description: Description) -> Cause:

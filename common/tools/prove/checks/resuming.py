@@ -3,7 +3,7 @@
 import random
 
 from common.tools.prove.bench import Bench, RunSpec
-from common.tools.prove.causes import causes_after_resume
+from common.tools.prove.causes import causes_after_resume, causes_of_lost_state
 from common.tools.prove.differences import first_difference
 from common.tools.prove.launch_plan import PlannedInterruption
 from common.tools.prove.records.base import Manner
@@ -19,6 +19,9 @@ MANNERS_IN_WORDS: dict[Manner, str] = {
     "evaluation": "in an evaluation",
     "stop": "by SIGTERM",
 }
+NO_RESULT_DEPENDS_ON_IT = (
+    "the compared results do not depend on it, but whatever uses it after training would"
+)
 
 
 def judge_resuming(bench: Bench) -> Verdict:
@@ -33,6 +36,9 @@ def judge_resuming(bench: Bench) -> Verdict:
         return failed_verdict(
             compared, causes_after_resume(reference, interrupted, difference), differences
         )
+    lost_state = causes_of_lost_state(reference, interrupted)
+    if lost_state:
+        return failed_verdict(compared, lost_state, (NO_RESULT_DEPENDS_ON_IT,))
     missing = missing_manners(interrupted)
     if missing:
         return Verdict(

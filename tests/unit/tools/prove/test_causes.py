@@ -8,7 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.tools.prove.causes import cause_of_lost_value, causes_after_resume, causes_of_repeat
+from common.tools.prove.causes import (
+    cause_of_lost_value,
+    causes_after_resume,
+    causes_of_lost_state,
+    causes_of_repeat,
+)
 from common.tools.prove.differences import first_difference
 from common.tools.prove.records.observed_run import ObservedProcess
 from common.tools.prove.records.run_records import OF_RECIPE, Description, MicroBatch, ValueType
@@ -78,6 +83,30 @@ def test_each_value_that_no_checkpoint_has_is_named(lost: set[str], first: int) 
         assert "global generator" in advice["noise"]
     if "train.COUNT" in lost:
         assert "run.progress.global_step" in advice["train.COUNT"]
+
+
+@given(
+    lost=st.sets(st.sampled_from(["ema", "noise", "train.COUNT"])),
+    first=st.integers(1, UPDATES - 2),
+)
+def test_lost_objects_with_state_are_named_even_without_a_difference(
+    lost: set[str], first: int
+) -> None:
+    """Plain values and generators may begin anew, if no result depends on them."""
+    reference = run(with_state(launch(0), states(lost, 0, is_resumed=False)))
+    interrupted = with_state(launch(0, 0, first), states(lost, 0, is_resumed=False))
+    resumed = with_state(launch(1, first), states(lost, first, is_resumed=True))
+    causes = causes_of_lost_state(reference, run(interrupted, resumed))
+    assert [cause.sentence.partition(" ")[0] for cause in causes] == sorted(lost & {"ema"})
+
+
+def test_a_lost_object_that_the_loop_builds_again_is_no_loss() -> None:
+    """An object with state that is right again one update after the resume does no harm."""
+    reference = run(with_state(launch(0), states(set(), 0, is_resumed=False)))
+    resumed_states = states(set(), 3, is_resumed=True)
+    resumed_states[3]["ema"] = "something else"
+    resumed = with_state(launch(1, 3), resumed_states)
+    assert causes_of_lost_state(reference, run(launch(0, 0, 3), resumed)) == []
 
 
 def test_a_value_that_the_loop_sets_again_is_not_a_cause() -> None:
