@@ -17,6 +17,7 @@ from common.tools.prove.causes import (
 from common.tools.prove.differences import first_difference
 from common.tools.prove.records.observed_run import ObservedProcess
 from common.tools.prove.records.run_records import OF_RECIPE, Description, MicroBatch, ValueType
+from tests.launch import REPOSITORY
 from tests.unit.tools.prove.made_up_training import UPDATES, changed, launch, run
 
 DESCRIBED = {
@@ -83,6 +84,13 @@ def test_each_value_that_no_checkpoint_has_is_named(lost: set[str], first: int) 
         assert "global generator" in advice["noise"]
     if "train.COUNT" in lost:
         assert "run.progress.global_step" in advice["train.COUNT"]
+
+
+def test_page_shows_a_cause_as_it_is_printed() -> None:
+    text = "network torch.AveragedModel, local variable of main()"
+    cause = cause_of_lost_value("average", Description(type="network", text=text))
+    page = (REPOSITORY / "docs" / "prove.md").read_text()
+    assert f"    {cause.sentence}\n    to change: {cause.advice}\n" in page
 
 
 @given(
