@@ -5,11 +5,11 @@ One process, on a CPU or one GPU:
 Several GPUs (several machines: see docs/several-processes.md):
     accelerate launch --config_file accelerate_configs/multi_gpu_fp16.yaml recipes/cifar10_fast.py
 
-The network and the ideas are those of airbench94 (arXiv 2404.00498): a fixed first layer that
-whitens patches, filters that begin as the identity, alternating flips, and Muon.
+The network and the ideas are those of airbench94 (arXiv 2404.00498 and its repository): a fixed
+first layer that whitens patches, filters that begin as the identity, alternating flips, and Muon.
 
 Result: 94.06 ± 0.06 % test accuracy on CIFAR-10 with test-time augmentation, 93.07 ± 0.13 % without
-(3 seeds), in 18 minutes on two cores of an AMD EPYC (--eval-every 1000, bf16); 33 s on an H100.
+(3 seeds), in 18 minutes on two cores of an AMD EPYC (--eval-every 1000). On an H100: 94.12 %, 33 s.
 """
 
 from dataclasses import dataclass
@@ -133,7 +133,7 @@ class FastNet(nn.Module):
 
 
 def build_model(config: Config, data: ImageData) -> tuple[nn.Module, dict[str, Any]]:
-    smallest_size = 2 ** len(config.widths) + 1  # each stage halves an image
+    smallest_size = 2 ** len(config.widths) + 1  # stages halve; patches of 2×2 need a pixel more
     if data.image_size < smallest_size:
         raise UserError(
             f"images of {data.image_size} pixels are too small for {len(config.widths)} stages",
