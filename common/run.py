@@ -98,13 +98,13 @@ class Run:
     def loaders(self, data: Data) -> tuple[Loader, Loader, Loader]:
         """Return the loaders for training, validation and test.
 
-        If the data lack a validation split, the test loader takes its place, and the reverse.
+        If the data lack a validation split, the test loader takes its place, and vice versa.
 
         Raises:
             UserError: a flag that was set has no effect on the data, or does not suit them; a split
                 has too few samples; or `--early-stopping` has no validation data to choose by.
         """
-        loaded = loading.add_loaders(self.context, data, self.evaluations.rehearsal)
+        loaded = loading.load(self.context, data, self.evaluations.rehearsal)
         self.stages.loaded = loaded
         loaders = loaded.loaders
         return loaders["train"], loaders[loaded.validation_split], loaders[loaded.test_split]

@@ -296,7 +296,7 @@ def load_in_dialects(opened: OpenedBuilder, dialects: dict[str, Dialect]) -> "Da
                 "csv",
                 data_files={"train": [glob_pattern(file) for file in group]},
                 split="train",
-                # `open_builder` has set this cache, because only local files have dialects.
+                # Only local files have dialects, and for these `open_builder` sets a cache.
                 cache_dir=opened.arguments["cache_dir"],
                 features=features,
                 **csv_options(dialect),

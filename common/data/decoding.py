@@ -84,7 +84,9 @@ def prepare_images(
             table, column, source, folder, requested
         )
     else:
-        pixel_format, pixel_counts = prepare_whole_images(table, column, source, folder, requested)
+        pixel_format, pixel_counts = prepare_decoded_images(
+            table, column, source, folder, requested
+        )
     # A requested white level is that of the evaluated model, so only an inferred one gets a note.
     if pixel_format.white_level is not None and white_level is None:
         white = f"{pixel_format.white_level:,}"
@@ -126,7 +128,7 @@ def prepare_streamed_images(
     return pixel_format, pixel_counts
 
 
-def prepare_whole_images(
+def prepare_decoded_images(
     table: Tables,
     column: str,
     source: DataSource,
@@ -139,8 +141,8 @@ def prepare_whole_images(
         column: the column of images.
 
     Returns:
-        The format of the images, and how often each value of a pixel occurs in those of the first
-        split: see `count_pixel_values`.
+        The format of the images, and the counts of pixel values, by channel, in the images of the
+        first split: see `count_pixel_values`.
     """
     read_undecoded(table, column)
     drop_missing_images(table, column)

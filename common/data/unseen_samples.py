@@ -154,16 +154,18 @@ def recognise_training_data(
     return None
 
 
-def may_hold_out_others(trained: TrainedOn, data: Prepared[FactsType]) -> bool:
+def held_out_samples_may_differ(trained: TrainedOn, data: Prepared[FactsType]) -> bool:
     """Whether other samples may be held out now than when the model was trained.
 
-    This is possible only if the data have changed since.
+    This is so if samples are held out, and the prepared data have changed since, by their content
+    or by a flag. Without the fingerprint of the training data, they count as unchanged.
     """
     # If nothing was held out, the data set has its own split to evaluate on, and changes of its
     # training samples do not matter.
     has_held_out_samples = data.facts["held_out"] > 0
-    is_unchanged_or_unknown = trained.fingerprint in (None, data.facts["fingerprint"])
-    return has_held_out_samples and not is_unchanged_or_unknown
+    is_fingerprint_known = trained.fingerprint is not None
+    has_changed = is_fingerprint_known and trained.fingerprint != data.facts["fingerprint"]
+    return has_held_out_samples and has_changed
 
 
 def require_same_sizes(source: DataSource, trained: TrainedOn, data: Prepared[FactsType]) -> None:
@@ -171,7 +173,7 @@ def require_same_sizes(source: DataSource, trained: TrainedOn, data: Prepared[Fa
 
     Other samples would then be held out. The sizes may change if nothing is held out.
     """
-    if not may_hold_out_others(trained, data):
+    if not held_out_samples_may_differ(trained, data):
         return
     sizes = {name: size_of(arrays) for name, arrays in data.arrays.items()}
     if sizes != trained.sizes:
@@ -198,7 +200,7 @@ def note_held_out_samples(trained: TrainedOn, data: Prepared[FactsType]) -> None
     notes.append(
         f"{trained.run} was trained on these data, so only its held-out samples are evaluated"
     )
-    if may_hold_out_others(trained, data):
+    if held_out_samples_may_differ(trained, data):
         notes.append(
             f"the data or their flags have changed since {trained.run} was trained, so some of the "
             "evaluated samples may have been training samples"

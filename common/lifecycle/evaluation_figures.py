@@ -1,6 +1,7 @@
 """Checks the figures that a recipe's evaluation returned."""
 
 from collections.abc import Mapping
+from itertools import chain
 
 from accelerate import Accelerator
 
@@ -52,12 +53,14 @@ def refuse_means(figures: Metrics, accelerator: Accelerator) -> None:
     """Raise a `UserError` if an evaluation passed a mean to `sums.add`; called on all ranks.
 
     `sums.add` takes totals over a batch. With a mean instead, the logged figure would be too
-    small. The figures are those of the rehearsal. All ranks raise the error, even if only one of
-    them saw such a mean.
+    small. All ranks raise the error, even if only one of them saw such a mean.
+
+    Args:
+        figures: those of the rehearsal, whose second batch repeats the first; see `evident_means`.
     """
     own_means = figures.evident_means() if isinstance(figures, Evaluation) else []
     means_of_ranks = gather_from_ranks(accelerator, own_means)
-    name = next((name for names in means_of_ranks for name in names), None)  # the first name
+    name = next(chain.from_iterable(means_of_ranks), None)
     if name is not None:
         raise UserError(
             f"sums.add takes totals over a batch but got the mean of {name!r}, so the logged "

@@ -118,7 +118,7 @@ class Evaluations:
             refuse_means(figures, context.accelerator)
             self.rehearsal.accept_figures()
             return
-        is_best = self.compare_with_best(values, split)
+        is_best = self.record_if_validation(values, split)
         logs.add_evaluation(values, split, is_best)
         if is_best and context.best.is_kept:
             with context.meters.stopwatch.stopped():
@@ -141,14 +141,14 @@ class Evaluations:
         context = self.context
         logs = context.logs
         values = checked_figures(figures, context.objective, context.accelerator)
-        is_best = self.compare_with_best(values, split)
+        is_best = self.record_if_validation(values, split)
         logs.add_evaluation(values, split, is_best, model_position)
         return {f"{PREFIXES[split]}/{name}": value for name, value in values.items()}
 
-    def compare_with_best(self, values: Mapping[str, float], split: Split) -> bool:
-        """Compare an evaluation of validation data with the best one, and return whether it wins.
+    def record_if_validation(self, values: Mapping[str, float], split: Split) -> bool:
+        """Record an evaluation of validation data; return whether its model is the best so far.
 
-        Test data choose no model, so their evaluations are not compared.
+        Evaluations of test data are not recorded, because they must not select a model.
         """
         context = self.context
         if split != "validation":

@@ -10,16 +10,17 @@ from common.training.early_stopping import EarlyStopping
 from common.training.rehearsal import Rehearsal
 
 
-def add_loaders(context: Context, data: Data, rehearsal: Rehearsal) -> LoadedData:
-    """Make a loader for each split of the data.
+def load(context: Context, data: Data, rehearsal: Rehearsal) -> LoadedData:
+    """Check the flags on data, and return the data with a loader for each split.
 
-    If the data lack a validation split, the test split takes its place, and the reverse.
+    If the data lack a validation split, the test split takes its place, and vice versa.
 
     Raises:
         UserError: a flag that was set has no effect on the data, or does not suit them; a split has
             too few samples; or `--early-stopping` has no validation data to choose by.
     """
     refuse_unused_data_flags(context.config, data)
+    # Validation comes before test.
     evaluated_splits = [split for split in EVALUATED_SPLITS if split in data.splits]
     validation_split = evaluated_splits[0]
     test_split = evaluated_splits[-1]  # the same one if there is no other

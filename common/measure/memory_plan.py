@@ -235,9 +235,9 @@ def optimizer_state_bytes(optimizer: torch.optim.Optimizer) -> int | None:
 
     A copy of the optimizer makes an update on the meta device, where tensors have no values.
     """
-    imagined = copy.copy(optimizer)
-    imagined.state = defaultdict(dict)
-    imagined.param_groups = []
+    meta_copy = copy.copy(optimizer)
+    meta_copy.state = defaultdict(dict)
+    meta_copy.param_groups = []
     for group in optimizer.param_groups:
         trained = (p for p in group["params"] if p.requires_grad)
         parameters = [nn.Parameter(torch.empty_like(local(p), device="meta")) for p in trained]
@@ -245,14 +245,14 @@ def optimizer_state_bytes(optimizer: torch.optim.Optimizer) -> int | None:
             parameter.grad = torch.empty_like(parameter)
         # Fused kernels need a real device; the state is the same without them.
         plain = dict.fromkeys(group.keys() & {"fused", "foreach"}, False)
-        imagined.param_groups.append({**group, **plain, "params": parameters})
+        meta_copy.param_groups.append({**group, **plain, "params": parameters})
     try:
-        # `imagined.step()` may be wrong: a scheduler replaces the method `step` of an instance by
-        # one that makes a step of the real optimizer, and the copy has this method too.
-        type(optimizer).step(imagined)
+        # Do not call `meta_copy.step()`: a scheduler replaces the method `step` of an instance, and
+        # the copied replacement would make a step of the real optimizer.
+        type(optimizer).step(meta_copy)
     except Exception:  # an optimizer may raise anything, and a plan must not stop the run
         return None
-    return sum(tensor.nbytes for tensor in state_tensors(imagined))
+    return sum(tensor.nbytes for tensor in state_tensors(meta_copy))
 
 
 @contextmanager

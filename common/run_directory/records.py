@@ -596,12 +596,12 @@ def damaged_record_error(source: str, mistake: str, advice: str = PUT_BACK) -> U
 
 
 def mistake_in_words(error: ErrorDetails) -> str:
-    """Return one of pydantic's errors in words, as the middle of a sentence."""
+    """Return one of pydantic's errors as a clause without a full stop."""
     place = ".".join(str(name) for name in error["loc"])
     if error["type"] == "missing":
         return f"{place} is missing"
     value = shortened(repr(error["input"]), MAX_CHARACTERS)
-    # Leave out the rest, which is the parser's reason and tells a user nothing new.
+    # After these words comes the parser's reason, which tells a user nothing new.
     message = error["msg"].partition(", unable to parse")[0]
     expected = message.removeprefix("Input should be ")
     if expected == message:  # a whole sentence, such as one on the length of a list

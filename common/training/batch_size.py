@@ -381,7 +381,7 @@ def collective_in_loss(model: nn.Module, loader: Loader, compute_loss: ComputeLo
         loss.backward()
     model.zero_grad()
     restore_buffers()
-    return finder.name
+    return finder.first_collective
 
 
 class CollectiveFinder(TorchDispatchMode):
@@ -389,7 +389,7 @@ class CollectiveFinder(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.name: str | None = None
+        self.first_collective: str | None = None
 
     def __torch_dispatch__(
         self,
@@ -400,11 +400,11 @@ class CollectiveFinder(TorchDispatchMode):
     ) -> object:
         """Run an operation, and note its name if it is the first that communicates.
 
-        Torch calls this method for each of its operations within the `with` block.
+        Torch calls this method for each torch operation within the `with` block.
         """
         namespace = operation.namespace
-        if self.name is None and namespace in ("c10d", "_c10d_functional"):
-            self.name = str(operation).removesuffix(".default")
+        if self.first_collective is None and namespace in ("c10d", "_c10d_functional"):
+            self.first_collective = str(operation).removesuffix(".default")
         return operation(*args, **(kwargs or {}))
 
 

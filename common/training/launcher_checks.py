@@ -25,7 +25,7 @@ LAUNCH_ADVICE = (
     "another file of that folder), or with accelerate launch --multi_gpu --num_processes N"
 )
 # The variables that `accelerate launch` sets for ways to train that recipes do not support.
-UNSUPPORTED_LAUNCHERS = {
+UNSUPPORTED_BACKENDS = {
     "ACCELERATE_USE_DEEPSPEED": "DeepSpeed",
     "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM",
     "ACCELERATE_USE_PARALLELISM_CONFIG": "tensor or context parallelism",
@@ -71,7 +71,7 @@ def refuse_unfit_environment() -> None:
     refuse_malformed_variables()
     refuse_launchers_compiler()
     refuse_wrong_rank()
-    refuse_other_launchers()
+    refuse_unsupported_backends()
 
 
 def refuse_malformed_variables() -> None:
@@ -125,9 +125,9 @@ def refuse_wrong_rank() -> None:
         )
 
 
-def refuse_other_launchers() -> None:
+def refuse_unsupported_backends() -> None:
     """Raise a `UserError` where the launcher asks for a way to train that recipes do not have."""
-    for variable, setting in UNSUPPORTED_LAUNCHERS.items():
+    for variable, setting in UNSUPPORTED_BACKENDS.items():
         value = os.environ.get(variable, "")
         if value.lower() in TRUE_WORDS:
             raise UserError(

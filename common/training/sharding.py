@@ -152,10 +152,10 @@ class ShardingAccelerator(Accelerator):
         """Prepare a network, and shard it if this Accelerator shards."""
         if self.mesh is None:
             return self.prepare_whole(model, device_placement, evaluation_mode)
-        # Accelerate must neither move the whole model, which may be larger than the device, nor
-        # wrap it in DDP.
+        # Accelerate must not move the whole model, which may be larger than the device. In
+        # evaluation mode, it does not wrap the model in DDP.
         model = super().prepare_model(model, device_placement=False, evaluation_mode=True)
-        if model not in self.skeletons:  # an earlier call has not sharded it
+        if model not in self.skeletons:  # not sharded by an earlier call
             self.broadcast_from_rank_zero(model)
             self.shard(model)
         return model

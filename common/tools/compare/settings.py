@@ -101,13 +101,13 @@ def compared_flags(run_config: RunConfig, run_configs: Sequence[RunConfig]) -> S
 
 
 def is_compared(flag: str, run_config: RunConfig) -> bool:
-    """Return whether a run's recipe wants a flag compared.
+    """Return whether a comparison shows a flag in which runs differ, by the run's recipe.
 
-    `config.json` states this only where the recipe differs from `TrainingConfig`, which has the
-    flags that all recipes share.
+    `config.json` has this only for flags in which the recipe differs from `TrainingConfig`, which
+    has the flags that all recipes share.
     """
-    is_usually_compared = role_of(TrainingConfig, flag).compared
-    return run_config.compared.get(flag, is_usually_compared)
+    default = role_of(TrainingConfig, flag).compared
+    return run_config.compared.get(flag, default)
 
 
 def settings_by_name(beginning: str, values: Mapping[str, object]) -> Settings:

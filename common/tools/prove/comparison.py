@@ -36,8 +36,8 @@ UPDATES = 6  # the number of compared updates
 LOSS_TOLERANCE = 1e-3
 GRADIENT_TOLERANCE = 1e-2
 RATE_TOLERANCE = 1e-6
-FIGURE_TOLERANCE = 1e-2  # figures of an evaluation, which may also differ by FLIPPED samples
-FLIPPED = 2  # samples that rounding may put into another class
+FIGURE_TOLERANCE = 1e-2  # of an evaluation's figures, besides MAX_FLIPPED_SAMPLES
+MAX_FLIPPED_SAMPLES = 2  # samples that rounding may put into another class
 WEIGHT_TOLERANCE = 2e-2  # a share of the distance that the weights moved up to COMPARED_UPDATE
 # Absolute differences that are always allowed.
 SMALL_LOSS = 1e-5
@@ -269,7 +269,8 @@ def differing_figure(
 ) -> tuple[str, float, float] | None:
     """Return the name and both values of the first evaluation figure that differs.
 
-    The result is None if all figures agree within the tolerance.
+    The result is None if all figures agree within the tolerance. Figures that only one run has are
+    left out.
     """
     baseline_evaluations = evaluations_of(baseline)
     for (step, phase), evaluation in evaluations_of(variant).items():
@@ -280,7 +281,7 @@ def differing_figure(
             expected = baseline_evaluation.figures.get(name)
             if expected is None:
                 continue
-            flipped_share = FLIPPED / evaluation.samples
+            flipped_share = MAX_FLIPPED_SAMPLES / evaluation.samples
             tolerance = FIGURE_TOLERANCE * max(abs(value), abs(expected)) + flipped_share
             if abs(value - expected) > tolerance:
                 return f"{name} of the {phase} evaluation after update {step}", expected, value

@@ -77,7 +77,7 @@ def mistaken_factor(ratios: Sequence[float], run: ObservedRun) -> tuple[float, s
         run: the run with several micro-batches or processes.
     """
     for ratio in ratios:
-        for factor, phrase in factors(run):
+        for factor, phrase in factors_of_mistakes(run):
             if is_near_factor(ratio, factor):
                 return factor, phrase
     return None
@@ -104,16 +104,16 @@ def multiples_of_losses(run: ObservedRun) -> list[float | None]:
     return multiples
 
 
-def factors(run: ObservedRun) -> Iterator[tuple[float, str]]:
+def factors_of_mistakes(run: ObservedRun) -> Iterator[tuple[float, str]]:
     """Yield the factors by which a recipe may multiply a loss by mistake, with their names."""
-    numbers = {
+    counts = {
         "the number of processes": run.world_size,
         "the number of micro-batches of an update": run.started.accumulation,
     }
-    for name, number in numbers.items():
-        if number > 1:
-            yield float(number), name
-            yield 1 / number, f"1 / {name}"
+    for name, count in counts.items():
+        if count > 1:
+            yield float(count), name
+            yield 1 / count, f"1 / {name}"
 
 
 def is_near_factor(ratio: float, factor: float) -> bool:

@@ -90,7 +90,7 @@ def ranked_by_settings(trials: Sequence[FrozenTrial], sign: int) -> list[FrozenT
 
     def rank(trial: FrozenTrial) -> tuple[float, str, float]:
         settings_key = settings_key_of_trial(trial)
-        # The key keeps trials with the same settings together, if other settings have equal means.
+        # The key keeps trials with the same settings together, even if others have the same mean.
         return (-sign * means[settings_key], settings_key, -sign * value_of(trial))
 
     return sorted(trials, key=rank)

@@ -30,11 +30,12 @@ class ServiceWatch(threading.Thread):
     """
 
     def __init__(self) -> None:
+        """Begin to watch. W&B has started its service already."""
         super().__init__(daemon=True, name="watch over the W&B service")
         self.services = [child for child in psutil.Process().children() if is_service(child)]
         # The `time.monotonic()` by which the current call must end; None between calls.
         self.deadline: float | None = None
-        self.has_ended_service = False
+        self.has_killed_service = False
         self.start()
 
     @contextmanager
@@ -62,7 +63,7 @@ class ServiceWatch(threading.Thread):
         """Look at the service every second, and kill it once a call waits for it in vain."""
         idle_looks = 0
         earlier_times = None
-        while not self.has_ended_service:
+        while not self.has_killed_service:
             time.sleep(LOOK_EVERY)
             deadline = self.deadline
             times = None if deadline is None else self.processor_times()
@@ -76,7 +77,7 @@ class ServiceWatch(threading.Thread):
                 self.kill_service()
 
     def kill_service(self) -> None:
-        self.has_ended_service = True
+        self.has_killed_service = True
         for service in self.services:
             with suppress(psutil.Error):
                 service.kill()
@@ -85,7 +86,7 @@ class ServiceWatch(threading.Thread):
         """Whether the service has ended; false with WANDB_MODE=disabled, where W&B starts none."""
         if not self.services:
             return False
-        return self.has_ended_service or not any(map(is_service, self.services))
+        return self.has_killed_service or not any(map(is_service, self.services))
 
     def processor_times(self) -> list[float] | None:
         """Return the service's processor seconds, which grow while it works.

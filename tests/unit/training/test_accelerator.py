@@ -246,7 +246,7 @@ def test_launchers_compiler_is_refused(backend: str, monkeypatch: pytest.MonkeyP
 def test_other_ways_to_train_are_refused(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A launcher's setting that recipes do not support is named."""
     monkeypatch.setenv(f"ACCELERATE_USE_{setting}", "false")
-    launcher_checks.refuse_other_launchers()
+    launcher_checks.refuse_unsupported_backends()
     monkeypatch.setenv(f"ACCELERATE_USE_{setting}", "true")
     with pytest.raises(UserError, match=rf"asks for .* \(ACCELERATE_USE_{setting}=true\)"):
         accelerator.build_accelerator(TrainingConfig())

@@ -45,7 +45,7 @@ def test_stopped_service_is_ended(stand_in: subprocess.Popen[bytes]) -> None:
     psutil.Process(stand_in.pid).suspend()
     with pytest.raises(TimeoutError, match="did not answer"), watch.limited():
         read_all(stand_in)
-    assert watch.has_ended_service
+    assert watch.has_killed_service
     with pytest.raises(TimeoutError), watch.limited():  # later calls fail, too
         raise BrokenPipeError
 
@@ -55,7 +55,7 @@ def test_call_that_takes_too_long_is_ended(stand_in: subprocess.Popen[bytes]) ->
     watch = ServiceWatch()
     with pytest.raises(TimeoutError), watch.limited(1.0):
         read_all(stand_in)
-    assert watch.has_ended_service
+    assert watch.has_killed_service
 
 
 def test_service_is_left_alone_while_nobody_waits(stand_in: subprocess.Popen[bytes]) -> None:
@@ -63,10 +63,10 @@ def test_service_is_left_alone_while_nobody_waits(stand_in: subprocess.Popen[byt
     watch = ServiceWatch()
     psutil.Process(stand_in.pid).suspend()
     time.sleep(1.0)
-    assert not watch.has_ended_service
+    assert not watch.has_killed_service
     with pytest.raises(ValueError, match="of the call"), watch.limited():
         raise ValueError("of the call")
-    watch.has_ended_service = True  # ends the thread
+    watch.has_killed_service = True  # ends the thread
 
 
 def test_error_without_a_service_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,4 +75,4 @@ def test_error_without_a_service_stays_as_it_is(monkeypatch: pytest.MonkeyPatch)
     watch = ServiceWatch()
     with pytest.raises(ValueError, match="of the call"), watch.limited():
         raise ValueError("of the call")
-    watch.has_ended_service = True  # ends the thread
+    watch.has_killed_service = True  # ends the thread
