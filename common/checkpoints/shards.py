@@ -106,9 +106,10 @@ def rows_file(name: str, rank: int, rank_count: int) -> str:
 def read_files_of_ranks(
     folder: Path, name: str, files: Collection[str]
 ) -> "dict[str, torch.Tensor | Rows]":
-    """Return the tensors that all ranks wrote to their `files_of_rank` of the same `name`.
+    """Return the tensors of a name that `files_of_rank` has spread over the files of all ranks.
 
-    The result is empty if there are no such files.
+    Whole tensors are in one file, which rank 0 wrote. The rows of a sharded tensor are spread over
+    one file of each rank. The result is empty if there are no such files.
 
     Args:
         files: the names of the files that exist. The name of one rank's file of rows is enough,
@@ -116,10 +117,11 @@ def read_files_of_ranks(
     """
     pattern = re.compile(rf"{re.escape(name)}-\d+-of-(\d+)\.safetensors")
     rank_count = 0  # stays 0 if no tensor was sharded
-    for file in files:  # all names that match state the same number
+    for file in files:
         match = pattern.fullmatch(file)
         if match is not None:
-            rank_count = max(rank_count, int(match[1]))
+            rank_count = int(match[1])  # all names that match state the same number
+            break
     tensors: dict[str, torch.Tensor | Rows] = {}
     whole_file = f"{name}.safetensors"
     if whole_file in files:

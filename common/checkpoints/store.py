@@ -301,10 +301,10 @@ class Checkpoints:
         write_json(receipt_paths[self.rank], own_receipt.to_json())
         finished = unfinished.with_suffix("")  # without the ending `UNFINISHED`
         if self.rank == 0:
-            self.await_files(unfinished, receipt_paths)
+            self.await_paths(unfinished, receipt_paths)
             self.finish(unfinished, finished, receipt_paths, contents.shared, identity)
         else:
-            self.await_files(unfinished, [finished])
+            self.await_paths(unfinished, [finished])
 
     def finish(
         self,
@@ -351,12 +351,13 @@ class Checkpoints:
             with open_to_append(path) as file:
                 file.write(json.dumps(line) + "\n")
 
-    def await_files(self, unfinished: Path, paths: Sequence[Path]) -> None:
-        """Wait until files of other ranks exist.
+    def await_paths(self, unfinished: Path, paths: Sequence[Path]) -> None:
+        """Wait until what other ranks write for a checkpoint exists.
 
         Args:
             unfinished: the folder of the unfinished checkpoint.
-            paths: one file of each rank, beginning with rank 0; or only the file of rank 0.
+            paths: on rank 0, the receipts of all ranks in order. On other ranks, only the folder of
+                the finished checkpoint, which rank 0 renames.
 
         Raises:
             OtherRankError: a rank could not write its files.

@@ -144,7 +144,7 @@ def prepare_decoded_images(
         The format of the images, and the counts of pixel values, by channel, in the images of the
         first split: see `count_pixel_values`.
     """
-    read_undecoded(table, column)
+    disable_decoding(table, column)
     drop_missing_images(table, column)
     pixel_format, is_resized = format_of_split(table, column, source, requested)
     size = pixel_format.image_size
@@ -177,10 +177,10 @@ def format_of_split(
     return choose_format(chain.from_iterable(lists), requested)
 
 
-def read_undecoded(table: Tables, column: str) -> None:
+def disable_decoding(table: Tables, column: str) -> None:
     """Have `datasets` return the images of all splits as `EncodedImage`.
 
-    Later steps decode the images themselves, in threads and to the right size.
+    Our own later steps decode the images, in threads or processes and to the right size.
     """
     import datasets
 
@@ -192,7 +192,7 @@ def drop_missing_images(table: Tables, column: str) -> None:
     """Drop the rows of all splits without an image, and note how many.
 
     Args:
-        column: the column of images, which `read_undecoded` has set up.
+        column: the column of images, which `disable_decoding` has set up.
     """
     # `keep` may remove a split, so the loop goes over a copy of the dict's items.
     for name, split in list(table.splits.items()):

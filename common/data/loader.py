@@ -301,7 +301,7 @@ def choose_placement(
         UserError: "device" is requested, and the samples can't be placed.
     """
     size = samples.num_bytes
-    free = free_memory(device)
+    free = free_memory_bytes(device)
     if requested == "device":
         check_fits(size, free, device)
     if requested != "auto":
@@ -330,14 +330,15 @@ def check_fits(size: int | None, free: int, device: torch.device) -> None:
     )
 
 
-def free_memory(device: torch.device) -> int:
-    """Return the free memory of `device`, in bytes.
+def free_memory_bytes(device: torch.device) -> int:
+    """Return the free memory of `device`.
 
     For a CPU, and for a device that does not report its memory, return that of this machine.
     """
     room = memory_room(device)
     if room is not None:
-        return room[0]  # the other value is the total
+        free_bytes, _total_bytes = room
+        return free_bytes
     try:
         return psutil.virtual_memory().available
     except (OSError, psutil.Error):  # there is no /proc

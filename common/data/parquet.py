@@ -74,10 +74,10 @@ class ParquetRows:
         self.shards = shards
         self.columns = columns
         self.ends = self.groups[:, ROWS].cumsum()  # the first row after each row group
+        self.starts = self.ends - self.groups[:, ROWS]  # the first row of each row group
         # Tables in memory, by the number of their row group. The last one was used most recently.
         self.held: dict[int, pyarrow.Table] = {}
-        # The number of each class by its label.
-        self.numbers = {label: number for number, label in enumerate(classes)}
+        self.class_numbers = {label: number for number, label in enumerate(classes)}
         mean_bytes = int(self.groups[:, BYTES].mean())
         at_once = HELD_BYTES // max(1, mean_bytes)
         # The blocks of samples, by which loaders order their batches, are the row groups.
@@ -91,8 +91,8 @@ class ParquetRows:
 
         Args:
             samples: int64 [batch], row indices.
-            epoch: None in an evaluation. It needs each row group once, one after the other, so only
-                the last one stays in memory.
+            epoch: None in an evaluation. An evaluation needs each row group once, one after the
+                other, so only the last one stays in memory.
 
         Returns:
             The values of each row in all columns but the last, and the class numbers, int64
@@ -103,21 +103,21 @@ class ParquetRows:
         """
         rows_to_read = samples.numpy()
         blocks = np.searchsorted(self.ends, rows_to_read, side="right")
-        # The position of each row in its row group.
-        places = (rows_to_read - self.ends[blocks] + self.groups[blocks, ROWS]).tolist()
+        positions = rows_to_read - self.starts[blocks]  # of each row in its row group
         tables = {block: self.table(block) for block in dict.fromkeys(blocks.tolist())}
         at_most = 1 if epoch is None else self.blocks.at_once
+        # `table` has put the row groups into `held`, the one that was used most recently last.
         while len(self.held) > at_most:
             least_recently_used = next(iter(self.held))
             del self.held[least_recently_used]
         rows: list[RowValues] = []
         labels: list[int] = []
-        for block, place in zip(blocks.tolist(), places, strict=True):
-            *row, label = (column[place].as_py() for column in tables[block].columns)
-            if None in row or label not in self.numbers:
+        for block, position in zip(blocks.tolist(), positions.tolist(), strict=True):
+            *row, label = (column[position].as_py() for column in tables[block].columns)
+            if None in row or label not in self.class_numbers:
                 raise self.unfit_row_error(self.shards[self.groups[block, SHARD]], row, label)
             rows.append(row)
-            labels.append(self.numbers[label])
+            labels.append(self.class_numbers[label])
         return rows, np.array(labels)
 
     def unfit_row_error(self, shard: str, row: RowValues, label: LabelValue) -> UserError:
@@ -134,7 +134,7 @@ class ParquetRows:
         if None not in row and not is_missing_label(label, is_typed=True):
             return UserError(
                 f"{shard} contains a row with the label {label!r:.60} in column {label_column}, "
-                f"which is none of the {counted(len(self.numbers), 'class', 'classes')}",
+                f"which is none of the {counted(len(self.class_numbers), 'class', 'classes')}",
                 advice=f"{CORRECT_LABEL}, and start another run",
             )
         column = self.columns[row.index(None)] if None in row else label_column

@@ -7,7 +7,7 @@ import torch
 
 from common.config import TrainingConfig
 from common.data.iterable import IterableOrder, IterableSamples
-from common.data.loader import Loader, RunSignals, free_memory
+from common.data.loader import Loader, RunSignals, free_memory_bytes
 from common.data.order import EvaluationOrder, TrainingOrder
 from common.data.samples import Samples
 from common.errors import UserError
@@ -47,7 +47,7 @@ def make_loaders(
         UserError: the flags don't suit an `IterableDataset`, or a split has too few samples.
     """
     loaders: dict[str, Loader] = {}
-    room = free_memory(accelerator.device) / 2  # for the samples of all splits together
+    room = free_memory_bytes(accelerator.device) / 2  # for the samples of all splits together
     # With several ranks, the patience is shorter than the timeout of a collective. So a rank that
     # gets no batch reports this before the other ranks, which wait for it, report a lost rank.
     patience = config.collective_timeout * (1.0 if accelerator.num_processes == 1 else 0.9)

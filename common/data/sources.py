@@ -108,16 +108,17 @@ def choose_source(
 def for_evaluation(source: DataSource, model: str) -> DataSource:
     """Return a data set as it must be read to evaluate a model.
 
-    If the model was trained on the data by its run, or by an earlier run from whose weights that
-    run began, only the samples that this run held out are evaluated. Otherwise, one split is
-    evaluated as a whole.
+    A model's history is its training run, the run of its initial weights, and so on. If a run of
+    this history trained on the data, only the samples that this training run held out are
+    evaluated. Otherwise, one split is evaluated as a whole, unless `unseen_samples.prepare_whole`
+    recognises a copy of training data.
 
     Args:
         model: the value of `--init-from`.
 
     Raises:
-        UserError: `--validation-share` differs from the run's, so the model would be evaluated on
-            its training samples; or the model can't be read.
+        UserError: `--validation-share` differs from that of the training run, so the model would be
+            evaluated on its training samples; or the model can't be read.
     """
     evaluated = read_evaluated_model(model)
     for trained in evaluated.trained_on:

@@ -226,7 +226,7 @@ def cut_word(word: str) -> str:
 
 
 def load_tokenizer(checkpoint: str) -> "PreTrainedTokenizerBase":
-    """Load a tokenizer of Transformers. Code that comes with the tokenizer is not run.
+    """Load a Transformers tokenizer. Code that comes with the tokenizer is not run.
 
     Args:
         checkpoint: a Hub id, or a folder with tokenizer.json or vocab.txt.
@@ -247,7 +247,7 @@ def load_tokenizer(checkpoint: str) -> "PreTrainedTokenizerBase":
                 f"ORIGINAL_MODEL).save_pretrained({checkpoint!r}), or pass another model"
             ),
         )
-    advice = "check its files, or for a model of the Hub, the connection; or pass another model"
+    advice = "check its files (for a model of the Hub, also the connection), or pass another model"
     with reading(f"the tokenizer of checkpoint {checkpoint}", advice):
         if tokenizer_file.is_file():
             check_token_ids(tokenizer_file)

@@ -36,8 +36,8 @@ class Evaluations:
     def is_due(self, plan: Plan, loaded: LoadedData) -> bool:
         """Whether an evaluation, or the rehearsal, is due and has not been made yet.
 
-        After the last update, the final evaluation follows. So an evaluation is due there only in
-        two cases:
+        After the last update, the final evaluation usually makes another one unnecessary. One is
+        still due in two cases:
 
         - The last model has to be compared with an earlier best one.
         - An evaluation is due by the interval, and the final evaluation reads another split.

@@ -68,13 +68,13 @@ def training_flops(model: nn.Module, compute_loss: ComputeLoss, samples: Samples
     elif samples.lengths is not None and type(samples).example is Samples.example:
         numbers = samples_of_each_length(samples.lengths)
         batches = {length: samples.shapes_of(number) for length, number in numbers.items()}
-    else:  # three lengths are enough for the parabola of `fit_to_lengths`
+    else:  # three lengths are enough for the parabola of `parabola_through`
         batches = {length: samples.example(1, int(length)) for length in (8.0, 16.0, 32.0)}
     counts = {
         length: count_operations(model, compute_loss, batch, tensors)
         for length, batch in batches.items()
     }
-    return fit_to_lengths(counts)
+    return parabola_through(counts)
 
 
 def training_flops_of_real_samples(
@@ -107,7 +107,7 @@ def training_flops_of_real_samples(
             counts[length] = total / len(number)
     finally:
         generators.load_state_dict(state_before)
-    return fit_to_lengths(counts)
+    return parabola_through(counts)
 
 
 def own_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -153,13 +153,13 @@ def samples_of_each_length(lengths: np.ndarray) -> dict[float, torch.Tensor]:
     return {float(lengths[number]): torch.tensor([number]) for number in numbers}
 
 
-def fit_to_lengths(counts: dict[float, float]) -> TrainingFlops:
+def parabola_through(counts: dict[float, float]) -> TrainingFlops:
     """Find a, b and c such that a sample of L tokens takes a + bL + cL² operations.
 
     The parabola goes through all points. With fewer than three lengths, it has fewer terms.
 
     Args:
-        counts: the operations of one sample, by its length in tokens.
+        counts: the operations of one sample, by its length in tokens; one to three lengths.
     """
     lengths = torch.tensor([*counts], dtype=torch.float64)
     powers = torch.vander(lengths, increasing=True)

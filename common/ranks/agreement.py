@@ -176,14 +176,14 @@ def wait_for_ranks(accelerator: "Accelerator") -> None:
             let_gloo_release()
 
 
-def announce(name: str) -> None:
-    """Tell the other ranks that `name` has happened. They see it if they call `is_announced`.
+def announce(event: str) -> None:
+    """Tell the other ranks that an event has happened. They see it if they call `is_announced`.
 
     Raises:
         RuntimeError: the process that keeps the announcements has ended. It is the launcher, or
             rank 0.
     """
-    announcements().set(name, "")
+    announcements().set(event, "")
 
 
 def is_announced(name: str) -> bool:

@@ -309,7 +309,10 @@ def may_be_meant(directory: Path) -> bool:
 
 
 def read_run(directory: Path, config_class: type, recipe: str) -> RunToResume:
-    """Read a run's `config.json`, with the flags that this version of the recipe has.
+    """Read the flags with which a run is to be resumed from its `config.json`.
+
+    They are the flags that this version of the recipe has, with the precision that `auto` chose and
+    the run's own copy of its initial weights.
 
     Raises:
         UserError: the run is of another recipe, or the file can't be read or is damaged.
@@ -335,15 +338,15 @@ def read_run(directory: Path, config_class: type, recipe: str) -> RunToResume:
             f"{path} contains no flags",
             advice="restore the file from a backup, or start another run",
         )
-    # A resumed run keeps the precision that `auto` chose, and its own copy of the initial weights.
     precision = saved_config.environment.mixed_precision
     flags = saved_config.flags | {"mixed_precision": precision}
     if os.path.isdir(directory / INITIAL):
         flags["init_from"] = str(directory / INITIAL)
     resolved = known_flags(config_class, flags, path)
-    given = known_flags(config_class, saved_config.given, path)
-    # If `given` lacks flags, their resolved values take their place.
-    return RunToResume(resolved, resolved | given, stored)
+    # All flags of the first start, before any was resolved. For flags that the file lacks, take the
+    # resolved values.
+    unresolved = resolved | known_flags(config_class, saved_config.given, path)
+    return RunToResume(resolved, unresolved, stored)
 
 
 def read_run_if_possible(directory: Path, config_class: type, recipe: str) -> RunToResume | None:

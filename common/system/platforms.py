@@ -109,7 +109,8 @@ def starting_process() -> "psutil.Process":
 def is_orphan() -> bool:
     """Whether the launcher that started this process has ended.
 
-    The launcher is a Python process. The process that adopts an orphan is not.
+    The launcher is a Python process, and a process that adopts an orphan is not. So the launcher
+    has ended if the parent is not Python.
     """
     import psutil
 
@@ -370,7 +371,7 @@ def can_take_lock(lock_file: Path) -> bool:
     try:
         with FileLock(lock_file, timeout=0):
             pass
-        lock_file.touch()  # on Windows, the release of the lock removes the file
+        lock_file.touch()  # create it again: on Windows, the release of the lock has removed it
     except (Timeout, NotImplementedError, OSError):  # some file systems have no locks
         return False
     return True

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from common.checkpoints.adapters import bare_optimizer
 from common.config import TrainingConfig
 from common.console import say
-from common.data.loader import Loader, free_memory
+from common.data.loader import Loader, free_memory_bytes
 from common.errors import TrainingError, UserError
 from common.failures.error_causes import is_out_of_memory
 from common.measure import memory
@@ -280,7 +280,7 @@ def time_size(
     try:
         with tracker, as_written(model):
             # This memory is held while the passes run, because training will take it, too.
-            reserved_bytes = bytes_of_missing_state(optimizer) + int(spare_bytes)
+            reserved_bytes = bytes_of_future_state(optimizer) + int(spare_bytes)
             reserved = torch.empty(reserved_bytes, dtype=torch.uint8, device=device)
             seconds = time_passes(model, loader, compute_loss, size)
             del reserved
@@ -294,15 +294,16 @@ def time_size(
         restore_buffers()
         gc.collect()
         empty_cache(device)
-    # The second figure is the memory that the limit of a container leaves.
-    free_bytes = min(free_memory(device), memory.device_memory(device) - memory.memory_now(device))
+    # A container may have a limit of its own.
+    free_within_limit = memory.device_memory(device) - memory.memory_now(device)
+    free_bytes = min(free_memory_bytes(device), free_within_limit)
     # Twice the size may take twice the memory.
     needed_bytes = 2 * tracker.delta_mib * memory.MEBIBYTE
     return Trial(rate, tracker.peak_mib, has_room=rate > 0 and needed_bytes < free_bytes)
 
 
-def bytes_of_missing_state(optimizer: Optimizer) -> int:
-    """Return the bytes of the state that the first update will create; 0 if that is unknown."""
+def bytes_of_future_state(optimizer: Optimizer) -> int:
+    """Return the bytes that the first update will allocate for state; 0 if that is unknown."""
     bare = bare_optimizer(optimizer)
     whole_state = optimizer_state_bytes(bare)
     if whole_state is None:

@@ -54,9 +54,9 @@ def synchronize(device: torch.device) -> None:
         return
     wait = optional_function(device, "synchronize")
     if wait is None:
-        if can_be_awaited(device):
+        if accelerator_can_wait_for(device):
             torch.accelerator.synchronize(indexed(device))
-    elif device_count(device) > 1:  # some backends' `wait` waits for the current device
+    elif device_count(device) > 1:  # some backends' `synchronize` takes no device
         with current_device(device):
             wait()
     else:
@@ -64,7 +64,7 @@ def synchronize(device: torch.device) -> None:
 
 
 @tried_once
-def can_be_awaited(device: torch.device) -> bool:
+def accelerator_can_wait_for(device: torch.device) -> bool:
     """Whether ``torch.accelerator`` can wait for `device`."""
     try:
         torch.accelerator.synchronize(indexed(device))

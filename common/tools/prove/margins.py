@@ -121,8 +121,7 @@ def paired_values(
     The result is empty if the metric is not a mean over samples, if a value is unknown, or if the
     values do not reproduce the logged figures or are not those of the same samples.
     """
-    # A reading of the split has a `SplitPass` for each loss that the recipe computes. Take the first
-    # that gives the logged figures.
+    # A reading of the split has a `SplitPass` for each loss that the recipe computes.
     for split_pass, later_split_pass in zip(before.split_passes, after.split_passes, strict=False):
         comparison_before = compare_figure(metric, before.value, [split_pass])
         comparison_after = compare_figure(metric, after.value, [later_split_pass])

@@ -35,7 +35,7 @@ def show_report(receipt: ProofReceipt, path: Path) -> None:
     say(f"receipt: {path}")
     if no_check_applies(receipt):
         say(NOTHING_PROVEN)
-    say(badge(receipt))
+    say(readme_line(receipt))
 
 
 def rows_of_checks(results: Sequence[CheckResult]) -> list[list[str]]:
@@ -52,8 +52,8 @@ def no_check_applies(receipt: ProofReceipt) -> bool:
     return all(result.passed is None for result in receipt.checks)
 
 
-def badge(receipt: ProofReceipt) -> str:
-    """Return one line of Markdown with the result, the code, the machine and the date."""
+def readme_line(receipt: ProofReceipt) -> str:
+    """Return a line of Markdown for a README: the result, the code, the machine and the date."""
     applicable = [result for result in receipt.checks if result.passed is not None]
     passed_count = sum(result.passed is True for result in applicable)
     facts = [f"`{Path(receipt.recipe).name}` {shown_digest(receipt.recipe_sha256)}"]

@@ -29,13 +29,13 @@ PairedFigures = dict[str, tuple[float | None, float | None]]  # old and new valu
 
 
 def compare_rows(old: ComparedRun, new: ComparedRun) -> RowsCompared:
-    """Compare the rows of two runs by update, without the figures that depend on the clock.
+    """Compare the rows that two runs have for the same updates, without figures of the clock.
 
     If the old run was stopped, the new run may have later rows, which are not compared.
     """
     common_steps = [step for step in old.rows if step in new.rows]
     missing_steps = [step for step in old.rows if step not in new.rows]
-    previous_update = None  # the update of the row before, which is equal
+    last_equal_update = None  # that of the last row before the first difference
     for step in common_steps:
         figure = first_differing_figure(old.rows[step], new.rows[step])
         if figure is not None:
@@ -43,12 +43,12 @@ def compare_rows(old: ComparedRun, new: ComparedRun) -> RowsCompared:
                 rows=len(common_steps),
                 missing=missing_steps,
                 first=difference_at(step, figure, old, new),
-                previous_update=previous_update,
+                previous_update=last_equal_update,
                 at_end=difference_at(common_steps[-1], figure, old, new),
             )
-        previous_update = step
+        last_equal_update = step
     return RowsCompared(
-        rows=len(common_steps), missing=missing_steps, previous_update=previous_update
+        rows=len(common_steps), missing=missing_steps, previous_update=last_equal_update
     )
 
 

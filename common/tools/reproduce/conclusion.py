@@ -91,7 +91,7 @@ def explanation_of(
     gaps: Sequence[str],
     nondeterministic_device: str | None,
 ) -> str:
-    """Return a sentence on the differing facts that explain the result.
+    """Return a sentence that names the causes of the result, or says that no fact explains it.
 
     Args:
         differences: the facts that differ, the likelier causes first.
@@ -112,13 +112,23 @@ def explanation_of(
         return f"this explains it: {causes[0]}"
     if causes:
         return f"one or several of these explain it: {'; '.join(causes)}"
+    return unexplained_in_words(differences, gaps, nondeterministic_device)
+
+
+def unexplained_in_words(
+    differences: Sequence[FactDifference], gaps: Sequence[str], nondeterministic_device: str | None
+) -> str:
+    """Return a sentence for bits that differ although no fact that changes bits does.
+
+    The arguments are those of `explanation_of`.
+    """
     sentence = (
         "no recorded fact differs: code, flags, data, device, threads, processes and versions are "
         "the same"
     )
     if differences:
         others = listed([fact_in_words(difference) for difference in differences])
-        sentence = f"only facts differ that should change no bits ({others})"
+        sentence = f"the only facts that differ should change no bits ({others})"
     if gaps:
         sentence += f", as far as the run recorded them ({'; '.join(gaps)})"
     if nondeterministic_device is not None:
@@ -128,9 +138,10 @@ def explanation_of(
         )
     if gaps:
         return sentence
+    alternative = "one of them matters, or " if differences else ""
     return (
-        f"{sentence}, so {'one of them matters, or ' if differences else ''}the recipe does "
-        "something that its seed does not fix (recipes prove looks for it)"
+        f"{sentence}, so {alternative}the recipe does something that its seed does not fix "
+        "(recipes prove looks for it)"
     )
 
 

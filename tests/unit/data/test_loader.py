@@ -217,7 +217,7 @@ def test_placement_depends_on_free_memory(
     """`auto` keeps samples on the device if they take less than half of its free memory."""
     split = samples()
     free = split.num_bytes * (3 if fits else 1)
-    monkeypatch.setattr("common.data.loader.free_memory", lambda _: free)
+    monkeypatch.setattr("common.data.loader.free_memory_bytes", lambda _: free)
     loader = Loader(split, EvaluationOrder(103, 10, 1, 0, lengths=None), CPU, "auto", 1)
     assert loader.placement == placement
     assert loader.num_workers == (0 if fits else 1)
@@ -230,7 +230,7 @@ def test_placed_splits_share_free_memory(
     """`auto` places a split only if it fits beside the splits before it."""
     splits = {"train": samples(), "test": samples()}
     free = 2 * splits["train"].num_bytes / share
-    monkeypatch.setattr("common.data.run_loaders.free_memory", lambda _: free)
+    monkeypatch.setattr("common.data.run_loaders.free_memory_bytes", lambda _: free)
     accelerator: Any = SimpleNamespace(num_processes=1, process_index=0, device=CPU, mesh=None)
     loaders = make_loaders(TrainingConfig(batch_size=8), accelerator, splits, signals=NO_SIGNALS)
     placements = [loader.placement for loader in loaders.values()]

@@ -41,7 +41,7 @@ from common.tools.prove.receipt import (
 )
 from common.tools.prove.records.base import line_of
 from common.tools.prove.records.observed_run import RECORD, read_processes
-from common.tools.prove.report import badge, rows_of_checks, show_report
+from common.tools.prove.report import readme_line, rows_of_checks, show_report
 from common.tools.rows import first_differing_row
 from tests.git_repository import commit_all
 from tests.launch import REPOSITORY
@@ -351,7 +351,7 @@ def test_the_code_beside_a_recipe_changes_the_receipt(tmp_path: Path) -> None:
     assert codes[0].patch_sha256 is None
     assert len({code.patch_sha256 for code in codes}) == 3
     edited = receipt(True).model_copy(update={"code": codes[1:2]})
-    assert f"code with the patch {str(codes[1].patch_sha256)[:8]}" in badge(edited)
+    assert f"code with the patch {str(codes[1].patch_sha256)[:8]}" in readme_line(edited)
 
 
 def test_a_proof_in_which_no_check_applies_claims_nothing(
@@ -362,15 +362,15 @@ def test_a_proof_in_which_no_check_applies_claims_nothing(
     assert not has_passed(empty.checks)
     assert has_passed(receipt(None, True).checks)
     assert not has_passed(receipt(False, True).checks)
-    assert badge(empty).startswith("– `recipes prove`: no check applies; ")
+    assert readme_line(empty).startswith("– `recipes prove`: no check applies; ")
     show_report(empty, Path("proof.json"))
     assert "nothing is proven" in " ".join(capsys.readouterr().out.split())
 
 
 def test_the_line_for_a_readme_counts_what_applies() -> None:
-    line = badge(receipt(True, True, None))
+    line = readme_line(receipt(True, True, None))
     assert line.startswith("✓ `recipes prove`: 2 of 2 checks passed (check-0, check-1); ")
     assert "`train.py` 01234567; commit ffffffff, edited; 2026-01-02" in line
-    assert badge(receipt(True, False)).startswith("✗ `recipes prove`: 1 of 2 checks passed")
+    assert readme_line(receipt(True, False)).startswith("✗ `recipes prove`: 1 of 2 checks passed")
     names = [row[0] for row in rows_of_checks(receipt(True, False, None).checks)]
     assert names == ["✓ check-0", "✗ check-1", "– check-2"]

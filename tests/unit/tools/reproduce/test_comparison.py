@@ -417,7 +417,9 @@ def test_version_of_an_imported_package_may_change_bits(tmp_path: Path) -> None:
     _, status, explanation = conclusion(runs["not importing"], runs["not importing, newer"])
     assert status == UNEXPLAINED
     names = "version of rich was 14.0 and is 15.0, version of timm was 1.0 and is 1.1"
-    assert explanation.startswith(f"only facts differ that should change no bits ({names}), so one")
+    assert explanation.startswith(
+        f"the only facts that differ should change no bits ({names}), so one"
+    )
 
 
 def test_facts_that_a_run_lacks_are_not_compared(first: ComparedRun, tmp_path: Path) -> None:
