@@ -13,7 +13,7 @@ from common.measure.flops import (
     ComputeLoss,
     TrainingFlops,
     count_operations,
-    fit_to_lengths,
+    parabola_through,
     stand_ins_of_tensors,
     training_flops,
 )
@@ -54,7 +54,7 @@ def cost_of_peer(
         length: count_operations(model, compute, batch, stand_ins_of_tensors(model))
         for length, batch in batches.items()
     }
-    return as_cost(fit_to_lengths(counts))
+    return as_cost(parabola_through(counts))
 
 
 def as_cost(flops: TrainingFlops) -> ForwardCost:

@@ -155,7 +155,7 @@ def test_row_groups_are_read_once_and_few_are_held(
     write_images(tmp_path / "data", "test-0", 20)
     rows = images(source_of(tmp_path / "data")).splits["train"].rows
     monkeypatch.setattr(parquet, "HELD_BYTES", 4 * int(rows.groups[:, 3].mean()))
-    rows = parquet.ParquetRows(rows.groups, rows.shards, rows.columns, [*rows.numbers])
+    rows = parquet.ParquetRows(rows.groups, rows.shards, rows.columns, [*rows.class_numbers])
     assert rows.blocks.at_once == 4
     read_blocks = list[int]()
     original = parquet.ParquetRows.table
