@@ -4,7 +4,6 @@ Bits depend on more than the settings that `recipes compare` shows: for example,
 on environment variables, which may be others in each attempt of a run.
 """
 
-import re
 from dataclasses import dataclass
 
 from common.config import TrainingConfig
@@ -34,7 +33,6 @@ NUMERIC_PACKAGES = (
     "torchvision",
 )
 NUMERIC_PREFIXES = ("nvidia-", "rocm-")
-CORES = re.compile(r", \d+ cores?$")  # the end of a CPU's name
 # Facts on where the data come from: the same data may be stored in several places.
 FACTS_OF_LOCATION = ("--dataset", "--dataset-config", "data set")
 FLAGS_OF_DATA = ("dataset", "dataset_config")  # a resume changes them if the data have moved
@@ -146,9 +144,8 @@ def facts_of_setup(run: ComparedRun) -> RecordedFacts:
     attempt = run.attempt
     is_on_cpu = environment.device_type == "cpu"
     threads = attempt.threads_per_process or environment.threads_per_process
-    device = environment.device
-    if is_on_cpu:  # the name of a CPU ends with its number of cores, which changes no bits
-        device = CORES.sub("", device)
+    # The kind of a CPU is more exact than its name, and lacks the cores, which change no bits.
+    device = environment.processor if is_on_cpu else environment.device
     facts = {
         "processes": RecordedFact(value_text(attempt.world_size or environment.world_size)),
         # Without a recorded attempt, `attempt` is a default one, whose 1 machine is a guess.

@@ -18,6 +18,7 @@ from common.storage.digests import sha256_of_file
 from common.system.clock import current_time
 from common.system.devices import device_name
 from common.system.platforms import command_line, shown_path
+from common.system.processor import processor_kind
 from common.tools.launching.launched_run import LaunchedRun
 from common.tools.launching.stopping import stoppable
 from common.tools.reproduce.code import RestoredCode, code_of_run
@@ -212,6 +213,7 @@ def expected_config(old_config: RunConfig, code: RestoredCode) -> RunConfig:
         device = torch.accelerator.current_accelerator() or device
     current_facts = {
         "device": device_name(device),
+        "processor": processor_kind(torch.backends.cpu.get_cpu_capability()),
         "device_type": device.type,
         "python": platform.python_version(),
     }

@@ -109,7 +109,7 @@ def test_weights_that_differ_are_named(first: ComparedRun, tmp_path: Path) -> No
 CAUSES: dict[str, dict[str, Any]] = {
     "threads per process": {"environment": {"threads_per_process": 1}},
     "processes": {"environment": {"world_size": 2}},
-    "device": {"environment": {"device": "another abacus"}},
+    "device": {"environment": {"processor": "an abacus, family 2"}},  # of the same name
     "cpu instructions of torch": {"attempt": {"libraries": {"cpu instructions": "AVX2"}}},
     "version of torch": {"attempt": {"packages": {"torch": "2.11.0", "rich": "14.0"}}},
     "MKL_CBWR": {"attempt": {"variables": {"MKL_CBWR": "AVX2"}}},
@@ -271,7 +271,7 @@ def test_other_facts_are_no_excuse(
 def test_another_machine_may_draw_other_initial_weights(first: ComparedRun, tmp_path: Path) -> None:
     """A device may change the last bits of the weights, but a number of machines may not."""
     other_weights: dict[str, Any] = {"losses": (1, 1, 1), "initial_weights": "01" * 32}
-    device = {"device": "another abacus"}
+    device = {"processor": "another abacus"}
     second = write_run(tmp_path / "second", environment=device, **other_weights)
     assert conclusion(first, second)[:2] == ("within tolerance", 0)
     machines = {"machines": 2}
@@ -289,6 +289,7 @@ def test_missing_flag_deterministic_explains_other_bits(
     """It matters on a GPU alone, and only if no differing fact explains the bits."""
     environment = {
         "device": "Some GPU",
+        "processor": "Some GPU",  # on a CPU, the processor is the device
         "device_type": device_type,
         "deterministic": deterministic,
     }
@@ -303,7 +304,7 @@ def test_missing_flag_deterministic_explains_other_bits(
     assert ("the recipe does something that its seed does not fix" in explanation) is not is_named
     equal = write_run(tmp_path / "equal", environment=environment)
     assert conclusion(first, equal)[2] == "no fact that changes bits differs"
-    environment["device"] = "another GPU"
+    environment |= {"device": "another GPU", "processor": "another GPU"}
     third = write_run(tmp_path / "third", losses=(1, 1, 1), environment=environment)
     assert conclusion(first, third)[2] == (
         "this explains it: device was Some GPU and is another GPU"
