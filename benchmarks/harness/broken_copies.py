@@ -145,7 +145,7 @@ BROKEN: tuple[Broken, ...] = (
             (RECORD, f"            average.update_parameters(model)\n{RECORD}"),
         ),
         check="resumes",
-        words=("average", "network", "no checkpoint", "results do not depend on it"),
+        words=("average", "network", "no checkpoint", "no compared result depends on it"),
         passes="repeatable",
     ),
     Broken(

@@ -19,6 +19,10 @@ class Freezable:
         attributes.unfreeze()
         return attributes
 
+    def __getstate__(self) -> dict[str, object]:
+        """Return the state for a copy, which is not frozen."""
+        return dict(vars(self))
+
     def freeze(self) -> None:
         object.__setattr__(self, "_is_frozen", True)
 
@@ -33,8 +37,8 @@ class Freezable:
         """
         if self._is_frozen:
             raise UserError(
-                f"the recipe changes config.{name} after run.start(...), which has already written "
-                "config.json",
+                f"the recipe changes config.{name} after run.start(...), so config.json would have "
+                "another value",
                 advice="change it before run.start(...), or use a variable of your own",
             )
         object.__setattr__(self, name, value)

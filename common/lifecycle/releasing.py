@@ -32,6 +32,7 @@ def release(
         error: what ended the run early; None for a run that is over.
         process_goes_on: whether a program may start another run in this process.
     """
+    context.config.unfreeze()  # a program may change the flags for its next run
     for loader in loaders:
         loader.close()
     if isinstance(error, UserError):
@@ -46,7 +47,6 @@ def release(
         context.provenance.wait()
         context.directory.release()
     finally:
-        context.config.unfreeze()  # a program may change the flags for its next run
         if process_goes_on:
             restore_process(context)
 

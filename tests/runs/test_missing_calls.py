@@ -44,7 +44,7 @@ STOP = """\
         (("run.start(description", "run.start({}"), "has no 'name' of the model: pass a dict"),
         (
             (RECORD, RECORD + "            config.seed += 1\n"),
-            "error: the recipe changes config.seed after run.start(...), which has already ",
+            "error: the recipe changes config.seed after run.start(...), so config.json ",
         ),
     ],
     ids=["record", "finish", "make_plan", "batches", "loader", "keep", "start", "frozen flag"],

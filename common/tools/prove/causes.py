@@ -126,16 +126,30 @@ def causes_of_lost_state(reference: ObservedRun, other: ObservedRun) -> list[Cau
     """Return the objects with state that a resume lost, also if no result depends on them.
 
     An average of the weights that is only saved after training is an example. Plain values are left
-    out: a clock or a counter may well begin anew.
+    out: a clock or a counter may well begin anew. Objects that the recipe makes again, such as a
+    copy of the model for each evaluation, are left out too.
     """
     lasting = lost_values(reference, other).lasting
-    return causes_of_lost_values(
-        {
-            path: description
-            for path, description in lasting.items()
-            if description.type in WITH_STATE_DICT
-        }
-    )
+    recovered = recovered_values(reference, other)
+    lost = {}
+    for path, description in lasting.items():
+        if description.type in WITH_STATE_DICT and path not in recovered:
+            lost[path] = description
+    return causes_of_lost_values(lost)
+
+
+def recovered_values(reference: ObservedRun, other: ObservedRun) -> set[str]:
+    """Return the values that a resumed launch lacks when it begins, and has again later."""
+    recovered: set[str] = set()
+    for process in other.processes:
+        uninterrupted = reference_process(reference, process.rank)
+        if process.launch == 0 or uninterrupted is None or not process.micro_batches:
+            continue
+        first, *later = first_micro_batch_steps(process)
+        lost_at_first = set(lost_before_update(uninterrupted, process, first))
+        for step in later:
+            recovered |= lost_at_first.difference(lost_before_update(uninterrupted, process, step))
+    return recovered
 
 
 @dataclass
@@ -158,8 +172,7 @@ def lost_values(reference: ObservedRun, other: ObservedRun) -> LostValues:
         uninterrupted = reference_process(reference, process.rank)
         if process.launch == 0 or uninterrupted is None or not process.micro_batches:
             continue
-        # An entry for each update of the launch: the number of updates before it.
-        steps = [step for step, micro_batch in process.micro_batches if micro_batch == 0]
+        steps = first_micro_batch_steps(process)
         lost_at_first = lost_before_update(uninterrupted, process, steps[0])
         still_lost = lost_at_first
         if len(steps) > 1:
@@ -168,6 +181,11 @@ def lost_values(reference: ObservedRun, other: ObservedRun) -> LostValues:
             group = lost.lasting if path in still_lost else lost.temporary
             group.setdefault(path, uninterrupted.described.get(path, UNDESCRIBED))
     return lost
+
+
+def first_micro_batch_steps(process: ObservedProcess) -> list[int]:
+    """Return, for each update that a launch makes, the number of updates before it."""
+    return [step for step, micro_batch in process.micro_batches if micro_batch == 0]
 
 
 def reference_process(reference: ObservedRun, rank: int) -> ObservedProcess | None:

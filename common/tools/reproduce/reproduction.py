@@ -198,25 +198,29 @@ def expected_new_run(old: ComparedRun, code: RestoredCode) -> ComparedRun:
     """
     return replace(
         old,
-        saved_config=expected_config(old.saved_config, code),
+        saved_config=expected_config(old, code),
         attempts=[expected_attempt(old.attempt, code)],
     )
 
 
-def expected_config(old_config: RunConfig, code: RestoredCode) -> RunConfig:
+def expected_config(old: ComparedRun, code: RestoredCode) -> RunConfig:
     """Return the old run's `config.json` with this machine's device and Python.
 
     The digest of the recipe is that of the restored code, which may be the current code.
     """
+    old_config = old.saved_config
     device = torch.device("cpu")
     if old_config.environment.device_type != "cpu":
         device = torch.accelerator.current_accelerator() or device
     current_facts = {
         "device": device_name(device),
-        "processor": processor_kind(torch.backends.cpu.get_cpu_capability()),
         "device_type": device.type,
         "python": platform.python_version(),
     }
+    # The new run gets this variable too. Its instructions then differ from those of this process.
+    if "ATEN_CPU_CAPABILITY" not in old.attempt.variables:
+        capability = torch.backends.cpu.get_cpu_capability()
+        current_facts["processor"] = processor_kind(capability)
     environment = old_config.environment.model_copy(update=current_facts)
     source = Source(sha256=sha256_of_file(code.recipe), changes=old_config.source.changes)
     return old_config.model_copy(update={"environment": environment, "source": source})

@@ -43,6 +43,6 @@ def test_a_run_is_released_if_its_error_is_replaced(
     )
     with pytest.raises(type(raised)):
         closing.close(context, stages, rehearsal, MemoryError(), process_goes_on=True)
-    expected = ["loader", "provenance", "lock", "flags", "signal handlers", "memory limit"]
+    expected = ["flags", "loader", "provenance", "lock", "signal handlers", "memory limit"]
     expected += ["Accelerator"]
     assert released == expected

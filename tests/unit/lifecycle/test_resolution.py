@@ -110,8 +110,10 @@ def test_frozen_flags_can_be_copied() -> None:
     """A loader's worker gets a pickled config, and a program may derive the next run's flags."""
     config = ConfigOfRecipe(width=32)
     config.freeze()
-    assert vars(pickle.loads(pickle.dumps(config))) == vars(config)
-    assert vars(copy.deepcopy(config)) == vars(config)
+    for copied in (pickle.loads(pickle.dumps(config)), copy.copy(config), copy.deepcopy(config)):
+        assert vars(copied) == vars(config)
+        copied.width = 16
+        assert config.width == 32
     wider = dataclasses.replace(config, width=128)
     wider.epochs = 2
     assert wider.width == 128

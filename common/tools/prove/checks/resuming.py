@@ -20,7 +20,7 @@ MANNERS_IN_WORDS: dict[Manner, str] = {
     "stop": "by SIGTERM",
 }
 NO_RESULT_DEPENDS_ON_IT = (
-    "the compared results do not depend on it, but whatever uses it after training would"
+    "no compared result depends on it, but it ends with another state than without interruptions"
 )
 
 
@@ -119,6 +119,7 @@ def missing_manners(run: ObservedRun) -> list[str]:
 CHECK = Check(
     "resumes",
     "killed at two updates, in a save and in an evaluation, and stopped by SIGTERM, the run ends "
-    "with the same weights, rows and best model",
+    "with the same weights, rows and best model, and loses no network or other object with "
+    "state_dict",
     judge_resuming,
 )
