@@ -37,19 +37,19 @@ def compose_run_config(
     config = context.config
     meters = context.meters
     parameters = sum(parameter.numel() for parameter in planned.kept.bare_model.parameters())
-    given = flags_at_first_start(context.resolution.given, earlier_config)
+    unresolved = flags_at_first_start(context.resolution.given, earlier_config)
     return RunConfig(
         recipe=context.recipe,
         objective=str(context.objective),
         flags=json_safe(vars(config)),
-        given=json_safe(given),
+        given=json_safe(unresolved),
         environment=planned.environment,
         data=planned.data_facts,
         architecture=Architecture(name=str(planned.description["name"]), parameters=parameters),
         plan=planned.plan.facts(),
         memory_plan=planned.memory_plan.facts(),
         peak=PeakRate(tflops=meters.peak, source=meters.peak_source),
-        command=f"{context.recipe}.py {flags_as_text(config, given, all_of_them=True)}",
+        command=f"{context.recipe}.py {flags_as_text(config, unresolved, all_of_them=True)}",
         run_id=context.directory.run_id,
         wandb_run_id=wandb_run_id_of(earlier_config),
         source=source,

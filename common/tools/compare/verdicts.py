@@ -158,45 +158,32 @@ def pairs_to_judge(groups: Sequence[GroupFigures]) -> list[tuple[GroupFigures, G
 
 
 def verdict_on_objective(
-    baseline_figures: GroupFigures,
-    group_figures: GroupFigures,
-    confidence: float,
-    by_validation: bool,
+    baseline: GroupFigures, other: GroupFigures, confidence: float, by_validation: bool
 ) -> GroupVerdict | None:
     """Compare the objective of two groups; None if it is unknown, or if metric or split differ."""
     # `splits` has the split that training evaluates, and then that of the final evaluation.
     split_index = 0 if by_validation else 1
-    split = baseline_figures.first_run.splits[split_index]
-    objective = baseline_figures.first_run.objective
-    if (
-        group_figures.first_run.objective != objective
-        or group_figures.first_run.splits[split_index] != split
-    ):
+    split = baseline.first_run.splits[split_index]
+    objective = baseline.first_run.objective
+    if other.first_run.objective != objective or other.first_run.splits[split_index] != split:
         return None
-    baseline_sample = baseline_figures.objective
-    group_sample = group_figures.objective
-    if baseline_sample.mean is None or group_sample.mean is None:
+    baseline_sample = baseline.objective
+    other_sample = other.objective
+    if baseline_sample.mean is None or other_sample.mean is None:
         return None
-    interval = welch_interval(baseline_sample, group_sample, confidence)
-    needed = runs_needed(baseline_sample, group_sample, confidence)
-    if are_repeated(baseline_sample, group_sample):
-        text = sentences.difference_text(objective, baseline_sample, group_sample, interval, needed)
+    interval = welch_interval(baseline_sample, other_sample, confidence)
+    needed = runs_needed(baseline_sample, other_sample, confidence)
+    if are_repeated(baseline_sample, other_sample):
+        text = sentences.difference_text(objective, baseline_sample, other_sample, interval, needed)
     else:
-        errors = [baseline_figures.standard_error, group_figures.standard_error]
+        errors = [baseline.standard_error, other.standard_error]
         text = sentences.difference_text_of_single_seeds(
-            objective, baseline_sample, group_sample, errors
+            objective, baseline_sample, other_sample, errors
         )
     stage = "best" if by_validation else "final"
     figure = f"{stage} {metric_named(objective.metric).label}, {split}"
     return make_verdict(
-        baseline_figures.group,
-        group_figures.group,
-        figure,
-        text,
-        baseline_sample,
-        group_sample,
-        interval,
-        needed,
+        baseline.group, other.group, figure, text, baseline_sample, other_sample, interval, needed
     )
 
 
@@ -211,39 +198,30 @@ def objective_values(comparison: Comparison, by_validation: bool) -> Values:
 
 
 def verdict_on_throughput(
-    baseline_figures: GroupFigures, group_figures: GroupFigures, confidence: float
+    baseline: GroupFigures, other: GroupFigures, confidence: float
 ) -> GroupVerdict | None:
     """Compare the throughput of two groups; None if a group has no throughput.
 
     Single runs are compared by their log lines. These show how much the throughput varies within a
     run. It varies more between runs, so such an interval is too narrow.
     """
-    baseline_sample = baseline_figures.log_throughput
-    group_sample = group_figures.log_throughput
-    if baseline_sample.mean is None or group_sample.mean is None:
+    baseline_sample = baseline.log_throughput
+    other_sample = other.log_throughput
+    if baseline_sample.mean is None or other_sample.mean is None:
         return None
     needed = None
-    if are_repeated(baseline_sample, group_sample):
-        interval = welch_interval(baseline_sample, group_sample, confidence)
-        needed = runs_needed(baseline_sample, group_sample, confidence)
-        text = sentences.ratio_text(baseline_sample, group_sample, interval, needed)
+    if are_repeated(baseline_sample, other_sample):
+        interval = welch_interval(baseline_sample, other_sample, confidence)
+        needed = runs_needed(baseline_sample, other_sample, confidence)
+        text = sentences.ratio_text(baseline_sample, other_sample, interval, needed)
     else:
         interval = welch_interval(
-            baseline_figures.log_throughput_of_lines,
-            group_figures.log_throughput_of_lines,
-            confidence,
+            baseline.log_throughput_of_lines, other.log_throughput_of_lines, confidence
         )
-        text = sentences.ratio_text_of_single_runs(baseline_sample, group_sample, interval)
+        text = sentences.ratio_text_of_single_runs(baseline_sample, other_sample, interval)
     figure = metric_named(THROUGHPUT).label
     return make_verdict(
-        baseline_figures.group,
-        group_figures.group,
-        figure,
-        text,
-        baseline_sample,
-        group_sample,
-        interval,
-        needed,
+        baseline.group, other.group, figure, text, baseline_sample, other_sample, interval, needed
     )
 
 

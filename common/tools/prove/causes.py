@@ -1,6 +1,6 @@
 """Finds the causes of a difference between two observed runs, with advice for the recipe."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from common.tools.prove.differences import Difference, Subject
@@ -141,11 +141,8 @@ def causes_of_lost_state(reference: ObservedRun, other: ObservedRun) -> list[Cau
 def recovered_values(reference: ObservedRun, other: ObservedRun) -> set[str]:
     """Return the values that a resumed launch lacks when it begins, and has again later."""
     recovered: set[str] = set()
-    for process in other.processes:
-        uninterrupted = reference_process(reference, process.rank)
-        if process.launch == 0 or uninterrupted is None or not process.micro_batches:
-            continue
-        first, *later = first_micro_batch_steps(process)
+    for uninterrupted, process in resumed_processes(reference, other):
+        first, *later = steps_of(process)
         lost_at_first = set(lost_before_update(uninterrupted, process, first))
         for step in later:
             recovered |= lost_at_first.difference(lost_before_update(uninterrupted, process, step))
@@ -168,11 +165,8 @@ class LostValues:
 def lost_values(reference: ObservedRun, other: ObservedRun) -> LostValues:
     """Return the values that the launches of a resumed run have lost."""
     lost = LostValues({}, {})
-    for process in other.processes:
-        uninterrupted = reference_process(reference, process.rank)
-        if process.launch == 0 or uninterrupted is None or not process.micro_batches:
-            continue
-        steps = first_micro_batch_steps(process)
+    for uninterrupted, process in resumed_processes(reference, other):
+        steps = steps_of(process)
         lost_at_first = lost_before_update(uninterrupted, process, steps[0])
         still_lost = lost_at_first
         if len(steps) > 1:
@@ -183,7 +177,17 @@ def lost_values(reference: ObservedRun, other: ObservedRun) -> LostValues:
     return lost
 
 
-def first_micro_batch_steps(process: ObservedProcess) -> list[int]:
+def resumed_processes(
+    reference: ObservedRun, other: ObservedRun
+) -> Iterator[tuple[ObservedProcess, ObservedProcess]]:
+    """Yield each resumed process that trained, after the uninterrupted process of its rank."""
+    for process in other.processes:
+        uninterrupted = reference_process(reference, process.rank)
+        if process.launch > 0 and uninterrupted is not None and process.micro_batches:
+            yield uninterrupted, process
+
+
+def steps_of(process: ObservedProcess) -> list[int]:
     """Return, for each update that a launch makes, the number of updates before it."""
     return [step for step, micro_batch in process.micro_batches if micro_batch == 0]
 
