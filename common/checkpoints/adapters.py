@@ -49,9 +49,10 @@ class Network:
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
-        # The parameters that have been frozen since the start: by name, the sum of their bits when
-        # `split_parameters` or `load_parameters` last saw them; None before that.
-        self.frozen: dict[str, int | None] = {
+        # A checksum of each parameter that has been frozen since the start, by name. It is the sum
+        # of the parameter's bits when `split_parameters` or `load_parameters` last saw it, and None
+        # before that. Another checksum later shows that the parameter has changed.
+        self.frozen_checksums: dict[str, int | None] = {
             name: None for name, value in module.named_parameters() if not value.requires_grad
         }
 
@@ -72,22 +73,22 @@ class Network:
         """Return the parameters that may have changed, and those that are still frozen.
 
         Frozen parameters go into a lasting file. A parameter can change without a gradient, as
-        averaged weights do. The sum of its bits shows such a change. This function then removes the
-        parameter from `frozen`, to which it never returns.
+        averaged weights do. Its checksum shows such a change. This function then removes the
+        parameter from `frozen_checksums`, to which it never returns.
 
         If the module is sharded, all ranks must call this function.
         """
         parameters: Tensors = dict(self.module.named_parameters())
         candidates = {}
-        for name in self.frozen:
+        for name in self.frozen_checksums:
             if not parameters[name].requires_grad:
                 candidates[name] = parameters[name]
         still_frozen: dict[str, int | None] = {}
         for name, bits in sums_of_bits(candidates).items():
-            if self.frozen[name] in (None, bits):  # None: this is the first time
+            if self.frozen_checksums[name] in (None, bits):  # None: this is the first time
                 still_frozen[name] = bits
-        self.frozen = still_frozen
-        frozen_parameters = {name: parameters.pop(name) for name in self.frozen}
+        self.frozen_checksums = still_frozen
+        frozen_parameters = {name: parameters.pop(name) for name in self.frozen_checksums}
         return parameters, frozen_parameters
 
     def load_parameters(
@@ -124,10 +125,11 @@ class Network:
         # A parameter stays frozen if it was frozen when this process began, and if the checkpoint
         # has it only in the lasting file.
         still_frozen: Tensors = {}
-        for key in self.frozen:  # in the same order on all ranks, as `sums_of_bits` needs it
+        # The order is the same on all ranks, as `sums_of_bits` needs it.
+        for key in self.frozen_checksums:
             if key in frozen and key not in trained:
                 still_frozen[key] = parameters[key]
-        self.frozen = dict(sums_of_bits(still_frozen))
+        self.frozen_checksums = dict(sums_of_bits(still_frozen))
 
 
 def tensor_in_words(tensors: Mapping[str, torch.Tensor | Rows], name: str) -> str:

@@ -17,9 +17,9 @@ from common.run_directory.records import GroupDescription, PartDescription
 from common.storage.json_files import json_safe
 from common.system.wording import counted
 
-# The run's own parts, such as its progress, have classes of these modules. They are not described,
-# because the classes may change with the version.
-CORE_MODULES = "common."
+# The classes of the run's own parts, such as its progress, are in modules whose names begin with
+# this. They are not described, because the classes may change with the version.
+CORE_PREFIX = "common."
 # Entries of a parameter group that are not compared as options: the parameters, which are described
 # by name, and the choice between implementations of the same update.
 NOT_COMPARED = {"params", "param_names", "fused", "foreach", "capturable", "differentiable"}
@@ -30,7 +30,7 @@ ADVICE = (
 
 
 def describe_parts(parts: Mapping[str, object]) -> dict[str, PartDescription]:
-    """Return a description of each part by its name.
+    """Return a description of each part of the recipe by its name, without the run's own parts.
 
     Call it before the first update, because a schedule may change an optimizer's momentum.
     """
@@ -49,7 +49,7 @@ def describe_parts(parts: Mapping[str, object]) -> dict[str, PartDescription]:
             described[name] = describe_optimizer(part.optimizer, names)
         elif not isinstance(part, Network):
             unwrapped = getattr(part, "scheduler", part)  # Accelerate wraps a scheduler
-            if not type(unwrapped).__module__.startswith(CORE_MODULES):
+            if not type(unwrapped).__module__.startswith(CORE_PREFIX):
                 described[name] = describe_other(unwrapped)
     return described
 

@@ -183,11 +183,13 @@ class Checkpoints:
         """
         path = self.folder / f"{best_name(step)}.safetensors"
         file_names = {*self.lasting_receipts}
-        if path.exists():  # only rank 0 wrote it, so only rank 0 has its receipt
+        # A model that is not sharded has one file, which rank 0 wrote, so other ranks lack its
+        # receipt.
+        if path.exists():
             file_names.add(path.name)
         tensors = read_files_of_ranks(self.folder, path.stem, file_names)
         if not tensors:
-            tensors |= read_tensors(path)  # raises the `UserError` that the file is missing
+            read_tensors(path)  # raises the `UserError` that the file is missing
         return path, tensors
 
     def unfinished_folder(self, step: int) -> Path:

@@ -168,9 +168,10 @@ def parse_words(
 
 
 def note_refusal(early: argparse.Namespace, refusal: SystemExit) -> None:
-    """Note in `status.json` of the run that the command line names that it was refused.
+    """Write to the run that this command line would have resumed: the command line was refused.
 
-    Otherwise a supervisor would repeat the command forever: see `write_refusal`.
+    Otherwise a supervisor would repeat the command forever. `write_refusal` leaves other runs
+    alone, such as a finished one.
 
     Args:
         early: the flags that `read_early` returned.
@@ -181,7 +182,7 @@ def note_refusal(early: argparse.Namespace, refusal: SystemExit) -> None:
     if isinstance(refusal, UserError):
         reason = refusal.message
     outcome = Outcome("failed", resumable=False, reason=reason)
-    write_refusal(directory_named_by(early), outcome, early.resume is not None)
+    write_refusal(directory_named_by(early), outcome, resume=early.resume is not None)
 
 
 def directory_named_by(early: argparse.Namespace) -> str | Path | None:

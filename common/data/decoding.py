@@ -209,7 +209,7 @@ def missing_images(split: "Dataset", column: str) -> np.ndarray:
     # In parts, because the whole column might not fit into memory.
     for rows in split.with_format("arrow").iter(ROWS_AT_ONCE):
         images = rows.column(column)
-        # A missing image has no fields, so they are missing, too.
+        # In a row without an image, both fields are null as well.
         has_no_bytes = pyarrow.compute.is_null(pyarrow.compute.struct_field(images, "bytes"))
         has_no_path = pyarrow.compute.is_null(pyarrow.compute.struct_field(images, "path"))
         parts.append(pyarrow.compute.and_(has_no_bytes, has_no_path).to_numpy())

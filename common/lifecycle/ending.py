@@ -162,9 +162,10 @@ def write_memory(context: Context, memory: MemoryRows) -> None:
 
 
 def send_results(started: StartedRun, figures: Metrics, memory: MemoryRows) -> None:
-    """Send the tables and the misclassified samples to the tracker.
+    """Send the tracker what the final evaluation has besides figures, and the memory of each part.
 
-    With `--log-model`, send the model that this run has trained as well.
+    A classifier's evaluation has its misclassified samples, for example. With `--log-model`, send
+    the model that this run has trained as well.
     """
     config = started.context.config
     logs = started.context.logs

@@ -102,7 +102,8 @@ def flags_of_manifest(config: TrainingConfig) -> dict[str, object]:
 def restore(planned: PlannedRun, resume_path: Path) -> State | None:
     """Restore the newest whole checkpoint of a run.
 
-    `--resume` may also name a checkpoint of the run. Then newer checkpoints are left out.
+    `--resume` may also name a checkpoint of the run. Then only checkpoints up to this one are
+    considered, and newer ones are set aside: see `choose_and_clean_up`.
 
     Args:
         resume_path: the value of `--resume`.
@@ -110,12 +111,16 @@ def restore(planned: PlannedRun, resume_path: Path) -> State | None:
     Returns:
         The random states to restore as the last step of the start. None if no checkpoint is whole,
         or if the number of processes has changed.
+
+    Raises:
+        UserError: the checkpoint does not fit this run; or `--resume` names a checkpoint, and it
+            and all earlier ones are damaged.
     """
     context = planned.context
     last_checkpoint = named_checkpoint(resume_path)
-    # Each rank reads its own files, so one rank alone may fail and note this in `status.json`. So
-    # all ranks wait for each other here. `record_start` notes only later that the run goes on,
-    # and thus never overwrites the note of a failure.
+    # Wait for all ranks here. A single rank may fail, because each reads its own files, and it
+    # writes the failure to `status.json`. Without the wait, `record_start` on rank 0 could
+    # overwrite that.
     restored = do_on_each_rank(
         context.accelerator,
         lambda: restore_newest(

@@ -42,7 +42,7 @@ def start(
     kept: KeptParts,
     description: Mapping[str, object],
 ) -> StartedRun:
-    """Resolve the flags, restore the checkpoint of a resumed run, and open the logs.
+    """Load initial weights, resolve the last flags, restore a checkpoint, and open the logs.
 
     Args:
         description: the model's ``name``, and whatever else is needed to build it again.
@@ -58,7 +58,7 @@ def start(
     random_states = restore_checkpoint(planned, earlier_config)
     saved_config = record_start(planned, earlier_config)
     context.logs.start(context.config, saved_config, partial(position_figures, context, plan))
-    tell_unknown_contents(saved_config)
+    warn_of_missing_fingerprints(saved_config)
     seed_or_restore_generators(context, random_states)
     return StartedRun(**vars(planned), saved_config=saved_config)
 
@@ -219,7 +219,7 @@ def changed_flags(config: TrainingConfig, earlier_config: RunConfig | None) -> F
     }
 
 
-def tell_unknown_contents(saved_config: RunConfig) -> None:
+def warn_of_missing_fingerprints(saved_config: RunConfig) -> None:
     """Name the splits whose data a resume can't compare with those of the first start.
 
     The lines follow those of `report.show_plan`, and so they have the same indentation.

@@ -227,8 +227,8 @@ class Sums:
         A rank may lack some names, or have had no batch at all.
         """
         local_sums: dict[SumKey, Total | float] = {
-            ("count", "added"): self.count,
-            ("count", "recorded"): self.recorded_count,
+            ("counts", "by add"): self.count,
+            ("counts", "by record"): self.recorded_count,
         }
         for name, total in self.totals.items():
             local_sums["added", name] = total
@@ -237,9 +237,10 @@ class Sums:
         for name, elements in self.elements.items():
             local_sums["elements", name] = elements
         sums = sum_over_ranks(self.accelerator, local_sums)
-        # If a recipe called both `add` and `record`, each method counted all samples. So one of the
-        # two counts is taken, and not their sum. Without a call of `add`, its count is 0.
-        count = sums["count", "added"] or sums["count", "recorded"]
+        # A recipe that calls both `add` and `record` counts each sample twice, once in each method.
+        # So one of the two counts is taken, and not their sum. Without a call of `add`, its count
+        # is 0.
+        count = sums["counts", "by add"] or sums["counts", "by record"]
         totals = {"count": count}
         means = {}
         for (group, name), value in sums.items():

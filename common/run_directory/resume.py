@@ -311,8 +311,9 @@ def may_be_meant(directory: Path) -> bool:
 def read_run(directory: Path, config_class: type, recipe: str) -> RunToResume:
     """Read the flags with which a run is to be resumed from its `config.json`.
 
-    They are the flags that this version of the recipe has, with the precision that `auto` chose and
-    the run's own copy of its initial weights.
+    The resolved flags have the precision that `auto` chose, and the run's own copy of its initial
+    weights. The given flags have the values of the first start, before any was resolved. Flags that
+    this version of the recipe lacks are left out.
 
     Raises:
         UserError: the run is of another recipe, or the file can't be read or is damaged.
@@ -343,10 +344,9 @@ def read_run(directory: Path, config_class: type, recipe: str) -> RunToResume:
     if os.path.isdir(directory / INITIAL):
         flags["init_from"] = str(directory / INITIAL)
     resolved = known_flags(config_class, flags, path)
-    # All flags of the first start, before any was resolved. For flags that the file lacks, take the
-    # resolved values.
-    unresolved = resolved | known_flags(config_class, saved_config.given, path)
-    return RunToResume(resolved, unresolved, stored)
+    # A flag that is missing in the saved `given` takes its resolved value.
+    given = resolved | known_flags(config_class, saved_config.given, path)
+    return RunToResume(resolved, given, stored)
 
 
 def read_run_if_possible(directory: Path, config_class: type, recipe: str) -> RunToResume | None:

@@ -1,6 +1,7 @@
 """Reads and writes JSON files. A file that can't be read gives a `UserError` with a sentence."""
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, suppress
 from functools import partial
@@ -34,13 +35,15 @@ def json_safe(value: object) -> object: ...
 
 
 def json_safe(value: object) -> object:
-    """Return a nested value that JSON can express: NaN and infinities become None."""
+    """Return a nested value with NaN and infinities as None, and tuples as lists, as JSON needs it.
+
+    Other values stay as they are.
+    """
     if isinstance(value, Mapping):
         return {name: json_safe(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [json_safe(item) for item in value]
-    # The difference is NaN for NaN and infinities.
-    is_not_finite = isinstance(value, float) and value - value != 0
+    is_not_finite = isinstance(value, float) and not math.isfinite(value)
     return None if is_not_finite else value
 
 

@@ -140,7 +140,7 @@ def shard(accelerator: ShardingAccelerator, config: TrainingConfig) -> None:
             "sizes on its own",
             advice=advice,
         )
-    accelerator.shard_over_ranks(config.gradient_compression)
+    accelerator.enable_sharding(config.gradient_compression)
 
 
 def prepare_cpu(config: TrainingConfig, precision: Precision) -> None:

@@ -81,7 +81,7 @@ def take_fsdp_request() -> bool:
 class ShardingAccelerator(Accelerator):
     """An Accelerator that can shard networks over ranks, and train networks that begin frozen.
 
-    It shards the networks that it prepares after a call of `shard_over_ranks`. It also averages the
+    It shards the networks that it prepares after a call of `enable_sharding`. It also averages the
     gradients of networks that were wholly frozen when they were prepared, and unfrozen later.
     """
 
@@ -107,8 +107,10 @@ class ShardingAccelerator(Accelerator):
             for parameters in self.frozen_networks.values():
                 average_gradients(parameters)
 
-    def shard_over_ranks(self, reduce_precision: str) -> None:
-        """Shard the networks that are prepared from now on.
+    def enable_sharding(self, reduce_precision: str) -> None:
+        """Make later calls of `prepare` shard their networks over all ranks.
+
+        Nothing is sharded yet.
 
         Args:
             reduce_precision: the precision in which gradients are summed over ranks: "fp16",
@@ -210,7 +212,7 @@ class ShardingAccelerator(Accelerator):
         meta_tensors = deepcopy_memo(model, empty_tensors)
         # `copy.deepcopy` adds entries to its memo, so it gets a copy of this one.
         self.skeletons[model] = copy.deepcopy(model, dict(meta_tensors))
-        assert self.shard_precision is not None  # `shard_over_ranks` was called
+        assert self.shard_precision is not None  # `enable_sharding` was called
         with sharded_parameters_replaced(model, meta_tensors):
             for module in (*layers_of(model), model):
                 fully_shard(

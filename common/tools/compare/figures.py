@@ -161,7 +161,7 @@ def standard_error(run: RunRecord, value: float | None, split: Split) -> float |
 
 def evaluated_samples(run: RunRecord, split: Split) -> float | None:
     """Return the number of samples of a run's last evaluation on a split; None if unknown."""
-    counts = logged_values(run, f"{PREFIXES[split]}/count")
+    counts = logged_and_final_values(run, f"{PREFIXES[split]}/count")
     return counts[-1] if counts else None
 
 
@@ -171,13 +171,13 @@ def peak_memory(run: RunRecord) -> tuple[MemoryKind | None, float | None]:
     The device's memory comes first. The host's memory stands in where the run logged no other.
     """
     for memory_kind, name in MEMORY_METRICS.items():
-        values = logged_values(run, name)
+        values = logged_and_final_values(run, name)
         if values:
             return memory_kind, max(values)
     return None, None
 
 
-def logged_values(run: RunRecord, name: str) -> list[float]:
+def logged_and_final_values(run: RunRecord, name: str) -> list[float]:
     """Return all values of a metric that a run logged, in order; the summary's value is last."""
     return [row[name] for row in (*run.rows, run.summary) if name in row]
 

@@ -260,11 +260,12 @@ def read_input_description(
 
 
 def pixels_of(image: Image.Image | str, pixel_format: PixelFormat) -> np.ndarray:
-    """Return an image of Pillow, or of a file, as uint8 [image_size, image_size, channels].
+    """Return a Pillow image, or the image in a file, as uint8 [image_size, image_size, channels].
 
     Args:
         image: the image, or the path of its file.
-        pixel_format: the format of the pixels, with a white level.
+        pixel_format: the size and the channels that the model takes, and how it was trained on
+            images of more than 8 bits a channel.
 
     Raises:
         UserError: the file is not an image that Pillow can read, or `image_to_pixels` refuses it.

@@ -309,13 +309,13 @@ def causes_of_repeat(
 def early_differences(
     reference: ObservedRun, other: ObservedRun, difference: Difference | None
 ) -> dict[str, Description]:
-    """Return the reachable values in which two runs differ before their training does.
+    """Return the reachable values in which two runs differ no later than their training does.
 
-    Texts are left out, because the runs have different directories.
+    Texts are left out, because many contain the path of the run's directory.
 
     Args:
-        difference: the first difference of the training. Only values up to its update count. None:
-            the training does not differ, so the values of all updates count.
+        difference: the first difference of the training. Values after its update are ignored. None:
+            the training does not differ, so no value is ignored.
     """
     described: dict[str, Description] = {}
     for process, twin in zip(reference.processes, other.processes, strict=False):

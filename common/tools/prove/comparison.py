@@ -230,7 +230,7 @@ def differing_quantity(number: int, baseline: Update, variant: Update) -> Update
 
 @dataclass(frozen=True)
 class WeightDistance:
-    """The distance between the weights of two runs after the update `COMPARED_UPDATE`."""
+    """The distance between the weights of two runs after `updates.COMPARED_UPDATE` updates."""
 
     # Relative to the distance that the baseline's weights have moved; infinite if they have not.
     ratio: float
@@ -239,6 +239,7 @@ class WeightDistance:
 
 def weight_distance(baseline: ObservedRun, variant: ObservedRun) -> WeightDistance | None:
     """Return the distance between two runs' weights; None if a run has not saved its weights."""
+    # Both runs begin with the same weights, so the first weights of one of them are enough.
     paths = [
         baseline.directory / FIRST_WEIGHTS,
         baseline.directory / LATER_WEIGHTS,

@@ -40,9 +40,8 @@ def is_own_module(name: str) -> bool:
 
 @cache
 def is_own_file(name: str, file: str | None) -> bool:
-    """Whether the module `name` in a file is the user's."""
-    # Unlike in `own_modules` of `common.command_line.flag_uses`, the folder does not matter: a
-    # module in any folder may hold state.
+    """Whether the module `name` in a file is the user's. The file may lie in any folder."""
+    # `__mp_main__` is the recipe again, as data workers import it.
     if name.partition(".")[0] in ("common", "__mp_main__"):
         return False
     if file is None or not file.endswith(".py"):

@@ -169,7 +169,14 @@ def has_passed(results: Sequence[receipts.CheckResult]) -> bool:
 
 
 def proven_code(directories: Sequence[Path]) -> list[receipts.ProvenCode]:
-    """Return the code of the first run that has recorded its code; empty if none has."""
+    """Return the commit and the patch of each folder of code that the proof's runs used.
+
+    They are those that the first attempt of a run recorded, because all runs of a proof use the
+    same code. The list is empty if no run got so far.
+
+    Args:
+        directories: the directories of the runs.
+    """
     for directory in directories:
         attempts = saved_attempts(directory)
         if attempts:

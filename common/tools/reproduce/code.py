@@ -323,8 +323,8 @@ def run_git(folder: Path, *arguments: str) -> None:
         UserError: the command fails. The message ends with the end of git's own message.
     """
     command = ["git", "-C", str(folder), *arguments]
-    # A temporary folder may lie in a repository. There, git would apply a patch to the repository,
-    # so it must not look for one above the folder.
+    # The folder may lie inside another repository, and git would apply a patch to that repository.
+    # So git must not search the folders above it.
     environment = {**git_environment(), "GIT_CEILING_DIRECTORIES": str(folder.parent)}
     try:
         completed = subprocess.run(command, env=environment, capture_output=True, encoding="utf-8")

@@ -90,7 +90,7 @@ def run_variants(
     process_counts = read_process_counts(num_processes)
     variants = list_variants(space, process_counts)
     if len(variants) > 1:
-        shared = flags_of_variants(shared)
+        shared = add_validation_share(shared)
     command = [recipe, *flags, "--num-processes", num_processes]
     directory = Path(output_dir or default_directory(command)).resolve()
     with locked_folder_of_runs(directory, "--output-dir", "the same command"):
@@ -123,8 +123,8 @@ def train_all(
     return {title: runs for title, runs in finished.items() if runs}
 
 
-def flags_of_variants(shared: list[str]) -> list[str]:
-    """Return the flags that variants share, with a validation share; print a line if it is new."""
+def add_validation_share(shared: list[str]) -> list[str]:
+    """Add `--validation-share` to the flags of all variants if it is missing, and say so."""
     flags = with_validation_share(shared)
     if flags != shared:
         say(

@@ -43,7 +43,7 @@ def test_restored_network_keeps_the_order_of_its_frozen_parameters() -> None:
     """
     model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(8))).requires_grad_(False)
     network = Network(model)
-    names = list(network.frozen)
+    names = list(network.frozen_checksums)
     values = dict(model.named_parameters())
     network.load_parameters(Path("step-00000001"), "model", frozen=values, trained={})
-    assert list(network.frozen) == names
+    assert list(network.frozen_checksums) == names

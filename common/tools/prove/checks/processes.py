@@ -85,32 +85,50 @@ def judge_processes(bench: Bench) -> Verdict:
     try:
         distributed, in_float64 = run_on_two(bench, "two-processes", layouts.distributed)
         mixing = sample_mixing_of(distributed)
-        single, layout = run_on_one(bench, layouts, mixing, in_float64)
+        single, single_layout = run_on_one(bench, layouts, mixing, in_float64)
     except NoFloat64Error as problem:
         return skipped_verdict(str(problem))
-    verdict = verdict_of(RunPair(single, distributed, layout, layouts.distributed))
+    verdict = verdict_of(RunPair(single, distributed, single_layout, layouts.distributed))
     if not verdict.passed:
         return verdict
-    if layout.accumulation == 1:
+    if single_layout.accumulation == 1:
         return Verdict(True, f"{verdict.compared}; {NOT_RESUMED}")
     compared = [verdict.compared]
-    run_with_precision = run_in_float64 if in_float64 else run_with_layout
     for change in PROCESS_COUNT_CHANGES:
+        first_layout = layouts.distributed if change.processes > 1 else single_layout
         try:
-            changed_run = run_with_precision(
-                bench,
-                change.name,
-                layouts.distributed if change.processes > 1 else layout,
-                interruptions=(change.interruption,),
-                resumed_processes=change.resumed_processes,
-            )
+            changed_run = run_with_change(bench, change, first_layout, in_float64)
         except NoFloat64Error as problem:
             return skipped_verdict(f"{change.phrase}: {problem}")
-        resumed_verdict = verdict_of(RunPair(single, changed_run, layout, layouts.distributed))
-        if not resumed_verdict.passed:
-            return verdict_about(change, resumed_verdict)
+        # In each of these runs, two processes make the compared update.
+        pair = RunPair(single, changed_run, single_layout, layouts.distributed)
+        verdict = verdict_of(pair)
+        if not verdict.passed:
+            return verdict_about(change, verdict)
         compared.append(change.phrase)
     return Verdict(True, "; ".join(compared))
+
+
+def run_with_change(
+    bench: Bench, change: ProcessCountChange, first_layout: UpdateLayout, in_float64: bool
+) -> ObservedRun:
+    """Return a run that is interrupted, and resumed on another number of processes.
+
+    Args:
+        first_layout: the layout of the run's updates before the interruption.
+
+    Raises:
+        NoFloat64Error: the run fails in float64 alone.
+        RunFailedError: the run fails in fp32.
+    """
+    run_with_precision = run_in_float64 if in_float64 else run_with_layout
+    return run_with_precision(
+        bench,
+        change.name,
+        first_layout,
+        interruptions=(change.interruption,),
+        resumed_processes=change.resumed_processes,
+    )
 
 
 def verdict_about(change: ProcessCountChange, verdict: Verdict) -> Verdict:

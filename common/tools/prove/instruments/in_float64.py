@@ -33,7 +33,11 @@ def prepare_in_float64(
     *positional: object,
     **named: object,
 ) -> nn.Module:
-    """Convert a network before it is prepared. Its optimizer keeps the same parameters."""
+    """Convert a network before it is prepared.
+
+    The parameters are converted in place, so an optimizer that was made earlier still has them.
+    """
+    # FSDP2 computes in the dtype of the parameters, but it would reduce gradients in fp32.
     if accelerator.shard_precision is not None:
         accelerator.shard_precision = dataclasses.replace(
             accelerator.shard_precision, reduce_dtype=torch.float64

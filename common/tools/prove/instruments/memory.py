@@ -164,4 +164,6 @@ def bytes_in_use() -> int | None:
     if function is None:
         return None
     figures = function()
-    return int(figures.uordblks) + int(figures.hblkhd)
+    in_heaps = int(figures.uordblks)
+    in_mapped_blocks = int(figures.hblkhd)  # large blocks, each with a mapping of its own
+    return in_heaps + in_mapped_blocks

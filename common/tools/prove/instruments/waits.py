@@ -90,7 +90,7 @@ def install(session: Session) -> None:
     session.wrap(Run, "log", observer.around_log)
     session.wrap(Evaluations, "evaluating", observer.around_evaluating)
     for name in MADE_UNSEEN:
-        session.wrap(torch, name, observer.around_make_tensor)
+        session.wrap(torch, name, observer.around_from_numpy)
 
 
 class WaitObserver:
@@ -139,10 +139,13 @@ class WaitObserver:
         original(run, figures)
         self.is_evaluating = False
 
-    def around_make_tensor(
+    def around_from_numpy(
         self, original: Callable[..., torch.Tensor], *arguments: object, **named: object
     ) -> torch.Tensor:
-        """Make a tensor, and remember that it is on the host."""
+        """Note that a tensor of NumPy's or Python's values is on the host; reading it is no wait.
+
+        The modes do not see these calls.
+        """
         result = original(*arguments, **named)
         self.put_on_host(result)
         return result
