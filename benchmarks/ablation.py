@@ -48,7 +48,8 @@ def objective_name(recipe: Path) -> str:
 
 def train(recipe: Path, flags: list[str], seed: int) -> dict[str, Any]:
     """Train a recipe once; return its final figures, and the seconds that its processes took."""
-    from common.run_directory.records import Summary, read_record
+    from common.run_directory.record_files import read_record
+    from common.run_directory.records import Summary
 
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder) / "run"

@@ -50,7 +50,8 @@ def run_seed(
     Raises:
         SystemExit: the command failed.
     """
-    from common.run_directory.records import Summary, read_record
+    from common.run_directory.record_files import read_record
+    from common.run_directory.records import Summary
 
     load_average = os.getloadavg()[0]
     matrix_gflops = measured_matrix_gflops()

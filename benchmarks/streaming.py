@@ -182,7 +182,8 @@ def train_with_kills(folder: Path) -> None:
 
 def main() -> None:
     """Write the shards, train on them with kills, and print the samples and the speed."""
-    from common.run_directory.records import Summary, read_record
+    from common.run_directory.record_files import read_record
+    from common.run_directory.records import Summary
 
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--gigabytes", type=float, default=20, help="size of the data set")

@@ -30,7 +30,8 @@ from benchmarks.harness.result_file import write_results
 from benchmarks.harness.rounds import Comparison, FinishedTraining
 from common.errors import UserError
 from common.measure import memory
-from common.run_directory.records import RunConfig, read_record
+from common.run_directory.record_files import read_record
+from common.run_directory.records import RunConfig
 
 PROFILED_UPDATES = 20
 # After so many updates, a wait for the device is an error. In the first ones memory is measured.

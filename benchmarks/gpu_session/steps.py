@@ -24,7 +24,8 @@ from benchmarks.harness.isolation import turn_off_cudnn_attention
 from benchmarks.harness.materials import image_dataset, long_texts, random_bert, use_own_cache
 from benchmarks.harness.options import Options
 from benchmarks.harness.rounds import Suite
-from common.run_directory.records import Summary, read_record
+from common.run_directory.record_files import read_record
+from common.run_directory.records import Summary
 from common.storage.json_files import read_json
 from common.track.names import precision_name
 

@@ -33,7 +33,8 @@ from benchmarks import REPOSITORY
 from benchmarks.harness.isolation import synchronize
 from benchmarks.harness.rounds import FinishedTraining
 from common.models.compile import compile_seconds
-from common.run_directory.records import Summary, read_record_if_there
+from common.run_directory.record_files import read_record_if_there
+from common.run_directory.records import Summary
 from common.storage.json_files import read_lines
 
 if TYPE_CHECKING:

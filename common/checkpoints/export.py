@@ -20,7 +20,8 @@ from common.failures.sentences import writing
 from common.run_directory.directory import INITIAL
 from common.run_directory.finished_model import WEIGHTS, model_folder
 from common.run_directory.init_from import initial_facts, weights_file
-from common.run_directory.records import MODEL_JSON, WeightsDigest
+from common.run_directory.model_records import WeightsDigest
+from common.run_directory.records import MODEL_JSON
 from common.storage.digests import sha256_of_file
 from common.storage.files import replacing, write_text
 from common.storage.json_files import write_json

@@ -35,6 +35,7 @@ from common.checkpoints.shards import files_of_rank, read_files_of_ranks
 from common.checkpoints.tensors import read_tensors, write_tensors
 from common.errors import LostProcessError, ReplacedDirectoryError, UserError
 from common.failures.disk_errors import is_of_disk, number_of
+from common.run_directory.record_files import read_record
 from common.run_directory.records import (
     CHECKPOINT_DIGESTS,
     MANIFEST,
@@ -44,7 +45,6 @@ from common.run_directory.records import (
     RankReceipt,
     Receipt,
     RunIdentity,
-    read_record,
 )
 from common.storage.digests import signed
 from common.storage.files import UNFINISHED, open_to_append

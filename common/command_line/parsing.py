@@ -344,7 +344,8 @@ def read_config(config_class: type[ConfigType], path: Path) -> ConfigType:
     Raises:
         UserError: the file does not exist, or is not the `config.json` of a run of this recipe.
     """
-    from common.run_directory.records import CONFIG, excerpt_of
+    from common.run_directory.excerpts import excerpt_of
+    from common.run_directory.records import CONFIG
 
     path = path / CONFIG if os.path.isdir(path) else path
     if not os.path.exists(path):
@@ -355,7 +356,7 @@ def read_config(config_class: type[ConfigType], path: Path) -> ConfigType:
     # `excerpt_of` checks little: a file that a user wrote may have flags alone.
     advice = "restore it from a backup, or pass the config.json of another run"
     saved = excerpt_of(read_json(path, advice))
-    values = saved.config
+    values = saved.config_flags
     if values is None:
         raise UserError(
             f"{path} is not the config.json of a run",

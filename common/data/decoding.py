@@ -20,7 +20,7 @@ from common.data.pixels import RequestedFormat
 from common.data.sources import DataSource
 from common.data.tables import Tables
 from common.errors import UserError
-from common.run_directory.records import PixelFormat
+from common.run_directory.model_records import PixelFormat
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from common.config import TrainingConfig
 from common.data.pixels import FULL_SCALE, RequestedFormat
 from common.errors import UserError
+from common.run_directory.excerpts import excerpt_of
 from common.run_directory.init_from import initial_facts, weights_file
-from common.run_directory.records import CONFIG, MODEL_FOLDER, MODEL_JSON, InitialFacts, excerpt_of
+from common.run_directory.model_records import InitialFacts
+from common.run_directory.records import CONFIG, MODEL_FOLDER, MODEL_JSON
 from common.storage.json_files import read_json_if_there
 
 MAX_GENERATIONS = 20  # runs that are followed back, each to the run of its initial weights

@@ -15,7 +15,7 @@ from common.data.pixels import image_to_pixels
 from common.data.sources import DataSource
 from common.errors import UserError
 from common.failures.sentences import reading
-from common.run_directory.records import PixelFormat
+from common.run_directory.model_records import PixelFormat
 
 
 class EncodedImage(TypedDict):

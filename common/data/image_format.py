@@ -9,7 +9,7 @@ import numpy as np
 from common.data.image_files import EncodedImage, name_of, opened_image
 from common.data.pixels import GREY_MODES, RequestedFormat, deep_pixels, white_level_of
 from common.data.sources import DataSource
-from common.run_directory.records import PixelFormat
+from common.run_directory.model_records import PixelFormat
 
 MAX_DEFAULT_SIZE = 224  # pixels; larger images are resized unless --image-size says otherwise
 

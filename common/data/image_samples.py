@@ -17,7 +17,7 @@ from common.data.order import random_bits
 from common.data.parquet import ParquetRows
 from common.data.samples import Batch, Samples, TensorSamples
 from common.data.shifts import shifted
-from common.run_directory.records import ImageFormat
+from common.run_directory.model_records import ImageFormat
 from common.system.devices import to_device
 from common.system.processor import cores_per_process
 

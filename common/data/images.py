@@ -18,7 +18,7 @@ from common.data.sources import DataSource
 from common.data.unseen_samples import prepared_samples
 from common.errors import UserError
 from common.run_directory.init_from import initial_facts
-from common.run_directory.records import ImageFormat, InitialFacts
+from common.run_directory.model_records import ImageFormat, InitialFacts
 
 # This is part of a cache's name. With a new value, all caches are made again.
 CACHE_VERSION = "images-11"

@@ -12,7 +12,7 @@ import numpy as np
 from PIL import ExifTags, Image, ImageFile, ImageOps
 
 from common.errors import UserError
-from common.run_directory.records import PixelFormat
+from common.run_directory.model_records import PixelFormat
 
 FULL_SCALE = 65535  # the largest value of 16 bits: white for a model that states no white level
 # How to turn a photo upright, by its EXIF orientation. It is upright already with all others.

@@ -15,14 +15,8 @@ from common.metric_names import COMPILE_SECONDS, GOODPUT, KEPT_STEP, TOTAL_SECON
 from common.models.compile import compile_seconds
 from common.objective import PREFIXES
 from common.ranks.agreement import wait_for_ranks
-from common.run_directory.records import (
-    MEMORY,
-    MODEL_FOLDER,
-    SUMMARY,
-    ModelFacts,
-    PartMemory,
-    Summary,
-)
+from common.run_directory.model_records import ModelFacts
+from common.run_directory.records import MEMORY, MODEL_FOLDER, SUMMARY, PartMemory, Summary
 from common.track import report
 from common.track.card import model_card
 

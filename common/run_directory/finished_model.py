@@ -4,7 +4,9 @@ import os
 from pathlib import Path
 
 from common.errors import UserError
-from common.run_directory.records import MODEL_FOLDER, MODEL_JSON, WeightsDigest, read_record
+from common.run_directory.model_records import WeightsDigest
+from common.run_directory.record_files import read_record
+from common.run_directory.records import MODEL_FOLDER, MODEL_JSON
 from common.storage.digests import remembered_sha256_of_file
 from common.storage.json_files import reading_saved
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from common.errors import UserError
-from common.run_directory.records import CHECKPOINTS_FOLDER, CONFIG, MANIFEST, STATUS, excerpt_of
+from common.run_directory.excerpts import excerpt_of
+from common.run_directory.records import CHECKPOINTS_FOLDER, CONFIG, MANIFEST, STATUS
 from common.run_directory.saved_flags import differing_flags, flags_in_words
 from common.storage.digests import SIGNATURE, is_as_signed, signed
 from common.storage.json_files import JsonObject, json_safe, parse, read_json_if_there
@@ -28,7 +29,7 @@ class RunIdFile(NamedTuple):
 
     def flags(self) -> JsonObject:
         """Return the flags that a resume can't change; empty if the file has none."""
-        return excerpt_of(self.contents).flags or {}
+        return excerpt_of(self.contents).manifest_flags or {}
 
 
 def signed_config(facts: Mapping[str, object]) -> JsonObject:
@@ -113,7 +114,7 @@ def describe_edit(saved: Mapping[str, object], id_files: Iterable[RunIdFile]) ->
     """
     excerpt = excerpt_of(saved)
     run_id = excerpt.run_id
-    edited_flags = excerpt.config or {}
+    edited_flags = excerpt.config_flags or {}
     for id_file in id_files:
         if id_file.run_id != run_id:
             return f"its run_id is {run_id!s:.50}, but that of {id_file.path} is {id_file.run_id}"

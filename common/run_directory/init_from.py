@@ -19,13 +19,9 @@ from common.run_directory.finished_model import (
     model_folder,
     require_written_weights,
 )
-from common.run_directory.records import (
-    MODEL_JSON,
-    InitialFacts,
-    PublishedSettings,
-    mistake_in_words,
-    read_record_if_there,
-)
+from common.run_directory.model_records import InitialFacts, PublishedSettings
+from common.run_directory.record_files import mistake_in_words, read_record_if_there
+from common.run_directory.records import MODEL_JSON
 from common.storage.json_files import json_safe, read_json_if_there
 from common.system.platforms import quoted
 

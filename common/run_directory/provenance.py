@@ -18,6 +18,7 @@ from pathlib import Path
 
 from common.errors import UserError
 from common.run_directory.code_tree import CollectedTree, imported_files, trees_of_process
+from common.run_directory.record_files import read_record
 from common.run_directory.records import (
     ATTEMPTS,
     PROVENANCE,
@@ -25,7 +26,6 @@ from common.run_directory.records import (
     Environment,
     Flags,
     Provenance,
-    read_record,
 )
 from common.storage.json_files import write_json
 from common.system.devices.libraries import library_versions

@@ -5,34 +5,22 @@ a run) or `read_record`. Both are strict: a value of another type is an error. F
 may be missing, because not every run has these facts, and trackers do not keep all of them. Unknown
 keys are kept, so a file of a newer version loses nothing when it is written again.
 
-Some readers must go on with a file that was edited or written by hand. They parse an `Excerpt` or
-`InitialFacts`, which accept any JSON object.
+`model_records` has the records of a model. Some readers must tolerate files that were edited or
+written by hand: see `excerpts`.
 
 The files of a profile have no record, because they are for people and no code reads them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Annotated, Literal, TypeGuard, TypeVar
+from typing import Annotated, Literal, TypeGuard
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    JsonValue,
-    ValidationError,
-    ValidatorFunctionWrapHandler,
-    WrapValidator,
-)
-from pydantic_core import ErrorDetails
+from pydantic import Field, JsonValue
 
-from common.errors import UserError
 from common.failures.outcomes import RunStatus
 from common.metric_names import STEP
-from common.storage.json_files import PUT_BACK, JsonObject, json_safe, read_json_if_there
-from common.system.wording import shortened
+from common.run_directory.record_files import Record
+from common.storage.json_files import JsonObject
 
 # The files of a run.
 CONFIG = "config.json"
@@ -49,7 +37,6 @@ ATTEMPTS = f"{PROVENANCE}/attempts.json"
 CHECKPOINT_DIGESTS = f"{PROVENANCE}/weights.jsonl"
 
 Count = Annotated[int, Field(ge=1, le=2**53)]  # a larger number is a sign of damage
-Side = Annotated[int, Field(ge=1, le=2**16)]  # of an image; a larger number is a sign of damage
 Figures = dict[str, float | None]  # by metric name; None stands for NaN and infinities
 # A row of `metrics.jsonl`: figures by name; null stands for NaN and infinities.
 MetricsRow = dict[str, JsonValue]
@@ -59,16 +46,6 @@ Flags = dict[str, JsonValue]  # by the field name in the recipe's `Config`
 PartStates = JsonObject
 # A job that was killed leaves the status "running", and readers call the run "stopped".
 CurrentStatus = Literal[RunStatus, "stopped"]
-
-
-class Record(BaseModel):
-    """A part of a file. Values must have the stated types: the text "3" is not the integer 3."""
-
-    model_config = ConfigDict(frozen=True, strict=True, extra="allow")
-
-    def to_json(self) -> dict[str, JsonValue]:
-        """Return the record as JSON, without the fields that were not set."""
-        return self.model_dump(mode="json", exclude_unset=True, by_alias=True)
 
 
 class Environment(Record):
@@ -162,8 +139,6 @@ class Source(Record):
 class RunConfig(Record):
     """`config.json`: a run's flags, data, model and environment, on which its figures depend."""
 
-    model_config = ConfigDict(validate_by_name=True, validate_by_alias=True)
-
     recipe: str
     objective: str  # such as "accuracy:max"
     # The resolved flags: `auto` is replaced by its value.
@@ -179,11 +154,11 @@ class RunConfig(Record):
     command: str = ""
     run_id: str | None = None
     wandb_run_id: str = ""
-    # By a flag's name, whether `recipes compare` compares the flag. Only those flags are here for
-    # which the recipe differs from `TrainingConfig` in this.
+    # By a flag's name, whether `recipes compare` compares the flag. It lists only flags for which
+    # the recipe overrides `TrainingConfig`.
     compared: dict[str, bool] = Field(default_factory=dict)
-    # By a flag's name, whether a resume may change the flag, because the model learns the same. As
-    # above, only flags are here for which the recipe differs from `TrainingConfig`.
+    # By a flag's name, whether a resume may change the flag, because the model learns the same. It
+    # lists only flags for which the recipe overrides `TrainingConfig`.
     free_on_resume: dict[str, bool] = Field(default_factory=dict)
     source: Source = Field(default_factory=Source)
     # The SHA-256 of the weights before the first update; None: see `digest_of_model`.
@@ -250,8 +225,6 @@ class CheckpointDigests(Record):
     A line stays after its checkpoint is removed. `recipes reproduce` compares the lines of runs.
     """
 
-    model_config = ConfigDict(validate_by_name=True, validate_by_alias=True)
-
     step: int = Field(validation_alias=STEP, serialization_alias=STEP)
     files: dict[str, str]  # SHA-256 by name
 
@@ -301,8 +274,6 @@ class GroupDescription(Record):
 class PartDescription(Record):
     """The class and the options of a part of a run; a part of `manifest.json`."""
 
-    model_config = ConfigDict(validate_by_name=True, validate_by_alias=True)
-
     # The file has the key "class", which can't be the name of an attribute.
     class_name: str = Field(validation_alias="class", serialization_alias="class")
     # The groups of an optimizer.
@@ -347,8 +318,6 @@ class Manifest(RunIdentity):
     The JSON in the file must match its own digest before it is made into this record.
     """
 
-    model_config = ConfigDict(validate_by_name=True, validate_by_alias=True)
-
     # The shared parts by name, without their tensors; "parts" in the file.
     shared: PartStates = Field(validation_alias="parts", serialization_alias="parts")
     # The own parts of each rank by name, without their tensors; "ranks" in the file.
@@ -389,221 +358,3 @@ class PartMemory(Record):
 
     planned_mib: float | None  # None if it could not be planned
     measured_mib: float | None  # None if it could not be measured
-
-
-class WeightsDigest(Record):
-    """The entry of `model.json` by which readers notice that the weights beside it have changed.
-
-    The digest is None if a user wrote the file, or removed the digest to change the weights.
-    """
-
-    weights_sha256: str | None = None
-
-
-class ModelFacts(WeightsDigest):
-    """`model.json`: how to build a finished model.
-
-    The file also has all further facts that the recipe stated about its model in `run.start`.
-    Classifiers state those of `ImageInput` or `TextInput`.
-    """
-
-    model_config = ConfigDict(validate_by_name=True, validate_by_alias=True)
-
-    recipe: str | None = None
-    # The file has the key "class", which can't be the name of an attribute.
-    class_name: str | None = Field(None, validation_alias="class", serialization_alias="class")
-    update: int | None = None  # the update after which the model has these weights
-    run_id: str | None = None
-    arguments: dict[str, JsonValue] | None = None  # the class's arguments; None: not stated
-
-    @property
-    def takes_images(self) -> bool:
-        """Whether the model classifies images; only such models state a mean of the pixels."""
-        return {"class_names", "mean"} <= self.model_fields_set
-
-    @property
-    def takes_texts(self) -> bool:
-        """Whether the model classifies texts; only such models state a largest length."""
-        return {"class_names", "max_length"} <= self.model_fields_set
-
-
-class PixelFormat(Record, extra="ignore"):
-    """The pixels to which images are decoded: uint8 [image_size, image_size, channels]."""
-
-    channels: int  # 1 or 3
-    image_size: int  # height and width
-    # The value that becomes 255, in images of more than 8 bits a channel; None: no such images.
-    white_level: int | None = None
-
-
-class ImageFormat(PixelFormat):
-    """The images that a model takes: their pixels, and how a batch scales these.
-
-    Its fields are entries of `model.json` and of the facts in the cache of prepared data.
-    """
-
-    # The mean and the standard deviation of each channel, of pixels scaled to 0 … 1.
-    mean: list[float]
-    std: list[float]
-
-
-class ImageInput(ImageFormat):
-    """The input of a classifier of images; a part of `model.json`."""
-
-    class_names: list[object]  # texts, unless a user's copy of a recipe states numbers
-
-
-class TextInput(Record, extra="ignore"):
-    """The input of a classifier of texts; a part of `model.json`."""
-
-    class_names: list[object]  # texts, unless a user's copy of a recipe states numbers
-    text_columns: list[str]
-    max_length: int  # the number of tokens after which a text is cut
-
-
-class InitialFacts(Record, extra="ignore"):
-    """The known facts about the weights of `--init-from`; a part of a run's `model.json`.
-
-    A user's copy of a recipe may use these names for other facts. So the values may have any type,
-    and the code that uses a value checks it.
-    """
-
-    class_names: object = None
-    channels: object = None
-    image_size: object = None
-    white_level: object = None
-    mean: object = None
-    std: object = None
-    published_size: int | None = None  # size of the images that published weights had, in pixels
-
-    @property
-    def has_scaling(self) -> bool:
-        """Whether the facts state how images were scaled."""
-        return {"mean", "std", "channels"} <= self.model_fields_set
-
-
-class PublishedSettings(Record, extra="ignore"):
-    """The images on which published weights were trained; a part of timm's `config.json`."""
-
-    input_size: list[Side] = Field(min_length=3, max_length=3)  # channels, height, width
-    mean: list[float]  # by channel
-    std: list[float]
-
-
-def none_if_invalid(value: object, validate: ValidatorFunctionWrapHandler) -> object:
-    """Return a value of an excerpt, or None if its type is not the one that the excerpt states."""
-    try:
-        return validate(value)
-    except ValidationError:
-        return None
-
-
-Value = TypeVar("Value")
-Lenient = Annotated[Value | None, WrapValidator(none_if_invalid)]
-
-
-class DataExcerpt(Record, extra="ignore"):
-    """The values that tolerant readers take from the entry `data` of a `config.json`."""
-
-    fingerprint: Lenient[str] = None
-    sizes: Lenient[dict[str, int]] = None  # samples by split
-
-
-class Excerpt(Record, extra="ignore"):
-    """The values that tolerant readers take from `config.json`, `status.json` or a manifest.
-
-    No value is required, and a value of another type counts as missing. For example, `--config`
-    accepts a file that has only flags, and an edited file must still be recognised.
-    """
-
-    run_id: object = None  # a text, unless the file was edited
-    recipe: object = None  # a text, unless the file was edited
-    # Values of flags are not validated: the type of a flag is in the recipe's `Config`.
-    config: Lenient[JsonObject] = None  # the flags in `config.json`
-    flags: Lenient[JsonObject] = None  # the flags in a manifest
-    data: Lenient[DataExcerpt] = None
-
-
-def excerpt_of(contents: Mapping[str, object]) -> Excerpt:
-    """Return the excerpt of a file's contents, which may be any JSON object."""
-    return Excerpt.model_validate(dict(contents))
-
-
-AnyRecord = TypeVar("AnyRecord", bound=Record)
-MAX_CHARACTERS = 60  # characters of a wrong value that a sentence repeats
-
-
-def read_record(path: Path, record_class: type[AnyRecord], advice: str = PUT_BACK) -> AnyRecord:
-    """Return the record in a JSON file.
-
-    Args:
-        advice: what to do if the file is missing or damaged.
-
-    Raises:
-        UserError: the file is missing or can't be read, or its contents do not have the record's
-            structure.
-    """
-    record = read_record_if_there(path, record_class, advice)
-    if record is None:
-        raise UserError(f"{path} does not exist", advice=advice)
-    return record
-
-
-def read_record_if_there(
-    path: Path, record_class: type[AnyRecord], advice: str = PUT_BACK
-) -> AnyRecord | None:
-    """Return the record in a JSON file; None if there is no such file.
-
-    Args:
-        advice: what to do if the file is damaged.
-
-    Raises:
-        UserError: the file can't be read, or its contents do not have the record's structure.
-    """
-    contents = read_json_if_there(path, advice)
-    return None if contents is None else parse_record(contents, record_class, str(path), advice)
-
-
-def parse_record(
-    contents: Mapping[str, object],
-    record_class: type[AnyRecord],
-    source: str,
-    advice: str = PUT_BACK,
-) -> AnyRecord:
-    """Return a record from the contents of a JSON file.
-
-    Args:
-        source: the file's path or address, for a message.
-        advice: what to do if the contents are damaged.
-
-    Raises:
-        UserError: a key is missing, or its value has another type.
-    """
-    try:
-        return record_class.model_validate(json_safe(contents))
-    except ValidationError as problem:
-        mistake = mistake_in_words(problem.errors()[0])
-        raise damaged_record_error(source, mistake, advice) from None
-
-
-def damaged_record_error(source: str, mistake: str, advice: str = PUT_BACK) -> UserError:
-    """Return the error for a file of which an entry is wrong; see `parse_record`.
-
-    Args:
-        mistake: the wrong entry, in words.
-    """
-    return UserError(f"{source} is damaged or was edited ({mistake})", advice=advice)
-
-
-def mistake_in_words(error: ErrorDetails) -> str:
-    """Return one of pydantic's errors as a clause without a full stop."""
-    place = ".".join(str(name) for name in error["loc"])
-    if error["type"] == "missing":
-        return f"{place} is missing"
-    value = shortened(repr(error["input"]), MAX_CHARACTERS)
-    # After these words comes the parser's reason, which tells a user nothing new.
-    message = error["msg"].partition(", unable to parse")[0]
-    expected = message.removeprefix("Input should be ")
-    if expected == message:  # a whole sentence, such as one on the length of a list
-        return f"{place} is {value}: {message}"
-    return f"{place} is {value}, but should be {expected}"

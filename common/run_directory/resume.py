@@ -12,15 +12,9 @@ from common.errors import UserError
 from common.flags import from_json
 from common.run_directory.directory import INITIAL
 from common.run_directory.effective_batch import Config, ResumableConfig, keep_effective_batch
+from common.run_directory.excerpts import excerpt_of
 from common.run_directory.identity import may_be_of_run
-from common.run_directory.records import (
-    CHECKPOINTS_FOLDER,
-    CONFIG,
-    STATUS,
-    SUMMARY,
-    Flags,
-    excerpt_of,
-)
+from common.run_directory.records import CHECKPOINTS_FOLDER, CONFIG, STATUS, SUMMARY, Flags
 from common.run_directory.saved_flags import (
     differing_flags,
     fixed_flags,

@@ -6,12 +6,8 @@ from pathlib import Path
 
 from common.errors import UserError
 from common.failures.outcomes import Outcome
-from common.run_directory.records import (
-    CONFIG,
-    STATUS,
-    Status,
-    read_record,
-)
+from common.run_directory.record_files import read_record
+from common.run_directory.records import CONFIG, STATUS, Status
 from common.storage.files import LOCK, locked
 from common.storage.json_files import write_json
 from common.system.launch_variables import is_main_rank

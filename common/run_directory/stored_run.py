@@ -9,6 +9,12 @@ from common.errors import UserError
 from common.metric_names import STEP
 from common.objective import Objective
 from common.run_directory.identity import edited_config_error
+from common.run_directory.record_files import (
+    damaged_record_error,
+    parse_record,
+    read_record,
+    read_record_if_there,
+)
 from common.run_directory.records import (
     CONFIG,
     METRICS_FILE,
@@ -18,10 +24,6 @@ from common.run_directory.records import (
     RunConfig,
     Status,
     Summary,
-    damaged_record_error,
-    parse_record,
-    read_record,
-    read_record_if_there,
 )
 from common.run_directory.status import current_status, stopped_if_killed
 from common.storage.json_files import JsonObject, read_json, read_lines

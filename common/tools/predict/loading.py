@@ -10,7 +10,9 @@ from torch import nn
 from common.errors import UserError
 from common.failures.sentences import reading
 from common.run_directory.finished_model import WEIGHTS, model_folder
-from common.run_directory.records import MODEL_FOLDER, MODEL_JSON, ModelFacts, read_record
+from common.run_directory.model_records import ModelFacts
+from common.run_directory.record_files import read_record
+from common.run_directory.records import MODEL_FOLDER, MODEL_JSON
 from common.run_directory.status import advice_to_go_on, current_status
 from common.tools.recipe import load_recipe
 

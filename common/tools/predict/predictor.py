@@ -22,14 +22,9 @@ from common.errors import UserError
 from common.failures.error_causes import is_out_of_memory
 from common.failures.sentences import reading
 from common.models.packing import leave_out_padding, token_positions
-from common.run_directory.records import (
-    MODEL_JSON,
-    ImageInput,
-    ModelFacts,
-    PixelFormat,
-    TextInput,
-    parse_record,
-)
+from common.run_directory.model_records import ImageInput, ModelFacts, PixelFormat, TextInput
+from common.run_directory.record_files import parse_record
+from common.run_directory.records import MODEL_JSON
 from common.storage.files import refuse_pipe
 from common.storage.json_files import PUT_BACK, read_json
 from common.system.wording import counted

@@ -5,7 +5,8 @@ from pathlib import Path
 from pydantic import Field
 
 from common.errors import UserError
-from common.run_directory.records import Environment, Record, read_record
+from common.run_directory.record_files import Record, read_record
+from common.run_directory.records import Environment
 from common.storage.json_files import write_json
 from common.system.git import ask_git, commit_of
 from common.system.platforms import usable_cores

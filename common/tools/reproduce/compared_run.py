@@ -10,7 +10,9 @@ from common.flags import spelled
 from common.metric_names import STEP
 from common.run_directory.directory import INITIAL
 from common.run_directory.finished_model import WEIGHTS
+from common.run_directory.model_records import WeightsDigest
 from common.run_directory.provenance import saved_attempts
+from common.run_directory.record_files import parse_record, read_record_if_there
 from common.run_directory.records import (
     CHECKPOINT_DIGESTS,
     MODEL_FOLDER,
@@ -19,9 +21,6 @@ from common.run_directory.records import (
     CheckpointDigests,
     MetricsRow,
     RunConfig,
-    WeightsDigest,
-    parse_record,
-    read_record_if_there,
 )
 from common.run_directory.stored_run import StoredRun
 from common.storage.json_files import read_lines

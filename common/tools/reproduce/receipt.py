@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from common.run_directory.records import Record, read_record_if_there
+from common.run_directory.record_files import Record, read_record_if_there
 from common.storage.json_files import write_json
 
 FORMAT = 1  # the version of the receipt's structure

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from common.run_directory.records import Count, Record, read_record_if_there
+from common.run_directory.record_files import Record, read_record_if_there
+from common.run_directory.records import Count
 from common.storage.json_files import write_json
 from common.tools.tune.settings import SearchSettings
 

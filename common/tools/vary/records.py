@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from common.run_directory.records import Record, read_record_if_there
+from common.run_directory.record_files import Record, read_record_if_there
 from common.storage.json_files import write_json
 
 VARY_FILE = "vary.json"

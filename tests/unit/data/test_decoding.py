@@ -20,7 +20,7 @@ from common.data.pixels import FULL_SCALE, image_to_pixels
 from common.data.samples import Samples
 from common.data.workers import Workers
 from common.errors import UserError
-from common.run_directory.records import PixelFormat
+from common.run_directory.model_records import PixelFormat
 from tests.local_data import (
     grey_images,
     write_image_folder,

@@ -18,7 +18,7 @@ from common.data.run_loaders import evaluation_order, make_loaders
 from common.data.samples import Batch
 from common.data.shifts import reflected
 from common.errors import UserError
-from common.run_directory.records import ImageFormat
+from common.run_directory.model_records import ImageFormat
 from common.system.devices import to_device
 from tests.cuda_stand_in import Cuda
 

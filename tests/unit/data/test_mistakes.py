@@ -19,7 +19,7 @@ from common.data.image_files import Decoder
 from common.data.mistakes import empty_split_error
 from common.data.sources import DataSource, find_named
 from common.errors import UserError
-from common.run_directory.records import PixelFormat
+from common.run_directory.model_records import PixelFormat
 from tests.local_data import (
     grey_images,
     sentences,

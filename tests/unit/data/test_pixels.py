@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from common.data.pixels import deep_pixels, image_to_pixels, to_eight_bits, white_level_of
-from common.run_directory.records import PixelFormat
+from common.run_directory.model_records import PixelFormat
 from tests.unit.data.loading import images, refusal
 
 

@@ -14,7 +14,7 @@ from common.data.image_samples import CachedImages
 from common.data.samples import DatasetSamples, TensorSamples
 from common.data.text import CachedText
 from common.measure.flops import TrainingFlops, training_flops, training_flops_of_real_samples
-from common.run_directory.records import ImageFormat
+from common.run_directory.model_records import ImageFormat
 from recipes.bert import compute_loss as bert_loss
 from recipes.mnist_mlp import MLP
 from recipes.mnist_mlp import compute_loss as mlp_loss

@@ -19,7 +19,7 @@ from common.data.images import load_images
 from common.data.sources import find_named
 from common.errors import UserError
 from common.run_directory.init_from import initial_facts, initial_shapes
-from common.run_directory.records import ImageFormat, InitialFacts
+from common.run_directory.model_records import ImageFormat, InitialFacts
 from recipes.resnet import ResNet
 from tests.local_data import write_image_folder
 from tests.own_errors import require_no_own_class

@@ -17,7 +17,8 @@ from common.failures.outcomes import RunStatus
 from common.failures.sentences import as_user_error
 from common.metric_names import STEP, TOTAL_SECONDS
 from common.objective import Objective
-from common.run_directory.records import RunConfig, parse_record
+from common.run_directory.record_files import parse_record
+from common.run_directory.records import RunConfig
 from common.run_directory.stored_run import parsed_objective
 from common.tools.compare.readers.run_record import RunRecord, chartable_numbers, merge_rows
 from common.track.flat_config import unflat

@@ -9,7 +9,7 @@ from typing import Annotated, TypeVar
 from pydantic import Field, TypeAdapter, ValidationError
 
 from common.errors import UserError
-from common.run_directory.records import mistake_in_words
+from common.run_directory.record_files import mistake_in_words
 from common.tools.prove.records.base import ObservedRecord
 from common.tools.prove.records.instrument_records import (
     EvaluationLoss,

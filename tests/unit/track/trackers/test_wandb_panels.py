@@ -10,7 +10,7 @@ import torch
 
 from common.data.image_samples import StreamedImages
 from common.data.text import StreamedText
-from common.run_directory.records import ImageFormat
+from common.run_directory.model_records import ImageFormat
 from common.track.trackers.wandb_panels import confusion, content_reader
 
 
