@@ -50,8 +50,7 @@ TAKES_EFFECT_IN = {
 MERELY_COPY = (
     "dataclasses",
     "common.flags",
-    "common.command_line.flag_reads",
-    "common.command_line.parsing",
+    "common.command_line.",
     "common.lifecycle.environment",  # and environment_changes, which reads no flag
     "common.run_directory.resume",
     "common.track.",

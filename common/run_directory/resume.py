@@ -56,7 +56,8 @@ class RunToResume(NamedTuple):
 
 def resumed_config(
     config_class: type[Config],
-    parse: Callable[[Config | None], Config],
+    parse: Callable[[Config], Config],
+    new_run_defaults: Config,
     resume: str,
     output_dir: str | None,
     recipe: str,
@@ -67,8 +68,9 @@ def resumed_config(
     is None.
 
     Args:
-        parse: reads the command line over the given defaults. None stands for the flags of a
-            `--config` file, or else for the recipe's own defaults.
+        parse: reads the command line, whose flags override the given defaults.
+        new_run_defaults: the defaults of a new run: the flags of a `--config` file, or else the
+            recipe's own defaults.
         resume: the value of `--resume`: ``auto``, or the path of a run or of a checkpoint.
         output_dir: the value of `--output-dir`; None if the user named no directory.
         recipe: the recipe's name.
@@ -78,11 +80,11 @@ def resumed_config(
             `config.json` is damaged or was edited, or flags contradict it.
         SystemExit: with status 0, if the run is finished.
     """
-    directory = directory_to_resume(parse, resume, output_dir, recipe)
+    directory = directory_to_resume(parse, new_run_defaults, resume, output_dir, recipe)
     if directory is None:
         if output_dir is None:
             say(f"--resume auto: runs/ contains no unfinished run of {recipe}, so a new run starts")
-        return replace(parse(None), resume=None)  # a new run
+        return replace(parse(new_run_defaults), resume=None)
     run = read_run(directory, config_class, recipe)
     if run.is_finished():
         say_finished(directory)
@@ -105,7 +107,11 @@ def resumed_config(
 
 
 def directory_to_resume(
-    parse: Callable[[Config | None], Config], resume: str, output_dir: str | None, recipe: str
+    parse: Callable[[Config], Config],
+    new_run_defaults: Config,
+    resume: str,
+    output_dir: str | None,
+    recipe: str,
 ) -> Path | None:
     """Return the directory of the run to go on with; None if `--resume auto` finds no run.
 
@@ -115,7 +121,7 @@ def directory_to_resume(
     if resume != "auto":
         return run_of(Path(resume), output_dir)
     if output_dir is None:
-        return newest_unfinished(parse(None), recipe)
+        return newest_unfinished(parse(new_run_defaults), recipe)
     directory = Path(output_dir)
     return directory if os.path.exists(directory / CONFIG) else None
 

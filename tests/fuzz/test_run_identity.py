@@ -164,14 +164,14 @@ class Attempt:
 def command(directory: Path, resume: str | None, seed: int | None) -> Config:
     """Read a command line, as `parse_config` does."""
 
-    def parse(defaults: Any) -> Config:
-        config = defaults or Config(mixed_precision="no", tracker="none")
-        config = replace(config, resume=resume, output_dir=str(directory))
+    def parse(defaults: Config) -> Config:
+        config = replace(defaults, resume=resume, output_dir=str(directory))
         return config if seed is None else replace(config, seed=seed)
 
+    new_run_defaults = Config(mixed_precision="no", tracker="none")
     if resume is None:
-        return parse(None)
-    return resumed_config(Config, parse, resume, str(directory), "tiny")
+        return parse(new_run_defaults)
+    return resumed_config(Config, parse, new_run_defaults, resume, str(directory), "tiny")
 
 
 Whole = dict[str, tuple[str, int, Path]]  # by digest of the manifest: run, update, place

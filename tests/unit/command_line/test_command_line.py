@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 
-from common.command_line.parsing import comments_of, read_config, refuse_credentials
+from common.command_line.credentials import refuse_credentials
+from common.command_line.help_groups import comments_of
+from common.command_line.saved_defaults import read_config
 from common.config import TrainingConfig, parse_config
 from common.errors import UserError
 from common.flags import flag, role_of, spelled
