@@ -14,7 +14,7 @@ from torch.utils.data import get_worker_info
 from common.data.image_files import EncodedImage
 from common.data.loader import never
 from common.data.samples import Samples
-from common.data.worker_watch import WorkerWords
+from common.data.worker_watch import WorkerNames
 from common.data.workers import PREFETCHED, Workers
 from common.errors import LostProcessError, UserError
 from common.system.platforms import usable_cores, worker_start_method
@@ -29,7 +29,7 @@ IMAGES_AT_ONCE = 64  # the most images whose results travel together
 ENCODED_AT_ONCE = 16  # the most encoded images that a process holds
 RESULT_BYTES = 2**26  # the most bytes of all results that wait in memory
 PATIENCE = 600.0  # seconds to wait for results
-WORDS = WorkerWords("the processes that decode images")
+DECODER_NAMES = WorkerNames("the processes that decode images")
 
 Result = TypeVar("Result")
 
@@ -90,7 +90,7 @@ def read_images(
     lists_in_memory = 1 + PREFETCHED * worker_count
     images_at_once = 1 + RESULT_BYTES // (lists_in_memory * result_bytes)
     lists = torch.arange(len(split)).split(min(IMAGES_AT_ONCE, images_at_once))
-    workers = Workers(images, worker_count, torch.device("cpu"), PATIENCE, never, WORDS)
+    workers = Workers(images, worker_count, torch.device("cpu"), PATIENCE, never, DECODER_NAMES)
     try:
         yield from workers.fetched(lists, None)
     except LostProcessError:

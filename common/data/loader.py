@@ -203,7 +203,7 @@ class Loader:
 
         Workers that the rehearsal starts are ended afterwards; workers that ran before go on.
         """
-        had_workers = self.workers.have_begun
+        had_workers = self.workers.has_loader
         try:
             for batch, _ in self.make_batches(micro_batches, None):
                 yield batch

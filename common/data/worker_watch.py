@@ -23,7 +23,7 @@ KillReason = Literal["stop requested", "no batch came", "worker gone"]
 
 
 @dataclass(frozen=True)
-class WorkerWords:
+class WorkerNames:
     """How messages name workers, and the flags that have to do with them."""
 
     name: str  # such as "the loader's workers"
@@ -31,7 +31,7 @@ class WorkerWords:
     patience_flag: str | None = None  # the flag that sets how long a process waits for them
 
 
-LOADER_WORDS = WorkerWords("the loader's workers", "--num-workers", "--collective-timeout")
+LOADER_NAMES = WorkerNames("the loader's workers", "--num-workers", "--collective-timeout")
 
 
 class Watch(threading.Thread):
@@ -47,17 +47,17 @@ class Watch(threading.Thread):
         workers: Sequence[BaseProcess],
         patience: float,
         is_stopping: Callable[[], bool],
-        words: WorkerWords = LOADER_WORDS,
+        names: WorkerNames = LOADER_NAMES,
     ) -> None:
         """Prepare a watch over `workers`.
 
         Args:
             patience: seconds that the process may wait for one batch.
             is_stopping: whether the run was asked to stop; the watching thread calls it.
-            words: how to name the workers.
+            names: how to name the workers.
         """
         super().__init__(daemon=True, name="watch over the loader's workers")
-        self.words = words
+        self.names = names
         self.workers = workers
         self.patience = patience
         self.is_stopping = is_stopping
@@ -122,10 +122,10 @@ class Watch(threading.Thread):
         """
         stopped_pids = self.stopped_pids()
         if not stopped_pids:
-            flag = self.words.count_flag
-            return f"{self.words.name}{'' if flag is None else f' ({flag} {len(self.workers)})'}"
+            flag = self.names.count_flag
+            return f"{self.names.name}{'' if flag is None else f' ({flag} {len(self.workers)})'}"
         pids = " ".join(stopped_pids)
-        return f"some of {self.words.name}, which are stopped (kill -CONT {pids} lets them go on)"
+        return f"some of {self.names.name}, which are stopped (kill -CONT {pids} lets them go on)"
 
     def stopped_pids(self) -> list[str]:
         """Return the process ids of the workers that a signal has stopped."""

@@ -2,13 +2,9 @@
 
 import atexit
 import multiprocessing
-import signal
-import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
 from typing import ClassVar
 
@@ -26,26 +22,25 @@ from common.data.transport import (
     bytes_of,
     free_shared_memory,
     obstacle_to_workers,
-    prepare_worker,
 )
-from common.data.worker_watch import LOADER_WORDS, Watch, WorkerWords
-from common.errors import LostProcessError, UserError
+from common.data.worker_errors import meaning_of_error
+from common.data.worker_processes import (
+    begin_worker,
+    kill_workers,
+    new_children,
+    restoring_child_handler,
+)
+from common.data.worker_watch import LOADER_NAMES, Watch, WorkerNames
+from common.errors import UserError
 from common.failures.error_causes import is_out_of_memory
 from common.system import devices
 from common.system.allocator import HEAP
 from common.system.platforms import (
-    CHILD_ENDED,
-    STOP_SIGNALS,
-    descriptor_limit,
     stop_signals_held_back,
     worker_start_method,
 )
 
-# A part of the error that torch raises if a DataLoader's worker was killed or has exited.
-WORKER_GONE = "DataLoader worker (pid"
-TOO_MANY_FILES = "Too many open files"
 PATIENCE = 180.0  # seconds to wait for one batch, unless a run says otherwise
-KILL_SECONDS = 5.0  # seconds that this process waits for a killed worker to be gone
 PREFETCHED = 2  # batches that each worker makes in advance
 MicroBatches = Sequence[torch.Tensor] | torch.Tensor
 
@@ -104,7 +99,7 @@ class Workers:
         device: torch.device,
         patience: float,
         is_stopping: Callable[[], bool],
-        words: WorkerWords = LOADER_WORDS,
+        names: WorkerNames = LOADER_NAMES,
     ) -> None:
         """Note what is needed to start the workers, without starting them.
 
@@ -112,9 +107,9 @@ class Workers:
             count: the number of workers; 0: this process makes the batches.
             patience: seconds to wait for one batch.
             is_stopping: whether the run was asked to stop; a thread calls it.
-            words: how messages name the workers.
+            names: how messages name the workers.
         """
-        self.words = words
+        self.names = names
         self.samples = samples
         self.count = count
         self.device = device
@@ -156,7 +151,7 @@ class Workers:
         )
 
     @property
-    def have_begun(self) -> bool:
+    def has_loader(self) -> bool:
         """Whether there is a loader of torch, and so perhaps workers."""
         return self.torch_loader is not None
 
@@ -243,7 +238,7 @@ class Workers:
             return self.iterate()
         workers = new_children(earlier_children)
         # The lambda looks `is_stopping` up at each call, because tests replace it.
-        self.watch = Watch(workers, self.patience, lambda: self.is_stopping(), self.words)
+        self.watch = Watch(workers, self.patience, lambda: self.is_stopping(), self.names)
         self.watch.start()
         return batches
 
@@ -256,7 +251,7 @@ class Workers:
         if "no workers" not in self.announced:
             self.announced.add("no workers")
             warn(
-                f"data    {self.words.name} can't be started ({obstacle}), so this process does "
+                f"data    {self.names.name} can't be started ({obstacle}), so this process does "
                 "their work"
             )
         self.count = 0
@@ -315,117 +310,22 @@ class Workers:
             error: the error of torch's loader, or of this process if it makes the batches.
 
         Raises:
-            UserError: no batch came in time, or this process has too few file descriptors.
-            LostProcessError: a worker was killed or has exited.
-            Exception: `error` itself, if it came from the data set or from this process.
+            Exception: `error` itself, or the error that `meaning_of_error` returns.
         """
         watch = self.watch
-        self.watch = None
         if self.count > 0:
             # Workers of other loaders go on, because an evaluation may be due before the run stops.
             kill_workers(None if watch is None else watch.workers)
         self.close()
         if watch is None:
             raise error
-        watch.ended.set()
-        error_text = str(error).strip()
-        lacks_files = TOO_MANY_FILES in error_text
-        is_lost = WORKER_GONE in error_text or isinstance(error, (ConnectionError, EOFError))
-        # torch begins the text of an error from inside a worker with "Caught".
-        is_from_dataset = error_text.startswith("Caught")
-        is_from_waiting = is_lost or lacks_files
-        if is_from_dataset or not is_from_waiting:
+        meaning = meaning_of_error(error, watch, self.patience, self.names)
+        if meaning is error:
             raise error
-        if watch.kill_reason == "no batch came":
-            raise no_batch_error(self.patience, watch.were_stopped, self.words) from None
-        if lacks_files:
-            raise too_many_files_error(self.words) from None
-        # If a stop was requested, the watch killed the workers on purpose.
-        if watch.kill_reason != "stop requested":
-            raise LostProcessError(f"one of {self.words.name} has ended ({error_text})") from error
-
-
-def no_batch_error(seconds: float, were_stopped: bool, words: WorkerWords) -> UserError:
-    """Return the error for a wait in which no batch came.
-
-    Args:
-        seconds: the length of the wait.
-        were_stopped: whether a signal stopped some of the workers.
-        words: how to name the workers.
-    """
-    problem = f"nothing came for {seconds:.0f} s from {words.name}"
-    advice = "start the run again"
-    if were_stopped:
-        problem += ", because some of them were stopped by a signal"
-    elif words.patience_flag is not None:
-        advice += f", or allow slow data more time with {words.patience_flag} SECONDS"
-    return UserError(problem, advice=advice, every_rank=True, resumable=True)
-
-
-def too_many_files_error(words: WorkerWords) -> UserError:
-    """Return the error for workers that need more file descriptors than this process may have."""
-    remedies = ["raise the limit with ulimit -n 4096"] if descriptor_limit() else []
-    if words.count_flag is not None:
-        remedies.append(f"pass {words.count_flag} 0")
-    return UserError(
-        f"{words.name} need more open files than this process may have",
-        advice=", or ".join(remedies or ["end other programs"]),
-        every_rank=True,
-    )
-
-
-@contextmanager
-def restoring_child_handler() -> Iterator[None]:
-    """At the end of the block, undo the handler of SIGCHLD that torch sets when it starts workers.
-
-    When a worker ends, that handler raises an error at any line of the main thread. It is not
-    needed, because the wait for a batch notices within seconds that a worker is gone.
-    """
-    if CHILD_ENDED is None or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    handler = signal.getsignal(CHILD_ENDED)
-    try:
-        yield
-    finally:
-        # `getsignal` returns None for a handler that was not set from Python; it can't be restored.
-        signal.signal(CHILD_ENDED, handler or signal.SIG_DFL)
-
-
-def new_children(earlier_children: Sequence[BaseProcess]) -> list[BaseProcess]:
-    children = multiprocessing.active_children()
-    return [child for child in children if child not in earlier_children]
+        if meaning is not None:
+            raise meaning from error
 
 
 def return_unchanged(batch: Batch) -> Batch:
     """Return a batch as it is. Torch's default would convert arrays in it to tensors."""
     return batch
-
-
-def begin_worker(worker: int) -> None:
-    """Prepare a new worker, and have it ignore a stop signal that goes to the whole job.
-
-    The run still needs batches until its last update. Then it ends its workers itself.
-    """
-    prepare_worker()
-    HEAP.stop_keeping()  # a fork inherits the settings, and needs its memory for a short time only
-    for stop_signal in STOP_SIGNALS:
-        signal.signal(stop_signal, signal.SIG_IGN)
-
-
-def kill_workers(workers: Sequence[BaseProcess] | None = None) -> None:
-    """Kill workers, and wait until they are gone.
-
-    They would not end otherwise: workers ignore SIGTERM, and a worker may wait forever for a lock
-    that another one held.
-
-    Args:
-        workers: the workers of one loader; None for those of all loaders of this process.
-    """
-    if workers is None:
-        # Among the children of this process, torch's workers are those that are daemons.
-        workers = [child for child in multiprocessing.active_children() if child.daemon]
-    for worker in workers:
-        worker.kill()
-    for worker in workers:
-        worker.join(KILL_SECONDS)
