@@ -19,8 +19,9 @@ from common.checkpoints.state import Stateful
 from common.command_line.flag_reads import record_reads
 from common.config import TrainingConfig
 from common.console.display import DISPLAY
+from common.data.dataset import Data
 from common.data.loader import Loader
-from common.data.samples import Batch, Data
+from common.data.samples import Batch
 from common.errors import Preempted
 from common.lifecycle import closing, ending, keeping, loading, saving, starting
 from common.lifecycle.evaluations import Evaluations

@@ -18,8 +18,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from common.config import TrainingConfig, parse_config
+from common.data.dataset import Data
 from common.data.loader import Loader
-from common.data.samples import Batch, Data, TensorSamples
+from common.data.samples import Batch
+from common.data.stored_samples import TensorSamples
 from common.flags import flag
 from common.measure.sums import Sums, Totals
 from common.models.compile import compile_model

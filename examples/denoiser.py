@@ -19,8 +19,9 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 from common.config import TrainingConfig, parse_config
+from common.data.dataset import Data
 from common.data.loader import Loader
-from common.data.samples import Batch, Data
+from common.data.samples import Batch
 from common.flags import flag
 from common.measure.sums import Sums
 from common.models.compile import compile_model

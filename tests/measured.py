@@ -12,8 +12,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from common.config import TrainingConfig, parse_config
+from common.data.dataset import Data, DatasetSamples
 from common.data.loader import Loader
-from common.data.samples import Batch, Data, DatasetSamples
+from common.data.samples import Batch
 from common.measure.sums import Sums, Totals
 from common.run import Run
 

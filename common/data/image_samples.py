@@ -15,8 +15,9 @@ import torch
 from common.data.image_files import Decoder
 from common.data.order import random_bits
 from common.data.parquet import ParquetRows
-from common.data.samples import Batch, Samples, TensorSamples
+from common.data.samples import Batch, Samples
 from common.data.shifts import shifted
+from common.data.stored_samples import TensorSamples
 from common.run_directory.model_records import ImageFormat
 from common.system.devices import to_device
 from common.system.processor import cores_per_process

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from common.data.dataset import Data
 from common.data.decoding import PATHS_SUFFIX, ImageFacts, prepare_images
 from common.data.image_files import Decoder
 from common.data.image_format import MAX_DEFAULT_SIZE
@@ -13,7 +14,6 @@ from common.data.image_samples import CachedImages, ImageSamples, StreamedImages
 from common.data.labels import LABELLED_DATA_FLAGS
 from common.data.parquet import ParquetRows
 from common.data.pixels import RequestedFormat
-from common.data.samples import Data
 from common.data.sources import DataSource
 from common.data.unseen_samples import prepared_samples
 from common.errors import UserError

@@ -14,11 +14,13 @@ import numpy as np
 import torch
 
 from common.data.cache import Prepared
+from common.data.dataset import Data
 from common.data.fingerprint import fingerprint_of_tokenizer
 from common.data.labels import LABELLED_DATA_FLAGS
 from common.data.parquet import ParquetRows
-from common.data.samples import Batch, Data, Samples, StoredSamples, Work
+from common.data.samples import Batch, Samples, Work
 from common.data.sources import DataSource
+from common.data.stored_samples import StoredSamples
 from common.data.tokens import (
     ARRAYS,
     SCRATCH_VOCABULARY,

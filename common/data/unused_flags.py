@@ -6,7 +6,7 @@
 from dataclasses import fields
 
 from common.config import TrainingConfig
-from common.data.samples import Data
+from common.data.dataset import Data
 from common.errors import UserError
 from common.flags import advice_to_omit, as_typed, stated_metadata
 

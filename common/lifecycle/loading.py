@@ -1,8 +1,8 @@
 """The loaders of a run, and the splits that its evaluations read."""
 
+from common.data.dataset import Data
 from common.data.loader import RunSignals
 from common.data.run_loaders import make_loaders
-from common.data.samples import Data
 from common.data.unused_flags import refuse_unused_data_flags
 from common.lifecycle.stages import Context, LoadedData
 from common.objective import EVALUATED_SPLITS

@@ -20,8 +20,8 @@ from common.checkpoints.adapters import RandomState
 from common.checkpoints.state import Parts
 from common.checkpoints.store import Checkpoints
 from common.config import TrainingConfig
+from common.data.dataset import Data
 from common.data.loader import Loader
-from common.data.samples import Data
 from common.errors import UserError
 from common.lifecycle.resolution import ConfigResolution
 from common.measure.memory_plan import MemoryPlan

@@ -11,8 +11,8 @@ from common.checkpoints import export
 from common.checkpoints.state import State
 from common.config import TrainingConfig
 from common.console import say
+from common.data.dataset import Data
 from common.data.iterable import IterableSamples
-from common.data.samples import Data
 from common.flags import role_of
 from common.lifecycle.environment import current_environment
 from common.lifecycle.environment_changes import tell_changed_environment

@@ -5,7 +5,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from common.config import TrainingConfig
-from common.data.samples import Data
+from common.data.dataset import Data
 from common.flags import role_of, spelled
 from common.measure.memory import peak_memory
 from common.metric_names import THROUGHPUT, TRAINING_SECONDS

@@ -24,7 +24,8 @@ from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from common.config import TrainingConfig, parse_config
-from common.data.samples import Data, TensorSamples
+from common.data.dataset import Data
+from common.data.stored_samples import TensorSamples
 from common.measure.sums import Sums
 from common.run import Run
 from tests.generated.notes import Notes

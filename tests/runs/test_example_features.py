@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from common.data.dataset import DatasetSamples
 from common.data.loader import Loader
 from common.data.order import TrainingOrder
-from common.data.samples import DatasetSamples
 from examples.gan import MLP, Config, frechet
 from examples.own_dataset import Digits
 from tests.edited_copies import edited

@@ -20,8 +20,9 @@ from benchmarks.resume.recorder import UpdateRecorder
 from benchmarks.resume.schedule import BATCH, EPOCHS, SAVE_EVERY, SEED, WARMUP_UPDATES
 from benchmarks.resume.task import CLASSES, LEARNING_RATE, Classifier, Digits
 from common.config import TrainingConfig, parse_config
+from common.data.dataset import Data
 from common.data.loader import Loader
-from common.data.samples import Batch, Data
+from common.data.samples import Batch
 from common.measure.classification import ClassificationSums
 from common.run import Run
 from common.training.optim import decay_groups

@@ -17,7 +17,8 @@ from torch import nn
 
 from common.checkpoints.state import Stateful
 from common.config import TrainingConfig
-from common.data.samples import Data, Samples
+from common.data.dataset import Data
+from common.data.samples import Samples
 from common.storage.value_digests import PLAIN_TYPES, digest_of_state
 from common.tools.prove.own_code import is_own_module
 from common.tools.prove.records.run_records import Description, ValueType

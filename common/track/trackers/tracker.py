@@ -9,8 +9,8 @@ from typing import Literal, NamedTuple
 from accelerate import Accelerator
 
 from common.config import TrainingConfig
+from common.data.dataset import Data
 from common.data.loader import Loader
-from common.data.samples import Data
 from common.measure.memory_plan import MemoryRows
 from common.measure.value_checks import Metrics
 from common.run_directory.records import RunConfig

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
+from common.data.dataset import Data
 from common.data.image_samples import CachedImages, ImageSamples
 from common.data.loader import Loader
 from common.data.order import EvaluationOrder
-from common.data.samples import Data, Samples
+from common.data.samples import Samples
 from common.data.text import CachedText, TextData
 from common.measure.classification import Classified
 from common.measure.memory_plan import MemoryRows

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from accelerate.tracking import filter_trackers
 
+from common.data.dataset import Data
 from common.data.loader import Loader
-from common.data.samples import Data
 from common.measure.memory_plan import MemoryRows
 from common.measure.value_checks import Metrics
 from common.metric_names import STEP, TRAINING_LOSS

@@ -14,7 +14,8 @@ import torch
 from common.command_line import flag_reads
 from common.command_line.flag_reads import mark_read, record_reads, unread_flags, unused_flag_error
 from common.config import TrainingConfig
-from common.data.samples import Data, TensorSamples
+from common.data.dataset import Data
+from common.data.stored_samples import TensorSamples
 from common.data.unused_flags import refuse_unused_data_flags
 from common.flags import as_typed, flag
 

@@ -13,9 +13,11 @@ import torch
 from torch.utils.data import Dataset
 
 from common.data import fingerprint
+from common.data.dataset import Data, DatasetSamples
 from common.data.images import load_images
-from common.data.samples import Data, DatasetSamples, Samples, TensorSamples
+from common.data.samples import Samples
 from common.data.sources import find_named
+from common.data.stored_samples import TensorSamples
 from tests.launch import REPOSITORY
 
 

@@ -17,11 +17,13 @@ from torch.utils import _pytree as tree
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from common.config import TrainingConfig
+from common.data.dataset import Data, DatasetSamples
 from common.data.loader import NO_SIGNALS, Loader
 from common.data.order import EvaluationOrder, TrainingOrder
 from common.data.run_loaders import make_loaders
-from common.data.samples import Data, DatasetSamples, Samples, TensorSamples, Work
+from common.data.samples import Samples, Work
 from common.data.sources import built_in_source
+from common.data.stored_samples import TensorSamples
 from common.data.unused_flags import refuse_unused_data_flags
 from common.errors import LostProcessError, UserError
 from common.flags import flag

@@ -16,10 +16,11 @@ from torch.utils.data import IterableDataset
 
 from common.data import worker_watch
 from common.data import workers as module
+from common.data.dataset import DatasetSamples
 from common.data.iterable import IterableOrder, IterableSamples
 from common.data.loader import Loader
 from common.data.order import TrainingOrder
-from common.data.samples import Batch, DatasetSamples, Samples
+from common.data.samples import Batch, Samples
 from common.errors import LostProcessError, UserError
 from tests.conftest import first
 from tests.unit.data.test_loader import CPU, GPU

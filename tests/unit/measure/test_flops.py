@@ -10,8 +10,9 @@ import torch
 from torch import nn
 from transformers import BertConfig, BertForSequenceClassification
 
+from common.data.dataset import DatasetSamples
 from common.data.image_samples import CachedImages
-from common.data.samples import DatasetSamples, TensorSamples
+from common.data.stored_samples import TensorSamples
 from common.data.text import CachedText
 from common.measure.flops import TrainingFlops, training_flops, training_flops_of_real_samples
 from common.run_directory.model_records import ImageFormat

@@ -9,8 +9,9 @@ import torch
 from huggingface_hub import ModelCard
 
 from common.config import TrainingConfig
-from common.data.samples import Data, TensorSamples
+from common.data.dataset import Data
 from common.data.sources import DataSource
+from common.data.stored_samples import TensorSamples
 from common.track import card as card_module
 from common.track.card import card_metadata, flags_as_text, model_card, without_folder
 from tests.unit.saved_config import saved_config

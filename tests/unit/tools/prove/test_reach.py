@@ -15,7 +15,8 @@ import pytest
 import torch
 from torch import nn
 
-from common.data.samples import Data, DatasetSamples, TensorSamples
+from common.data.dataset import Data, DatasetSamples
+from common.data.stored_samples import TensorSamples
 from common.tools.prove.reach import RecipeSearch
 from common.tools.prove.value_search import ReachableValues
 

@@ -1,0 +1,88 @@
+"""Samples that are stored in arrays, and are placed on the device if they fit."""
+
+import warnings
+
+import numpy as np
+import torch
+
+from common.data.fingerprint import fingerprint_of_arrays
+from common.data.samples import Batch, Samples
+from common.errors import UserError
+from common.system.devices import to_device
+
+
+class StoredSamples(Samples):
+    """Samples whose values are all stored in arrays.
+
+    The arrays are placed on the device if they fit, and batches are then made there. A subclass
+    must define `__len__` and `take`.
+    """
+
+    def __init__(self, **arrays: torch.Tensor | np.ndarray) -> None:
+        """Store arrays as tensors, and memory maps as they are.
+
+        A memory map stays one, so that a worker gets its path instead of a copy of its contents.
+        """
+        self.arrays = {
+            name: values if isinstance(values, np.memmap) else as_tensor(values)
+            for name, values in arrays.items()
+        }
+        self.num_bytes = sum(values.nbytes for values in self.arrays.values())
+        self.placed: dict[str, torch.Tensor] = {}  # on the device; empty before `place`
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The arrays by name, as tensors on the host, without a copy."""
+        return {name: as_tensor(values) for name, values in self.arrays.items()}
+
+    def take(self, tensors: dict[str, torch.Tensor], samples: torch.Tensor) -> Batch:
+        """Make a batch of the samples from `tensors`, which must all be on one device.
+
+        Both `fetch` (on the host) and `gather` (on the device) make their batches with it.
+        """
+        raise NotImplementedError
+
+    def fetch(self, samples: torch.Tensor, epoch: int | None) -> Batch:
+        return self.take(self.tensors, samples)
+
+    def place(self, device: torch.device) -> None:
+        self.placed = {name: values.to(device) for name, values in self.tensors.items()}
+
+    def gather(self, samples: torch.Tensor, epoch: int | None) -> Batch:
+        return self.finish(self.take(self.placed, samples), samples, epoch)
+
+    def fingerprint(self) -> str | None:
+        return fingerprint_of_arrays(self.arrays)
+
+
+class TensorSamples(StoredSamples):
+    """Tensors or arrays by name, each of shape [samples, ...]; a batch has rows of them.
+
+    Raises:
+        UserError: the tensors have different numbers of samples.
+    """
+
+    def __init__(self, **tensors: torch.Tensor | np.ndarray) -> None:
+        sizes = {name: len(values) for name, values in tensors.items()}
+        if len(set(sizes.values())) != 1:
+            raise UserError(
+                f"the tensors of one split have different numbers of samples ({sizes})",
+                advice="pass tensors with one row per sample, all of the same length",
+            )
+        super().__init__(**tensors)
+
+    def __len__(self) -> int:
+        return len(next(iter(self.arrays.values())))
+
+    def take(self, tensors: dict[str, torch.Tensor], samples: torch.Tensor) -> Batch:
+        (device,) = {values.device for values in tensors.values()}
+        samples = to_device(samples, device)
+        return {name: values.index_select(0, samples) for name, values in tensors.items()}
+
+
+def as_tensor(values: torch.Tensor | np.ndarray) -> torch.Tensor:
+    """Wrap an array as a tensor without a copy."""
+    with warnings.catch_warnings():
+        # A memory map may be read-only. That does no harm, because nothing writes to data.
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.as_tensor(values)
