@@ -15,7 +15,7 @@ from common.data.cache import PreparedFacts, write_array
 from common.data.encoded_images import read_images
 from common.data.image_files import Decoder, EncodedImage
 from common.data.image_format import Examiner, choose_format, count_pixel_values, scaling_by
-from common.data.parquet import ParquetTables
+from common.data.parquet_tables import ParquetTables
 from common.data.pixels import RequestedFormat
 from common.data.sources import DataSource
 from common.data.tables import Tables
@@ -75,9 +75,9 @@ def prepare_images(
 
     table_class = ParquetTables if source.streaming else Tables
     table = table_class(source, label_column)
-    candidates = table.columns_of(datasets.Image)
+    candidates = table.columns.of_types(datasets.Image)
     # Without the flag, the only column of images is taken; the flag may name any such column.
-    (column,) = table.choose_columns("--image-column", image_column, candidates, candidates)
+    (column,) = table.columns.choose("--image-column", image_column, candidates, candidates)
     requested = RequestedFormat(size, channels, white_level)
     if isinstance(table, ParquetTables):
         pixel_format, pixel_counts = prepare_streamed_images(

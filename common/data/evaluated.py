@@ -104,9 +104,9 @@ def training_history(model: str | None) -> list[TrainedOn]:
         # `excerpt_of` accepts old and edited files, which may still say on which data the run
         # trained.
         saved = excerpt_of(contents)
-        if saved.config is None or saved.data is None:
+        if saved.config_flags is None or saved.data is None:
             break
-        config = saved.config
+        config = saved.config_flags
         history.append(
             TrainedOn(
                 run=str(folder.parent),

@@ -14,7 +14,7 @@ import torch
 
 from common.data.image_files import Decoder
 from common.data.order import random_bits
-from common.data.parquet import ParquetRows
+from common.data.parquet_rows import ParquetRows
 from common.data.samples import Batch, Samples
 from common.data.shifts import shifted
 from common.data.stored_samples import TensorSamples

@@ -12,7 +12,7 @@ from common.data.image_files import Decoder
 from common.data.image_format import MAX_DEFAULT_SIZE
 from common.data.image_samples import CachedImages, ImageSamples, StreamedImages
 from common.data.labels import LABELLED_DATA_FLAGS
-from common.data.parquet import ParquetRows
+from common.data.parquet_rows import ParquetRows
 from common.data.pixels import RequestedFormat
 from common.data.sources import DataSource
 from common.data.unseen_samples import prepared_samples

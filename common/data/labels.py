@@ -1,6 +1,6 @@
 """The splits, the column of labels and the classes of a data set for classification.
 
-`LabelledData` is what `tables` (data sets read as a whole) and `parquet` (streamed ones) share.
+`Tables` (data sets read as a whole) and `ParquetTables` (streamed ones) share `LabelledData`.
 """
 
 from collections.abc import Iterable, Mapping, Sized
@@ -8,35 +8,15 @@ from collections.abc import Iterable, Mapping, Sized
 import numpy as np
 
 from common.data.cache import PreparedFacts
-from common.data.guess import Feature, ValuesOf, guess_label, guess_texts, is_missing
+from common.data.columns import Columns
+from common.data.guess import Feature, ValuesOf, is_missing
 from common.data.sources import DataSource
 from common.errors import UserError
 
-# The names of the splits that are read besides train, and the role of each.
-SPLIT_ROLES = {
-    "validation": "validation",
-    "valid": "validation",
-    "val": "validation",
-    "dev": "validation",
-    "validation_matched": "validation",
-    "test": "test",
-}
-LABEL_NAMES = ("label", "labels", "class", "target", "category")  # usual names of the label column
 # Flags of role "data" that have an effect on every labelled data set.
 LABELLED_DATA_FLAGS = frozenset(
     {"dataset", "dataset_config", "label_column", "validation_share", "streaming"}
 )
-# For messages: what a column must hold so that a flag may name it, and data with such columns.
-CONTENT_OF_COLUMNS = {
-    "--label-column": "text or numbers",
-    "--text-columns": "strings",
-    "--image-column": "images",
-}
-DATA_WITH_COLUMNS = {
-    "--label-column": "data with a column of labels",
-    "--text-columns": "a table with a column of text",
-    "--image-column": "a folder of images or parquet files with images",
-}
 # What to do if a column holds no classes. It may be the only column that could be the label.
 CLASSES_ADVICE = "name a column of classes with --label-column, or pass other data with --dataset"
 DEFAULT_VALIDATION_SHARE = 0.1  # the share of train, if train is the only split
@@ -88,134 +68,17 @@ class LabelledData:
             UserError: no column or several columns may hold the labels, or the named column does
                 not exist or holds neither text nor numbers.
         """
-        from datasets import ClassLabel, Value
+        from datasets import ClassLabel
 
         self.name = name
-        self.features = features
         self.notes = []
         self.classes = []
         self.class_names = []
-        self.values_of = values_of
-        candidates = self.label_candidates()
-        if values_of is not None and label_column is None and not candidates:
-            candidates = guess_label(features, values_of)
-            if len(candidates) == 1:
-                self.notes.append(f"labels from {candidates[0]}, the only column with few values")
-        suitable = self.columns_of(ClassLabel, Value)
-        (self.label_column,) = self.choose_columns(
-            "--label-column", label_column, candidates, suitable
-        )
+        self.columns = Columns(name, features, values_of)
+        self.label_column, is_guessed = self.columns.find_label(label_column)
+        if is_guessed:
+            self.notes.append(f"labels from {self.label_column}, the only column with few values")
         self.is_typed = isinstance(features[self.label_column], ClassLabel)
-
-    def label_candidates(self) -> list[str]:
-        """Return the columns that may hold the labels, by their types or by their names.
-
-        A single column of type ClassLabel is certain. Otherwise, a single usual name decides. If
-        neither is there, all columns of type ClassLabel are returned: none or several.
-        """
-        from datasets import ClassLabel
-
-        with_class_type = self.columns_of(ClassLabel)
-        with_usual_name = [column for column in self.features if column.lower() in LABEL_NAMES]
-        if len(with_class_type) != 1 and len(with_usual_name) == 1:
-            return with_usual_name
-        return with_class_type
-
-    def columns_of(self, *types: type) -> list[str]:
-        """Return the columns that have one of these types of `datasets`."""
-        return [column for column, feature in self.features.items() if isinstance(feature, types)]
-
-    def find_texts(self, flag: str, text_columns: tuple[str, ...]) -> list[str]:
-        """Return the one or two columns of text.
-
-        If the flag names no column, all columns of strings are taken, except the label column and
-        row numbers. If there are more than two of these, only those that hold free text are taken.
-
-        Args:
-            flag: the flag's spelling, for messages.
-            text_columns: the value of the flag; empty: the columns are inferred.
-
-        Raises:
-            UserError: there is no such column or more than two, or a named column does not exist or
-                holds no strings.
-        """
-        suitable = [column for column, feature in self.features.items() if is_text(feature)]
-        excluded = (self.label_column, "id", "idx")
-        candidates = [column for column in suitable if column not in excluded]
-        if self.values_of is not None and not text_columns and len(candidates) > 2:
-            guessed = guess_texts(candidates, self.values_of)
-            # With any other number, `choose_columns` refuses all candidates and names them.
-            if 1 <= len(guessed) <= 2:
-                candidates = guessed
-        return self.choose_columns(flag, text_columns, candidates, suitable, at_most=2)
-
-    def choose_columns(
-        self,
-        flag: str,
-        flag_value: str | tuple[str, ...] | None,
-        candidates: list[str],
-        suitable: list[str],
-        at_most: int = 1,
-    ) -> list[str]:
-        """Return the columns that a flag names, or the candidates if the flag is not set.
-
-        Args:
-            flag: the flag's spelling, for messages.
-            flag_value: the value of the flag; None or an empty tuple: it is not set.
-            candidates: the columns to choose if the flag is not set.
-            suitable: the columns whose type the flag allows.
-            at_most: how many columns may be chosen.
-
-        Raises:
-            UserError: a named column is not suitable, or there are too many columns or none.
-        """
-        columns = [flag_value] if isinstance(flag_value, str) else list(flag_value or candidates)
-        for column in columns:
-            if column not in suitable:
-                raise self.unsuitable_column_error(flag, column, suitable)
-        if not 1 <= len(columns) <= at_most:
-            column_names = f" ({', '.join(columns)})" if columns else ""
-            if flag_value:
-                problem = f"{flag} names {len(columns)} columns{column_names}, which is too many"
-            else:
-                problem = (
-                    f"data set {self.name} has {len(columns) or 'no'} columns that {flag} could "
-                    f"stand for{column_names}"
-                )
-            needed = "one column" if at_most == 1 else f"one column or up to {at_most}"
-            wish = f"name {needed} with {flag}; the suitable columns are"
-            raise UserError(problem, advice=self.advice_to_choose(flag, suitable, wish))
-        return columns
-
-    def unsuitable_column_error(self, flag: str, column: str, suitable: list[str]) -> UserError:
-        """Return the error for a named column that is missing or has an unsuitable type."""
-        problem = f"data set {self.name} has no column {column}"
-        if column in self.features:
-            problem = (
-                f"column {column} of data set {self.name} is of type {self.type_name(column)}, "
-                f"and the flag needs {CONTENT_OF_COLUMNS[flag]}"
-            )
-        return UserError(
-            f"{flag} {column} can't be used, because {problem}",
-            advice=self.advice_to_choose(flag, suitable, "choose one of the columns"),
-        )
-
-    def advice_to_choose(self, flag: str, suitable: list[str], wish: str) -> str:
-        """Return the advice to name a suitable column, or to pass other data if there is none.
-
-        Args:
-            wish: the words before the names of the suitable columns.
-        """
-        if not suitable:
-            return f"pass {DATA_WITH_COLUMNS[flag]} as --dataset"
-        return f"{wish} {', '.join(f'{column} ({self.type_name(column)})' for column in suitable)}"
-
-    def type_name(self, column: str) -> str:
-        """Return the name of a column's type, for a message."""
-        from datasets import Value
-
-        feature = self.features[column]
-        return feature.dtype if isinstance(feature, Value) else type(feature).__name__
 
     def find_classes(self, labels: Iterable[LabelValue]) -> None:
         """Set `classes` and `class_names`.
@@ -231,7 +94,7 @@ class LabelledData:
         """
         from datasets import ClassLabel
 
-        label_type = self.features[self.label_column]
+        label_type = self.columns.features[self.label_column]
         if isinstance(label_type, ClassLabel):
             self.class_names = list(label_type.names)
             self.classes = self.values_of_classes()
@@ -364,14 +227,6 @@ class LabelledData:
         return facts
 
 
-def is_text(feature: Feature) -> bool:
-    """Whether a column has one of the types of strings."""
-    from datasets import Value
-
-    dtypes = ("string", "large_string", "string_view")
-    return isinstance(feature, Value) and feature.dtype in dtypes
-
-
 def is_missing_label(label: LabelValue, is_typed: bool) -> bool:
     """Whether a value in the label column means that its row has no label.
 
@@ -380,44 +235,3 @@ def is_missing_label(label: LabelValue, is_typed: bool) -> bool:
             is no label, as in GLUE. In a column of plain numbers, -1 may be a class.
     """
     return is_missing(label) or label == "" or (is_typed and label == -1)
-
-
-def choose_splits(names: Iterable[str], source: DataSource) -> list[tuple[str, str]]:
-    """Choose which splits of a data set are read.
-
-    A run that trains reads train and all splits for evaluation (`SPLIT_ROLES`). If no split is
-    named train, the first split with an unknown name takes its place.
-
-    A run that evaluates data which the model was not trained on reads a single split: test, or else
-    validation, or else train, which then has the role test.
-
-    Returns:
-        The role (train, validation or test) and the name of each split; train comes first. Several
-        splits may have the same role, in the order of `names`.
-
-    Raises:
-        UserError: there is no split to train on.
-    """
-    split_names = [str(name) for name in names]  # the library may have objects as names
-    first_by_role: dict[str, str] = {}
-    for name in split_names:
-        if name in SPLIT_ROLES:
-            first_by_role.setdefault(SPLIT_ROLES[name], name)
-    training_names = [name for name in split_names if name not in SPLIT_ROLES]
-    train = "train" if "train" in training_names else next(iter(training_names), None)
-    if source.is_whole:
-        for role in ("test", "validation"):
-            if role in first_by_role:
-                return [(role, first_by_role[role])]
-        # A data set has at least one split, and this one has none for evaluation.
-        assert train is not None
-        return [("test", train)]
-    if train is None:
-        raise UserError(
-            f"data set {source.name} has no split train, only {' and '.join(split_names)}",
-            advice=(
-                "add a split train, or evaluate a model with --evaluate-only --init-from runs/NAME"
-            ),
-        )
-    evaluated = [(SPLIT_ROLES[name], name) for name in split_names if name in SPLIT_ROLES]
-    return [("train", train), *evaluated]

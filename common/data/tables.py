@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from common.data.builders import load_splits
-from common.data.labels import LabelledData, choose_splits, is_missing_label
+from common.data.labels import LabelledData, is_missing_label
 from common.data.mistakes import CORRECT_LABEL, no_values_error, single_class_error
 from common.data.sources import BUILT_IN, DataSource
+from common.data.split_roles import choose_splits
 from common.errors import UserError
 from common.system.wording import counted
 

@@ -17,7 +17,7 @@ from common.data.cache import Prepared
 from common.data.dataset import Data
 from common.data.fingerprint import fingerprint_of_tokenizer
 from common.data.labels import LABELLED_DATA_FLAGS
-from common.data.parquet import ParquetRows
+from common.data.parquet_rows import ParquetRows
 from common.data.samples import Batch, Samples, Work
 from common.data.sources import DataSource
 from common.data.stored_samples import StoredSamples

@@ -11,7 +11,7 @@ import numpy as np
 
 from common.console import say
 from common.data.cache import PreparedFacts, write_array
-from common.data.parquet import ParquetTables
+from common.data.parquet_tables import ParquetTables
 from common.data.sources import DataSource
 from common.data.tables import Tables
 from common.errors import UserError
@@ -77,7 +77,7 @@ def prepare_text(
     """
     table_class = ParquetTables if source.streaming else Tables
     table = table_class(source, label_column)
-    columns = table.find_texts("--text-columns", text_columns)
+    columns = table.columns.find_texts("--text-columns", text_columns, table.label_column)
     if isinstance(table, ParquetTables):
         tokenizer = prepare_streamed_text(table, columns, folder, checkpoint)
     else:

@@ -13,7 +13,7 @@ import numpy as np
 from common.data.cache import FactsType, Prepared, cached
 from common.data.evaluated import EvaluatedModel, TrainedOn
 from common.data.model_labels import model_labels_of
-from common.data.parquet import ROWS
+from common.data.parquet_files import ROWS
 from common.data.sources import DataSource
 from common.errors import UserError
 

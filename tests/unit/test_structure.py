@@ -379,7 +379,7 @@ HAS_DIGESTS = {
     "common.storage.digests",
     "common.storage.value_digests",
     "common.data.fingerprint",
-    "common.data.parquet",
+    "common.data.parquet_files",
     "common.tools.compare.page",
 }
 

@@ -221,7 +221,7 @@ def test_single_file_is_a_data_set(tmp_path: Path) -> None:
     assert (source.name, source.location) == ("reviews", str(path))
     table = Tables(source, None)
     assert table.class_names == ["bad", "good"]
-    assert table.find_texts("--text-columns", ()) == ["review"]
+    assert table.columns.find_texts("--text-columns", (), table.label_column) == ["review"]
     assert sum(len(split) for split in table.splits.values()) == 30
     assert any("labels from sentiment" in note for note in table.notes)
 

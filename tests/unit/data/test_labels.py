@@ -14,7 +14,8 @@ import torch
 from datasets import ClassLabel, Features, Image, Value
 
 from common.data.labels import is_missing_label
-from common.data.parquet import ParquetRows, ParquetTables
+from common.data.parquet_rows import ParquetRows
+from common.data.parquet_tables import ParquetTables
 from common.data.sources import DataSource, find_named
 from common.data.tables import Tables
 from common.errors import UserError

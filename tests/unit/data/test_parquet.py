@@ -14,7 +14,7 @@ import pytest
 import torch
 from datasets import ClassLabel, Dataset, Features, Image, Value
 
-from common.data import parquet
+from common.data import parquet_rows
 from common.data.images import StreamedImages, load_images
 from common.data.loader import Loader
 from common.data.order import EvaluationOrder, TrainingOrder
@@ -154,17 +154,17 @@ def test_row_groups_are_read_once_and_few_are_held(
         write_images(tmp_path / "data", f"train-{shard}", 200, shard)
     write_images(tmp_path / "data", "test-0", 20)
     rows = images(source_of(tmp_path / "data")).splits["train"].rows
-    monkeypatch.setattr(parquet, "HELD_BYTES", 4 * int(rows.groups[:, 3].mean()))
-    rows = parquet.ParquetRows(rows.groups, rows.shards, rows.columns, [*rows.class_numbers])
+    monkeypatch.setattr(parquet_rows, "HELD_BYTES", 4 * int(rows.groups[:, 3].mean()))
+    rows = parquet_rows.ParquetRows(rows.groups, rows.shards, rows.columns, [*rows.class_numbers])
     assert rows.blocks.at_once == 4
     read_blocks = list[int]()
-    original = parquet.ParquetRows.table
+    original = parquet_rows.ParquetRows.table
 
     def table(self: Any, block: int) -> Any:
         read_blocks.extend([block] if block not in self.held else [])
         return original(self, block)
 
-    monkeypatch.setattr(parquet.ParquetRows, "table", table)
+    monkeypatch.setattr(parquet_rows.ParquetRows, "table", table)
     order = TrainingOrder(len(rows), 8, 1, 2, 1, 0, blocks=rows.blocks)
     for samples in order.micro_batches(0):
         rows.read(samples, 0)
