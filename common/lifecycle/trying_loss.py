@@ -6,12 +6,9 @@ from common.command_line.flag_reads import mark_read
 from common.console import say
 from common.lifecycle.stages import Context, KeptParts, LoadedData
 from common.measure.flops import ComputeLoss
-from common.training.batch_size import (
-    batch_norm_sentence,
-    choose_batch_size,
-    refuse_unfit_loss,
-    time_size,
-)
+from common.training.batch_size import choose_batch_size
+from common.training.batch_size_checks import batch_norm_sentence, refuse_unsuitable_loss
+from common.training.batch_size_trials import time_size
 from common.training.precision import compute_dtype
 
 
@@ -55,7 +52,7 @@ def fit_batch_size(
     model = kept.bare_model
     train_loader = loaded.loaders["train"]
     world_size = context.accelerator.num_processes
-    refuse_unfit_loss(model, train_loader, compute_loss, world_size, couples_samples)
+    refuse_unsuitable_loss(model, train_loader, compute_loss, world_size, couples_samples)
     try_size = partial(time_size, model, kept.optimizer, train_loader, compute_loss)
     requested = config.batch_size
     chosen, accumulation = choose_batch_size(try_size, loaded.loaders, config, context.accelerator)

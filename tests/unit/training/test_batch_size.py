@@ -17,8 +17,9 @@ from common.config import TrainingConfig
 from common.errors import TrainingError, UserError
 from common.flags import flag
 from common.measure.memory import peaks
-from common.training import batch_size
-from common.training.batch_size import Trial, choose_batch_size, sizes_to_try
+from common.training.batch_size import choose_batch_size, sizes_to_try
+from common.training.batch_size_checks import batch_norm_sentence, refuse_unsuitable_loss
+from common.training.batch_size_trials import Trial, time_size
 from common.training.out_of_memory import (
     END_OTHER_PROGRAMS,
     one_sample_advice,
@@ -250,7 +251,7 @@ def small_trial(most_samples: float = math.inf, compiled: bool = False) -> tuple
         device=CPU, order=order, batch_of=lambda taken: samples[taken - 36]
     )
     optimizer = torch.optim.AdamW(model.parameters())
-    return batch_size.time_size(model, optimizer, loader, compute_loss, 64), model
+    return time_size(model, optimizer, loader, compute_loss, 64), model
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -304,8 +305,8 @@ def test_loss_that_communicates_is_refused(tmp_path: Path) -> None:
         with pytest.raises(
             UserError, match=r"communicates.*: pass .* keeps this flag, .* one process"
         ):
-            batch_size.refuse_unfit_loss(model, small_loader(), loss_with_a_collective, 2, False)
-        batch_size.refuse_unfit_loss(model, small_loader(), loss_of, 2, False)
+            refuse_unsuitable_loss(model, small_loader(), loss_with_a_collective, 2, False)
+        refuse_unsuitable_loss(model, small_loader(), loss_of, 2, False)
         assert all(parameter.grad is None for parameter in model.parameters())
         assert int(model[1].num_batches_tracked) == 0  # type: ignore[arg-type]
     finally:
@@ -315,15 +316,15 @@ def test_loss_that_communicates_is_refused(tmp_path: Path) -> None:
 def test_loss_that_couples_samples_is_refused() -> None:
     """The recipe declares it, and nothing is tried."""
     with pytest.raises(UserError, match="couples_samples"):
-        batch_size.refuse_unfit_loss(nn.Linear(3, 2), small_loader(), pytest.fail, 1, True)
+        refuse_unsuitable_loss(nn.Linear(3, 2), small_loader(), pytest.fail, 1, True)
 
 
 def test_batch_norm_is_mentioned_if_its_samples_change() -> None:
     """It is not if the size stays or its statistics are frozen."""
     model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
-    sentence = batch_size.batch_norm_sentence(model, 64, 128)
+    sentence = batch_norm_sentence(model, 64, 128)
     assert sentence is not None
     assert "128 samples instead of 64" in sentence
-    assert batch_size.batch_norm_sentence(model, 64, 64) is None
-    assert batch_size.batch_norm_sentence(model.eval(), 64, 128) is None
-    assert batch_size.batch_norm_sentence(nn.Linear(3, 2), 64, 128) is None
+    assert batch_norm_sentence(model, 64, 64) is None
+    assert batch_norm_sentence(model.eval(), 64, 128) is None
+    assert batch_norm_sentence(nn.Linear(3, 2), 64, 128) is None
