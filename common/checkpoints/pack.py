@@ -144,10 +144,11 @@ def unpack(
 ) -> Any:
     """Return the state that `pack` split. Its tensors and arrays are copies.
 
-    The result is `Any`, because only the part that the state belongs to knows its type.
+    The result is `Any`, because only the caller, whose state it is, knows its type.
 
     Args:
-        tensors: the tensors by name, as `pack` returned them or as they were read from files.
+        tensors: the tensors by name, as `pack` returned them. `Rows` are tensors that are still in
+            files, and of which each rank reads its own rows.
         rest: the JSON that `pack` returned.
         mesh: the ranks over which to shard the tensors that are `Rows`; None: they are read whole.
     """

@@ -14,9 +14,10 @@ from common.checkpoints.adapters import MODEL_ADVICE, Network, OptimizerState, R
 from common.checkpoints.description import describe_parts
 from common.checkpoints.folders import choose_and_clean_up, damage_of_best_model, read_manifest
 from common.checkpoints.pack import pack, unpack
+from common.checkpoints.publishing import LASTING_FOLDER
 from common.checkpoints.same_run import require_same_run
 from common.checkpoints.shards import files_of_rank, is_sharded, read_files_of_ranks
-from common.checkpoints.store import LASTING_FOLDER, Checkpoints, Contents
+from common.checkpoints.store import Checkpoints, Contents
 from common.console import say, warn
 from common.errors import MisfitError, UserError
 from common.failures.sentences import as_user_error
@@ -345,5 +346,5 @@ def restore_newest(
     manifest = read_manifest(path)
     require_same_run(path, manifest, identity)
     parts.restore(path, manifest, checkpoints.world_size)
-    checkpoints.go_on_from(path, manifest, without_best=has_lost_best)
+    checkpoints.resume_from(path, manifest, best_is_damaged=has_lost_best)
     return Restored(manifest, has_lost_best)

@@ -17,13 +17,13 @@ need no collective operations, which would get mixed up with those of training.
 """
 
 import contextlib
-import json
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import torch
 from pydantic import JsonValue
@@ -31,31 +31,25 @@ from pydantic import JsonValue
 from common.checkpoints.copies import HostCopies
 from common.checkpoints.folders import best_name, checkpoint_name, is_best, remove_old, step_of
 from common.checkpoints.pack import Tensors
+from common.checkpoints.publishing import LASTING_FOLDER, publish
+from common.checkpoints.save_failure import OtherRankError, SaveFailure
 from common.checkpoints.shards import files_of_rank, read_files_of_ranks
 from common.checkpoints.tensors import read_tensors, write_tensors
-from common.errors import LostProcessError, ReplacedDirectoryError, UserError
-from common.failures.disk_errors import is_of_disk, number_of
-from common.run_directory.record_files import read_record
+from common.errors import LostProcessError, UserError
 from common.run_directory.records import (
-    CHECKPOINT_DIGESTS,
-    MANIFEST,
-    CheckpointDigests,
     Manifest,
-    PartStates,
     RankReceipt,
     Receipt,
     RunIdentity,
 )
-from common.storage.digests import signed
-from common.storage.files import UNFINISHED, open_to_append
+from common.storage.files import UNFINISHED
 from common.storage.json_files import write_json
-from common.system.platforms import rename_path, replace_file, sync
+from common.system.platforms import replace_file, sync
 
 if TYPE_CHECKING:
     from common.checkpoints.shards import Rows
 
 HOST = torch.device("cpu")
-LASTING_FOLDER = "../"  # the folder of the lasting files, relative to a checkpoint
 # Seconds to wait for the files of other ranks once this rank has failed.
 LAST_PATIENCE = 5.0
 POLL_SECONDS = 0.01  # seconds between two checks for the files of other ranks
@@ -71,38 +65,6 @@ class Contents:
     shared: dict[str, JsonValue] = field(default_factory=dict)
     # The states of this rank's own parts by name, without their tensors.
     of_rank: dict[str, JsonValue] = field(default_factory=dict)
-
-
-class OtherRankError(OSError):
-    """Another rank could not write its part of a checkpoint. Only that rank knows the cause."""
-
-
-@dataclass(frozen=True)
-class SaveFailure:
-    """The reason why a rank could not write a checkpoint."""
-
-    message: str
-    error_number: int | None = None  # the `errno` of the error; None for an error without one
-    is_of_disk: bool = False  # a disk is full or fails; a later restart may succeed
-    is_of_other_rank: bool = False  # this rank only knows that another rank failed
-    is_replaced: bool = False  # the run's directory was removed, or contains another run now
-
-    @classmethod
-    def of(cls, problem: BaseException, rank: int) -> Self:
-        """Return the failure that an error in the writing thread of a rank caused."""
-        # Take the text of a `UserError` without its advice, because `RankDecisions.raise_failure`
-        # adds another advice.
-        text = problem.problem if isinstance(problem, UserError) else str(problem)
-        return cls(
-            f"rank {rank}: {text}",
-            error_number=number_of(problem),
-            is_of_disk=is_of_disk(problem),
-            is_of_other_rank=isinstance(problem, OtherRankError),
-            is_replaced=isinstance(problem, ReplacedDirectoryError),
-        )
-
-    def __str__(self) -> str:
-        return self.message
 
 
 @dataclass
@@ -145,11 +107,8 @@ class Checkpoints:
         if self.failure is not None or step == self.last_step:
             return
         self.last_step = step
-
-        def write_copies(copies: Contents) -> None:
-            self.write(self.unfinished_folder(step), copies, identity)
-
-        self.begin(step, contents, write_copies)
+        write = partial(self.write, self.unfinished_folder(step), identity=identity)
+        self.write_in_background(step, contents, write)
 
     def save_best(self, step: int, tensors: Tensors) -> None:
         """Copy the best model so far, and write it to a lasting file in the background.
@@ -165,13 +124,8 @@ class Checkpoints:
             if is_best(name):
                 del self.lasting_receipts[name]
         files = files_of_rank(best_name(step), tensors, self.rank, self.world_size)
-
-        def write_copies(copies: Contents) -> None:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self.write_lasting(copies.lasting_files)
-
         if files:  # a rank may have no share of the model
-            self.begin(step, Contents(lasting_files=files), write_copies)
+            self.write_in_background(step, Contents(lasting_files=files), self.write_best)
 
     def read_best(self, step: int) -> "tuple[Path, dict[str, torch.Tensor | Rows]]":
         """Return the path of the model that `save_best` wrote at a step, and its tensors.
@@ -196,7 +150,9 @@ class Checkpoints:
         """Return the folder of a checkpoint that is being written."""
         return self.folder / f"{checkpoint_name(step)}{UNFINISHED}"
 
-    def begin(self, step: int, contents: Contents, write: Callable[[Contents], None]) -> None:
+    def write_in_background(
+        self, step: int, contents: Contents, write: Callable[[Contents], None]
+    ) -> None:
         """Copy tensors to the host, and start a thread that writes the copies.
 
         Lasting files that were written before are left out.
@@ -281,8 +237,13 @@ class Checkpoints:
             replace_file(unfinished, self.folder / name)
             sync(self.folder)
 
+    def write_best(self, contents: Contents) -> None:
+        """Write the best model, whose files are lasting files."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.write_lasting(contents.lasting_files)
+
     def write(self, unfinished: Path, contents: Contents, identity: RunIdentity) -> None:
-        """Write this rank's files and receipt; on rank 0, wait for all and finish the checkpoint.
+        """Write this rank's files and receipt; on rank 0, wait for all, and publish the checkpoint.
 
         The other ranks wait until rank 0 has renamed the folder. So if the save fails on one rank,
         it fails on every rank.
@@ -304,54 +265,10 @@ class Checkpoints:
         finished = unfinished.with_suffix("")  # without the ending `UNFINISHED`
         if self.rank == 0:
             self.await_paths(unfinished, receipt_paths)
-            self.finish(unfinished, finished, receipt_paths, contents.shared, identity)
+            publish(unfinished, finished, receipt_paths, contents.shared, identity)
+            remove_old(self.folder, self.checkpoints_to_keep, finished, self.run_id)
         else:
             self.await_paths(unfinished, [finished])
-
-    def finish(
-        self,
-        unfinished: Path,
-        finished: Path,
-        receipt_paths: Sequence[Path],
-        shared: PartStates,
-        identity: RunIdentity,
-    ) -> None:
-        """Write the manifest on rank 0, give the folder its final name, and remove old checkpoints.
-
-        Args:
-            receipt_paths: the receipts of all ranks, in order. Their contents go into the manifest,
-                and the files are removed.
-            shared: the states of the shared parts by name, without their tensors.
-            identity: the run and the update, for the manifest.
-        """
-        rank_receipts = [read_record(path, RankReceipt) for path in receipt_paths]
-        for path in receipt_paths:
-            path.unlink()
-        manifest = manifest_of(rank_receipts, shared, identity)
-        write_json(unfinished / MANIFEST, signed(manifest.to_json()))
-        sync(unfinished / MANIFEST)
-        sync(unfinished)
-        rename_path(unfinished, finished)
-        sync(self.folder)
-        self.note_digests(step_of(finished), rank_receipts)
-        remove_old(self.folder, self.checkpoints_to_keep, finished, self.run_id)
-
-    def note_digests(self, step: int, rank_receipts: Sequence[RankReceipt]) -> None:
-        """Add the digests of a checkpoint's files to a list that outlives the checkpoint.
-
-        `recipes reproduce` compares them with those of another run. Lasting files are left out:
-        they contain the id of their run, so their digests always differ.
-        """
-        digests: dict[str, str] = {}
-        for rank_receipt in rank_receipts:
-            digests |= {name: receipt.sha256 for name, receipt in rank_receipt.files.items()}
-        line = CheckpointDigests(step=step, files=digests).to_json()
-        path = self.folder.parent / CHECKPOINT_DIGESTS
-        # Ignore errors, because the checkpoint is complete and training does not need this line.
-        with contextlib.suppress(OSError, UserError):
-            path.parent.mkdir(exist_ok=True)
-            with open_to_append(path) as file:
-                file.write(json.dumps(line) + "\n")
 
     def await_paths(self, unfinished: Path, paths: Sequence[Path]) -> None:
         """Wait until what other ranks write for a checkpoint exists.
@@ -380,36 +297,15 @@ class Checkpoints:
                 )
             time.sleep(POLL_SECONDS)
 
-    def go_on_from(self, path: Path, manifest: Manifest, without_best: bool) -> None:
+    def resume_from(self, path: Path, manifest: Manifest, best_is_damaged: bool) -> None:
         """Note the update of a restored checkpoint, and its lasting files, which exist already.
 
         Args:
             path: the checkpoint's folder.
-            without_best: whether the best model is damaged. If so, later manifests do not name it.
+            best_is_damaged: whether the best model is damaged. Later manifests do not name it then.
         """
         self.last_step = step_of(path)
         self.lasting_receipts = {}
         for name, receipt in manifest.files.items():
-            if name.startswith(LASTING_FOLDER) and not (without_best and is_best(name)):
+            if name.startswith(LASTING_FOLDER) and not (best_is_damaged and is_best(name)):
                 self.lasting_receipts[name.removeprefix(LASTING_FOLDER)] = receipt
-
-
-def manifest_of(
-    rank_receipts: Sequence[RankReceipt], shared: PartStates, identity: RunIdentity
-) -> Manifest:
-    """Return the manifest of the files and states that all ranks have written.
-
-    Args:
-        rank_receipts: the receipts of all ranks, in order.
-        shared: the states of the shared parts by name, without their tensors.
-        identity: the run and the update.
-    """
-    files: dict[str, Receipt] = {}
-    for rank_receipt in rank_receipts:
-        for name, receipt in rank_receipt.lasting.items():
-            files[f"{LASTING_FOLDER}{name}"] = receipt
-    for rank_receipt in rank_receipts:
-        files |= rank_receipt.files
-    of_ranks = [rank_receipt.of_rank for rank_receipt in rank_receipts]
-    entries = {**identity.to_json(), "shared": shared, "of_ranks": of_ranks, "files": files}
-    return Manifest.model_validate(entries)

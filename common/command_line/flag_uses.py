@@ -58,9 +58,8 @@ def own_modules(recipe_file: Path) -> Iterator[Path]:
 
     They are the modules anywhere in the recipe's folder or in the current directory.
     """
-    # `code_tree.imported_files` returns more. Here, `common` is left out, because it reads all
-    # flags. So are the user's modules in other folders, because their attributes may have the names
-    # of flags by chance.
+    # Unlike `code_tree.imported_files`, this leaves out `common`, which reads all flags, and the
+    # user's modules in other folders, whose attributes may have the names of flags by chance.
     folders = {recipe_file.absolute().parent, Path.cwd()}
     common_folder = Path(__file__).parents[1]
     for module in [*sys.modules.values()]:

@@ -160,16 +160,19 @@ def stamps_of(folder: Path) -> Stamps:
     modification, but not the ctime.
     """
     stamps = {}
-    for path in sorted(folder.rglob("*")):
-        if path.is_file() and path.name != SEEN:
-            status = path.stat()
-            stamps[str(path.relative_to(folder))] = [
-                status.st_mtime_ns,
-                status.st_ctime_ns,
-                status.st_size,
-                status.st_ino,
-            ]
+    for name in files_in(folder):
+        status = (folder / name).stat()
+        stamps[name] = [status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino]
     return stamps
+
+
+def files_in(folder: Path) -> list[str]:
+    """Return the files in a cache relative to it, in order, without the file of the stamps."""
+    return [
+        str(path.relative_to(folder))
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != SEEN
+    ]
 
 
 def is_unchanged(folder: Path) -> bool:
@@ -223,7 +226,7 @@ def make_cache(folder: Path, fill: Callable[[Path], PreparedFacts]) -> None:
     """
     with replacing(folder) as unfinished:
         facts = fill(unfinished)
-        digests = {name: sha256_of_file(unfinished / name) for name in stamps_of(unfinished)}
+        digests = {name: sha256_of_file(unfinished / name) for name in files_in(unfinished)}
         contents = {**facts, "files": digests}
         (unfinished / FACTS_JSON).write_text(
             json.dumps(signed(contents), indent=2), encoding="utf-8"

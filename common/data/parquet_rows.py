@@ -97,12 +97,12 @@ class ParquetRows:
         for block, position in zip(blocks.tolist(), positions.tolist(), strict=True):
             *row, label = (column[position].as_py() for column in tables[block].columns)
             if None in row or label not in self.class_numbers:
-                raise self.unfit_row_error(self.shards[self.groups[block, SHARD]], row, label)
+                raise self.unsuitable_row_error(self.shards[self.groups[block, SHARD]], row, label)
             rows.append(row)
             labels.append(self.class_numbers[label])
         return rows, np.array(labels)
 
-    def unfit_row_error(self, shard: str, row: RowValues, label: LabelValue) -> UserError:
+    def unsuitable_row_error(self, shard: str, row: RowValues, label: LabelValue) -> UserError:
         """Return the error for a row that lacks a value, or whose label is not a known class.
 
         Args:
@@ -111,22 +111,25 @@ class ParquetRows:
             label: the value of the last column.
         """
         label_column = self.columns[-1]
-        # All values in a column of plain values are classes. So only in a column of type ClassLabel
-        # can -1 be none of the classes.
-        if None not in row and not is_missing_label(label, is_typed=True):
+        lacking = None
+        if None in row:
+            lacking = f"value in column {self.columns[row.index(None)]}"
+        # Labels that are no class are numbers in a column of type ClassLabel, where -1 stands for a
+        # missing label. In a column of plain values, any value is a class.
+        elif is_missing_label(label, is_typed=True):
+            lacking = f"label (a -1 or NaN counts as none) in column {label_column}"
+        if lacking is not None:
             return UserError(
-                f"{shard} contains a row with the label {label!r:.60} in column {label_column}, "
-                f"which is none of the {counted(len(self.class_numbers), 'class', 'classes')}",
-                advice=f"{CORRECT_LABEL}, and start another run",
+                f"{shard} contains a row without a {lacking}",
+                advice=(
+                    "remove such rows, or pass --no-streaming, which skips them; either way, "
+                    "start another run"
+                ),
             )
-        column = self.columns[row.index(None)] if None in row else label_column
-        value = "value" if None in row else "label (a -1 or NaN counts as none)"
         return UserError(
-            f"{shard} contains a row without a {value} in column {column}",
-            advice=(
-                "remove such rows, or pass --no-streaming, which skips them; either way, start "
-                "another run"
-            ),
+            f"{shard} contains a row with the label {label!r:.60} in column {label_column}, "
+            f"which is none of the {counted(len(self.class_numbers), 'class', 'classes')}",
+            advice=f"{CORRECT_LABEL}, and start another run",
         )
 
     def table(self, block: int) -> "pyarrow.Table":

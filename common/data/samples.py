@@ -191,7 +191,7 @@ def seed_generators(run_seed: int, epoch: int | None, sample: int) -> None:
 
     Args:
         epoch: the number of the epoch; None in an evaluation.
-        sample: the index of the sample.
+        sample: the index of the sample; the first one, if a batch is made at once.
     """
     seed = hash_integers(run_seed, -1 if epoch is None else epoch, sample)
     # `torch.manual_seed` would also seed the generators of accelerators, which training uses.

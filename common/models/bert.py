@@ -252,7 +252,7 @@ def bert_settings(data: TextData, dropout: float) -> BertSettings:
 
 
 def quiet_transformers() -> None:
-    """Silence messages of Transformers that need no action, such as one about a new head."""
+    """Have Transformers show only errors, and no progress bars."""
     from transformers.utils import logging
 
     logging.set_verbosity_error()

@@ -101,7 +101,7 @@ def is_offered(precision: Precision, use_cpu: bool) -> bool:
     """Whether a precision can be chosen on this device.
 
     Torch could run fp16 on a CPU, but slower than fp32, so it is not offered there. Any CPU can run
-    bf16; `prepare_cpu` warns if it is slow.
+    bf16; `warn_of_slow_bf16` says if it is slow.
     """
     if precision == "no":
         return True

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.checkpoints.store import SaveFailure
+from common.checkpoints.save_failure import SaveFailure
 from common.errors import Preempted, ReplacedDirectoryError, TrainingError
 from common.failures.disk_errors import advice_for
 from common.ranks.agreement import (

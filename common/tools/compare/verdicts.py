@@ -78,7 +78,7 @@ class GroupFigures:
         return self.run_count >= MIN_RUNS
 
 
-def verdicts_of(comparison: Comparison, *, by_validation: bool = False) -> list[GroupVerdict]:
+def verdicts_of(comparison: Comparison, *, in_training: bool = False) -> list[GroupVerdict]:
     """Compare groups with each other in the objective and in the throughput.
 
     The pairs are those with the first group, in the groups' order, and then all other pairs of
@@ -86,13 +86,13 @@ def verdicts_of(comparison: Comparison, *, by_validation: bool = False) -> list[
 
     Args:
         comparison: runs of one or more groups. With one group, there is nothing to compare.
-        by_validation: whether to judge by the best value in training's own evaluations, which are
+        in_training: whether to judge by the best value in training's own evaluations, which are
             on validation data where there are any. Otherwise the final evaluation counts, which is
             on test data where there are any.
     """
-    objectives = objective_values(comparison, by_validation)
+    objectives = objective_values(comparison, in_training)
     standard_errors = [
-        figures.best_standard_error if by_validation else figures.final_standard_error
+        figures.best_standard_error if in_training else figures.final_standard_error
         for figures in comparison.figures
     ]
     groups = [
@@ -105,7 +105,7 @@ def verdicts_of(comparison: Comparison, *, by_validation: bool = False) -> list[
     verdicts: list[GroupVerdict] = []
     for baseline, group in pairs:
         for verdict in (
-            verdict_on_objective(baseline, group, confidence, by_validation),
+            verdict_on_objective(baseline, group, confidence, in_training),
             verdict_on_throughput(baseline, group, confidence),
         ):
             if verdict is not None:
@@ -158,11 +158,11 @@ def pairs_to_judge(groups: Sequence[GroupFigures]) -> list[tuple[GroupFigures, G
 
 
 def verdict_on_objective(
-    baseline: GroupFigures, other: GroupFigures, confidence: float, by_validation: bool
+    baseline: GroupFigures, other: GroupFigures, confidence: float, in_training: bool
 ) -> GroupVerdict | None:
     """Compare the objective of two groups; None if it is unknown, or if metric or split differ."""
     # `splits` has the split that training evaluates, and then that of the final evaluation.
-    split_index = 0 if by_validation else 1
+    split_index = 0 if in_training else 1
     split = baseline.first_run.splits[split_index]
     objective = baseline.first_run.objective
     if other.first_run.objective != objective or other.first_run.splits[split_index] != split:
@@ -180,16 +180,21 @@ def verdict_on_objective(
         text = sentences.difference_text_of_single_seeds(
             objective, baseline_sample, other_sample, errors
         )
-    stage = "best" if by_validation else "final"
+    stage = "best" if in_training else "final"
     figure = f"{stage} {metric_named(objective.metric).label}, {split}"
     return make_verdict(
         baseline.group, other.group, figure, text, baseline_sample, other_sample, interval, needed
     )
 
 
-def objective_values(comparison: Comparison, by_validation: bool) -> Values:
-    """Return each run's best objective in training's evaluations, or its final objective."""
-    if by_validation:
+def objective_values(comparison: Comparison, in_training: bool) -> Values:
+    """Return the objective of each run, or None where it is unknown.
+
+    Args:
+        in_training: take the best value of the evaluations during training. Otherwise, take the
+            value of the final evaluation.
+    """
+    if in_training:
         return [figures.best for figures in comparison.figures]
     return [
         figures.final.get(run.objective.metric)

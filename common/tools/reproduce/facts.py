@@ -116,8 +116,8 @@ def changes_learning(flag: str, run_config: RunConfig) -> bool:
     """Whether a different value of a flag changes what the model learns by more than rounding.
 
     A flag that is free, so that a resume may change it, changes nothing that is learned.
-    `config.json` names free flags only where the recipe decides otherwise than `TrainingConfig`.
     """
+    # `free_on_resume` lists only the flags for which the recipe overrides `TrainingConfig`.
     is_free = run_config.free_on_resume.get(flag, role_of(TrainingConfig, flag).free)
     return not is_free and flag not in FLAGS_OF_KERNELS
 

@@ -110,7 +110,7 @@ def compose_report(
         *unfair_warnings(one_run_each(comparison)),
         *warnings_within_groups(comparison),
     ]
-    verdicts = verdicts_of(comparison, by_validation=has_validation_data(comparison))
+    verdicts = verdicts_of(comparison, in_training=has_validation_data(comparison))
     return VariantsReport(
         title=title_of(comparison.runs[0]),
         warnings=labelled_warnings(comparison, unfair_texts),

@@ -94,6 +94,9 @@ def keep_in_run(wandb_run: "wandb.Run", name: str, panel: "wandb.Table", step: i
     By default W&B copies the table to a folder in the user's home, and the run refers to it by an
     absolute path. A run that was moved to another machine could then not be uploaded whole. An
     online run needs no such care, because W&B uploads its tables at once.
+
+    Args:
+        step: the step of the table, or "summary"; W&B makes it part of the file's name.
     """
     if wandb_run.offline:
         panel.bind_to_run(wandb_run, name, step)

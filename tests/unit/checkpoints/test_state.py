@@ -115,7 +115,7 @@ def save(folder: Path, step: int, *ranks: Parts, after: Path | None = None) -> P
     ]
     for writer, parts in zip(checkpoints, ranks, strict=True):
         if after is not None:
-            writer.go_on_from(after, read_manifest(after), without_best=False)
+            writer.resume_from(after, read_manifest(after), best_is_damaged=False)
         writer.save(step, parts.collect(), identity_at(step))
     for writer in checkpoints:
         writer.wait()

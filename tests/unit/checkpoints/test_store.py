@@ -14,7 +14,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from common.checkpoints import store
+from common.checkpoints import publishing, store
 from common.checkpoints.folders import (
     damage,
     damage_of_best_model,
@@ -95,7 +95,7 @@ def test_frozen_weights_are_written_once(tmp_path: Path, monkeypatch: pytest.Mon
     checkpoints.wait()
     later = opened(tmp_path)
     newest = tmp_path / "step-00000006"
-    later.go_on_from(newest, read_manifest(newest), without_best=False)
+    later.resume_from(newest, read_manifest(newest), best_is_damaged=False)
     later.save(9, contents_of(9), identity_at(9))
     later.wait()
     assert "frozen-model.safetensors" not in written
@@ -123,7 +123,7 @@ def test_best_model_stays_with_the_checkpoints_that_name_it(tmp_path: Path) -> N
     assert read_tensors(tmp_path / best[1])["weight"].tolist() == [1, 1, 1]
     later = opened(tmp_path)
     newest = tmp_path / "step-00000008"
-    later.go_on_from(newest, read_manifest(newest), without_best=False)
+    later.resume_from(newest, read_manifest(newest), best_is_damaged=False)
     later.save(9, contents_of(9), identity_at(9))
     later.wait()
     assert f"../{best[1]}" in read_manifest(tmp_path / "step-00000009").files
@@ -311,7 +311,12 @@ def test_files_reach_the_disk_before_the_checkpoints_name(
 
         monkeypatch.setattr(module, name, call)
 
-    for module, name in ((store, "sync"), (os, "rename"), (os, "replace")):
+    for module, name in (
+        (store, "sync"),
+        (publishing, "sync"),
+        (os, "rename"),
+        (os, "replace"),
+    ):
         record_calls(module, name)
     save(tmp_path / "run", 3)
     assert calls == [

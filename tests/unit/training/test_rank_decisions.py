@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from common.checkpoints.store import OtherRankError, SaveFailure
+from common.checkpoints.save_failure import OtherRankError, SaveFailure
 from common.errors import Preempted, ReplacedDirectoryError, TrainingError
 from common.system.platforms import STOP_SIGNALS
 from common.training import rank_decisions
