@@ -3,9 +3,9 @@
 A GPU works through a queue. Code that reads a tensor's values waits until the queue is empty, and
 the GPU is idle until there is new work. On a CPU nothing waits, but the same operations occur.
 
-Two modes of torch see them. The dispatcher sees `.item()`, `bool(tensor)`, `print(tensor)`,
-comparisons and operations whose result has a size that depends on values. It does not see
-`.tolist()`, `.numpy()`, and on a CPU `.cpu()`: a mode of torch's Python functions sees these.
+Two torch modes observe them. `TorchDispatchMode` sees `.item()`, `bool(tensor)`, `print(tensor)`,
+comparisons and operations whose result has a size that depends on values. `TorchFunctionMode` sees
+the rest: `.tolist()`, `.numpy()`, and on a CPU `.cpu()`.
 
 An operation counts if the innermost code outside of libraries is the user's, in any folder, or
 belongs to an installed package that the user's code calls. Waits in `common` do not count, because
@@ -14,33 +14,30 @@ it waits only at log lines.
 It writes a `Wait` for such an operation, once for each line and update.
 """
 
-import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
-import accelerate
-import numpy
 import torch
 from torch import nn
 from torch._ops import OpOverload
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as tree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import common
-from common.checkpoints.shards import is_sharded
 from common.data.loader import Loader
 from common.data.samples import Batch
 from common.lifecycle.evaluations import Evaluations
 from common.measure.value_checks import Metrics
 from common.run import Run
-from common.system.installed_code import is_in_standard_library, is_installed
-from common.tools.prove.own_code import callers
+from common.system.installed_code import is_installed
+from common.tools.prove.instruments.host_storages import HostStorages, tensors_in
+from common.tools.prove.instruments.wait_frames import (
+    calling_frame,
+    is_in_this_library,
+    users_frame,
+)
 from common.tools.prove.records.instrument_records import Wait
 from common.tools.prove.session import Session
 
@@ -77,11 +74,6 @@ CHECKED_ON_CPU = {"one_hot", "multinomial", "bernoulli"}
 MADE_ON_HOST = {"tensor", "as_tensor", "asarray"}
 # More functions that make tensors on the host. The modes do not see calls of these.
 MADE_UNSEEN = ("from_numpy", "frombuffer")
-# Libraries that read a tensor because their caller passes it.
-LIBRARIES = tuple(str(Path(str(module.__file__)).parent) for module in (torch, accelerate, numpy))
-# torch's optimizers, schedules and averages read counters that are on the host.
-OPTIMIZERS = str(Path(str(torch.__file__)).parent / "optim")
-THIS_LIBRARY = f"{Path(str(common.__file__)).parent}{os.sep}"
 
 
 def install(session: Session) -> None:
@@ -101,7 +93,7 @@ class WaitObserver:
         # Whether an evaluation has begun whose figures are not logged yet.
         self.is_evaluating = False
         self.reported_waits: set[tuple[int, str, int, str]] = set()  # update, file, line, operation
-        self.on_host: dict[int, StorageWeakRef] = {}  # storages on the host, by address
+        self.on_host = HostStorages()
         # The call of a function of torch in progress, as `Functions` sees it:
         self.function_name = ""  # empty outside of such a call
         self.uses_device = False  # whether the call names a device or has tensors on the device
@@ -110,15 +102,9 @@ class WaitObserver:
         self, original: Callable[[Run, Loader], Iterator[Batch]], run: Run, loader: Loader
     ) -> Iterator[Batch]:
         """Yield batches; between two of them, the loop's body runs under both modes."""
-        batches = original(run, loader)
-        while True:
+        for batch in original(run, loader):
             self.is_evaluating = False
-            batch = next(batches, None)
-            if batch is None:
-                return
-            with ExitStack() as modes:
-                modes.enter_context(Operations(self))
-                modes.enter_context(Functions(self))
+            with Operations(self), Functions(self):
                 yield batch
 
     @contextmanager
@@ -147,8 +133,18 @@ class WaitObserver:
         The modes do not see these calls.
         """
         result = original(*arguments, **named)
-        self.put_on_host(result)
+        self.on_host.add(result)
         return result
+
+    def is_host(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is on the host while training runs on the device.
+
+        A run on a CPU stands in for one on an accelerator. On a CPU, only the tensors that the loop
+        made from numbers of Python or NumPy count as the host's.
+        """
+        if self.run.device.type != "cpu":
+            return tensor.device.type == "cpu"
+        return tensor in self.on_host
 
     @property
     def run(self) -> Run:
@@ -164,7 +160,6 @@ class WaitObserver:
         """
         if self.is_evaluating or self.function_name in CHECKED_ON_CPU:
             return
-        # The innermost line that is not a library's.
         frame = calling_frame(sys._getframe(1))
         if frame is None or is_in_this_library(frame.f_code.co_filename):
             return
@@ -190,33 +185,6 @@ class WaitObserver:
             )
         )
 
-    def is_host(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor is on the host while training runs on the device.
-
-        A run on a CPU stands in for one on an accelerator. On a CPU, only storages that
-        `put_on_host` has noted count as the host's: the loop made them from numbers of Python or
-        NumPy.
-        """
-        if self.run.device.type != "cpu":
-            return tensor.device.type == "cpu"
-        storage = storage_of(tensor)
-        return storage is not None and storage._cdata in self.on_host
-
-    def put_on_host(self, results: object) -> None:
-        """Count the storages of these tensors as the host's."""
-        for tensor in tensors_in(results):
-            storage = storage_of(tensor)
-            if storage is not None:
-                # While the weak reference exists, no other storage gets this address.
-                self.on_host[storage._cdata] = StorageWeakRef(storage)
-
-    def take_from_host(self, results: object) -> None:
-        """Count storages as the device's again, after values of the device were written to them."""
-        for tensor in tensors_in(results):
-            storage = storage_of(tensor)
-            if storage is not None:
-                self.on_host.pop(storage._cdata, None)
-
 
 class Operations(TorchDispatchMode):
     """Observes the operations that reach the dispatcher."""
@@ -237,19 +205,19 @@ class Operations(TorchDispatchMode):
         inputs = [*tensors_in((arguments, named))]
         has_device_tensors = not all(self.observer.is_host(tensor) for tensor in inputs)
         if has_device_tensors:
-            operation_in_words = self.waiting_operation(operation, arguments, named)
-            if operation_in_words is not None:
-                self.observer.write_wait(operation_in_words)
+            wait_in_words = self.dispatched_wait(operation, arguments, named)
+            if wait_in_words is not None:
+                self.observer.write_wait(wait_in_words)
         result = operation(*arguments, **named)
         if has_device_tensors:
-            self.observer.take_from_host(result)
+            self.observer.on_host.remove(result)
         # What is computed from host tensors alone is on the host. So is a new tensor, unless the
         # function that the loop called names the device or has tensors on it.
         elif inputs or not self.observer.uses_device:
-            self.observer.put_on_host(result)
+            self.observer.on_host.add(result)
         return result
 
-    def waiting_operation(
+    def dispatched_wait(
         self, operation: OpOverload, arguments: Positional, named: Named
     ) -> str | None:
         """Return an operation in words if it waits for the device, or None."""
@@ -309,18 +277,18 @@ class Functions(TorchFunctionMode):
         observer.uses_device = has_device_tensors or named.get("device") is not None
         try:
             if has_device_tensors:
-                operation_in_words = self.waiting_operation(name, arguments, named)
-                if operation_in_words is not None:
-                    observer.write_wait(operation_in_words)
+                wait_in_words = self.called_wait(name, arguments, named)
+                if wait_in_words is not None:
+                    observer.write_wait(wait_in_words)
             result = function(*arguments, **named)
             if name in MADE_ON_HOST and not inputs and not observer.uses_device:
-                observer.put_on_host(result)
+                observer.on_host.add(result)
             return result
         finally:
             observer.function_name = previous_function
             observer.uses_device = previous_uses_device
 
-    def waiting_operation(self, name: str, arguments: Positional, named: Named) -> str | None:
+    def called_wait(self, name: str, arguments: Positional, named: Named) -> str | None:
         """Return the call of a function in words if it waits for the device, or None."""
         if name in CALLS:
             return CALLS[name]
@@ -360,57 +328,3 @@ def selects_by_mask(name: str, arguments: Positional) -> bool:
     # A single value at a single mask becomes a fill, which needs no positions.
     is_fill = len(indices) == 1 and arguments[2].numel() == 1
     return not is_fill
-
-
-def calling_frame(frame: FrameType) -> FrameType | None:
-    """Return the innermost frame whose code is not in a library or in this module.
-
-    Returns None if one of torch's optimizers reads a value.
-    """
-    for caller in callers(frame):
-        path = caller.f_code.co_filename
-        if path.startswith(OPTIMIZERS):
-            return None
-        if path != __file__ and not is_library(path):
-            return caller
-    return None
-
-
-def users_frame(frame: FrameType, recipe: Path) -> FrameType | None:
-    """Return the frame of the user's code that led to a frame, or None.
-
-    This is a frame of the recipe's file if there is one, and otherwise the nearest frame.
-    """
-    nearest = None
-    for caller in callers(frame):
-        path = caller.f_code.co_filename
-        if not (is_library(path) or is_installed(path) or is_in_this_library(path)):
-            nearest = nearest or caller
-            if Path(path).resolve() == recipe:
-                return caller
-    return nearest
-
-
-def is_in_this_library(path: str) -> bool:
-    """Whether a file belongs to this library."""
-    return path.startswith(THIS_LIBRARY)
-
-
-def is_library(path: str) -> bool:
-    """Whether a file belongs to torch, Accelerate, NumPy or Python's standard library."""
-    # Unlike in `common.tools.prove.own_code`, other installed packages do not count as libraries: a
-    # wait in a package belongs to its own line, not to the recipe's line that calls it.
-    return path.startswith((*LIBRARIES, "<")) or is_in_standard_library(path)
-
-
-def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
-    """Return the storage of a tensor; None if it has no storage of its own."""
-    local = tensor._local_tensor if is_sharded(tensor) else tensor
-    return local.untyped_storage() if local.layout == torch.strided else None
-
-
-def tensors_in(nest: object) -> Iterator[torch.Tensor]:
-    """Yield the tensors in a nest of containers."""
-    for leaf in tree.tree_leaves(nest):
-        if isinstance(leaf, torch.Tensor):
-            yield leaf

@@ -1,0 +1,62 @@
+"""Finds the line of the user's code that waits for the device."""
+
+import os
+from pathlib import Path
+from types import FrameType
+
+import accelerate
+import numpy
+import torch
+
+import common
+from common.system.installed_code import is_in_standard_library, is_installed
+from common.tools.prove.own_code import callers
+
+# Libraries that read a tensor because their caller passes it.
+LIBRARIES = tuple(str(Path(str(module.__file__)).parent) for module in (torch, accelerate, numpy))
+# torch's optimizers, schedules and averages read counters that are on the host.
+OPTIMIZERS = str(Path(str(torch.__file__)).parent / "optim")
+THIS_LIBRARY = f"{Path(str(common.__file__)).parent}{os.sep}"
+# The modules that observe waits. They are on the stack of each operation that they observe.
+OBSERVERS = f"{Path(__file__).parent}{os.sep}"
+
+
+def calling_frame(frame: FrameType) -> FrameType | None:
+    """Return the innermost frame whose code is neither in a library nor an observer's.
+
+    Returns None if one of torch's optimizers reads a value.
+    """
+    for caller in callers(frame):
+        path = caller.f_code.co_filename
+        if path.startswith(OPTIMIZERS):
+            return None
+        if not path.startswith(OBSERVERS) and not is_library(path):
+            return caller
+    return None
+
+
+def users_frame(frame: FrameType, recipe: Path) -> FrameType | None:
+    """Return the frame of the user's code that led to a frame, or None.
+
+    This is a frame of the recipe's file if there is one, and otherwise the nearest frame.
+    """
+    nearest = None
+    for caller in callers(frame):
+        path = caller.f_code.co_filename
+        if not (is_library(path) or is_installed(path) or is_in_this_library(path)):
+            nearest = nearest or caller
+            if Path(path).resolve() == recipe:
+                return caller
+    return nearest
+
+
+def is_in_this_library(path: str) -> bool:
+    """Whether a file belongs to this library."""
+    return path.startswith(THIS_LIBRARY)
+
+
+def is_library(path: str) -> bool:
+    """Whether a file belongs to torch, Accelerate, NumPy or Python's standard library."""
+    # Unlike in `common.tools.prove.own_code`, other installed packages do not count as libraries: a
+    # wait in a package belongs to its own line, not to the recipe's line that calls it.
+    return path.startswith((*LIBRARIES, "<")) or is_in_standard_library(path)
