@@ -5,7 +5,7 @@ at each stage. `docs/reference.md` explains the calls to users.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -207,9 +207,8 @@ class Run:
         """Whether an evaluation is due at the current step and has not been made yet."""
         return self.evaluations.is_due(self.plan, self.loaded)
 
-    @contextmanager
-    def evaluating(self, model: nn.Module) -> Iterator[nn.Module]:
-        """Yield the bare model in evaluation mode, with the clock of throughput stopped.
+    def evaluating(self, model: nn.Module) -> AbstractContextManager[nn.Module]:
+        """Return a context that has the bare model in evaluation mode, with its clock stopped.
 
         DDP's wrapper is taken off, because ranks may have different numbers of batches. The model's
         buffers, such as batch norm's statistics, are averaged over ranks first. Random generators
@@ -217,12 +216,7 @@ class Run:
         A request to stop ends the evaluation. Nothing of it is kept, and the resumed run repeats
         it.
         """
-
-        def save_and_leave() -> None:
-            saving.save_and_leave(self._started)
-
-        with self.evaluations.evaluating(model, save_and_leave) as bare_model:
-            yield bare_model
+        return self.evaluations.evaluating(model, lambda: saving.save_and_leave(self._started))
 
     def log(self, evaluation: Metrics) -> None:
         """Log an evaluation that was due. If it is the best, save its model in the background."""

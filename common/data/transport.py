@@ -1,7 +1,9 @@
 """How workers send batches: in shared memory if there is room, otherwise through pipes."""
 
+import contextlib
 import errno
 import multiprocessing
+import shutil
 from collections.abc import Callable
 from mmap import mmap
 from multiprocessing.reduction import ForkingPickler
@@ -14,7 +16,6 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 
 from common.system.platforms import (
     descriptor_limit,
-    free_bytes,
     open_descriptors,
     raise_descriptor_limit,
 )
@@ -149,7 +150,9 @@ def has_descriptors_for_sharing() -> bool:
 
 def free_shared_memory() -> int | None:
     """Return the free bytes of shared memory; None if the system does not tell."""
-    return free_bytes(SHARED_MEMORY)
+    with contextlib.suppress(OSError):  # some systems have no such folder
+        return shutil.disk_usage(SHARED_MEMORY).free
+    return None
 
 
 def bytes_of(batch: object) -> int:

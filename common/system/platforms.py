@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, TypedDict
@@ -32,11 +33,6 @@ IS_WINDOWS = SYSTEM == "win32"
 
 # ------------------------------------------------------------------------------------ Signals
 
-# A cluster sends SIGTERM. Slurm sends SIGUSR1 with --signal=USR1. Ctrl-C sends SIGINT. A terminal
-# that closes sends SIGHUP. On Windows Ctrl-Break sends SIGBREAK, which a process can also send to
-# another process.
-NAMES_OF_STOP_SIGNALS = ("SIGTERM", "SIGUSR1", "SIGINT", "SIGHUP", "SIGBREAK")
-
 
 def signals_named(names: Iterable[str]) -> dict[int, str]:
     """Return the names of those signals that this system has, by number."""
@@ -44,10 +40,46 @@ def signals_named(names: Iterable[str]) -> dict[int, str]:
     return {int(number): name for name, number in numbers.items() if number is not None}
 
 
-STOP_SIGNAL_NAMES = signals_named(NAMES_OF_STOP_SIGNALS)
+# A cluster sends SIGTERM. Slurm sends SIGUSR1 with --signal=USR1. Ctrl-C sends SIGINT. A terminal
+# that closes sends SIGHUP. On Windows Ctrl-Break sends SIGBREAK, which a process can also send to
+# another process.
+STOP_SIGNAL_NAMES = signals_named(("SIGTERM", "SIGUSR1", "SIGINT", "SIGHUP", "SIGBREAK"))
 STOP_SIGNALS = tuple(STOP_SIGNAL_NAMES)
 HANGUP: int | None = getattr(signal, "SIGHUP", None)
 CHILD_ENDED: int | None = getattr(signal, "SIGCHLD", None)
+
+
+def polite_stop_signal() -> int:
+    """Return the signal that asks a process in a group of its own to stop.
+
+    On Windows, SIGTERM would end the process at once, with nothing saved.
+    """
+    if not IS_WINDOWS:
+        return signal.SIGTERM
+    # Python has the constant on Windows only. Where tests simulate Windows, it is missing.
+    return getattr(signal, "CTRL_BREAK_EVENT", signal.SIGTERM)
+
+
+@contextmanager
+def stop_signals_held_back() -> Iterator[None]:
+    """Delay signals that ask this process to stop; processes started meanwhile never get them.
+
+    Use it while worker processes are started: they inherit the blocked signals, and keep them
+    blocked. A spawned process takes seconds until its own code can ignore a Ctrl-C. Before that, a
+    Ctrl-C would end it with a traceback. A fork has its parent's handlers and needs no delay.
+    """
+    if worker_start_method() == "fork" or not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+# ------------------------------------------------------------------------- Parents and children
+
 # The signal that a process gets when its parent has ended, from the kernel or from itself. Windows
 # has no SIGUSR2. SIGTERM serves there, because no other process can send it on Windows.
 PARENT_ENDED = int(getattr(signal, "SIGUSR2", signal.SIGTERM))
@@ -143,7 +175,7 @@ def own_group_arguments() -> ProcessGroupArguments:
         return {"creationflags": getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)}
     arguments: ProcessGroupArguments = {"start_new_session": True}
     if IS_LINUX:
-        arguments["preexec_fn"] = ask_to_stop_with_parent
+        arguments["preexec_fn"] = partial(signal_when_parent_ends, signal.SIGTERM)
     return arguments
 
 
@@ -162,22 +194,6 @@ def parent_watch_variables() -> dict[str, str]:
     return {} if IS_LINUX else {WATCHES_PARENT: "1"}
 
 
-def ask_to_stop_with_parent() -> None:
-    """Have this process get SIGTERM when its parent ends."""
-    signal_when_parent_ends(signal.SIGTERM)
-
-
-def polite_stop_signal() -> int:
-    """Return the signal that asks a process in a group of its own to stop.
-
-    On Windows, SIGTERM would end the process at once, with nothing saved.
-    """
-    if not IS_WINDOWS:
-        return signal.SIGTERM
-    # Python has the constant on Windows only. Where tests simulate Windows, it is missing.
-    return getattr(signal, "CTRL_BREAK_EVENT", signal.SIGTERM)
-
-
 # ---------------------------------------------------------------------------------- Processes
 
 
@@ -190,8 +206,6 @@ def usable_cores() -> int:
 
 def load_average() -> float:
     """Return how many threads wanted a core in the last minute, on average."""
-    if hasattr(os, "getloadavg"):
-        return os.getloadavg()[0]
     import psutil
 
     return psutil.getloadavg()[0]  # on Windows, the average begins with the first call
@@ -219,24 +233,6 @@ def worker_start_method() -> str:
     return "fork" if can_fork_with_threads() else "spawn"
 
 
-@contextmanager
-def stop_signals_held_back() -> Iterator[None]:
-    """Delay signals that ask this process to stop; processes started meanwhile never get them.
-
-    Use it while worker processes are started: they inherit the blocked signals, and keep them
-    blocked. A spawned process takes seconds until its own code can ignore a Ctrl-C. Before that, a
-    Ctrl-C would end it with a traceback. A fork has its parent's handlers and needs no delay.
-    """
-    if worker_start_method() == "fork" or not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 def raise_descriptor_limit(few: int, enough: int) -> None:
     """If the soft limit on open files is below `few`, raise it to `enough` or as far as allowed."""
     if resource is None:
@@ -262,17 +258,6 @@ def open_descriptors() -> int | None:
         with contextlib.suppress(OSError):
             return len(os.listdir(folder))
     return None
-
-
-def free_bytes(folder: Path) -> int | None:
-    """Return the free bytes of a folder's file system; None if that can't be determined."""
-    if not hasattr(os, "statvfs"):
-        return None
-    try:
-        status = os.statvfs(folder)
-    except OSError:
-        return None
-    return status.f_bavail * status.f_frsize
 
 
 # -------------------------------------------------------------------------------------- Files
@@ -378,19 +363,6 @@ def can_take_lock(lock_file: Path) -> bool:
     return True
 
 
-def error_texts(*numbers: int) -> tuple[str, ...]:
-    """Return the system's texts for error numbers; numbers without a text are left out.
-
-    The texts help to recognise an error that a library raises without its number. Windows calls
-    every network error "Unknown error".
-    """
-    return tuple(
-        message
-        for message in map(os.strerror, numbers)
-        if not message.lower().startswith("unknown error")
-    )
-
-
 # ----------------------------------------------------------------------------------- Commands
 
 
@@ -431,7 +403,20 @@ def split_words(text: str) -> list[str]:
     return [*words]
 
 
-# ------------------------------------------------------------------------------------- Limits
+# ------------------------------------------------------------------------------------ Messages
+
+
+def error_texts(*numbers: int) -> tuple[str, ...]:
+    """Return the system's texts for error numbers; numbers without a text are left out.
+
+    The texts help to recognise an error that a library raises without its number. Windows calls
+    every network error "Unknown error".
+    """
+    return tuple(
+        message
+        for message in map(os.strerror, numbers)
+        if not message.lower().startswith("unknown error")
+    )
 
 
 def system_limits() -> str | None:
