@@ -17,7 +17,7 @@ class ConfigResolution:
         # The flags before `resolve` sets any: on a first start, as the command line gave them. On a
         # resume, `config.json` keeps those of the first start: see
         # `run_config.flags_at_first_start`.
-        self.given: Flags = dict(vars(config))
+        self.given_flags: Flags = dict(vars(config))
 
     def resolve(self, **values: object) -> None:
         """Set flags, which are given as keyword arguments.

@@ -37,19 +37,19 @@ def compose_run_config(
     config = context.config
     meters = context.meters
     parameters = sum(parameter.numel() for parameter in planned.kept.bare_model.parameters())
-    unresolved = flags_at_first_start(context.resolution.given, earlier_config)
+    given_flags = flags_at_first_start(context.resolution.given_flags, earlier_config)
     return RunConfig(
         recipe=context.recipe,
         objective=str(context.objective),
         flags=json_safe(vars(config)),
-        given=json_safe(unresolved),
+        given_flags=json_safe(given_flags),
         environment=planned.environment,
         data=planned.data_facts,
         architecture=Architecture(name=str(planned.description["name"]), parameters=parameters),
         plan=planned.plan.facts(),
         memory_plan=planned.memory_plan.facts(),
         peak=PeakRate(tflops=meters.peak, source=meters.peak_source),
-        command=f"{context.recipe}.py {flags_as_text(config, unresolved, all_of_them=True)}",
+        command=f"{context.recipe}.py {flags_as_text(config, given_flags, all_of_them=True)}",
         run_id=context.directory.run_id,
         wandb_run_id=wandb_run_id_of(earlier_config),
         source=source,
@@ -58,20 +58,20 @@ def compose_run_config(
     )
 
 
-def flags_at_first_start(given: Flags, earlier_config: RunConfig | None) -> Flags:
+def flags_at_first_start(given_flags: Flags, earlier_config: RunConfig | None) -> Flags:
     """Return all flags of the run's first start, before any was resolved.
 
     Flags that no longer exist are left out.
 
     Args:
-        given: all flags of this start, before any was resolved.
+        given_flags: all flags of this start, before any was resolved.
         earlier_config: the contents of `config.json` that an earlier attempt wrote; None on a first
             start.
     """
     if earlier_config is None:
-        return given
-    earlier_given = earlier_config.given
-    return {name: earlier_given[name] for name in earlier_given if name in given}
+        return given_flags
+    earlier_flags = earlier_config.given_flags
+    return {name: value for name, value in earlier_flags.items() if name in given_flags}
 
 
 def wandb_run_id_of(earlier_config: RunConfig | None) -> str:

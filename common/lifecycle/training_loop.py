@@ -102,7 +102,7 @@ class TrainingLoop:
         step = context.progress.advance()
         if not self.are_flags_checked:
             self.are_flags_checked = True
-            refuse_unread_flags(context, started.saved_config.given)
+            refuse_unread_flags(context, started.saved_config.given_flags)
         if started.plan.logs(step):
             training_figures.log_interval(started)
         if context.guard.is_due:

@@ -144,7 +144,9 @@ class RunConfig(Record):
     # The resolved flags: `auto` is replaced by its value.
     flags: Flags = Field(validation_alias="config", serialization_alias="config")
     # All flags of the first start, before any was resolved.
-    given: Flags = Field(default_factory=dict)
+    given_flags: Flags = Field(
+        default_factory=dict, validation_alias="given", serialization_alias="given"
+    )
     environment: Environment
     data: DataFacts
     architecture: Architecture

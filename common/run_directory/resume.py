@@ -38,7 +38,7 @@ class RunToResume(NamedTuple):
     """
 
     resolved: dict[str, object]  # the flags, with the values that `auto` chose
-    given: dict[str, object]  # the flags as the command line gave them
+    given_flags: dict[str, object]  # the flags as the command line gave them
     stored: StoredRun
 
     def is_finished(self) -> bool:
@@ -138,7 +138,10 @@ def refuse_contradictions(
     - `auto`, which leaves the choice to the run
     """
     contradictions = differing_flags(
-        saved_flags, values_in(config, saved_flags), given=run.given, is_current_auto_fine=True
+        saved_flags,
+        values_in(config, saved_flags),
+        given_flags=run.given_flags,
+        is_current_auto_fine=True,
     )
     if contradictions:
         phrases = flags_in_words(contradictions, "{flag} {current} (the run has {saved})")
@@ -256,7 +259,7 @@ def newest_unfinished(config: ResumableConfig, recipe: str) -> Path | None:
         if run.stored.edited_config_error is not None:
             edited.append((directory, run.stored.edited_config_error))
             continue
-        saved_flags = fixed_flags(type(config), run.given)
+        saved_flags = fixed_flags(type(config), run.given_flags)
         differences = differing_flags(saved_flags, values_in(config, saved_flags))
         if not differences:
             return directory
@@ -334,7 +337,7 @@ def read_run(directory: Path, config_class: type, recipe: str) -> RunToResume:
             advice="resume the run with its own recipe, or start another run",
         )
     saved_config = stored.saved_config
-    if not saved_config.flags or not saved_config.given:
+    if not saved_config.flags or not saved_config.given_flags:
         raise UserError(
             f"{path} contains no flags",
             advice="restore the file from a backup, or start another run",
@@ -345,8 +348,8 @@ def read_run(directory: Path, config_class: type, recipe: str) -> RunToResume:
         flags["init_from"] = str(directory / INITIAL)
     resolved = known_flags(config_class, flags, path)
     # A flag that is missing in the saved `given` takes its resolved value.
-    given = resolved | known_flags(config_class, saved_config.given, path)
-    return RunToResume(resolved, given, stored)
+    given_flags = resolved | known_flags(config_class, saved_config.given_flags, path)
+    return RunToResume(resolved, given_flags, stored)
 
 
 def read_run_if_possible(directory: Path, config_class: type, recipe: str) -> RunToResume | None:

@@ -23,7 +23,7 @@ def differing_flags(
     saved: Mapping[str, object],
     current: Mapping[str, object],
     *,
-    given: Mapping[str, object] | None = None,
+    given_flags: Mapping[str, object] | None = None,
     is_saved_auto_fine: bool = False,
     is_current_auto_fine: bool = False,
     is_moved_data_fine: bool = False,
@@ -34,8 +34,8 @@ def differing_flags(
     same items.
 
     Args:
-        given: for each flag, a further current value that is accepted: the value that the run's
-            first command stated. None accepts no further values.
+        given_flags: for each flag, a further current value that is accepted: the value that the
+            run's first command stated. None accepts no further values.
         is_saved_auto_fine: whether a saved ``auto`` fits any current value.
         is_current_auto_fine: whether a current ``auto`` fits any saved value.
         is_moved_data_fine: whether ``dataset`` may differ if the data set `has_moved`.
@@ -44,7 +44,7 @@ def differing_flags(
     for name in sorted(saved.keys() & current.keys()):
         before = saved[name]
         now = current[name]
-        if now == before or (given is not None and now == given[name]):
+        if now == before or (given_flags is not None and now == given_flags[name]):
             continue
         if is_saved_auto_fine and before == "auto":
             continue

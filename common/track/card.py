@@ -57,7 +57,7 @@ def model_card(
         *(f"- {note}" for note in data.notes),
         f"\n| one run, seed {config.seed} | |\n|---|--:|",
         *(f"| {heading} | {value} |" for heading, value in result_rows(split, summary)),
-        f"\nFlags: `{flags_as_text(config, run_config.given)}`\n",
+        f"\nFlags: `{flags_as_text(config, run_config.given_flags)}`\n",
         f"Hardware: {environment.device}, {environment.world_size} × "
         f"{precision_name(environment.mixed_precision)}, effective batch "
         f"{environment.effective_batch_size}; python {environment.python}, {versions}; "
@@ -126,18 +126,18 @@ def result_rows(split: Split, summary: Mapping[str, float]) -> list[tuple[str, s
     return rows
 
 
-def flags_as_text(config: TrainingConfig, given: Flags, all_of_them: bool = False) -> str:
+def flags_as_text(config: TrainingConfig, given_flags: Flags, all_of_them: bool = False) -> str:
     """Return a run's flags as on a command line, without flags at their defaults; else "none".
 
     Args:
         config: the recipe's flags, for their names, defaults and roles.
-        given: the values before anything resolved `auto`, by name.
+        given_flags: the values before anything resolved `auto`, by name.
         all_of_them: whether to include flags on which no result depends, and whole paths. Otherwise
             paths are cut to their last name, so that the text can be published.
     """
     words: list[str] = []
     for field in fields(config):
-        value = given.get(field.name, field.default)
+        value = given_flags.get(field.name, field.default)
         is_wanted = all_of_them or role_of(type(config), field.name).compared
         if value == field.default or not is_wanted:
             continue

@@ -148,7 +148,7 @@ def stated_flags(run: RunRecord) -> Flags:
 
     A flag that `config.json` has only in its resolved form keeps that form.
     """
-    return {**run.flags, **run.saved_config.given}
+    return {**run.flags, **run.saved_config.given_flags}
 
 
 def values_tried(space: Space, run: RunRecord) -> dict[str, object]:

@@ -69,7 +69,7 @@ def test_resolution_keeps_the_stated_values() -> None:
     assert "epochs" not in stop_recording(config)
     assert config.epochs == 3
     assert config.batch_size == 8
-    assert resolution.given["epochs"] is None
+    assert resolution.given_flags["epochs"] is None
 
 
 def test_unknown_flag_is_an_error() -> None:

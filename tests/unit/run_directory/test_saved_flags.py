@@ -40,9 +40,9 @@ def test_common_flags_are_compared_in_order() -> None:
         ("bf16", "auto", {"is_saved_auto_fine": True}, True),
         ("auto", "bf16", {"is_current_auto_fine": True}, True),
         ("bf16", "auto", {"is_current_auto_fine": True}, False),
-        (3, 5, {"given": {"flag": 5}}, False),
-        (3, 5, {"given": {"flag": None}}, True),
-        (3, None, {"given": {"flag": None}}, False),
+        (3, 5, {"given_flags": {"flag": 5}}, False),
+        (3, 5, {"given_flags": {"flag": None}}, True),
+        (3, None, {"given_flags": {"flag": None}}, False),
     ],
 )
 def test_each_rule_has_its_argument(

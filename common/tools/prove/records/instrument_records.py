@@ -17,7 +17,7 @@ class InstrumentRecord(ObservedRecord):
 class SampleMixing(InstrumentRecord):
     """The batch norms, which mix the samples of a micro-batch, and whether the loss does so too."""
 
-    kind: Literal["sample_mixing"] = "sample_mixing"
+    record_type: Literal["sample_mixing"] = "sample_mixing"
     layers: list[str]  # the class names of the batch norms
     couples_samples: bool  # whether the recipe declares that its loss couples samples
 
@@ -25,14 +25,14 @@ class SampleMixing(InstrumentRecord):
 class MixingModule(InstrumentRecord):
     """A module other than batch norm mixes samples within a micro-batch."""
 
-    kind: Literal["mixing_module"] = "mixing_module"
+    record_type: Literal["mixing_module"] = "mixing_module"
     module: str  # the class name
 
 
 class OptimizerStep(InstrumentRecord):
     """An optimizer is about to make an update."""
 
-    kind: Literal["optimizer_step"] = "optimizer_step"
+    record_type: Literal["optimizer_step"] = "optimizer_step"
     optimizer: int  # the number of the optimizer, in the order of first use
     gradient_norm: float  # the L2 norm before gradients are clipped
     learning_rates: list[float]  # one for each parameter group
@@ -44,7 +44,7 @@ class OptimizerStep(InstrumentRecord):
 class TrainingLoss(InstrumentRecord):
     """A function of torch has computed a loss in training."""
 
-    kind: Literal["training_loss"] = "training_loss"
+    record_type: Literal["training_loss"] = "training_loss"
     function: str
     value: float  # the mean over the elements
     micro_batch: int  # the number of the micro-batch within the update
@@ -70,7 +70,7 @@ class OutcomeColumns(ObservedRecord):
 class EvaluationLoss(InstrumentRecord):
     """A function of torch has computed a loss for a batch of an evaluation."""
 
-    kind: Literal["evaluation_loss"] = "evaluation_loss"
+    record_type: Literal["evaluation_loss"] = "evaluation_loss"
     phase: Phase
     split: str
     pass_number: int  # an evaluation may make several passes over its split
@@ -84,7 +84,7 @@ class EvaluationLoss(InstrumentRecord):
 class TrainingMode(InstrumentRecord):
     """A layer that behaves differently in training was in training mode in an evaluation."""
 
-    kind: Literal["training_mode"] = "training_mode"
+    record_type: Literal["training_mode"] = "training_mode"
     phase: Phase
     split: str
     layer: str  # the class name
@@ -96,7 +96,7 @@ class TrainingMode(InstrumentRecord):
 class UnusedRows(InstrumentRecord):
     """The positions of a micro-batch on which its loss does not depend."""
 
-    kind: Literal["unused_rows"] = "unused_rows"
+    record_type: Literal["unused_rows"] = "unused_rows"
     samples: int  # the size of the micro-batch
     unused: list[int]  # positions in the micro-batch
 
@@ -104,7 +104,7 @@ class UnusedRows(InstrumentRecord):
 class MissingRows(InstrumentRecord):
     """The model got fewer samples than the batch has."""
 
-    kind: Literal["missing_rows"] = "missing_rows"
+    record_type: Literal["missing_rows"] = "missing_rows"
     rows: int  # the number of samples that the model got
     samples: int  # the size of the batch
 
@@ -118,7 +118,7 @@ class LogInterval(InstrumentRecord):
     `step` is the update of the later log line.
     """
 
-    kind: Literal["interval"] = "interval"
+    record_type: Literal["interval"] = "interval"
     after: int  # the update of the earlier log line
     seconds: float
 
@@ -129,7 +129,7 @@ class MemoryInUse(InstrumentRecord):
     `step` is this update.
     """
 
-    kind: Literal["memory"] = "memory"
+    record_type: Literal["memory"] = "memory"
     resident: int  # of this process
     in_use: int | None  # bytes that the C library's allocator has given out
     device: int | None  # bytes that torch has allocated on the accelerator
@@ -140,7 +140,7 @@ class MemoryInUse(InstrumentRecord):
 class GrowingTensors(InstrumentRecord):
     """Tensors of one dtype and shape whose number keeps growing."""
 
-    kind: Literal["growing"] = "growing"
+    record_type: Literal["growing"] = "growing"
     dtype: str
     shape: list[int]
     count: int  # the number at the last measurement
@@ -151,7 +151,7 @@ class GrowingTensors(InstrumentRecord):
 class Wait(InstrumentRecord):
     """The loop has waited for the device."""
 
-    kind: Literal["wait"] = "wait"
+    record_type: Literal["wait"] = "wait"
     file: str
     line: int
     operation: str  # the operation that waits, in words, such as ".item()"

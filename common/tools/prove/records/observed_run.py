@@ -60,7 +60,7 @@ AnyObservedRecord = (
     | Wait
 )
 RECORD: TypeAdapter[AnyObservedRecord] = TypeAdapter(
-    Annotated[AnyObservedRecord, Field(discriminator="kind")]
+    Annotated[AnyObservedRecord, Field(discriminator="record_type")]
 )
 RecordType = TypeVar("RecordType", bound=ObservedRecord)
 

@@ -8,7 +8,7 @@ from common.tools.prove.records.base import Manner, ObservedRecord, Phase
 class Started(ObservedRecord):
     """`run.start` has returned: the run is ready for its loop, and has restored any checkpoint."""
 
-    kind: Literal["started"] = "started"
+    record_type: Literal["started"] = "started"
     step: int  # the number of updates that the restored checkpoint has; 0 without one
     world_size: int
     total_steps: int
@@ -47,7 +47,7 @@ class MicroBatch(ObservedRecord):
     adds the others.
     """
 
-    kind: Literal["micro_batch"] = "micro_batch"
+    record_type: Literal["micro_batch"] = "micro_batch"
     step: int  # the number of updates before this batch
     micro_batch: int  # the number of the micro-batch within the update
     epoch: int
@@ -63,7 +63,7 @@ class MicroBatch(ObservedRecord):
 class Recorded(ObservedRecord):
     """The loop has called `run.record` for a micro-batch."""
 
-    kind: Literal["recorded"] = "recorded"
+    record_type: Literal["recorded"] = "recorded"
     step: int  # the number of updates before this batch, as in its `MicroBatch`
     micro_batch: int
     is_update: bool  # whether it was the last micro-batch of its update
@@ -77,7 +77,7 @@ class Recorded(ObservedRecord):
 class EvaluationBatch(ObservedRecord):
     """A loader has given a batch to an evaluation."""
 
-    kind: Literal["evaluation_batch"] = "evaluation_batch"
+    record_type: Literal["evaluation_batch"] = "evaluation_batch"
     step: int
     phase: Phase  # "final" for the evaluation after the loop
     split: str
@@ -93,7 +93,7 @@ class ObservedEvaluation(ObservedRecord):
     of the model before training.
     """
 
-    kind: Literal["evaluation"] = "evaluation"
+    record_type: Literal["evaluation"] = "evaluation"
     step: int
     phase: Phase
     split: str
@@ -104,7 +104,7 @@ class ObservedEvaluation(ObservedRecord):
 class Saved(ObservedRecord):
     """The recipe has called `run.save`. The digests were taken just before."""
 
-    kind: Literal["saved"] = "saved"
+    record_type: Literal["saved"] = "saved"
     step: int
     parts: dict[str, str]
     generators: dict[str, str]
@@ -113,7 +113,7 @@ class Saved(ObservedRecord):
 class Interrupted(ObservedRecord):
     """The probe is about to interrupt the run, as the proof has planned."""
 
-    kind: Literal["interrupted"] = "interrupted"
+    record_type: Literal["interrupted"] = "interrupted"
     step: int
     manner: Manner
     place: str  # in words, such as "after update 4"
@@ -122,6 +122,6 @@ class Interrupted(ObservedRecord):
 class Finished(ObservedRecord):
     """`run.finish` has returned."""
 
-    kind: Literal["finished"] = "finished"
+    record_type: Literal["finished"] = "finished"
     step: int
     parts: dict[str, str]
