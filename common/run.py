@@ -119,7 +119,7 @@ class Run:
         """
         order = training_order_of(train_loader, "run.make_plan(train_loader, DEFAULT_EPOCHS)")
         plan = Plan(self.config, order, self.data.name, default_epochs)
-        self.context.resolution.resolve(epochs=plan.epochs)
+        self.context.flag_resolution.resolve(epochs=plan.epochs)  # no flag may have stated them
         self.stages.plan = plan
         DISPLAY.show_activity("building the model")
 
@@ -311,9 +311,9 @@ class Run:
         """Log rank 0's images at this step, at the tracker and under ``media/``.
 
         Args:
-            images: uint8 or float (0 is black, 1 is white) [images, channels, height, width], of 1,
-                3 or 4 channels; or a list of Pillow's images. The first 64 are kept.
-            captions: one for each image.
+            images: a tensor [images, channels, height, width] with 1, 3 or 4 channels, of uint8 (0
+                to 255) or of floats (0 to 1); or a list of Pillow's images. The first 64 are kept.
+            captions: one for each of all images.
         """
         self.context.logs.media.images(name, images, captions, self.progress.global_step)
 

@@ -103,7 +103,7 @@ class Network:
         Args:
             path: the checkpoint, for a message.
             name: the part's name, for a message.
-            frozen: the parameters in the lasting file, by name.
+            frozen: the parameters in the lasting file, which several checkpoints share, by name.
             trained: the other parameters. A parameter in both was unfrozen later, and this is its
                 newer value.
 
@@ -122,8 +122,8 @@ class Network:
                 )
         for key, parameter in parameters.items():
             fill(parameter, saved[key])
-        # A parameter stays frozen if it was frozen when this process began, and if the checkpoint
-        # has it only in the lasting file.
+        # Later checkpoints leave out the parameters that are still frozen. These were frozen when
+        # this process began, and the checkpoint has them only in the lasting file.
         still_frozen: Tensors = {}
         # The order is the same on all ranks, as `sums_of_bits` needs it.
         for key in self.frozen_checksums:

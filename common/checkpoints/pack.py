@@ -160,6 +160,7 @@ def unpack(
         """Return the array whose bytes `Packer.pack_array` stored."""
         return copies[name].numpy().view(dtype).reshape(shape)
 
+    # Pairs are lists [key, item], also after they are unpacked.
     unpack_tagged: dict[str, Callable[[Any], object]] = {
         "!tensor": lambda name: copies[name],
         "!array": lambda value: array(*value),
@@ -175,7 +176,8 @@ def unpack(
             return [unpack_value(item) for item in value]
         if not isinstance(value, dict):
             return value
-        # The only key of a tagged value. In other dicts, no key is a tag: see `pack_dict`.
+        # A tagged value is a dict with one key, the tag. No key of any other dict is a tag: see
+        # `pack_dict`. So the first key is enough to tell.
         tag = next(iter(value), "")
         if tag in unpack_tagged:
             return unpack_tagged[tag](value[tag])

@@ -129,17 +129,17 @@ class Display:
             self.bar.update(self.bar.task_ids[0], total=total_steps, completed=step)
 
     def show_interval(self, text: str) -> None:
-        """Show the metrics of a log interval: in the bar on a terminal, else as a line.
+        """Show the metrics of a log interval in the bar; without a bar, print them as a line.
 
-        The line of the last update is always printed. Other lines may be left out, as `LineLimit`
-        decides.
+        In both cases, the run's log gets the line. That of the last update is always written. Other
+        lines may be left out, as `LineLimit` decides.
         """
         self.interval_text = text
         is_last = self.step_and_epoch is not None and self.step_and_epoch()[0] == self.total_steps
         if not (self.limit.allows() or is_last):
             return
-        print_line = say if self.live is None else log_line  # the bar shows the text already
-        print_line(f"{self.progress_text()}  {text}")
+        write_line = say if self.live is None else log_line  # `log_line` prints nothing
+        write_line(f"{self.progress_text()}  {text}")
 
     def progress_text(self) -> str:
         """Return the current epoch and update, or before training the current activity."""

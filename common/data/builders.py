@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, NotRequired, TypedDict
 from common.data.csv_files import DEFAULT, RAGGED_ADVICE, SEPARATORS, Dialect, find_dialect
 from common.data.guess import Feature
 from common.data.local_files import (
+    FILE_BUILDERS,
     LocalFiles,
     dangling_error,
     find_files,
@@ -35,13 +36,6 @@ DATA_ADVICE = (
     "check the data set's files, or for a data set of the Hub, --dataset-config and the connection"
 )
 # The builder of `datasets` for a single file, by its suffix.
-FILE_BUILDERS = {
-    ".csv": "csv",
-    ".tsv": "csv",
-    ".json": "json",
-    ".jsonl": "json",
-    ".parquet": "parquet",
-}
 TABLE_BUILDERS = ("csv", "json", "parquet")
 
 

@@ -124,10 +124,11 @@ class Data:
             self.reason = self.source.reason
 
     def as_samples(self, name: str, split: object) -> Samples:
-        """Check a split, and return it as `Samples`, also if it is a map-style data set.
+        """Check a split, and return it; a map-style data set is wrapped in `DatasetSamples`.
 
         Raises:
-            UserError: the split is empty, can't be read by index, or has lengths of a wrong shape.
+            UserError: the split is empty or can't be read by index, or its ``lengths``, the tokens
+                of each sample, have a wrong shape.
         """
         if not isinstance(split, Samples):
             lacking = lacking_methods(split)

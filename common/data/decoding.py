@@ -109,7 +109,9 @@ def prepare_streamed_images(
     folder: Path,
     requested: RequestedFormat,
 ) -> tuple[PixelFormat, np.ndarray]:
-    """Write the places of the row groups, and decode a sample of the images of the first split.
+    """Write the places of the row groups; find the format and the scaling of the images.
+
+    Both come from a sample of the first split, because not all images are decoded in advance.
 
     Args:
         column: the column of images.
@@ -118,7 +120,7 @@ def prepare_streamed_images(
         The format for all images, and how often each value of a pixel occurs in the sampled ones:
         see `count_pixel_values`.
     """
-    rows = table.write_groups(folder, [column])
+    rows = table.write_groups(folder, [column])  # those of the first split
     images: list[EncodedImage] = [image for (image,) in rows.sample(SAMPLED_IMAGES)]
     examine = Examiner(source, table.first_role)
     pixel_format, _ = choose_format(map(examine, images), requested)

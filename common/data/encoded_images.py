@@ -1,7 +1,7 @@
 """Reads the encoded images of a whole split, in worker processes if there are many.
 
-Reading a small image takes a tenth of a millisecond, nearly all of it in Python code. So threads
-can't share this work, but processes can.
+Reading a small image takes a tenth of a millisecond, nearly all of it in Python code, which only
+one thread at a time can run. So processes share this work.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,7 +28,7 @@ MAX_WORKERS = 32
 IMAGES_AT_ONCE = 64  # the most images whose results travel together
 ENCODED_AT_ONCE = 16  # the most encoded images that a process holds
 RESULT_BYTES = 2**26  # the most bytes of all results that wait in memory
-PATIENCE = 600.0  # seconds to wait for results
+DECODING_PATIENCE = 600.0  # seconds to wait for results
 DECODER_NAMES = WorkerNames("the processes that decode images")
 
 Result = TypeVar("Result")
@@ -54,11 +54,16 @@ class EncodedImages(Samples, Generic[Result]):
         return len(self.split)
 
     def fetch(self, samples: torch.Tensor, epoch: int | None) -> list[Result]:
-        """Return the results for images that follow each other, instead of a batch of tensors."""
+        """Return a list of results, instead of a batch of tensors.
+
+        Args:
+            samples: consecutive indices in ascending order, because only the first and the last of
+                them are used.
+        """
         images = self.images_between(int(samples[0]), int(samples[-1]))
         if get_worker_info() is not None:
             return [self.read_image(image) for image in images]
-        # Without workers, threads at least decode large images at the same time.
+        # Without workers, threads help with large images: the decoder lets other threads run.
         with ThreadPoolExecutor() as pool:
             return list(pool.map(self.read_image, images))
 
@@ -90,7 +95,9 @@ def read_images(
     lists_in_memory = 1 + PREFETCHED * worker_count
     images_at_once = 1 + RESULT_BYTES // (lists_in_memory * result_bytes)
     lists = torch.arange(len(split)).split(min(IMAGES_AT_ONCE, images_at_once))
-    workers = Workers(images, worker_count, torch.device("cpu"), PATIENCE, never, DECODER_NAMES)
+    workers = Workers(
+        images, worker_count, torch.device("cpu"), DECODING_PATIENCE, never, DECODER_NAMES
+    )
     try:
         yield from workers.fetched(lists, None)
     except LostProcessError:

@@ -13,7 +13,15 @@ from pathlib import Path
 
 from common.errors import UserError
 
-TABLE_SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
+# The builder of `datasets` that reads a single file, by the file's suffix.
+FILE_BUILDERS = {
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".json": "json",
+    ".jsonl": "json",
+    ".parquet": "parquet",
+}
+TABLE_SUFFIXES = tuple(FILE_BUILDERS)
 # If links lead to one folder more often than this, the search for files might never end.
 MAX_VISITS = 16
 # The advice for links that lead nowhere.

@@ -60,9 +60,9 @@ def other_columns_error(
     """Return the error for a file whose columns differ from those of the first file.
 
     Args:
-        file: the file, as the message names it.
+        file: the file in words, such as its path.
         columns: the types of the file's columns, by name.
-        first_file: the path of the first file.
+        first_file: the file whose columns are expected, in words.
         expected: the types of the first file's columns, by name.
     """
     names = {**expected, **columns}

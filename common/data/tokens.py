@@ -286,10 +286,10 @@ def train_wordpiece(texts: list[str]) -> "PreTrainedTokenizerBase":
     wordpiece = BertWordPieceTokenizer(lowercase=True)
     characters = {character for text in texts for character in wordpiece.normalize(text)}
     characters.discard(" ")
-    # By default, the trainer numbers the characters inside words (such as ##a) in the order of a
-    # hash map, which differs from run to run. Between equally frequent pairs, it chooses by these
-    # numbers. Special tokens get their numbers in the given order, so the characters are passed as
-    # special tokens.
+    # The trainer merges the most frequent pair of tokens, and between equally frequent pairs it
+    # chooses by the numbers of the tokens. By default, it numbers the characters inside words (such
+    # as ##a) in the order of a hash map, so the vocabulary would differ from run to run. Special
+    # tokens get their numbers in the given order, so the characters are passed as special tokens.
     special_tokens = list(SPECIAL_TOKENS)
     special_tokens += [f"##{character}" for character in sorted(characters)]
     training: Future[None] = Future()

@@ -123,7 +123,9 @@ class Watch(threading.Thread):
         stopped_pids = self.stopped_pids()
         if not stopped_pids:
             flag = self.names.count_flag
-            return f"{self.names.name}{'' if flag is None else f' ({flag} {len(self.workers)})'}"
+            if flag is None:
+                return self.names.name
+            return f"{self.names.name} ({flag} {len(self.workers)})"
         pids = " ".join(stopped_pids)
         return f"some of {self.names.name}, which are stopped (kill -CONT {pids} lets them go on)"
 

@@ -104,8 +104,11 @@ class Workers:
         """Note what is needed to start the workers, without starting them.
 
         Args:
+            samples: the split.
             count: the number of workers; 0: this process makes the batches.
-            patience: seconds to wait for one batch.
+            device: the device that batches are copied to.
+            patience: seconds to wait for one batch; then the workers are killed, and the wait ends
+                with a `UserError`.
             is_stopping: whether the run was asked to stop; a thread calls it.
             names: how messages name the workers.
         """
@@ -120,7 +123,8 @@ class Workers:
         # after `close`.
         self.torch_loader: DataLoader[Batch] | None = None
         self.watch: Watch | None = None  # None until worker processes have started
-        self.free_shared_bytes: int | None = None  # of shared memory, before the workers started
+        # The bytes that were free in shared memory before the workers started; None if unknown.
+        self.free_shared_bytes: int | None = None
         self.largest_batch = 0  # bytes
 
     def iterate(self) -> Iterator[Batch]:

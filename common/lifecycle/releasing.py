@@ -25,16 +25,17 @@ def release(
 ) -> None:
     """Release workers, the process group, the lock of the directory, and the rest.
 
-    A user's mistake is reported in between: after the workers have ended, and before the process
-    group is destroyed.
+    If a `UserError` ended the run, ranks other than 0 may wait here for rank 0 to print it: see
+    `report_once`.
 
     Args:
-        error: what ended the run early; None for a run that is over.
+        error: what ended the run early; None if the run finished.
         process_goes_on: whether a program may start another run in this process.
     """
     context.config.unfreeze()  # a program may change the flags for its next run
     for loader in loaders:
         loader.close()
+    # Before the process group is destroyed, because the ranks announce the report in its store.
     if isinstance(error, UserError):
         report_once(error, context.decisions.request)
     # After any other error, other ranks may still wait in a collective that this rank has left.
@@ -44,7 +45,7 @@ def release(
         keep_file_store()
         torch.distributed.destroy_process_group()
     try:
-        context.provenance.wait()
+        context.provenance.wait()  # a thread may still write to the directory
         context.directory.release()
     finally:
         if process_goes_on:

@@ -37,7 +37,7 @@ def compose_run_config(
     config = context.config
     meters = context.meters
     parameters = sum(parameter.numel() for parameter in planned.kept.bare_model.parameters())
-    given_flags = flags_at_first_start(context.resolution.given_flags, earlier_config)
+    given_flags = flags_at_first_start(context.flag_resolution.given_flags, earlier_config)
     return RunConfig(
         recipe=context.recipe,
         objective=str(context.objective),

@@ -48,7 +48,7 @@ Stage = TypeVar("Stage")
 class Context:
     """What a run has from its first moment on."""
 
-    resolution: ConfigResolution
+    flag_resolution: ConfigResolution
     recipe_file: Path
     source: RecipeSource
     objective: Objective
@@ -67,7 +67,7 @@ class Context:
 
     @property
     def config(self) -> TrainingConfig:
-        return self.resolution.config
+        return self.flag_resolution.config
 
     @property
     def recipe(self) -> str:

@@ -74,8 +74,8 @@ def plan_run(
     memory_plan = make_memory_plan(context, loaded, kept)
     profiler = make_profiler(context, plan)
     keep_own_parts(context, loaded)
-    context.resolution.resolve(**flags_of_data(loaded.data))
-    context.resolution.end()
+    context.flag_resolution.resolve(**flags_of_data(loaded.data))
+    context.flag_resolution.end()
     placement = loaded.loaders["train"].placement
     return PlannedRun(
         context=context,

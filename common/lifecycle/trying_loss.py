@@ -73,7 +73,7 @@ def use_batch_size(
         batch_size: the samples of a micro-batch on each rank.
         accumulation: the micro-batches of an update.
     """
-    context.resolution.resolve(batch_size=batch_size, gradient_accumulation_steps=accumulation)
+    context.flag_resolution.resolve(batch_size=batch_size, gradient_accumulation_steps=accumulation)
     context.accelerator.gradient_accumulation_steps = accumulation
     context.meters.use_accumulation(accumulation)
     for loader in loaded.loaders.values():

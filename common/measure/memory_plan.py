@@ -178,10 +178,11 @@ class MemoryPlan:
 
     def finish(self) -> MemoryRows:
         """Return the planned and measured size of each part at the end of training."""
-        self.complete()
+        self.complete()  # a short run has not reached `FIRST_UPDATES`
         planned = self.planned | {"total": self.total}
         measured = self.measured | self.lasting_mib()
-        measured["total"] = peaks(self.device)[0] / MEBIBYTE
+        most_in_use, _ = peaks(self.device)
+        measured["total"] = most_in_use / MEBIBYTE
         names = (*PLANNED_AT_START, "activations", "workspace", "total")
         return [(name, planned.get(name), measured.get(name)) for name in names]
 

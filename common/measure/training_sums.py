@@ -73,17 +73,18 @@ class TrainingSums:
             metrics: tensors of any shape or plain numbers, whose elements are averaged.
 
         Raises:
-            UserError: a value is not a number, or a metric named "loss" is not the loss.
+            UserError: a value is not a number, or a metric named "loss" is another tensor or number
+                than `loss`.
         """
         # `measured_value` detaches tensors, because a pending tensor must not keep the graph of
         # activations.
         measured_loss = measured_value("loss", loss, "run.record")
-        values = {"loss": measured_loss}
-        for name, value in metrics.items():
-            values[name] = measured_value(name, value, "run.record")
-        if "loss" in metrics:
-            refuse_another_loss(measured_loss, values["loss"], "run.record")
-        self.pending.append(values)
+        measured_metrics = {
+            name: measured_value(name, value, "run.record") for name, value in metrics.items()
+        }
+        if "loss" in measured_metrics:
+            refuse_another_loss(measured_loss, measured_metrics["loss"], "run.record")
+        self.pending.append({"loss": measured_loss, **measured_metrics})
         mean_loss = measured_loss
         if isinstance(measured_loss, torch.Tensor) and measured_loss.ndim:
             mean_loss = mean_of(measured_loss)

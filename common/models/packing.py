@@ -12,6 +12,7 @@ instead. The method is that of the Effective Transformer (ByteDance, 2020).
 Losses and gradients are those of the padded model within rounding; dropout's masks differ.
 """
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -49,12 +50,12 @@ def token_positions(lengths: torch.Tensor, padded_length: int) -> torch.Tensor:
         padded_length: the tokens of each row of the batch, including padding.
 
     Returns:
-        int64 [tokens], each position at most once. The number of tokens is rounded up to a multiple
-        of `TOKEN_MULTIPLE`, but is at most batch × padded_length.
+        int64 [positions], each position at most once. Their number is that of the real tokens,
+        rounded up to a multiple of `TOKEN_MULTIPLE`, but at most batch × padded_length.
     """
     is_padding = (torch.arange(padded_length) >= lengths[:, None]).flatten()
-    tokens = len(is_padding) - int(is_padding.sum())
-    rounded = -(-tokens // TOKEN_MULTIPLE) * TOKEN_MULTIPLE
+    real_tokens = len(is_padding) - int(is_padding.sum())
+    rounded = math.ceil(real_tokens / TOKEN_MULTIPLE) * TOKEN_MULTIPLE
     # A stable sort puts the real tokens (0) first, in their order, and the padding (1) behind.
     return is_padding.byte().argsort(stable=True)[:rounded]
 

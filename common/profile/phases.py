@@ -29,13 +29,17 @@ class Phases:
         self.device = accelerator.device
         self.has_nvtx = self.device.type == "cuda"
         self.times_device = has_timed_events(self.device)
-        self.is_on = False
+        self.is_on = False  # whether phases are marked now
         self.range: torch.profiler.record_function | None = None  # the range that is open
         self.starts: list[tuple[str | None, Moment]] = []  # each phase, and when it began
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Mark phases while the block runs, and wrap `accelerator.backward` for that time."""
+        """Mark phases while the block runs.
+
+        "backward" and "optimizer" are marked here, by wrapping `accelerator.backward`. The meter of
+        `common.profile.waits` marks "data" and "forward" while `is_on` is true.
+        """
         accelerator = self.accelerator
         backward = accelerator.backward
 

@@ -8,7 +8,7 @@ from common.run_directory.model_records import WeightsDigest
 from common.run_directory.record_files import read_record
 from common.run_directory.records import MODEL_FOLDER, MODEL_JSON
 from common.storage.digests import remembered_sha256_of_file
-from common.storage.json_files import reading_saved
+from common.storage.json_files import reading_file_of_run
 
 WEIGHTS = "model.safetensors"  # the file in a finished model's folder, beside MODEL_JSON
 # What to do if a file of a finished model is damaged. Its run need not be repeated.
@@ -45,7 +45,7 @@ def require_written_weights(folder: Path) -> None:
     expected_digest = read_record(folder / MODEL_JSON, WeightsDigest, COPY_MODEL).weights_sha256
     if expected_digest is None:
         return
-    with reading_saved(path, COPY_MODEL):
+    with reading_file_of_run(path, COPY_MODEL):
         digest = remembered_sha256_of_file(path)
     if digest != expected_digest:
         mistake = (

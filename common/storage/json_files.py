@@ -71,7 +71,7 @@ def read_json_if_there(path: Path, advice: str = PUT_BACK) -> JsonObject | None:
     Raises:
         UserError: the file can't be read, or it contains no JSON object.
     """
-    with reading_saved(path, advice):
+    with reading_file_of_run(path, advice):
         try:
             value = parse(refuse_pipe(path).read_text(encoding="utf-8"))
         except (FileNotFoundError, NotADirectoryError):
@@ -82,8 +82,8 @@ def read_json_if_there(path: Path, advice: str = PUT_BACK) -> JsonObject | None:
     return value
 
 
-def reading_saved(path: Path, advice: str = PUT_BACK) -> AbstractContextManager[None]:
-    """Return a context that raises a `UserError` instead of an error in reading a run's file.
+def reading_file_of_run(path: Path, advice: str = PUT_BACK) -> AbstractContextManager[None]:
+    """Return a context in which an error in reading a file of a run becomes a `UserError`.
 
     Args:
         advice: what to do, unless the user lacks the right to read the file.
@@ -113,7 +113,7 @@ def read_lines(path: Path, key: str, warn: Callable[[str], None] | None = None) 
         key: the entry of each row that must be a number; a row without it is damaged.
         warn: prints that a damaged line is left out. Without it, a damaged line is a `UserError`.
     """
-    with reading_saved(path):
+    with reading_file_of_run(path):
         try:
             lines = refuse_pipe(path).read_bytes().splitlines()
         except (FileNotFoundError, NotADirectoryError):

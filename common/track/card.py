@@ -14,8 +14,11 @@ from common.run_directory.records import Flags, RunConfig
 from common.system.platforms import command_line
 from common.track.names import PEAK, metric_named, precision_name
 
-# The Hub's name of a task, by the name of a fact that only models of that task have.
-TASKS = {"max_length": "text-classification", "image_size": "image-classification"}
+# The Hub's name of a task, by a key that only the descriptions of models of that task have.
+TASK_BY_DESCRIPTION_KEY = {
+    "max_length": "text-classification",
+    "image_size": "image-classification",
+}
 PREDICT = "recipes predict FOLDER"
 CARD_METRICS = (THROUGHPUT, TRAINING_SECONDS)
 
@@ -42,7 +45,7 @@ def model_card(
     """
     name = description["name"]
     environment = run_config.environment
-    task = next((task for fact, task in TASKS.items() if fact in description), None)
+    task = task_of(description)
     sizes = ", ".join(
         f"{split_name} {size:,}" for split_name, size in run_config.data.sizes.items()
     )
@@ -65,6 +68,14 @@ def model_card(
         f"\nTo use it:\n\n```bash\n{PREDICT} {input_file}\n```\n" if task else "",
     )
     return "\n".join(lines)
+
+
+def task_of(description: Mapping[str, object]) -> str | None:
+    """Return the Hub's name of a model's task; None if the task has none."""
+    for key, task in TASK_BY_DESCRIPTION_KEY.items():
+        if key in description:
+            return task
+    return None
 
 
 def metrics_of_split(split: Split, summary: Mapping[str, float]) -> list[str]:

@@ -150,7 +150,7 @@ def interval_text(row: Mapping[str, float]) -> str:
 def evaluation_text(
     values: Mapping[str, float], split: Split, model_position: Mapping[str, float]
 ) -> str:
-    """Return the line of an evaluation, usually at most 100 characters wide.
+    """Return the printed line of an evaluation: the model's position, the samples and the metrics.
 
     Args:
         values: metrics by name, without the split's prefix.

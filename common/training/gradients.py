@@ -126,14 +126,15 @@ class GradientGuard:
             }
         elif trained_ids != self.trained[model]:
             unfrozen = self.frozen_at_first[model].intersection(trained_ids)
-            self.require_updates(model, optimizer, unfrozen)
+            self.require_optimizer(model, optimizer, unfrozen)
         self.trained[model] = trained_ids
 
-    def require_updates(self, model: nn.Module, optimizer: Optimizer, unfrozen: set[int]) -> None:
+    def require_optimizer(self, model: nn.Module, optimizer: Optimizer, unfrozen: set[int]) -> None:
         """Raise a `UserError` if an unfrozen parameter is in no optimizer.
 
         Args:
-            optimizer: the one that is clipped now, which the Accelerator may not have prepared.
+            optimizer: the one whose gradients are clipped now. The Accelerator may not have
+                prepared it.
             unfrozen: the ids of those parameters of `model` that have been unfrozen.
         """
         updated: set[int] = set()

@@ -18,7 +18,8 @@ def learning_rates(optimizers: Mapping[str, Optimizer]) -> dict[str, float]:
 
     - NAME is the name that `run.keep` was given.
     - GROUP is the name in the group, as in ``{"params": …, "name": "head"}``, or its number.
-    - A further group is logged only if its rate differs from the first group's.
+    - A further group is logged only if its current or its initial rate differs from the first
+      group's.
     - A group without a rate is left out, for example if the optimizer finds its own rate.
     """
     rates: dict[str, float] = {}
@@ -28,9 +29,9 @@ def learning_rates(optimizers: Mapping[str, Optimizer]) -> dict[str, float]:
         if first is not None:
             rates[prefix] = first[0]
         for group, rate in further_rates(optimizer.param_groups).items():
-            # A name may be taken, for example by a group that is named like another optimizer. The
-            # log has room for one of the two rates, and nothing else reads them. So the first rate
-            # stays here, and an optimizer's first group (above) takes precedence over other groups.
+            # Two rates may get the same name, for example if a group is named like another
+            # optimizer. An optimizer's first group wins, because it overwrites other rates above.
+            # Between further groups, the earlier one stays.
             rates.setdefault(f"{prefix}/{group}", rate)
     return rates
 

@@ -70,9 +70,9 @@ class Rehearsal:
         self.state = "over"
 
     def add_note_to(self, error: BaseException) -> None:
-        """If a rehearsal goes on, add a note to its error, with the way to turn rehearsals off.
+        """If an error came during a rehearsal, add a note on the way to turn rehearsals off.
 
-        A `UserError`, which is no `Exception`, is printed without notes and gets none.
+        A `UserError` gets none, because it is a `SystemExit`, which Python prints without notes.
         """
         if self.state in ("reading", "read") and isinstance(error, Exception):
             error.add_note(

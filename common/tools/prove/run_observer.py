@@ -210,10 +210,12 @@ class RunObserver:
         loss: Loss,
         metrics: Metrics | None = None,
     ) -> None:
+        """Record a micro-batch, write it, and interrupt the run if that is planned here."""
         session = self.session
-        step_before = session.step  # `original` counts an update
+        step_before = session.step  # `original` may add 1 to the run's updates, which this reads
         is_update = bool(run.accelerator.sync_gradients)
-        original(run, loss, metrics)  # first, because it refuses values that can't be written below
+        # `original` comes first, because it refuses values that could not be written below.
+        original(run, loss, metrics)
         if self.reads_tensors:
             self.write_recorded(run, step_before, is_update, loss, metrics or {})
         session.end_micro_batch(is_update=is_update)

@@ -19,17 +19,21 @@ MIN_UPDATES = 40
 # above.
 MAX_SECONDS = 60.0
 SAVE_EVERY = 4  # updates, in the eventful run
+MANY_EPOCHS = 1000  # so many that `max_steps` ends the run
 NEVER = 100_000  # updates, more than a run of a proof makes
 
 
 def steady_run(bench: Bench) -> ObservedRun:
-    """Return a run of updates alone. Their number depends on the speed of the reference run."""
+    """Train without evaluations and saves, for about `MAX_SECONDS`, and return the observed run.
+
+    The number of updates depends on the speed of the reference run.
+    """
     updates = updates_in(MAX_SECONDS, median_update_seconds(bench.reference))
     spec = RunSpec(
         "steady",
         as_words(
             max_steps=updates,
-            epochs=1000,
+            epochs=MANY_EPOCHS,
             log_every=MEASURED_EVERY,
             eval_every=NEVER,
             checkpoint_every=NEVER,
@@ -50,7 +54,7 @@ def eventful_run(bench: Bench) -> ObservedRun:
         "eventful",
         as_words(
             max_steps=MIN_UPDATES,
-            epochs=1000,
+            epochs=MANY_EPOCHS,
             log_every=MEASURED_EVERY,
             eval_every=1,
             checkpoint_every=SAVE_EVERY,

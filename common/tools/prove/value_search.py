@@ -1,4 +1,8 @@
-"""Searches the values that variables contain. Each gets a path, such as ``ema.decay``."""
+"""Searches the values that variables contain. Each gets a path, such as ``ema.decay``.
+
+The values of two runs are compared, to find state that checkpoints lack, or that differs between
+repetitions.
+"""
 
 import io
 import os
@@ -153,7 +157,7 @@ class ValueSearch:
     def visit_all(
         self, path: str, variable_text: str, values: Mapping[str, object], depth: int
     ) -> None:
-        """Visit attributes by name."""
+        """Visit attributes or variables by name."""
         for name, value in [*values.items()]:
             self.visit(f"{path}.{name}", variable_text, value, depth + 1)
 

@@ -75,23 +75,24 @@ def code_of_run(old: ComparedRun, uses_current_code: bool) -> Iterator[RestoredC
         yield RestoredCode(recipe, library, current_trees, "; ".join(dict.fromkeys(sources)))
 
 
-def missing_recipe_error(old: ComparedRun, searched: Path | None) -> UserError:
+def missing_recipe_error(old: ComparedRun, current_folder: Path | None) -> UserError:
     """Return the error for a run whose code lacks the recipe's file.
 
     Args:
-        searched: the folder with the current code; None if the code that the run saved was
+        current_folder: the folder with the current code; None if the code that the run saved was
             searched. The saved code may lie in a temporary folder, so the error does not name it.
     """
     path = recipe_of(old)
     folder = trees_of(old)[0].folder
-    if searched is not None:
-        code = f"the current code in {searched}"
-        remedy = f"put the file back as {searched / path}"
+    if current_folder is not None:
+        code = f"the current code in {current_folder}"
+        remedy = f"put the file back as {current_folder / path}"
     else:
         code = "the code that the run saved"
-        place = str(Path(folder, path))
-        if folder == NO_FOLDER:
+        if folder == NO_FOLDER:  # a published run does not say where its code was
             place = f"{path} in the git clone that contains the run"
+        else:
+            place = str(Path(folder, path))
         remedy = f"put the file back as {place} and pass --current-code"
     return UserError(
         f"{old.directory} can't be reproduced, because its recipe, {path}, is not in {code}",

@@ -49,7 +49,8 @@ class ComparedRun:
 
     stored: StoredRun
     saved_config: RunConfig  # the contents of `config.json`
-    attempts: list[Attempt]  # every start of the run, in order
+    # The starts that led to the run's weights, in order. A start that changed nothing is left out.
+    attempts: list[Attempt]
 
     @property
     def directory(self) -> Path:
@@ -153,7 +154,8 @@ def changes_in_words(previous: Attempt, attempt: Attempt) -> str:
         if None not in (previous_value, value) and previous_value != value:
             changes.append(f"{text} {value} instead of {previous_value}")
     changes += [f"a different {spelled(name)}" for name in attempt.changed_flags]
-    return listed(changes) if changes else "other code, packages or hardware"
+    # An attempt is recorded only if something has changed.
+    return listed(changes) if changes else "other code, packages, hardware or variables"
 
 
 def digest_in(folder: Path) -> str | None:

@@ -154,13 +154,13 @@ def allowed_difference(
 
     For an accuracy over n samples, it is two standard errors of the difference of two proportions:
     twice the square root of 2 p (1 - p) / n, where p is the mean of both. For other figures, it is
-    `LOOSE_TOLERANCE` or `TOLERANCE` times the larger value; see `is_secondary`. It is 0 for the
-    number of samples, which no CPU changes, and if a value is unknown.
+    `LOOSE_TOLERANCE` or `TOLERANCE` times the larger value; see `is_secondary`. It is 0 if a value
+    is unknown, and for the number of samples, which must be equal on any machine.
 
     Args:
         objective: the run's objective.
         tolerance: a tolerance, relative to the larger value, for all figures but the number of
-            samples; None for these rules.
+            samples; None for the rules above.
     """
     old_value, new_value = figures[name]
     if old_value is None or new_value is None or is_number_of_samples(name):

@@ -139,12 +139,15 @@ def text_of_patch(tree: CodeTree) -> str:
 
 
 def facts_of_setup(run: ComparedRun) -> RecordedFacts:
-    """Return how and where a run computed: processes, precision, device, kernels and versions."""
+    """Return how and where a run computed: processes, precision, device, kernels and versions.
+
+    They are those of the last attempt where it recorded them, and otherwise those in `config.json`.
+    """
     environment = run.saved_config.environment
     attempt = run.attempt
     is_on_cpu = environment.device_type == "cpu"
     threads = attempt.threads_per_process or environment.threads_per_process
-    # The kind of a CPU is more exact than its name, and lacks the cores, which change no bits.
+    # `device` names a CPU less exactly, and includes the cores, which change no bits.
     device = environment.processor if is_on_cpu else environment.device
     facts = {
         "processes": RecordedFact(value_text(attempt.world_size or environment.world_size)),

@@ -11,7 +11,7 @@ mode in an evaluation.
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -37,7 +37,9 @@ CLASS_LOSSES = ("cross_entropy", "nll_loss")
 BINARY_LOSSES = ("binary_cross_entropy_with_logits", "binary_cross_entropy")
 DISTANCES = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
 METRICS = ("accuracy", "error", "mse", "mae")  # those that are computed again in training
-IGNORED = -100  # the default label of elements that a classification loss leaves out
+# Options with which the loss of a batch is not the plain mean over its elements.
+OPTIONS_WITHOUT_PLAIN_MEAN = ("weight", "pos_weight", "size_average", "reduce")
+IGNORED = -100  # the label of elements that a loss leaves out, if ignore_index names no other
 LARGEST_MEAN = 1e150  # the largest recorded mean of a sample; sums of its square do not overflow
 
 
@@ -125,15 +127,16 @@ class LossObserver:
             return result
         function = original.__name__
         value = float(result.detach().double().mean())
+        ignored = ignored_label(named)
         if self.batch is None:
             if result.requires_grad:
-                self.write_training_loss(function, value, input, target)
+                self.write_training_loss(function, value, input, target, ignored)
             return result
         losses = None
         of_samples = OutcomeColumns()
         if target.ndim and len(target) == len(self.batch.samples):
-            losses = self.losses_of_samples(original, input, target, arguments, named)
-            of_samples = outcomes_of_samples(function, input.detach(), target.detach())
+            losses = self.losses_of_samples(original, input, target, ignored, arguments, named)
+            of_samples = outcomes_of_samples(function, input.detach(), target.detach(), ignored)
         self.session.write(
             EvaluationLoss(
                 step=self.session.step,
@@ -150,7 +153,12 @@ class LossObserver:
         return result
 
     def write_training_loss(
-        self, function: str, value: float, input: torch.Tensor, target: torch.Tensor
+        self,
+        function: str,
+        value: float,
+        input: torch.Tensor,
+        target: torch.Tensor,
+        ignored: int,
     ) -> None:
         """Write a loss that training computes.
 
@@ -159,6 +167,7 @@ class LossObserver:
             value: the mean of its result.
             input: the model's outputs.
             target: their targets.
+            ignored: the label of elements that the loss leaves out.
         """
         self.session.write(
             TrainingLoss(
@@ -166,7 +175,7 @@ class LossObserver:
                 function=function,
                 value=value,
                 micro_batch=self.session.micro_batch,
-                means=means_of_outputs(function, input.detach(), target.detach()),
+                means=means_of_outputs(function, input.detach(), target.detach(), ignored),
             )
         )
 
@@ -175,23 +184,42 @@ class LossObserver:
         original: Callable[..., torch.Tensor],
         input: torch.Tensor,
         target: torch.Tensor,
+        ignored: int,
         arguments: Sequence[object],
         named: dict[str, object],
     ) -> list[float] | None:
         """Return the mean loss of each sample, computed in float64.
 
-        The result is None with weights or ignored labels, and if options are passed by position.
+        The result is None if the batch's loss is not the plain mean of its elements: with class
+        weights, with `size_average` or `reduce`, or if elements are ignored.
+
+        Args:
+            ignored: the label of elements that the loss leaves out.
+            arguments: options that were passed by position. They are not recognised, so the result
+                is None if there are any.
+            named: options that were passed by name.
         """
-        # With these options, the loss of a batch is not the plain mean over its elements.
-        unsupported = {"weight", "pos_weight", "size_average", "reduce"}
-        if arguments or any(named.get(name) is not None for name in unsupported):
+        if arguments:
             return None
-        if not target.is_floating_point() and bool((target == IGNORED).any()):
+        if any(named.get(name) is not None for name in OPTIONS_WITHOUT_PLAIN_MEAN):
+            return None
+        if has_ignored_elements(target, ignored):
             return None
         exact_target = target.double() if target.is_floating_point() else target
         options = {**named, "reduction": "none"}
         elements = original(input.detach().double(), exact_target.detach(), **options)
         return means_of_samples(elements, len(target))
+
+
+def ignored_label(named: Mapping[str, object]) -> int:
+    """Return the label of elements that a loss leaves out, from the options passed by name."""
+    label = named.get("ignore_index")
+    return label if isinstance(label, int) else IGNORED
+
+
+def has_ignored_elements(target: torch.Tensor, ignored: int) -> bool:
+    """Whether a target has labels of classes, and some of them are the ignored label."""
+    return not target.is_floating_point() and bool((target == ignored).any())
 
 
 def behaves_differently_in_training(module: nn.Module) -> bool:
@@ -201,17 +229,20 @@ def behaves_differently_in_training(module: nn.Module) -> bool:
     return isinstance(module, _BatchNorm)
 
 
-def outcomes_of_samples(function: str, input: torch.Tensor, target: torch.Tensor) -> OutcomeColumns:
+def outcomes_of_samples(
+    function: str, input: torch.Tensor, target: torch.Tensor, ignored: int
+) -> OutcomeColumns:
     """Return the outcome of each sample; empty if the outputs and targets do not tell it.
 
     Args:
         function: the name of the loss function.
         input: the model's outputs, [samples, classes, ...] or of the target's shape.
         target: [samples, ...].
+        ignored: the label of elements that the loss leaves out.
     """
     rows = len(target)
     if function in CLASS_LOSSES and not target.is_floating_point() and input.ndim > 1:
-        if bool((target == IGNORED).any()):
+        if has_ignored_elements(target, ignored):
             return OutcomeColumns()
         predicted = input.argmax(1)
         hits = means_of_samples((predicted == target).double(), rows)
@@ -238,7 +269,9 @@ def outcomes_of_samples(function: str, input: torch.Tensor, target: torch.Tensor
     return OutcomeColumns()
 
 
-def means_of_outputs(function: str, input: torch.Tensor, target: torch.Tensor) -> dict[str, float]:
+def means_of_outputs(
+    function: str, input: torch.Tensor, target: torch.Tensor, ignored: int = IGNORED
+) -> dict[str, float]:
     """Return the metrics of a micro-batch: accuracy and error, or mse and mae.
 
     The result is empty if the target is a scalar or empty, or if the loss function gives none.
@@ -247,10 +280,11 @@ def means_of_outputs(function: str, input: torch.Tensor, target: torch.Tensor) -
         function: the name of the loss function.
         input: the model's outputs, [samples, classes, ...] or of the target's shape.
         target: [samples, ...].
+        ignored: the label of elements that the loss leaves out.
     """
     if not target.ndim or not len(target):
         return {}
-    columns = outcomes_of_samples(function, input, target)
+    columns = outcomes_of_samples(function, input, target, ignored)
     outcomes = outcomes_of_columns(range(len(target)), None, columns)
     means = {}
     for name in METRICS:

@@ -1,8 +1,8 @@
 """Records which samples of a micro-batch the model gets, and which samples its loss depends on.
 
 If the loss depends on a sample, the model's output for the sample has a gradient. A gradient may be
-zero by chance, because a loss can be flat there. But a position of the batch whose gradient is
-always zero is not used.
+zero by chance, because a loss can be flat there. So the check takes a position of the batch as
+unused only if its gradient is zero in all batches.
 
 It writes `UnusedRows` for each recorded micro-batch, and `MissingRows` if the model gets fewer
 samples than the batch has.
@@ -131,7 +131,10 @@ class RowObserver:
     def around_record(
         self, original: Callable[..., None], run: Run, *positional: object, **named: object
     ) -> None:
-        """Write the positions of the micro-batch that have no gradient."""
+        """Write the positions of the micro-batch whose outputs have a gradient of zero.
+
+        A recipe calls `run.record` after the backward pass, so all gradients are known.
+        """
         if self.used_rows is not None:
             unused = (~self.used_rows).nonzero().flatten().tolist()
             self.session.write(

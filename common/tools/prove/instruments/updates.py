@@ -1,6 +1,7 @@
 """Records the optimizer steps of each update, and saves the weights twice.
 
-The weights are saved before the first update, and after the update `COMPARED_UPDATE`.
+The weights are saved before the first update, and after the update `COMPARED_UPDATE`. Checks
+compare the later weights of two runs, relative to how far the weights have moved from the first.
 
 It writes `SampleMixing` once, and an `OptimizerStep` before each step of an optimizer.
 """

@@ -128,9 +128,9 @@ class WaitObserver:
     def around_from_numpy(
         self, original: Callable[..., torch.Tensor], *arguments: object, **named: object
     ) -> torch.Tensor:
-        """Note that a tensor of NumPy's or Python's values is on the host; reading it is no wait.
+        """Remember that the tensor is on the host, so that reading it does not count as a wait.
 
-        The modes do not see these calls.
+        The modes do not see the calls of `MADE_UNSEEN`.
         """
         result = original(*arguments, **named)
         self.on_host.add(result)

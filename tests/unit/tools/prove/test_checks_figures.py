@@ -24,7 +24,7 @@ from common.tools.prove.checks.figures import (
     checked_speeds,
     verdict_of,
 )
-from common.tools.prove.instruments.losses import means_of_outputs
+from common.tools.prove.instruments.losses import LossObserver, means_of_outputs
 from common.tools.prove.outcomes import (
     FIGURE_FUNCTIONS,
     SampleOutcome,
@@ -361,6 +361,22 @@ def test_outputs_of_a_micro_batch_give_means() -> None:
     assert errors == {"mse": 5.0, "mae": 2.0}
     soft = means_of_outputs("cross_entropy", logits, torch.full((4, 2), 0.5))
     assert soft == {}, "mixed labels have no right class"
+
+
+@pytest.mark.parametrize("ignored", [-100, 0, 2])
+def test_losses_with_ignored_labels_are_not_computed_again(ignored: int) -> None:
+    """A batch's loss is then not the mean over its samples, whichever label the recipe ignores."""
+    logits = torch.tensor([[2.0, 1.0, 0.0], [0.0, 3.0, 1.0]])
+    observer = LossObserver(None)  # type: ignore[arg-type]
+    named: dict[str, object] = {"ignore_index": ignored}
+    for labels in (torch.tensor([1, ignored]), torch.tensor([1, 1])):
+        losses = observer.losses_of_samples(
+            torch.nn.functional.cross_entropy, logits, labels, ignored, (), named
+        )
+        means = means_of_outputs("cross_entropy", logits, labels, ignored)
+        is_ignored = ignored in labels.tolist()
+        assert (losses is None) == is_ignored
+        assert (means == {}) == is_ignored
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
