@@ -49,7 +49,7 @@ def set_up(
     # `--evaluate-only` saves nothing, so a signal may end it at once.
     request = StopRequest(acts_on_signals=not config.evaluate_only)
     return Context(
-        resolution=resolution,
+        flag_resolution=resolution,
         recipe_file=recipe_file,
         source=source,
         objective=parsed_objective,

@@ -17,7 +17,7 @@ def test_chosen_size_takes_effect_everywhere() -> None:
     cuts: list[tuple[int, int]] = []
     accelerator = SimpleNamespace(gradient_accumulation_steps=8)
     context: Any = SimpleNamespace(
-        resolution=ConfigResolution(config),
+        flag_resolution=ConfigResolution(config),
         accelerator=accelerator,
         meters=SimpleNamespace(use_accumulation=accumulations.append),
     )
