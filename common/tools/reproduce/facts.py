@@ -37,6 +37,7 @@ NUMERIC_PREFIXES = ("nvidia-", "rocm-")
 FACTS_OF_LOCATION = ("--dataset", "--dataset-config", "data set")
 FLAGS_OF_DATA = ("dataset", "dataset_config")  # a resume changes them if the data have moved
 OTHER_VALUE = "another value"
+VERSION_OF = "version of "  # the label of a package's version begins so
 FACTS_OF_PROCESSES = ("processes", "machines", "threads per process")
 FLAGS_OF_KERNELS = ("deterministic",)  # they change only the rounding
 # Flags that another fact stands for, or that the reproduction sets itself.
@@ -184,7 +185,7 @@ def facts_of_versions(run: ComparedRun) -> RecordedFacts:
     facts = {}
     for name, version in run.attempt.packages.items():
         changes_bits = is_numeric(name) or name in imported
-        facts[f"version of {name}"] = RecordedFact(version, changes_bits=changes_bits)
+        facts[f"{VERSION_OF}{name}"] = RecordedFact(version, changes_bits=changes_bits)
     return facts
 
 

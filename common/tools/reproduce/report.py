@@ -7,6 +7,7 @@ from common.console import say
 from common.output.tables import print_facts, print_table
 from common.storage.digests import shown_digest
 from common.system.platforms import shown_path
+from common.system.wording import counted
 from common.tools.reproduce.compared_run import ComparedRun
 from common.tools.reproduce.conclusion import (
     Conclusion,
@@ -14,6 +15,7 @@ from common.tools.reproduce.conclusion import (
     rows_in_words,
     weights_in_words,
 )
+from common.tools.reproduce.facts import VERSION_OF
 from common.tools.reproduce.receipt import RECEIPT, FactDifference, Reproduction
 
 MARKS = {True: "✓", False: "✗"}
@@ -37,15 +39,26 @@ def show_before_training(
 
 
 def show_differences(differences: Sequence[FactDifference]) -> None:
-    """Print a table of the facts that differ, or a line if none does."""
+    """Print a table of the facts that differ, or a line if none does.
+
+    Packages that can't change bits are only counted, because there may be dozens of them.
+    """
     if not differences:
         say("versions, hardware and code are the same as then")
         return
     rows = [["", "then", "now", "equal bits"]]
+    other_packages = 0
     for difference in differences:
+        if difference.fact.startswith(VERSION_OF) and not difference.changes_bits:
+            other_packages += 1
+            continue
         outlook = "unlikely" if difference.changes_bits else "not affected"
         rows.append([difference.fact, difference.before, difference.now, outlook])
-    print_table(rows, title="what differs from then")
+    if len(rows) > 1:
+        print_table(rows, title="what differs from then")
+    if other_packages:
+        packages = counted(other_packages, "other package differs", "other packages differ")
+        say(f"{packages}, which can't change bits; {RECEIPT} will list them")
 
 
 def show_result(conclusion: Conclusion, receipt: Reproduction, directory: Path) -> None:

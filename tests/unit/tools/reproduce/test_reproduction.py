@@ -1,4 +1,4 @@
-"""What a reproduction says while the new run trains."""
+"""What a reproduction says before and while the new run trains."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from common.storage.json_files import write_json
 from common.tools.reproduce import reproduction
 from common.tools.reproduce.compared_run import NO_FOLDER, ComparedRun
 from common.tools.reproduce.fact_differences import differences_of
+from common.tools.reproduce.receipt import FactDifference
+from common.tools.reproduce.report import show_differences
 from common.tools.reproduce.reproduction import (
     DifferenceReporter,
     ReproductionRequest,
@@ -144,3 +146,22 @@ def test_run_that_a_signal_stopped_needs_no_mending(
     with pytest.raises(UserError) as refused:
         train(request, old, [], {}, DifferenceReporter(old, old, []))
     assert refused.value.advice == "repeat the command, which continues the new run"
+
+
+def test_packages_that_compute_nothing_are_only_counted(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Dozens of packages may have changed. Those that can change bits are named."""
+
+    def version(package: str, changes_bits: bool) -> FactDifference:
+        return FactDifference(
+            fact=f"version of {package}", before="1.0", now="2.0", changes_bits=changes_bits
+        )
+
+    show_differences([version("torch", True), version("rich", False), version("yarl", False)])
+    printed = capsys.readouterr().out
+    assert "version of torch" in printed
+    assert "rich" not in printed
+    assert "2 other packages differ" in printed
+    show_differences([version("rich", False)])
+    assert capsys.readouterr().out.startswith("1 other package differs")
