@@ -208,7 +208,7 @@ class Run:
         return self.evaluations.is_due(self.plan, self.loaded)
 
     def evaluating(self, model: nn.Module) -> AbstractContextManager[nn.Module]:
-        """Return a context that has the bare model in evaluation mode, with its clock stopped.
+        """Return a context with the bare model in evaluation mode; the throughput clock is stopped.
 
         DDP's wrapper is taken off, because ranks may have different numbers of batches. The model's
         buffers, such as batch norm's statistics, are averaged over ranks first. Random generators

@@ -36,12 +36,7 @@ from common.checkpoints.save_failure import OtherRankError, SaveFailure
 from common.checkpoints.shards import files_of_rank, read_files_of_ranks
 from common.checkpoints.tensors import read_tensors, write_tensors
 from common.errors import LostProcessError, UserError
-from common.run_directory.records import (
-    Manifest,
-    RankReceipt,
-    Receipt,
-    RunIdentity,
-)
+from common.run_directory.records import Manifest, RankReceipt, Receipt, RunIdentity
 from common.storage.files import UNFINISHED
 from common.storage.json_files import write_json
 from common.system.platforms import replace_file, sync
@@ -302,7 +297,8 @@ class Checkpoints:
 
         Args:
             path: the checkpoint's folder.
-            best_is_damaged: whether the best model is damaged. Later manifests do not name it then.
+            best_is_damaged: whether the best model is damaged. If so, later manifests do not name
+                it.
         """
         self.last_step = step_of(path)
         self.lasting_receipts = {}

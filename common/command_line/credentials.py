@@ -1,20 +1,7 @@
 """Refuses a command line that contains a secret."""
 
-from typing import TYPE_CHECKING, Protocol
-
 from common.errors import UserError
 from common.system.text_secrets import has_secret
-
-if TYPE_CHECKING:
-    from common.run_directory.effective_batch import ResumableConfig
-
-    class ParsableConfig(ResumableConfig, Protocol):
-        """What the command line needs of a recipe's `Config`, which is a `TrainingConfig`."""
-
-        evaluate_only: bool
-
-        def validate(self) -> None: ...
-
 
 # Flags that name data or models of the Hub, so that a user may pass an address.
 FLAGS_WITH_ADDRESSES = ("--dataset", "--init-from", "--model")

@@ -21,11 +21,7 @@ from common.command_line.saved_defaults import saved_defaults
 from common.errors import UserError
 from common.failures.outcomes import Outcome
 from common.failures.sentences import reading
-from common.flags import (
-    check_limits,
-    check_value,
-    spelled,
-)
+from common.flags import check_limits, check_value, spelled
 from common.output.standard_streams import ignore_lost_output
 from common.ranks.rank_exits import let_main_rank_exit_first
 from common.system.launch_variables import is_main_rank
@@ -129,7 +125,7 @@ def parse_words(
 
 
 def note_refusal(early: argparse.Namespace, refusal: SystemExit) -> None:
-    """Write to the run that this command line would have resumed: the command line was refused.
+    """Note in `status.json` of the run that this command line means that it was refused.
 
     Otherwise a supervisor would repeat the command forever. `write_refusal` leaves other runs
     alone, such as a finished one.

@@ -35,8 +35,7 @@ if TYPE_CHECKING:
 DATA_ADVICE = (
     "check the data set's files, or for a data set of the Hub, --dataset-config and the connection"
 )
-# The builder of `datasets` for a single file, by its suffix.
-TABLE_BUILDERS = ("csv", "json", "parquet")
+TABLE_BUILDERS = {*FILE_BUILDERS.values()}
 
 
 class LoadArguments(TypedDict):

@@ -2,13 +2,7 @@
 
 from collections.abc import Mapping
 
-from common.data.guess import (
-    NUMBERING_NAMES,
-    Feature,
-    ValuesOf,
-    guess_label,
-    guess_texts,
-)
+from common.data.guess import NUMBERING_NAMES, Feature, ValuesOf, guess_label, guess_texts
 from common.errors import UserError
 
 LABEL_NAMES = ("label", "labels", "class", "target", "category")  # usual names of the label column
@@ -50,7 +44,8 @@ class Columns:
             label_column: the value of `--label-column`; None: the column is inferred.
 
         Raises:
-            UserError: see `LabelledData`.
+            UserError: no column or several columns may hold the labels, or the named column does
+                not exist or holds neither text nor numbers.
         """
         from datasets import ClassLabel, Value
 

@@ -40,7 +40,7 @@ class ParquetTables(LabelledData):
     """
 
     splits: dict[str, np.ndarray]  # by role: int64 [row groups, 5], as `ParquetRows` takes them
-    # The type of each column in the files. In `features`, README.md may give a column classes.
+    # The type of each column in the files. In `columns`, README.md may give a column classes.
     file_features: dict[str, Feature]
 
     def __init__(self, source: DataSource, label_column: str | None) -> None:

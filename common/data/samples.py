@@ -9,9 +9,7 @@ import numpy as np
 import torch
 from accelerate.utils import convert_to_fp32, send_to_device
 
-from common.data.fingerprint import (
-    fingerprint_of_samples,
-)
+from common.data.fingerprint import fingerprint_of_samples
 from common.data.order import Blocks, hash_integers
 
 # Tensors in nested dicts, lists or tuples, in whatever form the data set returns and the model

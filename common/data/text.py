@@ -285,7 +285,7 @@ def tokenised(
 
     The arrays are `ARRAYS`. For streamed data, which are not tokenised yet, they are row groups.
     """
-    version = f"text-10-{SCRATCH_VOCABULARY}-{fingerprint_of_tokenizer(checkpoint)}"
+    version = f"text-11-{SCRATCH_VOCABULARY}-{fingerprint_of_tokenizer(checkpoint)}"
     settings = {
         "checkpoint": checkpoint,
         "max_length": max_length,

@@ -1,4 +1,4 @@
-"""Starts, prepares and kills the worker processes of a loader."""
+"""Prepares, finds and kills the worker processes of torch's loaders."""
 
 import multiprocessing
 import signal
@@ -7,9 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 
-from common.data.transport import (
-    prepare_worker,
-)
+from common.data.transport import prepare_worker
 from common.system.allocator import HEAP
 from common.system.platforms import CHILD_ENDED, STOP_SIGNALS
 

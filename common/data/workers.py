@@ -31,14 +31,11 @@ from common.data.worker_processes import (
     restoring_child_handler,
 )
 from common.data.worker_watch import LOADER_NAMES, Watch, WorkerNames
-from common.errors import UserError
+from common.errors import LostProcessError, UserError
 from common.failures.error_causes import is_out_of_memory
 from common.system import devices
 from common.system.allocator import HEAP
-from common.system.platforms import (
-    stop_signals_held_back,
-    worker_start_method,
-)
+from common.system.platforms import stop_signals_held_back, worker_start_method
 
 PATIENCE = 180.0  # seconds to wait for one batch, unless a run says otherwise
 PREFETCHED = 2  # batches that each worker makes in advance
@@ -327,7 +324,7 @@ class Workers:
         if meaning is error:
             raise error
         if meaning is not None:
-            raise meaning from error
+            raise meaning from (error if isinstance(meaning, LostProcessError) else None)
 
 
 def return_unchanged(batch: Batch) -> Batch:

@@ -43,9 +43,8 @@ class Excerpt(Record, extra="ignore"):
     run_id: object = None  # a text, unless the file was edited
     recipe: object = None  # a text, unless the file was edited
     # Values of flags are not validated: the type of a flag is in the recipe's `Config`.
-    # The flags in `config.json`, and those in a manifest. Each file has a key of its own for them.
-    config_flags: Lenient[JsonObject] = Field(None, validation_alias="config")
-    manifest_flags: Lenient[JsonObject] = Field(None, validation_alias="flags")
+    config_flags: Lenient[JsonObject] = Field(None, validation_alias="config")  # in `config.json`
+    manifest_flags: Lenient[JsonObject] = Field(None, validation_alias="flags")  # in a manifest
     data: Lenient[DataExcerpt] = None
 
 

@@ -69,7 +69,7 @@ def resumed_config(
 
     Args:
         parse: reads the command line, whose flags override the given defaults.
-        new_run_defaults: the defaults of a new run: the flags of a `--config` file, or else the
+        new_run_defaults: the defaults of a new run, such as the flags of a `--config` file or the
             recipe's own defaults.
         resume: the value of `--resume`: ``auto``, or the path of a run or of a checkpoint.
         output_dir: the value of `--output-dir`; None if the user named no directory.

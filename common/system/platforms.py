@@ -324,8 +324,8 @@ def retry_while_open(move: Callable[[], None]) -> None:
 def is_unlocked(lock_file: Path) -> bool:
     """Whether a lock file exists and no process holds its lock; False if that is unknown.
 
-    The file is not changed. For a moment, this holds a shared lock, which disturbs no job; for
-    Windows, see `can_take_lock`.
+    The file is not changed. For a moment, this holds a shared lock, which only a job that takes the
+    lock at this moment can notice. For Windows, see `can_take_lock`.
     """
     if fcntl is None:
         return can_take_lock(lock_file)

@@ -1,7 +1,7 @@
 """`--auto-batch-size`: chooses the fastest micro-batch that makes the same updates.
 
-Nothing here changes flags, loaders or the Accelerator; the model is left in training mode.
-`common.lifecycle.trying_loss` puts the choice into effect.
+Nothing here changes flags, loaders or the Accelerator. `common.lifecycle.trying_loss` puts the
+choice into effect.
 """
 
 import math
@@ -180,7 +180,7 @@ def combine_over_ranks(
 
 
 def show_results(results: Iterable[SizeResult]) -> None:
-    """Print a table of the sizes that all ranks tried, with their speed if they fit into memory."""
+    """Print a table of the sizes that were tried and not ruled out, with the speed if they fit."""
     rows = [["batch", "peak, MiB", "samples/s"]]
     for result in results:
         if result.outcome != "untried":

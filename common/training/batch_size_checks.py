@@ -1,4 +1,4 @@
-"""Checks for `--auto-batch-size` whether another micro-batch would change the updates."""
+"""Checks whether `--auto-batch-size` can try sizes without changing the updates."""
 
 from collections.abc import Sequence
 

@@ -39,8 +39,8 @@ def time_size(
     """Time forward and backward passes of one size on this rank, and measure their memory.
 
     The passes run without torch.compile, on the longest samples, because these need most memory.
-    Afterwards the model has its earlier buffers, and no gradients. If the size does not fit into
-    memory, the trial's rate is 0.
+    Afterwards the model is in training mode, with its earlier buffers and no gradients. If the size
+    does not fit into memory, the trial's rate is 0.
 
     Args:
         model: the bare model.

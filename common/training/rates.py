@@ -30,7 +30,7 @@ def learning_rates(optimizers: Mapping[str, Optimizer]) -> dict[str, float]:
             rates[prefix] = first[0]
         for group, rate in further_rates(optimizer.param_groups).items():
             # Two rates may get the same name, for example if a group is named like another
-            # optimizer. An optimizer's first group wins, because it overwrites other rates above.
+            # optimizer. An optimizer's first group wins, because the assignment above overwrites.
             # Between further groups, the earlier one stays.
             rates.setdefault(f"{prefix}/{group}", rate)
     return rates

@@ -103,7 +103,7 @@ def test_offline_folder_of_wandb_says_the_same(runs: dict[str, Finished]) -> Non
     ours, theirs = read_runs([str(run.directory), str(folder)])
     assert theirs.status == "finished"
     # W&B gets neither the flags of the command line nor its own id nor digests.
-    not_sent = {"given": {}, "wandb_run_id": "", "sha256": None, "initial_weights": None}
+    not_sent = {"given_flags": {}, "wandb_run_id": "", "sha256": None, "initial_weights": None}
     assert theirs.saved_config == ours.saved_config.model_copy(update=not_sent)
     assert [row["progress/global_step"] for row in theirs.rows] == [
         row["progress/global_step"] for row in ours.rows

@@ -7,17 +7,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from pydantic import JsonValue
-
-from common.checkpoints import store
-from common.run_directory.records import Receipt
+from common.checkpoints import publishing, store
+from common.run_directory.records import Receipt, RunIdentity
 from common.storage.files import UNFINISHED
 from common.tools.prove.launch_plan import PlannedInterruption
 from common.tools.prove.records.base import Manner
 from common.tools.prove.records.run_records import Interrupted
 from common.tools.prove.session import Session
-
-RunFacts = dict[str, JsonValue]  # the facts about the run that a checkpoint stores
 
 
 class Interrupter:
@@ -35,7 +31,8 @@ class Interrupter:
             session.wrap(store.Checkpoints, "write", self.around_write)
             session.wrap(store, "write_tensors", self.around_write_tensors)
             session.wrap(store, "write_json", self.around_write_json)
-            session.wrap(store, "rename_path", self.around_rename_path)
+            session.wrap(publishing, "write_json", self.around_write_json)
+            session.wrap(publishing, "rename_path", self.around_rename_path)
 
     def is_due(self, manner: Manner, step: int) -> bool:
         """Whether an interruption of this manner is planned, for this update or an earlier one."""
@@ -71,11 +68,11 @@ class Interrupter:
 
     def around_write(
         self,
-        original: Callable[[store.Checkpoints, Path, store.Contents, RunFacts], None],
+        original: Callable[[store.Checkpoints, Path, store.Contents, RunIdentity], None],
         checkpoints: store.Checkpoints,
         unfinished: Path,
         contents: store.Contents,
-        facts: RunFacts,
+        identity: RunIdentity,
     ) -> None:
         """Write a checkpoint. If the run is to be killed in it, first choose the operation."""
         step = int(unfinished.name.removeprefix("step-").removesuffix(UNFINISHED))
@@ -85,7 +82,7 @@ class Interrupter:
             # The operations are the files, the receipt, the manifest and the final renaming.
             operations = len(contents.files) + len(contents.lasting_files) + 3
             self.operations_left = int(self.planned.share * operations)
-        original(checkpoints, unfinished, contents, facts)
+        original(checkpoints, unfinished, contents, identity)
         self.is_in_save = False
 
     def count_down_to_kill(self) -> bool:

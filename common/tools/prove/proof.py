@@ -171,8 +171,8 @@ def has_passed(results: Sequence[receipts.CheckResult]) -> bool:
 def proven_code(directories: Sequence[Path]) -> list[receipts.ProvenCode]:
     """Return the commit and the patch of each folder of code that the proof's runs used.
 
-    They are those that the first attempt of a run recorded, because all runs of a proof use the
-    same code. The list is empty if no run got so far.
+    All runs of a proof use the same code, so those of the first run that recorded any are enough.
+    The list is empty if no run has.
 
     Args:
         directories: the directories of the runs.

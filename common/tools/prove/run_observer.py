@@ -212,7 +212,7 @@ class RunObserver:
     ) -> None:
         """Record a micro-batch, write it, and interrupt the run if that is planned here."""
         session = self.session
-        step_before = session.step  # `original` may add 1 to the run's updates, which this reads
+        step_before = session.step  # `session.step` grows if `original` counts an update
         is_update = bool(run.accelerator.sync_gradients)
         # `original` comes first, because it refuses values that could not be written below.
         original(run, loss, metrics)

@@ -226,6 +226,16 @@ def test_single_file_is_a_data_set(tmp_path: Path) -> None:
     assert any("labels from sentiment" in note for note in table.notes)
 
 
+@pytest.mark.parametrize("name", ["id", "ID", "idx", "Index", "Unnamed: 0"])
+def test_column_that_numbers_the_rows_is_no_text(name: str, tmp_path: Path) -> None:
+    """Such a column may hold strings."""
+    path = tmp_path / "reviews.csv"
+    rows = "".join(f"r{row},a review,{row % 2}\n" for row in range(30))
+    path.write_text(f"{name},review,label\n{rows}")
+    table = Tables(find_named(str(path), None), None)
+    assert table.columns.find_texts("--text-columns", (), table.label_column) == ["review"]
+
+
 @pytest.mark.parametrize("suffix", ["tsv", "json", "jsonl", "parquet"])
 def test_file_of_any_format_is_a_data_set(suffix: str, tmp_path: Path) -> None:
     """A single file has its classes and rows, with some held out."""

@@ -1,4 +1,5 @@
 """Instruments: observers for single checks, in addition to `RunObserver`; see `prove.session`.
 
-`holders` is no instrument. It is a part of `memory`.
+Three modules are no instruments: `holders` is a part of `memory`, and `host_storages` and
+`wait_frames` are parts of `waits`.
 """

@@ -270,7 +270,7 @@ def outcomes_of_samples(
 
 
 def means_of_outputs(
-    function: str, input: torch.Tensor, target: torch.Tensor, ignored: int = IGNORED
+    function: str, input: torch.Tensor, target: torch.Tensor, ignored: int
 ) -> dict[str, float]:
     """Return the metrics of a micro-batch: accuracy and error, or mse and mae.
 

@@ -17,20 +17,21 @@ LIBRARIES = tuple(str(Path(str(module.__file__)).parent) for module in (torch, a
 # torch's optimizers, schedules and averages read counters that are on the host.
 OPTIMIZERS = str(Path(str(torch.__file__)).parent / "optim")
 THIS_LIBRARY = f"{Path(str(common.__file__)).parent}{os.sep}"
-# The modules that observe waits. They are on the stack of each operation that they observe.
-OBSERVERS = f"{Path(__file__).parent}{os.sep}"
 
 
-def calling_frame(frame: FrameType) -> FrameType | None:
-    """Return the innermost frame whose code is neither in a library nor an observer's.
+def calling_frame(frame: FrameType, observer: str) -> FrameType | None:
+    """Return the innermost frame whose code is neither in a library nor the observer's.
 
     Returns None if one of torch's optimizers reads a value.
+
+    Args:
+        observer: the file of the module that observes waits, whose frames are on the stack.
     """
     for caller in callers(frame):
         path = caller.f_code.co_filename
         if path.startswith(OPTIMIZERS):
             return None
-        if not path.startswith(OBSERVERS) and not is_library(path):
+        if path != observer and not is_library(path):
             return caller
     return None
 

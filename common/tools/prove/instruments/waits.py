@@ -160,7 +160,7 @@ class WaitObserver:
         """
         if self.is_evaluating or self.function_name in CHECKED_ON_CPU:
             return
-        frame = calling_frame(sys._getframe(1))
+        frame = calling_frame(sys._getframe(1), __file__)
         if frame is None or is_in_this_library(frame.f_code.co_filename):
             return
         run = self.run

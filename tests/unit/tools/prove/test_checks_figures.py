@@ -24,7 +24,7 @@ from common.tools.prove.checks.figures import (
     checked_speeds,
     verdict_of,
 )
-from common.tools.prove.instruments.losses import LossObserver, means_of_outputs
+from common.tools.prove.instruments.losses import IGNORED, LossObserver, means_of_outputs
 from common.tools.prove.outcomes import (
     FIGURE_FUNCTIONS,
     SampleOutcome,
@@ -355,11 +355,11 @@ def test_metrics_of_training_are_computed_again(
 def test_outputs_of_a_micro_batch_give_means() -> None:
     logits = torch.tensor([[2.0, 1.0], [0.0, 3.0], [1.0, 0.0], [1.0, 0.0]])
     labels = torch.tensor([0, 1, 1, 0])
-    means = means_of_outputs("cross_entropy", logits, labels)
+    means = means_of_outputs("cross_entropy", logits, labels, IGNORED)
     assert means == {"accuracy": 0.75, "error": 0.25}
-    errors = means_of_outputs("mse_loss", torch.tensor([1.0, 3.0]), torch.zeros(2))
+    errors = means_of_outputs("mse_loss", torch.tensor([1.0, 3.0]), torch.zeros(2), IGNORED)
     assert errors == {"mse": 5.0, "mae": 2.0}
-    soft = means_of_outputs("cross_entropy", logits, torch.full((4, 2), 0.5))
+    soft = means_of_outputs("cross_entropy", logits, torch.full((4, 2), 0.5), IGNORED)
     assert soft == {}, "mixed labels have no right class"
 
 
@@ -382,7 +382,7 @@ def test_losses_with_ignored_labels_are_not_computed_again(ignored: int) -> None
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_outputs_that_are_not_finite_give_large_means(value: float) -> None:
     """A model that diverges must not make its observation fail."""
-    means = means_of_outputs("mse_loss", torch.tensor([value, value]), torch.zeros(2))
+    means = means_of_outputs("mse_loss", torch.tensor([value, value]), torch.zeros(2), IGNORED)
     assert {name: abs(mean) for name, mean in means.items()} == {"mse": 1e150, "mae": 1e150}
 
 
