@@ -4,9 +4,8 @@
 
 A copy of recipes/mnist_mlp.py. It shows a loss over the global batch (InfoNCE, arXiv 1807.03748):
 `run.gather` collects the views of all processes, with gradients, and each process computes the mean
-loss of all pairs. So n processes with batches of b equal one process with a batch of n × b. They
-differ from n accumulated batches of b, in which each pair meets fewer others. The example also
-shows a split that only the evaluation reads ("bank").
+loss of all pairs. So n processes with batches of b equal one batch of n × b, but not n accumulated
+batches. The example also shows a split that only the evaluation reads ("bank").
 
 Result: 91.4 % test accuracy, by the nearest class mean.
 One run with --num-threads 1: torch 2.13, bf16, two cores of an AMD EPYC.
@@ -119,8 +118,7 @@ def build_model(config: Config, data: Data) -> tuple[nn.Module, dict[str, Any]]:
     model = MLP(**arguments)
     model.gradient_checkpointing = config.gradient_checkpointing
     sizes = [arguments["in_features"], *config.hidden_sizes, arguments["size"]]
-    name = f"MLP {'-'.join(map(str, sizes))}"
-    return model, {"name": name, "arguments": arguments}
+    return model, {"name": f"MLP {'-'.join(map(str, sizes))}", "arguments": arguments}
 
 
 def build_optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:
