@@ -57,9 +57,9 @@ def parse_config(config_class: type[ConfigType], description: str | None = None)
     # Fail early, with advice, if the current directory was deleted.
     with reading("the current directory", "change to a folder that exists"):
         os.getcwd()
-    early = read_early(config_class)
+    early_flags = read_early_flags(config_class)
     try:
-        config = config_from_words(config_class, description, early)
+        config = config_from_words(config_class, description, early_flags)
         check_limits(config)
         if config.effective_batch_size is not None and not config.evaluate_only:
             from common.run_directory.effective_batch import with_effective_batch
@@ -70,25 +70,25 @@ def parse_config(config_class: type[ConfigType], description: str | None = None)
         config.validate()
     except SystemExit as refusal:
         if refusal.code:
-            note_refusal(early, refusal)
+            note_refusal(early_flags, refusal)
             let_main_rank_exit_first()
         raise
     return config
 
 
 def config_from_words(
-    config_class: type[ConfigType], description: str | None, early: argparse.Namespace
+    config_class: type[ConfigType], description: str | None, early_flags: argparse.Namespace
 ) -> ConfigType:
     """Return the flags of the command line, and for all others those of a run that it names."""
-    defaults = saved_defaults(config_class, early) or config_class()
+    defaults = saved_defaults(config_class, early_flags) or config_class()
     parse = partial(parse_words, config_class, description)
-    if early.resume is None:
+    if early_flags.resume is None:
         return parse(defaults)
     from common.run_directory.resume import resumed_config
 
     recipe = Path(sys.argv[0]).stem
     config: ConfigType = resumed_config(
-        config_class, parse, defaults, early.resume, early.output_dir, recipe
+        config_class, parse, defaults, early_flags.resume, early_flags.output_dir, recipe
     )
     return config
 
@@ -124,14 +124,14 @@ def parse_words(
     return config_class(**values)
 
 
-def note_refusal(early: argparse.Namespace, refusal: SystemExit) -> None:
+def note_refusal(early_flags: argparse.Namespace, refusal: SystemExit) -> None:
     """Note in `status.json` of the run that this command line means that it was refused.
 
     Otherwise a supervisor would repeat the command forever. `write_refusal` leaves other runs
     alone, such as a finished one.
 
     Args:
-        early: the flags that `read_early` returned.
+        early_flags: the flags that `read_early_flags` returned.
     """
     from common.run_directory.status import write_refusal
 
@@ -139,23 +139,23 @@ def note_refusal(early: argparse.Namespace, refusal: SystemExit) -> None:
     if isinstance(refusal, UserError):
         reason = refusal.message
     outcome = Outcome("failed", resumable=False, reason=reason)
-    write_refusal(directory_named_by(early), outcome, resume=early.resume is not None)
+    write_refusal(directory_named_by(early_flags), outcome, resume=early_flags.resume is not None)
 
 
-def directory_named_by(early: argparse.Namespace) -> str | Path | None:
+def directory_named_by(early_flags: argparse.Namespace) -> str | Path | None:
     """Return the run's directory that `--resume` or `--output-dir` names; None without both."""
     from common.run_directory.records import CHECKPOINTS_FOLDER
 
-    if early.resume in (None, "auto"):
-        directory: str | None = early.output_dir
+    if early_flags.resume in (None, "auto"):
+        directory: str | None = early_flags.output_dir
         return directory
-    path = Path(early.resume)
+    path = Path(early_flags.resume)
     is_checkpoint = path.parent.name == CHECKPOINTS_FOLDER
     return path.parents[1] if is_checkpoint else path
 
 
-def read_early(config_class: type) -> argparse.Namespace:
-    """Return the flags that choose the defaults of all others, which tyro needs before it parses.
+def read_early_flags(config_class: type) -> argparse.Namespace:
+    """Return the flags that choose the defaults of all others, which are needed before tyro parses.
 
     A flag that is not set is None, or False for `--evaluate-only`.
 
@@ -167,9 +167,9 @@ def read_early(config_class: type) -> argparse.Namespace:
         parser.add_argument(spelled(name), f"--{name}")  # tyro accepts both spellings
     parser.add_argument("--evaluate-only", "--evaluate_only", action="store_true")
     try:
-        early = parser.parse_known_args()[0]
+        early_flags = parser.parse_known_args()[0]
     except argparse.ArgumentError:  # a flag lacks its value, which tyro then reports
         return parser.parse_args([])
-    for name, value in vars(early).items():
+    for name, value in vars(early_flags).items():
         check_value(config_class, name, value)
-    return early
+    return early_flags

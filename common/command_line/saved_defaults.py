@@ -22,19 +22,21 @@ if TYPE_CHECKING:
 ConfigType = TypeVar("ConfigType", bound="DataclassInstance")
 
 
-def saved_defaults(config_class: type[ConfigType], early: argparse.Namespace) -> ConfigType | None:
+def saved_defaults(
+    config_class: type[ConfigType], early_flags: argparse.Namespace
+) -> ConfigType | None:
     """Return the saved flags that the command line overrides; None if it names no saved flags.
 
     The saved flags are those of the `--config` file. Without one, they are those of the run that
     `--init-from` names, if `--evaluate-only` is set.
     """
-    if early.config is not None:
-        return read_config(config_class, Path(early.config))
-    if early.evaluate_only and early.init_from:
+    if early_flags.config is not None:
+        return read_config(config_class, Path(early_flags.config))
+    if early_flags.evaluate_only and early_flags.init_from:
         from common.run_directory.records import CONFIG
 
-        is_run = os.path.isfile(os.path.join(early.init_from, CONFIG))
-        return read_config(config_class, Path(early.init_from)) if is_run else None
+        is_run = os.path.isfile(os.path.join(early_flags.init_from, CONFIG))
+        return read_config(config_class, Path(early_flags.init_from)) if is_run else None
     return None
 
 
