@@ -119,7 +119,7 @@ class Run:
         """
         order = training_order_of(train_loader, "run.make_plan(train_loader, DEFAULT_EPOCHS)")
         plan = Plan(self.config, order, self.data.name, default_epochs)
-        self.context.flag_resolution.resolve(epochs=plan.epochs)  # no flag may have stated them
+        self.context.flag_resolution.resolve(epochs=plan.epochs)  # perhaps no flag states them
         self.stages.plan = plan
         DISPLAY.show_activity("building the model")
 

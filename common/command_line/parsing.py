@@ -125,7 +125,7 @@ def parse_words(
 
 
 def note_refusal(early_flags: argparse.Namespace, refusal: SystemExit) -> None:
-    """Note in `status.json` of the run that this command line means that it was refused.
+    """Write that this command line was refused to the `status.json` of the run that it names.
 
     Otherwise a supervisor would repeat the command forever. `write_refusal` leaves other runs
     alone, such as a finished one.
