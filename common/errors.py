@@ -48,6 +48,10 @@ class UserError(SystemExit):
         """Have this rank print the message when it exits, although it is not rank 0."""
         self.code = f"error: {self.message}"
 
+    def be_silent(self) -> None:
+        """Have this rank exit without the message, because another rank prints it."""
+        self.code = 1
+
 
 def rebuilt_error(problem: str, advice: str, every_rank: bool, resumable: bool) -> UserError:
     """Return the error that was pickled."""

@@ -12,7 +12,7 @@ from common.errors import Preempted, TrainingError, UserError
 from common.failures.error_causes import is_lost_process, is_out_of_memory
 from common.failures.outcomes import Outcome, outcome_of
 from common.lifecycle import releasing
-from common.lifecycle.error_report import announce_error
+from common.lifecycle.error_report import claim_report
 from common.lifecycle.stages import Context, Stages
 from common.measure.memory import lift_limit
 from common.run_directory.directory import LOST_AGAIN, LOST_AGAIN_ADVICE
@@ -42,7 +42,7 @@ def close(
     if stages.started is not None:
         stages.started.profiler.stop()
     if isinstance(error, UserError):
-        announce_error()
+        claim_report()
     try:
         if error is not None:
             rehearsal.add_note_to(error)

@@ -6,61 +6,73 @@ from contextlib import suppress
 import torch
 
 from common.errors import UserError
-from common.ranks.agreement import announce, is_announced
-from common.system.launch_variables import is_main_rank
+from common.ranks.agreement import claim, claiming_rank
+from common.system.launch_variables import is_main_rank, rank
 from common.training.stop_request import StopRequest
 
-ANNOUNCEMENT = "rank-0-prints-an-error"  # a key in the process group's store
-# Other ranks wait this long for the announcement of rank 0. All ranks meet the same mistake at the
+REPORT = "report-of-an-error"  # a key in the process group's store
+# Other ranks wait this long for rank 0 to claim the report. All ranks meet the same mistake at the
 # same update, but on a busy machine rank 0 may get there later.
-SECONDS_TO_ANNOUNCE = 5.0
-# After the announcement, they wait this long for rank 0 to exit: it closes its trackers before it
-# prints. Once rank 0 has exited, the launcher ends the other ranks.
+SECONDS_TO_CLAIM = 5.0
+# The other ranks wait this long for the rank that claimed the report to exit, because it closes its
+# trackers before it prints. Once it has exited, the launcher ends them.
 SECONDS_TO_EXIT = 60.0
 SECONDS_BETWEEN_LOOKS = 0.1
 
 
-def announce_error() -> None:
-    """On rank 0, tell the other ranks that rank 0 has met a mistake and will print it.
+def claim_report() -> None:
+    """On rank 0, claim the report of a mistake, unless another rank has claimed it.
 
     On the other ranks, and in a run of one process, this does nothing.
     """
     if is_main_rank() and torch.distributed.is_initialized():
-        with suppress(RuntimeError):  # the launcher, which keeps announcements, has ended
-            announce(ANNOUNCEMENT)
+        with suppress(RuntimeError):  # the launcher, which keeps claims, has ended
+            claim(REPORT)
 
 
 def report_once(error: UserError, request: StopRequest) -> None:
-    """Have this rank print an error when it exits, unless rank 0 prints one.
+    """Have this rank print an error when it exits, or leave that to the rank that claimed it.
 
-    Usually all ranks meet the same mistake, and rank 0 prints it when it exits. A recipe may also
-    raise an error on another rank alone, while rank 0 waits for that rank in a collective. A
-    launcher kills all ranks as soon as one has exited, so the other ranks first let rank 0 exit.
-    On rank 0, this function does nothing.
+    Usually all ranks meet the same mistake, and rank 0 claims the report as soon as it meets it. A
+    recipe may also raise an error on another rank alone, while rank 0 waits for that rank in a
+    collective. That rank then claims the report after a few seconds.
+
+    A launcher kills all ranks as soon as one has exited. So the ranks that do not print wait here
+    for the one that prints. In a run of one process, this does nothing.
 
     Args:
-        request: the signals that this process has received. The launcher sends one after rank 0 has
+        request: the signals that this process has received. The launcher sends one after a rank has
             exited.
     """
-    if is_main_rank():
-        return
-    began = time.monotonic()
-    has_announcement = False
-    while request.reason is None:
-        has_announcement = has_announcement or is_error_announced()
-        longest_wait = SECONDS_TO_EXIT if has_announcement else SECONDS_TO_ANNOUNCE
-        if time.monotonic() - began > longest_wait:
-            break
-        time.sleep(SECONDS_BETWEEN_LOOKS)
-    if request.reason is None and not has_announcement:
-        error.speak()  # without this call, only rank 0 prints the error when it exits
-
-
-def is_error_announced() -> bool:
-    """Whether rank 0 has announced that it prints an error, or has exited already."""
     if not torch.distributed.is_initialized():
-        return False
+        return
+    reporting_rank = wait_for_claim(request)
+    if reporting_rank == rank():
+        error.speak()
+        return
+    if reporting_rank is not None:
+        error.be_silent()
+        wait_for_signal(request, SECONDS_TO_EXIT)
+
+
+def wait_for_claim(request: StopRequest) -> int | None:
+    """Return the rank that prints the error; if no rank claims it in time, claim it for this one.
+
+    The result is None if a signal came before any rank had claimed it.
+    """
+    deadline = time.monotonic() + SECONDS_TO_CLAIM
     try:
-        return is_announced(ANNOUNCEMENT)
-    except RuntimeError:  # the launcher or rank 0, which keeps announcements, has ended
-        return True
+        while claiming_rank(REPORT) is None and time.monotonic() < deadline:
+            if request.reason is not None:
+                return None
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+        return claim(REPORT)
+    except RuntimeError:  # the launcher or rank 0, which keeps claims, has ended
+        return 0
+
+
+def wait_for_signal(request: StopRequest, seconds: float) -> None:
+    """Wait until the process is asked to stop, for a limited time."""
+    deadline = time.monotonic() + seconds
+    while request.reason is None and time.monotonic() < deadline:
+        time.sleep(SECONDS_BETWEEN_LOOKS)

@@ -35,7 +35,7 @@ def release(
     context.config.unfreeze()  # a program may change the flags for its next run
     for loader in loaders:
         loader.close()
-    # Before the process group is destroyed, because the ranks announce the report in its store.
+    # Before the process group is destroyed, because the ranks claim the report in its store.
     if isinstance(error, UserError):
         report_once(error, context.decisions.request)
     # After any other error, other ranks may still wait in a collective that this rank has left.

@@ -1,6 +1,6 @@
 """How the ranks of a run agree: all ranks call the same functions in the same order.
 
-Only `announce` and `is_announced` may be called on some ranks alone.
+Only the last four functions of this list may be called on some ranks alone.
 
 Each way to agree has one function. Code elsewhere decides what the ranks agree on:
 
@@ -13,6 +13,7 @@ Each way to agree has one function. Code elsewhere decides what the ranks agree 
 - `differing_positions`: where integers that should be the same on all ranks differ.
 - `wait_for_ranks`: no rank goes on before all have come here.
 - `announce`, `is_announced`: one rank tells the others something, and nobody waits.
+- `claim`, `claiming_rank`: the first rank that claims a task does it, and nobody waits.
 
 Other exchanges are elsewhere, because they are part of other work: gradients, rows of a batch and
 buffers (`common.training.gathering`, `averaging` and `evaluation`), the weights that a sharded
@@ -25,7 +26,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar, cast
 
 from common.errors import UserError
 from common.ranks.rank_exits import let_gloo_release
-from common.system.launch_variables import is_main_rank
+from common.system.launch_variables import is_main_rank, rank
 
 if TYPE_CHECKING:
     import torch
@@ -194,6 +195,27 @@ def is_announced(name: str) -> bool:
             rank 0.
     """
     return announcements().check([name])
+
+
+def claim(task: str) -> int:
+    """Claim a task that one rank is to do, and return the rank that has it.
+
+    It is this rank, unless another rank has claimed the task before.
+
+    Raises:
+        RuntimeError: the process that keeps the claims has ended. It is the launcher, or rank 0.
+    """
+    return int(announcements().compare_set(task, "", str(rank())))
+
+
+def claiming_rank(task: str) -> int | None:
+    """Return the rank that has claimed a task; None if none has.
+
+    Raises:
+        RuntimeError: the process that keeps the claims has ended. It is the launcher, or rank 0.
+    """
+    store = announcements()
+    return int(store.get(task)) if store.check([task]) else None
 
 
 def announcements() -> "torch.distributed.Store":

@@ -18,6 +18,7 @@ from tests.launch import (
     launch_command,
     plain,
 )
+from tests.local_data import write_image_folder
 
 
 def message_of(run: Finished) -> str:
@@ -76,6 +77,60 @@ def test_mistake_that_only_rank_0_finds_ends_both_processes(runner: Runner) -> N
     assert run.status["status"] == "failed"
     assert not run.status["resumable"]
     assert "ylecun/mnist" in run.status["reason"]
+
+
+BUSY_MACHINE = """
+import os, runpy, signal, sys, time
+from common.lifecycle import closing, error_report, releasing
+
+error_report.SECONDS_TO_CLAIM = 0.5
+before, after = ([float(seconds) for seconds in words.split(",")] for words in sys.argv[1:3])
+rank = int(os.environ["RANK"])
+close, release = closing.close, releasing.release
+
+def close_late(*arguments, **named):
+    time.sleep(before[rank])
+    close(*arguments, **named)
+
+def release_slowly(*arguments, **named):
+    release(*arguments, **named)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the launcher may be slow, too
+    time.sleep(after[rank])
+
+closing.close, releasing.release = close_late, release_slowly
+sys.argv = sys.argv[3:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [("1,0", "0,0"), ("1,0", "0,1"), ("0,1", "1,0"), ("0.5,0", "1,1")],
+    ids=["rank 0 is late", "rank 0 is late and rank 1 slow", "rank 0 is slow", "both at once"],
+)
+def test_ranks_that_meet_a_mistake_at_different_times_print_it_once(
+    runner: Runner, tmp_path: Path, before: str, after: str
+) -> None:
+    """Whichever rank meets a mistake first, and whichever exits first, one message appears.
+
+    Args:
+        before: seconds by which each rank meets the mistake later.
+        after: seconds between the end of the run and the end of the process, by rank.
+    """
+    folder = write_image_folder(tmp_path / "pets", ["cat", "dog"], per_class=5)
+    (folder / "train" / "cat" / "002.png").write_bytes(b"not an image")
+    script = tmp_path / "busy_machine.py"
+    script.write_text(BUSY_MACHINE)
+    recipe = REPOSITORY / "recipes" / "mnist_mlp.py"
+    flags = ("--dataset", folder, "--tracker", "none", "--output-dir", tmp_path / "run")
+    run = runner.run(
+        *(script, before, after, recipe, *flags),
+        launcher="two forks",
+        output_directory=False,
+        succeeds=False,
+        timeout=120,
+    )
+    assert "002.png" in message_of(run)
 
 
 @pytest.mark.slow
