@@ -124,7 +124,10 @@ class Parts:
         self.parts_described = describe_parts({**self.shared, **self.of_rank})
 
     def collect(self) -> Contents:
-        """Return this rank's current state for a checkpoint; its tensors are not copied."""
+        """Return this rank's current state for a checkpoint.
+
+        The tensors are those in use, so they must be copied before training changes them.
+        """
         contents = Contents()
         if self.rank == 0 or self.mesh:  # without sharding, the other ranks have equal shared parts
             self.collect_shared(contents)

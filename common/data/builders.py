@@ -127,6 +127,7 @@ def notes_on_files(builder: "DatasetBuilder", local_files: LocalFiles) -> list[s
     files_read = set(files_in_splits)
     suffixes = {suffix_of(file) for file in files_read}
     are_tables = builder.name in TABLE_BUILDERS
+    # This call refuses a link that stands for a whole class, table or split.
     notes = notes_on_dangling_links(local_files, suffixes, are_tables=are_tables)
     # A file with another suffix, such as a README.md, is not meant to be read.
     unread = [

@@ -153,8 +153,8 @@ def check_encoding(path: str, encoding: str) -> None:
             try:
                 decoder.decode(block, final=not block)
             except UnicodeDecodeError as error:
-                # `error.object` is the block, after the bytes of a character that the block before
-                # has cut off.
+                # If a character began in the previous block, `error.object` begins with its bytes.
+                # This block follows them.
                 bytes_carried_over = len(error.object) - len(block)
                 place = decoded_bytes - bytes_carried_over + error.start
                 raise decoding_error(path, encoding, error, place) from None

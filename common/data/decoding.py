@@ -278,8 +278,8 @@ def write_paths(file: Path, paths: Iterable[str | None], location: str) -> None:
 def path_in_data_set(path: str, location: str) -> str:
     """Return the path of an image relative to the data set's folder.
 
-    Images of the Hub are in the cache of `datasets`, whose folders say nothing about the image. So
-    only its name is returned.
+    A relative path, such as one in a parquet file, is returned as it is. An image of the Hub is in
+    the cache of `datasets`, whose folders say nothing about it, so only its file name is returned.
 
     Args:
         location: the location of the `DataSource`.

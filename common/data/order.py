@@ -288,8 +288,8 @@ def rehearsal_batches(
 def hash_integers(*values: int) -> int:
     """Mix integers into one integer of 63 bits, to seed a random generator.
 
-    Even the seeds of neighbouring epochs or samples then give unrelated random numbers. The mixing
-    function is that of SplitMix64.
+    The generators of neighbouring epochs, blocks and samples then give unrelated random numbers,
+    although the integers are nearly the same. The mixing function is that of SplitMix64.
     """
     state = 0
     for value in values:

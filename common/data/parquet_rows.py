@@ -87,9 +87,9 @@ class ParquetRows:
         blocks = np.searchsorted(self.ends, rows_to_read, side="right")
         positions = rows_to_read - self.starts[blocks]  # of each row in its row group
         tables = {block: self.table(block) for block in dict.fromkeys(blocks.tolist())}
-        at_most = 1 if epoch is None else self.blocks.at_once
-        # `table` has put the row groups into `held`, the one that was used most recently last.
-        while len(self.held) > at_most:
+        most_tables = 1 if epoch is None else self.blocks.at_once
+        # The method `table` has put them into `held`, the one that was used most recently last.
+        while len(self.held) > most_tables:
             least_recently_used = next(iter(self.held))
             del self.held[least_recently_used]
         rows: list[RowValues] = []

@@ -83,7 +83,7 @@ class Tables(LabelledData):
         labelled_rows = [
             row for row, label in enumerate(labels) if not is_missing_label(label, self.is_typed)
         ]
-        self.keep(role, labelled_rows, "label")
+        self.keep(role, labelled_rows, "label")  # removes the split if no row has a label
 
     def number_labels(self) -> None:
         """Find the classes, and replace each label by the number of its class.

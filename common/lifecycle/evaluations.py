@@ -159,11 +159,12 @@ class Evaluations:
     def load_best(self, model: nn.Module, save: Callable[[], None]) -> None:
         """Load the weights that `model` had at its best evaluation; see `load_best` of the run.
 
-        Nothing is loaded if `model` has these weights already. From now on, `kept_step` is known.
+        Nothing is loaded with `--keep last`, if there was no validation, or if the last weights are
+        the best. In any case, `kept_step` then is the update of the weights that are exported.
 
         Args:
-            save: saves a checkpoint with the last weights. A run that stopped early needs it to be
-                resumed.
+            save: saves a checkpoint with the last weights, which a resume needs. With
+                `--early-stopping`, the last update may have none yet.
         """
         context = self.context
         step = context.progress.global_step
@@ -173,7 +174,7 @@ class Evaluations:
             return
         save()
         context.checkpoints.wait()
-        # In this collective, the ranks wait until all of them have written the best model.
+        # All ranks take part in `check`, so no rank goes on before all have written the best model.
         context.decisions.check(step)
         self.kept_step = best_step
         path, weights = context.checkpoints.read_best(best_step)

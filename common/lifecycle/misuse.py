@@ -27,7 +27,10 @@ def training_order_of(loader: Loader, call: str) -> TrainingOrder:
 
 
 def require_name(description: Mapping[str, object]) -> None:
-    """Raise a `UserError` if a model's description has no name."""
+    """Raise a `UserError` if the description that `run.start` got has no name of the model.
+
+    `config.json`, checkpoints, the model card and comparisons of runs show this name.
+    """
     if "name" not in description:
         raise UserError(
             "the description that run.start(...) got has no 'name' of the model",

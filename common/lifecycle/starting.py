@@ -222,9 +222,10 @@ def changed_flags(config: TrainingConfig, earlier_config: RunConfig | None) -> F
 def warn_of_missing_fingerprints(saved_config: RunConfig) -> None:
     """Name the splits whose data a resume can't compare with those of the first start.
 
-    The lines follow those of `report.show_plan`, and so they have the same indentation.
+    The plan has just been printed, so the lines are indented like its notes.
     """
-    for split in saved_config.data.unknown_contents or ():
+    splits_without_fingerprint = saved_config.data.unknown_contents or []
+    for split in splits_without_fingerprint:
         say(
             f"        split {split} has no fingerprint, so a resume would not notice changed data: "
             "pass a fingerprint with Data(..., fingerprint=TEXT)"

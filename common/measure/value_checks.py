@@ -1,4 +1,9 @@
-"""Checks the values that a recipe measures, without waiting for the device that they are on."""
+"""Checks the values that a recipe measures.
+
+Only `figure`, for the results of an evaluation, waits for the device that a value is on.
+
+Perhaps one rank alone has an unsuitable value, so the errors are printed by that rank too.
+"""
 
 import math
 from collections.abc import Mapping

@@ -20,7 +20,7 @@ Row = Sequence[str]
 
 
 def print_table(rows: Sequence[Row], *, title: str = "") -> None:
-    """Print a table of values to the terminal, or into a pipe, whose lines are longer.
+    """Print a table of values to the terminal, or with longer lines into a pipe or a file.
 
     Args:
         rows: the first row is the heading. The first column has names, and the others have values.

@@ -31,8 +31,8 @@ if TYPE_CHECKING:  # these imports take a second, and only runs with shards need
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
-# The only supported value of each FSDP setting of a launcher. If the launcher leaves a setting out,
-# recipes use this value too. They do so even for the version, which is 1 by Accelerate's default.
+# The only supported value of each FSDP setting of a launcher. Recipes also use it if the launcher
+# leaves the setting out: without a version they use FSDP2, while Accelerate would use FSDP1.
 SUPPORTED_SETTINGS = {
     **dict.fromkeys(("RESHARD_AFTER_FORWARD", "SYNC_MODULE_STATES", "USE_ORIG_PARAMS"), "true"),
     **dict.fromkeys(("FORWARD_PREFETCH", "OFFLOAD_PARAMS", "ACTIVATION_CHECKPOINTING"), "false"),

@@ -62,9 +62,9 @@ class RunCurves(TypedDict):
 
 
 class MeanCurve(TypedDict):
-    """The mean of a metric over the runs of a group, at the updates that all of them logged."""
+    """The mean of a metric over those runs of a group that logged it, at their common updates."""
 
-    count: int  # number of runs
+    count: int  # number of these runs
     x: dict[str, Column]
     y: list[float]
     deviation: list[float]
@@ -217,7 +217,11 @@ def rows_of_curve(run: RunRecord, name: str, limit: int) -> list[int]:
 def means_of(
     comparison: Comparison, group: RunGroup, names: Sequence[str], limit: int
 ) -> dict[str, MeanCurve]:
-    """Return the mean of each metric that several runs of a group logged at the same updates."""
+    """Return the mean of each metric that several runs of a group logged at the same updates.
+
+    Args:
+        limit: the most points of a curve.
+    """
     means: dict[str, MeanCurve] = {}
     if len(group.run_indices) < 2:
         return means
@@ -228,6 +232,7 @@ def means_of(
         points = mean_curve([curve for curve in curves if curve]) if len(logged_runs) > 1 else []
         if not points:
             continue
+        # The page draws a band around the mean. Its edges decide which points stay.
         lows = [point.mean - point.deviation for point in points]
         highs = [point.mean + point.deviation for point in points]
         kept_points = [points[index] for index in kept_indices([lows, highs], limit)]

@@ -1,4 +1,6 @@
-"""The observer of a run, which records its batches, random states, losses and weights.
+"""The observer of a run, which records its batches, random states, losses, rates and weights.
+
+The checks compare these records with those of another run, such as a resumed one.
 
 It wraps the methods of the run that a recipe calls, and the loaders. It draws no random numbers and
 changes no state, so an observed run trains with the same bits as any other. Only the rehearsal

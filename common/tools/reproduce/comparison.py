@@ -53,7 +53,7 @@ def compare_rows(old: ComparedRun, new: ComparedRun) -> RowsCompared:
 
 
 def difference_at(step: int, figure: str, old: ComparedRun, new: ComparedRun) -> FigureDifference:
-    """Return the values of a figure in the rows of an update, which both runs have."""
+    """Return both runs' values of a figure after an update for which both have a row."""
     return FigureDifference(
         update=step,
         figure=figure,
