@@ -1,12 +1,15 @@
-"""Prove each broken copy of a recipe, and print a table of the causes that `recipes prove` names.
+"""Prove broken copies of recipes, and print a table of the causes that `recipes prove` names.
+
+Copies that are unusual but correct are proved too, and must pass.
 
     python benchmarks/broken_copies.py
     python benchmarks/broken_copies.py "EMA not kept" "loss not divided"     # only these
     python benchmarks/broken_copies.py --show                                # the table of the file
 
-`benchmarks/harness/broken_copies.py` lists the copies: each is a recipe with one mistake. The
-results go to `benchmarks/results/broken-copies.json`. The exit status is 1 if a proof does not name
-the mistake.
+`benchmarks/harness/broken_copies.py` lists the copies with one mistake each, and
+`benchmarks/harness/correct_copies.py` the correct ones. The results go to
+`benchmarks/results/broken-copies.json`. The exit status is 1 if a proof does not name the mistake,
+or fails a correct copy.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TypedDict
 
@@ -24,10 +28,12 @@ if __package__ in (None, ""):  # started as a file: make the package importable
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from benchmarks.harness.broken_copies import BROKEN, Broken
+from benchmarks.harness.correct_copies import CORRECT, Correct
+from benchmarks.harness.edited_copies import EditedCopy
 from benchmarks.harness.result_file import write_results
 from benchmarks.harness.results import describe_machine
 from benchmarks.harness.text_tables import markdown_table
-from common.tools.prove.receipt import read_receipt
+from common.tools.prove.receipt import CheckResult, read_receipt
 
 RESULTS = Path(__file__).parent / "results" / "broken-copies.json"
 
@@ -44,34 +50,60 @@ class BrokenProof(TypedDict):
     seconds: float  # of the whole command, which runs this check and at most one other
 
 
+class CorrectProof(TypedDict):
+    """The proof of one correct copy."""
+
+    edit: str
+    recipe: str
+    checks: list[str]  # the checks that have to pass
+    failed: list[str]  # those of them that did not
+    causes: list[str]
+    seconds: float
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("mistakes", nargs="*", help="mistakes to prove (default: all)")
+    parser.add_argument("mistakes", nargs="*", help="mistakes to prove (default: all, and CORRECT)")
     parser.add_argument("--output", type=Path, default=RESULTS, help="file of the results")
-    parser.add_argument("--show", action="store_true", help="prove nothing; print the table")
+    parser.add_argument("--show", action="store_true", help="prove nothing; print the tables")
     options = parser.parse_args()
     if options.show:
-        print(markdown(json.loads(options.output.read_text(encoding="utf-8"))["proofs"]))
+        results = json.loads(options.output.read_text(encoding="utf-8"))
+        print(markdown(results["proofs"], results["correct"]))
         return
-    proofs = prove_all(chosen_copies(options.mistakes), options.output)
-    print(markdown(proofs))
+    correct_copies = () if options.mistakes else CORRECT
+    proofs, correct_proofs = prove_all(
+        chosen_copies(options.mistakes), correct_copies, options.output
+    )
+    print(markdown(proofs, correct_proofs))
     missed = [proof["mistake"] for proof in proofs if not proof["names_the_cause"]]
     if missed:
         raise SystemExit(f"error: the cause is not named: {', '.join(missed)}")
+    wrongly_failed = [proof["edit"] for proof in correct_proofs if proof["failed"]]
+    if wrongly_failed:
+        raise SystemExit(f"error: correct copies fail: {', '.join(wrongly_failed)}")
 
 
-def prove_all(copies: list[Broken], output: Path) -> list[BrokenProof]:
+def prove_all(
+    broken_copies: Sequence[Broken], correct_copies: Sequence[Correct], output: Path
+) -> tuple[list[BrokenProof], list[CorrectProof]]:
     """Prove copies one after the other, and return the results, which are also in `output`."""
     machine = describe_machine()  # before `output` changes, because it has the commit
     proofs: list[BrokenProof] = []
-    for broken in copies:
-        proof = prove(broken)
+    correct_proofs: list[CorrectProof] = []
+    for broken in broken_copies:
+        proof = prove_broken(broken)
         proofs.append(proof)
         print(f"{broken.name}: {'; '.join(proof['causes']) or 'no cause named'}", flush=True)
-        write_results(output, {"machine": machine, "proofs": proofs})
-    return proofs
+        write_results(output, {"machine": machine, "proofs": proofs, "correct": correct_proofs})
+    for correct in correct_copies:
+        correct_proof = prove_correct(correct)
+        correct_proofs.append(correct_proof)
+        print(f"{correct.name}: {'; '.join(correct_proof['causes']) or 'passes'}", flush=True)
+        write_results(output, {"machine": machine, "proofs": proofs, "correct": correct_proofs})
+    return proofs, correct_proofs
 
 
 def chosen_copies(mistakes: list[str]) -> list[Broken]:
@@ -88,48 +120,85 @@ def chosen_copies(mistakes: list[str]) -> list[Broken]:
     return [by_name[mistake] for mistake in mistakes] or list(BROKEN)
 
 
-def prove(broken: Broken) -> BrokenProof:
-    """Write the copy into a temporary folder, and run the proof that has to find its mistake.
-
-    Raises:
-        SystemExit: the proof wrote no receipt.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        recipe = broken.write(Path(folder))
-        receipt_path = Path(folder) / "proof.json"
-        checks = [name for name in (broken.check, broken.passes) if name is not None]
-        command = [sys.executable, "-m", "common.tools", "prove", str(recipe), *broken.flags]
-        command += ["--checks", ",".join(checks), "--updates", str(broken.updates)]
-        command += ["--output", str(receipt_path), "--folder", str(Path(folder) / "runs")]
-        start = time.perf_counter()
-        finished = subprocess.run(command, capture_output=True, encoding="utf-8")
-        seconds = time.perf_counter() - start
-        if not receipt_path.exists():
-            raise SystemExit(f"{broken.name}: the proof wrote no receipt\n{finished.stderr}")
-        results = {check.name: check for check in read_receipt(receipt_path).checks}
-        result = results[broken.check]
-        causes = [cause.replace(folder, "") for cause in result.causes]
+def prove_broken(broken: Broken) -> BrokenProof:
+    """Run the proof that has to find the mistake of a copy."""
+    checks = [name for name in (broken.check, broken.passes) if name is not None]
+    results, seconds = prove(broken, checks)
+    result = results[broken.check]
     has_failed = result.passed is False
-    text = "\n".join(causes)
+    text = "\n".join(result.causes)
     return BrokenProof(
         mistake=broken.name,
         recipe=broken.recipe,
         check=broken.check,
         failed=has_failed,
         names_the_cause=has_failed and all(phrase in text for phrase in broken.words),
-        causes=causes,
-        seconds=round(seconds, 1),
+        causes=result.causes,
+        seconds=seconds,
     )
 
 
-def markdown(proofs: list[BrokenProof]) -> str:
-    """Return a table with a row for each copy; of several causes, it has the first."""
+def prove_correct(correct: Correct) -> CorrectProof:
+    """Run the proof that a correct copy has to pass."""
+    results, seconds = prove(correct, correct.checks)
+    failed = [name for name in correct.checks if results[name].passed is not True]
+    causes: list[str] = []
+    for name in failed:
+        causes += results[name].causes
+    return CorrectProof(
+        edit=correct.name,
+        recipe=correct.recipe,
+        checks=[*correct.checks],
+        failed=failed,
+        causes=causes,
+        seconds=seconds,
+    )
+
+
+def prove(copy: EditedCopy, checks: Sequence[str]) -> tuple[dict[str, CheckResult], float]:
+    """Write a copy into a temporary folder, prove it, and return its results and the seconds.
+
+    Raises:
+        SystemExit: the proof wrote no receipt.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        recipe = copy.write(Path(folder))
+        receipt_path = Path(folder) / "proof.json"
+        command = [sys.executable, "-m", "common.tools", "prove", str(recipe), *copy.flags]
+        command += ["--checks", ",".join(checks), "--updates", str(copy.updates)]
+        command += ["--output", str(receipt_path), "--folder", str(Path(folder) / "runs")]
+        start = time.perf_counter()
+        finished = subprocess.run(command, capture_output=True, encoding="utf-8")
+        seconds = round(time.perf_counter() - start, 1)
+        if not receipt_path.exists():
+            raise SystemExit(f"{copy.name}: the proof wrote no receipt\n{finished.stderr}")
+        results = {result.name: result for result in read_receipt(receipt_path).checks}
+    for result in results.values():
+        result.causes[:] = [cause.replace(folder, "") for cause in result.causes]
+    return results, seconds
+
+
+def markdown(proofs: Sequence[BrokenProof], correct_proofs: Sequence[CorrectProof]) -> str:
+    """Return a table of the broken copies, and one of the correct ones if there are any.
+
+    Of several causes, the first table has the first.
+    """
     rows = [["mistake", "copy of", "check that fails", "cause that it names"]]
     for proof in proofs:
         cause = proof["causes"][0] if proof["names_the_cause"] else "**not named**"
         cells = [proof["mistake"], f"`{proof['recipe']}.py`", f"`{proof['check']}`", cause]
         rows.append(cells)
-    return "\n".join(markdown_table(rows, "llll"))
+    lines = markdown_table(rows, "llll")
+    if correct_proofs:
+        correct_rows = [["correct edit", "copy of", "checks that pass"]]
+        for correct_proof in correct_proofs:
+            passed = [
+                name for name in correct_proof["checks"] if name not in correct_proof["failed"]
+            ]
+            listed = ", ".join(f"`{name}`" for name in passed) or "**none**"
+            correct_rows.append([correct_proof["edit"], f"`{correct_proof['recipe']}.py`", listed])
+        lines += ["", *markdown_table(correct_rows, "lll")]
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -3,71 +3,39 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
-from benchmarks.harness.edited_recipe import edited_once
-
-REPOSITORY = Path(__file__).resolve().parents[2]
-LOOP = "        for batch in run.batches(train_loader):\n"
-FORWARD = "                loss, logits = compute_loss(model, batch)\n"
-RECORD = "            run.record(loss, metrics(logits, batch))\n"
-PREPARE = "        model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)\n"
-KEEP = (
-    "        run.keep(model=model, optimizer=optimizer, scheduler=scheduler)"
-    "  # what checkpoints save\n"
+from benchmarks.harness.edited_copies import (
+    DENOISER,
+    DROPOUT,
+    EVALUATION,
+    FINISH,
+    FORWARD,
+    IMPORT_TIME,
+    KEEP,
+    LOOP,
+    MLP,
+    OBJECTIVE,
+    OWN_DATASET,
+    PREPARE,
+    RECORD,
+    SMALL,
+    SMALL_WITHOUT_WORKERS,
+    STEP,
+    SUMS,
+    TORCH,
+    EditedCopy,
 )
-STEP = "                optimizer.step()\n"
-EVALUATION = "        for batch in loader:\n"
-OBJECTIVE = "OBJECTIVE = "
-TORCH = "import torch\nfrom torch import nn\n"
-IMPORT_TIME = (TORCH, f"import time\n\n{TORCH}")  # an edit: a text and its replacement
-# The body of an evaluation, from its sums to its result.
-SUMS = """\
-    sums = ClassificationSums(run.accelerator, run.data.class_names)
-    with run.evaluating(model) as bare_model:
-        for batch in loader:
-            loss, logits = compute_loss(bare_model, batch)
-            sums.add(loss, logits, batch["labels"])
-    return sums.result()
-"""
-SMALL = ("--dataset", "digits", "--hidden-sizes", "32")
-SMALL_WITHOUT_WORKERS = ("--widths", "8", "--num-workers", "0")  # for OWN_DATASET
-DROPOUT = (*SMALL, "--dropout", "0.3")
 
 
-@dataclass(frozen=True)
-class Broken:
-    """A copy of a recipe with a mistake."""
+@dataclass(frozen=True, kw_only=True)
+class Broken(EditedCopy):
+    """A copy of a recipe with a mistake, which its name describes."""
 
-    name: str  # the mistake, in words
-    recipe: str  # the path in the repository, without ".py"
-    edits: tuple[tuple[str, str], ...]  # texts of the recipe and their replacements
     check: str  # the check that must fail
     words: tuple[str, ...]  # phrases that the causes of the check must contain
-    flags: tuple[str, ...] = SMALL
-    helpers: tuple[tuple[str, str], ...] = ()  # additional files: relative paths and texts
     passes: str | None = None  # a check that must pass, because the mistake does not concern it
-    updates: int = 12  # the number of updates of the reference run
-
-    def write(self, folder: Path) -> Path:
-        """Write the copy into a folder, and return its file.
-
-        Raises:
-            ValueError: a text that the mistake replaces is not exactly once in the recipe.
-        """
-        source = (REPOSITORY / f"{self.recipe}.py").read_text(encoding="utf-8")
-        path = folder / "train.py"
-        path.write_text(edited_once(source, self.edits), encoding="utf-8")
-        for name, text in self.helpers:
-            helper = folder / name
-            helper.parent.mkdir(exist_ok=True)
-            helper.write_text(text, encoding="utf-8")
-        return path
 
 
-MLP = "recipes/mnist_mlp"
-OWN_DATASET = "examples/own_dataset"
-DENOISER = "examples/denoiser"
 BROKEN: tuple[Broken, ...] = (
     Broken(
         "EMA not kept",
@@ -503,6 +471,36 @@ OBJECTIVE = """,
         check="processes",
         words=("a run stopped on one process after update 2 and resumed on two",),
         flags=(),
+    ),
+    Broken(
+        "evaluation without the last, smaller batch",
+        MLP,
+        (
+            (
+                SUMS,
+                """\
+    sums = ClassificationSums(run.accelerator, run.data.class_names)
+    with run.evaluating(model) as bare_model:
+        for batch in loader:
+            if len(batch["labels"]) < run.config.batch_size:
+                continue
+            loss, logits = compute_loss(bare_model, batch)
+            sums.add(loss, logits, batch["labels"])
+    figures = sums.result()
+    return {"loss": figures["loss"], "accuracy": figures["accuracy"]}
+""",
+            ),
+        ),
+        check="samples",
+        words=("read 73 samples of test, but did not pass 9 of them to the model",),
+    ),
+    Broken(
+        "final evaluation on validation data",
+        MLP,
+        ((FINISH, FINISH.replace("test_loader", "validation_loader")),),
+        check="samples",
+        words=("stands for the split test, but read only validation",),
+        flags=(*SMALL, "--validation-share", "0.2"),
     ),
 )
 BY_DEFAULT = 5  # the number of copies that CI tests by default

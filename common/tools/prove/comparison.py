@@ -27,7 +27,7 @@ from common.tools.prove.records.run_records import MicroBatch, ObservedEvaluatio
 # The instruments of the compared runs, as names of modules.
 INSTRUMENTS = tuple(
     f"common.tools.prove.instruments.{name}"
-    for name in ("without_dropout", "updates", "mixing", "losses", "rows_used")
+    for name in ("without_dropout", "updates", "mixing", "losses", "rows_used", "evaluated_rows")
 )
 # One more instrument, for runs whose networks are computed in float64.
 IN_FLOAT64 = "common.tools.prove.instruments.in_float64"

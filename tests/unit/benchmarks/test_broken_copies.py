@@ -7,8 +7,16 @@ import sys
 
 import pytest
 
-from benchmarks.broken_copies import RESULTS, BrokenProof, chosen_copies, main, markdown
+from benchmarks.broken_copies import (
+    RESULTS,
+    BrokenProof,
+    CorrectProof,
+    chosen_copies,
+    main,
+    markdown,
+)
 from benchmarks.harness.broken_copies import BROKEN
+from benchmarks.harness.correct_copies import CORRECT
 from tests.launch import REPOSITORY
 
 
@@ -37,14 +45,30 @@ def test_an_unknown_mistake_is_refused() -> None:
 
 def test_table_has_the_first_cause() -> None:
     """A bar in a cause would end the cell."""
-    (*_, row) = markdown([proof(names_the_cause=True)]).splitlines()
+    (*_, row) = markdown([proof(names_the_cause=True)], []).splitlines()
     first_cells = "| EMA not kept | `examples/averaged.py` | `resumes` |"
     assert row == rf"{first_cells} average \| is in no checkpoint |"
 
 
 def test_table_says_that_a_mistake_was_not_found() -> None:
-    (*_, row) = markdown([proof(names_the_cause=False)]).splitlines()
+    (*_, row) = markdown([proof(names_the_cause=False)], []).splitlines()
     assert row.endswith("| **not named** |")
+
+
+@pytest.mark.parametrize(
+    ("failed", "cell"), [(["waits"], "`memory`"), (["memory", "waits"], "**none**")]
+)
+def test_table_of_correct_copies_has_the_checks_that_pass(failed: list[str], cell: str) -> None:
+    correct = CorrectProof(
+        edit="a bounded list",
+        recipe="recipes/mnist_mlp",
+        checks=["memory", "waits"],
+        failed=failed,
+        causes=[],
+        seconds=1.0,
+    )
+    (*_, row) = markdown([], [correct]).splitlines()
+    assert row == f"| a bounded list | `recipes/mnist_mlp.py` | {cell} |"
 
 
 def test_page_has_the_measured_table(
@@ -55,10 +79,14 @@ def test_page_has_the_measured_table(
     main()
     page = (REPOSITORY / "benchmarks" / "broken-copies.md").read_text()
     assert capsys.readouterr().out.strip() in page
-    proofs = json.loads(RESULTS.read_text())["proofs"]
+    results = json.loads(RESULTS.read_text())
+    proofs = results["proofs"]
+    correct_proofs = results["correct"]
     assert [proof["mistake"] for proof in proofs] == [broken.name for broken in BROKEN]
     assert f"proves {len(BROKEN)} recipes with one mistake" in (
         (REPOSITORY / "benchmarks" / "proofs.md").read_text()
     )
     named = [proof for proof in proofs if proof["names_the_cause"]]
-    assert len(named) == len(proofs), "benchmarks/proofs.md says that all were named"
+    assert len(named) == len(proofs), "benchmarks/proofs.md says that all were found"
+    assert [proof["edit"] for proof in correct_proofs] == [correct.name for correct in CORRECT]
+    assert not any(proof["failed"] for proof in correct_proofs)

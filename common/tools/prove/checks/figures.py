@@ -17,7 +17,12 @@ from common.tools.prove.bench import Bench
 from common.tools.prove.checked_figures import CheckedFigures, has_outcomes, numbers_in_words
 from common.tools.prove.comparison import run_with_layout, update_layouts
 from common.tools.prove.outcomes import SplitPass, compare_figure, split_passes_of
-from common.tools.prove.records.instrument_records import EvaluationLoss, LogInterval, TrainingMode
+from common.tools.prove.records.instrument_records import (
+    EvaluatedRows,
+    EvaluationLoss,
+    LogInterval,
+    TrainingMode,
+)
 from common.tools.prove.records.observed_run import ObservedRun
 from common.tools.prove.records.run_records import ObservedEvaluation, Recorded
 from common.tools.prove.steady import steady_run
@@ -152,8 +157,11 @@ def checked_evaluations(run: ObservedRun, trusted: Collection[str] | None = None
     unknown_count = 0
     for record in run.processes[0].of(ObservedEvaluation):
         split_passes = split_passes_of_evaluation(run, record)
+        has_more_calls = calls_model_several_times(run, record)
         for name, value in logged_figures(run, record).items():
-            comparison = compare_figure(name, value, split_passes)
+            comparison = compare_figure(
+                name, value, split_passes, may_have_other_outputs=has_more_calls
+            )
             is_trusted = trusted is None or name in trusted
             if comparison.is_correct is None or not is_trusted:
                 if name != "count":  # the number of samples is not a figure
@@ -228,6 +236,15 @@ def split_passes_of_evaluation(run: ObservedRun, evaluated: ObservedEvaluation) 
                 losses.append(loss)
         losses_by_rank.append(losses)
     return split_passes_of(losses_by_rank)
+
+
+def calls_model_several_times(run: ObservedRun, evaluated: ObservedEvaluation) -> bool:
+    """Whether an evaluation calls the model more than once for each batch that it reads."""
+    for _, record in run.all(EvaluatedRows):
+        is_of_evaluation = (record.step, record.phase) == (evaluated.step, evaluated.phase)
+        if is_of_evaluation and record.calls > record.batches:
+            return True
+    return False
 
 
 # Speed

@@ -8,7 +8,11 @@ from dataclasses import dataclass
 from common.tools.prove.bench import Bench, RunFailedError
 from common.tools.prove.checks.resuming import interrupted_spec
 from common.tools.prove.comparison import run_with_layout, update_layouts
-from common.tools.prove.records.instrument_records import MissingRows, UnusedRows
+from common.tools.prove.records.instrument_records import (
+    EvaluatedRows,
+    MissingRows,
+    UnusedRows,
+)
 from common.tools.prove.records.observed_run import ObservedProcess, ObservedRun
 from common.tools.prove.records.run_records import (
     EvaluationBatch,
@@ -79,6 +83,7 @@ def causes_of(run: ObservedRun) -> list[Cause]:
         cause_of_missing_rows(run),
         cause_of_rows_without_gradient(run),
         cause_of_wrong_evaluation(run),
+        cause_of_unseen_samples(run),
     )
     return [cause for cause in causes if cause is not None]
 
@@ -270,10 +275,10 @@ def cause_of_evaluation(evaluation: CompleteEvaluation, size: int) -> Cause | No
     Args:
         size: the number of samples in the split.
     """
+    evaluation_name = f"the {evaluation.phase} evaluation after update {evaluation.step}"
     uses = evaluation.uses.get(evaluation.split)
     if uses is None:
-        return None  # the evaluation does not read its data from the loader
-    evaluation_name = f"the {evaluation.phase} evaluation after update {evaluation.step}"
+        return cause_of_other_split(evaluation, evaluation_name)
     if len(uses) < size:
         return Cause(
             f"{evaluation_name} read {len(uses)} of the {size} samples of {evaluation.split}",
@@ -299,6 +304,40 @@ def cause_of_evaluation(evaluation: CompleteEvaluation, size: int) -> Cause | No
             f"{evaluation_name} read {len(uses)} samples{repetitions}, and logs no `count`",
             f"{ADVICE_EVALUATION}; log `count`, the number of samples that count",
         )
+    return None
+
+
+def cause_of_other_split(evaluation: CompleteEvaluation, evaluation_name: str) -> Cause | None:
+    """Return the cause if an evaluation reads other splits instead of its own, or None.
+
+    An evaluation that reads no loader of the run has data of its own, which can't be judged.
+    """
+    splits = sorted(evaluation.uses)
+    has_own_data = not splits or "" in splits
+    if has_own_data:
+        return None
+    return Cause(
+        f"{evaluation_name} stands for the split {evaluation.split}, but read only "
+        f"{' and '.join(splits)}",
+        f"evaluate on the loader of {evaluation.split} that run.loaders(data) returns",
+    )
+
+
+def cause_of_unseen_samples(run: ObservedRun) -> Cause | None:
+    """Return the cause if an evaluation reads samples without passing them to the model, or None.
+
+    If the model got no sample of the split, the recipe changes the values before it calls the
+    model, or evaluates without the model. That can't be judged.
+    """
+    for process, record in run.all(EvaluatedRows):
+        if 0 < len(record.unseen) < record.samples:
+            rank = f" on process {process.rank}" if run.world_size > 1 else ""
+            return Cause(
+                f"the {record.phase} evaluation after update {record.step}{rank} read "
+                f"{record.samples} samples of {record.split or 'its data'}, but did not pass "
+                f"{len(record.unseen)} of them to the model ({first_samples(record.unseen)})",
+                "pass all samples of each batch to the model, also of the last, smaller batch",
+            )
     return None
 
 

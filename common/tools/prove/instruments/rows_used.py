@@ -4,8 +4,8 @@ If the loss depends on a sample, the model's output for the sample has a gradien
 zero by chance, because a loss can be flat there. So the check takes a position of the batch as
 unused only if its gradient is zero in all batches.
 
-It writes `UnusedRows` for each recorded micro-batch, and `MissingRows` if the model gets fewer
-samples than the batch has.
+It writes `UnusedRows` for each recorded micro-batch, and `MissingRows` if all calls of the model
+together get fewer samples than the batch has.
 """
 
 from collections.abc import Callable
@@ -35,6 +35,8 @@ class RowObserver:
         self.session = session
         self.batch_tensors: list[torch.Tensor] = []  # the tensors of the current batch
         self.sample_count = 0  # the number of samples in the current batch
+        # How many of them the model got so far. None: no input had rows like those of the batch.
+        self.rows_in_model: int | None = None
         # Whether each row of the output has a gradient that is not zero: bool [sample_count], on
         # the host. None: no gradient was seen yet.
         self.used_rows: torch.Tensor | None = None
@@ -67,6 +69,7 @@ class RowObserver:
                 if isinstance(leaf, torch.Tensor) and leaf.ndim
             ]
             self.sample_count = work.samples
+            self.rows_in_model = None
             self.used_rows = None
             yield batch, work
         self.batch_tensors = []
@@ -76,17 +79,17 @@ class RowObserver:
         return bool(self.batch_tensors) and torch.is_grad_enabled()
 
     def before_forward(self, module: nn.Module, inputs: object, named: object) -> None:
-        """Write a `MissingRows` if an input has only some rows of a tensor of the batch."""
+        """Count the rows that the model gets, in the first input with rows like the batch's.
+
+        A recipe may call the model on one part of a batch after another.
+        """
         if not self.is_training:
             return
         for tensor in tree.tree_leaves((inputs, named)):
-            if not isinstance(tensor, torch.Tensor) or not tensor.ndim:
+            if not isinstance(tensor, torch.Tensor) or not tensor.ndim or not len(tensor):
                 continue
-            rows = len(tensor)
-            if 0 < rows < self.sample_count and self.has_rows_like_batch(tensor):
-                self.session.write(
-                    MissingRows(step=self.session.step, rows=rows, samples=self.sample_count)
-                )
+            if self.has_rows_like_batch(tensor):
+                self.rows_in_model = (self.rows_in_model or 0) + len(tensor)
                 return
 
     def has_rows_like_batch(self, tensor: torch.Tensor) -> bool:
@@ -131,10 +134,16 @@ class RowObserver:
     def around_record(
         self, original: Callable[..., None], run: Run, *positional: object, **named: object
     ) -> None:
-        """Write the positions of the micro-batch whose outputs have a gradient of zero.
+        """Write which samples of the micro-batch the model did not get, or the loss did not use.
 
         A recipe calls `run.record` after the backward pass, so all gradients are known.
         """
+        if self.rows_in_model is not None and self.rows_in_model < self.sample_count:
+            self.session.write(
+                MissingRows(
+                    step=self.session.step, rows=self.rows_in_model, samples=self.sample_count
+                )
+            )
         if self.used_rows is not None:
             unused = (~self.used_rows).nonzero().flatten().tolist()
             self.session.write(

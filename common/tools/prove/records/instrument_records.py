@@ -109,6 +109,20 @@ class MissingRows(InstrumentRecord):
     samples: int  # the size of the batch
 
 
+class EvaluatedRows(InstrumentRecord):
+    """Which samples of a split an evaluation has passed to its model, on one rank."""
+
+    record_type: Literal["evaluated_rows"] = "evaluated_rows"
+    phase: Phase
+    split: str  # empty for a loader of the recipe's own
+    samples: int  # the number of samples that the evaluation has read
+    # Those whose values the model did not get. They are all samples of the split if the recipe
+    # changes the values before it calls the model.
+    unseen: list[int]
+    batches: int  # the number of batches that the evaluation has read, of all splits
+    calls: int  # how often it has called the model
+
+
 # Time and memory
 
 

@@ -12,6 +12,7 @@ from common.errors import UserError
 from common.run_directory.record_files import mistake_in_words
 from common.tools.prove.records.base import ObservedRecord
 from common.tools.prove.records.instrument_records import (
+    EvaluatedRows,
     EvaluationLoss,
     GrowingTensors,
     LogInterval,
@@ -54,6 +55,7 @@ AnyObservedRecord = (
     | TrainingMode
     | UnusedRows
     | MissingRows
+    | EvaluatedRows
     | LogInterval
     | MemoryInUse
     | GrowingTensors

@@ -8,7 +8,11 @@ import pytest
 
 from common.tools.prove.checks.samples import causes_of, completed_epochs
 from common.tools.prove.records.base import ObservedRecord
-from common.tools.prove.records.instrument_records import MissingRows, UnusedRows
+from common.tools.prove.records.instrument_records import (
+    EvaluatedRows,
+    MissingRows,
+    UnusedRows,
+)
 from common.tools.prove.records.observed_run import ObservedRun
 from tests.unit.tools.prove.made_up_records import (
     evaluated,
@@ -164,3 +168,54 @@ def test_position_without_gradients_is_named() -> None:
     assert sentence.endswith("(4)")
     by_chance = [UnusedRows(step=step, samples=4, unused=[step]) for step in range(3)]
     assert sentences(run_with([*training(), *by_chance])) == []
+
+
+def rows_of_evaluation(unseen: Sequence[int], samples: int = 5) -> EvaluatedRows:
+    return EvaluatedRows(
+        step=2,
+        phase="validation",
+        split="validation",
+        samples=samples,
+        unseen=[*unseen],
+        batches=2,
+        calls=2,
+    )
+
+
+@pytest.mark.parametrize("unseen", [[4], [0, 1, 2, 3]])
+def test_samples_that_an_evaluation_leaves_out_are_named(unseen: list[int]) -> None:
+    evaluation = [evaluation_batch([0, 1, 2]), evaluation_batch([3, 4]), evaluated({})]
+    (sentence,) = sentences(run_with([*training(), *evaluation, rows_of_evaluation(unseen)]))
+    listed = ", ".join(map(str, unseen))
+    assert f"did not pass {len(unseen)} of them to the model ({listed})" in sentence
+
+
+@pytest.mark.parametrize("unseen", [[], [0, 1, 2, 3, 4]])
+def test_evaluation_that_passes_all_or_changed_samples_is_right(unseen: list[int]) -> None:
+    """If the model gets none of the values, the recipe changes them, which is no mistake."""
+    evaluation = [evaluation_batch([0, 1, 2]), evaluation_batch([3, 4]), evaluated({})]
+    assert sentences(run_with([*training(), *evaluation, rows_of_evaluation(unseen)])) == []
+
+
+@pytest.mark.parametrize(
+    ("splits", "is_right"),
+    [
+        (("train",), False),
+        (("train", "test"), False),
+        (("train", "validation"), True),
+        (("",), True),  # a loader of the recipe's own
+        (("train", ""), True),
+        ((), True),  # no loader at all
+    ],
+)
+def test_evaluation_of_another_split_is_named(splits: tuple[str, ...], is_right: bool) -> None:
+    batches = [
+        evaluation_batch([0, 1, 2, 3, 4]).model_copy(update={"split": split}) for split in splits
+    ]
+    causes = sentences(run_with([*training(), *batches, evaluated({})]))
+    if is_right:
+        assert causes == []
+    else:
+        (sentence,) = causes
+        assert "stands for the split validation, but read only" in sentence
+        assert all(split in sentence for split in splits)

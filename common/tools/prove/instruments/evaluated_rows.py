@@ -1,0 +1,170 @@
+"""Records which samples of an evaluation reach the model.
+
+A loader gives a sample to the evaluation, but the evaluation may still leave it out: for example,
+it may skip the last, smaller batch. So the instrument compares the values that the loader gives
+with the values that the model gets. A recipe that changes the values before it calls the model
+can't be judged in this way: then no sample seems to reach the model.
+
+It writes an `EvaluatedRows` for each split that an evaluation reads in `run.evaluating`.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+from torch.utils import _pytree as tree
+
+from common.data.loader import Loader
+from common.data.samples import BatchesWithWork
+from common.data.workers import MicroBatches
+from common.run import Run
+from common.tools.prove.records.base import Phase
+from common.tools.prove.records.instrument_records import EvaluatedRows
+from common.tools.prove.session import Session
+
+
+def install(session: Session) -> None:
+    observer = EvaluatedRowsObserver(session)
+    session.wrap(Run, "evaluating", observer.around_evaluating)
+    session.wrap(Loader, "make_batches", observer.around_make_batches)
+
+
+@dataclass
+class Evaluation:
+    """What the loaders have given to one evaluation, and what its model has got."""
+
+    phase: Phase | None = None  # None until a loader has given a batch
+    # For each split, the digest of each sample's values by the sample's index.
+    digests: dict[str, dict[int, bytes]] = field(default_factory=dict)
+    batches: int = 0  # the number of batches of all splits
+    calls: int = 0  # how often the model was called
+    model_inputs: set[bytes] = field(default_factory=set)  # digests of values that the model got
+
+
+class EvaluatedRowsObserver:
+    """Watches the loaders and the model of each evaluation."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.evaluation: Evaluation | None = None  # None outside of an evaluation
+
+    @contextmanager
+    def around_evaluating(
+        self,
+        original: Callable[[Run, nn.Module], AbstractContextManager[nn.Module]],
+        run: Run,
+        model: nn.Module,
+    ) -> Iterator[nn.Module]:
+        """Watch the model that an evaluation uses, and write the records at its end."""
+        with original(run, model) as bare_model:
+            self.evaluation = Evaluation()
+            hook = bare_model.register_forward_pre_hook(self.before_forward, with_kwargs=True)
+            try:
+                yield bare_model
+            finally:
+                hook.remove()
+                evaluation = self.evaluation
+                self.evaluation = None
+        self.write_records(evaluation)
+
+    def around_make_batches(
+        self,
+        original: Callable[..., BatchesWithWork],
+        loader: Loader,
+        micro_batches: MicroBatches,
+        epoch: int | None,
+        first_micro_batch: int = 0,
+    ) -> BatchesWithWork:
+        """Yield the batches of a loader, and note those of an evaluation."""
+        batches = original(loader, micro_batches, epoch, first_micro_batch)
+        is_in_training = epoch is not None
+        if is_in_training or not self.session.has_started:
+            yield from batches
+            return
+        # `first_micro_batch` is 0 in an evaluation, so both begin with the same batch.
+        for samples, (batch, work) in zip(micro_batches, batches, strict=False):
+            if self.evaluation is not None:
+                self.note_batch(self.evaluation, loader, samples.tolist(), batch)
+            yield batch, work
+
+    def note_batch(
+        self, evaluation: Evaluation, loader: Loader, samples: Sequence[int], batch: object
+    ) -> None:
+        """Note the values of each sample of a batch.
+
+        Args:
+            samples: the index of each sample of the batch.
+        """
+        evaluation.phase = self.session.evaluation_phase
+        evaluation.batches += 1
+        split_digests = evaluation.digests.setdefault(self.session.split_of(loader), {})
+        split_digests.update(zip(samples, sample_digests(batch, len(samples)), strict=True))
+
+    def before_forward(
+        self, module: nn.Module, inputs: tuple[object, ...], named: Mapping[str, object]
+    ) -> None:
+        """Note the values that the model gets."""
+        evaluation = self.evaluation
+        if evaluation is None:
+            return
+        evaluation.calls += 1
+        for tensor in tensors_with_rows((inputs, named)):
+            evaluation.model_inputs.add(digest_of(tensor))
+            evaluation.model_inputs.update(digest_of(row) for row in tensor)
+
+    def write_records(self, evaluation: Evaluation) -> None:
+        """Write an `EvaluatedRows` for each split that an evaluation has read."""
+        for split, digests in evaluation.digests.items():
+            assert evaluation.phase is not None  # `note_batch` has set it
+            unseen = [
+                sample
+                for sample, digest in digests.items()
+                if digest not in evaluation.model_inputs
+            ]
+            self.session.write(
+                EvaluatedRows(
+                    step=self.session.step,
+                    phase=evaluation.phase,
+                    split=split,
+                    samples=len(digests),
+                    unseen=unseen,
+                    batches=evaluation.batches,
+                    calls=evaluation.calls,
+                )
+            )
+
+
+def sample_digests(batch: object, samples: int) -> list[bytes]:
+    """Return a digest of the values that each sample has in the largest tensor of a batch.
+
+    If this tensor has no row for each sample, as with texts that are packed into one row, all
+    samples of the batch get the digest of the whole tensor. Without a tensor, no digest is equal to
+    one of the model's.
+    """
+    tensors = tensors_with_rows(batch)
+    if not tensors:
+        return [b""] * samples
+    largest = max(tensors, key=torch.Tensor.numel)
+    if len(largest) == samples:
+        return [digest_of(row) for row in largest]
+    return [digest_of(largest)] * samples
+
+
+def tensors_with_rows(values: object) -> list[torch.Tensor]:
+    """Return all tensors in nested containers that have at least one dimension."""
+    return [
+        leaf
+        for leaf in tree.tree_leaves(values)
+        if isinstance(leaf, torch.Tensor) and leaf.ndim and leaf.device.type != "meta"
+    ]
+
+
+def digest_of(tensor: torch.Tensor) -> bytes:
+    """Return a digest of a tensor's dtype and values, whatever its shape and memory layout."""
+    values = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return hashlib.blake2b(
+        values.numpy().tobytes(), person=str(tensor.dtype)[-16:].encode()
+    ).digest()

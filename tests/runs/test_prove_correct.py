@@ -1,0 +1,44 @@
+"""`recipes prove` does not fail a recipe that is unusual but correct.
+
+Three copies run by default among the slow tests. All run with RECIPE_TESTS_BROKEN=all.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.harness.correct_copies import BY_DEFAULT, CORRECT, Correct
+from common.tools.prove.command import main
+from common.tools.prove.receipt import read_receipt
+from tests.runs.test_prove_broken import OTHERS
+
+
+def test_each_copy_has_its_edits(tmp_path: Path) -> None:
+    """The texts that the edits replace are in the recipes, and each copy is valid Python."""
+    assert len({correct.name for correct in CORRECT}) == len(CORRECT) >= 4
+    for correct in CORRECT:
+        path = correct.write(tmp_path)
+        compile(path.read_text(), correct.name, "exec")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "correct",
+    [
+        pytest.param(correct, marks=[] if number < BY_DEFAULT else OTHERS, id=correct.name)
+        for number, correct in enumerate(CORRECT)
+    ],
+)
+@pytest.mark.usefixtures("forking_python")
+def test_correct_copy_passes(correct: Correct, tmp_path: Path) -> None:
+    """The checks that the edits concern pass."""
+    recipe = correct.write(tmp_path)
+    output = tmp_path / "proof.json"
+    words = [str(recipe), *correct.flags, "--checks", ",".join(correct.checks)]
+    words += ["--output", str(output), "--folder", str(tmp_path / "runs")]
+    main([*words, "--updates", str(correct.updates)])
+    results = {result.name: result for result in read_receipt(output).checks}
+    for name in correct.checks:
+        assert results[name].passed is True, results[name]
