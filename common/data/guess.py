@@ -79,7 +79,7 @@ def guess_label(features: Mapping[str, Feature], values_of: ValuesOf) -> list[st
     column must hold text or images, and the rest may only hold row numbers or a single value.
     Several columns are always returned, so that the caller can tell the user to choose among them.
 
-    A column with the same value in all rows that have one does not separate classes, so it is left
+    A column with a single value, besides missing ones, does not separate classes. So it is left
     out.
     """
     contents = {

@@ -43,8 +43,8 @@ def copied_windows(
     """Return the windows that `shifted` cuts out, by copying the memory that each window spans."""
     count, height, width, channels = images.shape
     if is_mirrored is not None:
-        # Mirror the image instead of the window. The window's first column is then counted from
-        # the image's other side.
+        # Mirror the image instead of the window, whose memory is copied as it is. The window's
+        # first column is then counted from the image's other side.
         images = torch.where(is_mirrored[:, None, None, None], images.flip(2), images)
         lefts = torch.where(is_mirrored, 2 * padding - lefts, lefts)
     padded = mirror_padded(mirror_padded(images, 1, padding), 2, padding)
@@ -53,7 +53,8 @@ def copied_windows(
     first_pixels = first_rows * padded_width + lefts
     # The bytes from a window's first pixel to its last, with the pixels between the window's rows.
     span = ((height - 1) * padded_width + width) * channels
-    # `spans` is [batch, span]. `as_strided` leaves out the pixels between the rows, without a copy.
+    # `spans` is [batch, span]. With the step `channels`, an index of `unfold` counts pixels.
+    # `as_strided` leaves out the pixels between the rows, without a copy.
     spans = padded.flatten().unfold(0, span, channels).index_select(0, first_pixels)
     return spans.as_strided(images.shape, (span, padded_width * channels, channels, 1))
 

@@ -21,18 +21,22 @@ def try_loss(
 ) -> None:
     """Call the recipe's loss before training.
 
-    `--auto-batch-size` tries micro-batches with it, and the MFU needs the operations of a sample.
+    `--auto-batch-size` tries micro-batches with it. The MFU, the share of the device's peak rate
+    that the model uses, needs the operations of a sample.
 
     Args:
         couples_samples: whether a sample's loss depends on the other samples of its micro-batch.
             Then `--auto-batch-size` is refused.
+
+    Raises:
+        UserError, TrainingError: `--auto-batch-size` finds no size; see `fit_batch_size`.
     """
     if context.config.auto_batch_size:
         fit_batch_size(context, loaded, kept, compute_loss, couples_samples)
-    structure = context.accelerator.structure_of(kept.bare_model)
-    samples = loaded.loaders["train"].samples
+    model_structure = context.accelerator.structure_of(kept.bare_model)
+    training_samples = loaded.loaders["train"].samples
     dtype = compute_dtype(context.accelerator)
-    context.meters.find_flops(structure, compute_loss, samples, dtype)
+    context.meters.find_flops(model_structure, compute_loss, training_samples, dtype)
 
 
 def fit_batch_size(

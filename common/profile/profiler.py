@@ -87,7 +87,7 @@ class Profiler:
     send_to_tracker: Callable[[Callable[[Tracker], None]], None]
 
     # The generator that `measure` returned, which `step` resumes; None until it is started.
-    procedure: Generator[None, None, None] | None = None
+    measurement: Generator[None, None, None] | None = None
     placement: str = ""  # where batches are made, "device" or "workers"; known with the first batch
     # The time of each phase in the timed updates.
     phase_milliseconds: Mapping[str, float] = field(default_factory=dict)
@@ -98,8 +98,9 @@ class Profiler:
         self.reporter = Reporter(self.config, self.folder, self.accelerator, self.send_to_tracker)
 
     def watch(self, batches: BatchesWithWork, loader: Loader, global_step: int) -> BatchesWithWork:
-        """Return the rest of an epoch's batches; while updates are measured, time the waiting.
+        """Return the rest of an epoch's batches.
 
+        While updates are measured, the time for which the loop waits for each batch is measured.
         The first call chooses the updates, and starts `measure`.
 
         Args:
@@ -111,7 +112,7 @@ class Profiler:
             return batches
         plan = self.plan
         self.placement = loader.placement
-        if self.procedure is None:
+        if self.measurement is None:
             window = choose_window(
                 global_step,
                 plan.total_steps,
@@ -122,16 +123,16 @@ class Profiler:
                 least = FIRST_UPDATES + 3  # the end of the shortest window
                 warn(f"the run is not profiled, because fewer than {least} updates are left")
                 return batches
-            self.procedure = self.measure(window, global_step)
-            next(self.procedure)  # goes up to the first `yield`, which waits for the first update
+            self.measurement = self.measure(window, global_step)
+            next(self.measurement)  # goes up to the first `yield`, which waits for the first update
         updates_left = plan.updates_per_epoch - global_step % plan.updates_per_epoch
         batches_left = updates_left * self.config.gradient_accumulation_steps
         return self.meter.metered(batches, batches_left, loader.batches_per_gather)
 
     def step(self) -> None:
         """Resume the generator of `measure` until its next `yield`; called after each update."""
-        if self.procedure is not None:
-            next(self.procedure, None)  # does nothing once the generator has ended
+        if self.measurement is not None:
+            next(self.measurement, None)  # does nothing once the generator has ended
 
     def measure(self, window: Window, first: int) -> Generator[None, None, None]:
         """Time some updates, then profile some. Each `yield` waits for the end of an update.
@@ -281,9 +282,9 @@ class Profiler:
         how the run ended.
         """
         self.meter.finish()
-        if self.procedure is not None:
+        if self.measurement is not None:
             with suppress(Exception):
-                self.procedure.close()
+                self.measurement.close()
 
 
 def has_memory_history(device: torch.device) -> bool:

@@ -35,9 +35,10 @@ def json_safe(value: object) -> object: ...
 
 
 def json_safe(value: object) -> object:
-    """Return a nested value with NaN and infinities as None, as JSON needs it.
+    """Return a nested value as it would come back from a JSON file.
 
-    Mappings become dicts, and tuples become lists. Other values stay as they are.
+    NaN and infinities become None, mappings become dicts, and tuples become lists. Other values
+    stay as they are.
     """
     if isinstance(value, Mapping):
         return {name: json_safe(item) for name, item in value.items()}

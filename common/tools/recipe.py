@@ -28,7 +28,10 @@ class Recipe(NamedTuple):
 
 @contextmanager
 def loading(path: Path) -> Iterator[None]:
-    """Turn any error while Python loads a recipe into a `UserError` that names the line."""
+    """Turn any error while Python loads a recipe into a `UserError`.
+
+    It names the line of the user's code, if the error arose in some.
+    """
     try:
         yield
     except (SystemExit, KeyboardInterrupt, GeneratorExit):  # a `UserError` is a `SystemExit`
@@ -37,8 +40,8 @@ def loading(path: Path) -> Iterator[None]:
         location = error_location(error, path)
         remedy = "correct the file"
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
-        # No package has a missing module of this library. It was probably renamed after the recipe
-        # was copied.
+        # A missing module of this library is in no package that could be installed. It was probably
+        # renamed after the recipe was copied.
         if missing is not None and not missing.startswith("common."):
             remedy = f"install the package that has {missing}, or correct the import"
         raise UserError(

@@ -53,14 +53,17 @@ class ChosenDevice(NamedTuple):
 def build_accelerator(
     config: TrainingConfig, ddp: Mapping[str, object] | None = None
 ) -> ShardingAccelerator:
-    """Return the run's Accelerator, set up for this hardware, the launcher and the flags.
+    """Return the Accelerator of a run or a prediction.
+
+    It is set up for this hardware, the launcher and the flags.
 
     Args:
         config: the flags.
         ddp: options of DistributedDataParallel that the recipe states.
 
     Raises:
-        UserError: the launcher, a flag or an option asks for something that can't run here.
+        UserError: the launcher, a flag or an option asks for something that can't run here, or the
+            processes can't start.
     """
     refuse_unfit_environment()
     options = ddp_options(ddp or {}, config.gradient_compression)
@@ -69,12 +72,12 @@ def build_accelerator(
     if device.is_cpu:
         prepare_cpu(config, precision)
     quicken_updates()
-    uses_fsdp = take_fsdp_request()  # before the constructor, which would use Accelerate's FSDP
+    uses_fsdp = take_fsdp_request()  # before the constructor, which would shard in its own way
     accelerator = make_accelerator(config, options, device, precision)
-    refuse_missing_processes(accelerator.num_processes)
+    refuse_missing_processes(accelerator.num_processes)  # a launcher may start too few
     enable_precision(accelerator, precision, device.is_device_known)
     set_kernels(precision, config.deterministic)  # after Accelerate, which may turn TF32 on
-    if uses_fsdp and accelerator.num_processes > 1:
+    if uses_fsdp and accelerator.num_processes > 1:  # one process has the whole model anyway
         shard(accelerator, config)
     utils.set_seed(config.seed)  # the same seed on all ranks, for the same initial weights
     return accelerator

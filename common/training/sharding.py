@@ -313,8 +313,8 @@ def refuse_other_weights(model: nn.Module) -> None:
                 "functional_call",
                 advice=(
                     "to stop gradients, call network.requires_grad_(False); to compute with other "
-                    "weights, write them into a copy made by copy.deepcopy(network) before its "
-                    "first call"
+                    "weights, write them into a copy made by copy.deepcopy(network), before you "
+                    "call the copy"
                 ),
             )
 

@@ -72,9 +72,10 @@ def figure_rows(comparison: Comparison) -> Iterator[FigureRow]:
 
 
 def qualifiers_of(name: str, all_figures: Sequence[RunFigures]) -> list[str | None]:
-    """Return whose memory a metric measures, or of which peak rate the MFU is a share.
+    """Return words that qualify the value of a metric in each run; empty for most metrics.
 
-    The result has an entry for each run. For other metrics, it is empty.
+    For the peak memory, they say which memory it is: "device" or "host". For the MFU, they name the
+    peak rate that it is a share of.
     """
     if name == PEAK:
         return [figures.memory_kind for figures in all_figures]

@@ -238,7 +238,10 @@ class WeightDistance:
 
 
 def weight_distance(baseline: ObservedRun, variant: ObservedRun) -> WeightDistance | None:
-    """Return the distance between two runs' weights; None if a run has not saved its weights."""
+    """Return the distance between two runs' weights, after the same number of updates.
+
+    It is None if a run made too few updates to save its weights.
+    """
     # Both runs begin with the same weights, so the first weights of one of them are enough.
     paths = [
         baseline.directory / FIRST_WEIGHTS,

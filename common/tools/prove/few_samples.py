@@ -69,11 +69,13 @@ class FewEvaluationSamples(EvaluationOrder):
 
 
 def limit_samples(training: int, evaluation: int) -> None:
-    """Limit the samples that each loader of this process uses.
+    """Limit the samples of the loaders that this process makes from now on.
+
+    Loaders of an `IterableDataset` are not limited.
 
     Args:
-        training: the most samples of the training split.
-        evaluation: the most samples of each other split.
+        training: the most samples of the training split that are used.
+        evaluation: the most samples of each other split that are used.
     """
     patch_order("training_order", FewTrainingSamples, training)
     patch_order("evaluation_order", FewEvaluationSamples, evaluation)

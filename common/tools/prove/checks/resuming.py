@@ -20,22 +20,25 @@ MANNERS_IN_WORDS: dict[Manner, str] = {
     "stop": "by SIGTERM",
 }
 NO_RESULT_DEPENDS_ON_IT = (
-    "no compared result depends on it, but it ends with another state than without interruptions"
+    "no compared result depends on this state, but it ends otherwise than without interruptions"
 )
 
 
 def judge_resuming(bench: Bench) -> Verdict:
-    """Compare the reference run with one that was interrupted in each manner."""
+    """Judge whether a run that was interrupted in each manner ends as the reference run does.
+
+    The check also fails if a resume loses state on which no compared result depends, or if the run
+    ends before it was interrupted in each manner.
+    """
     reference = bench.reference
     interrupted = bench.run(interrupted_spec(bench))
     results = Results(reference.directory)
     compared = f"{results.counts_text}; {interruptions_in_words(interrupted)}"
-    differences = differences_of_results(results, Results(interrupted.directory))
-    difference = first_difference(reference, interrupted)
-    if difference is not None or differences:
-        return failed_verdict(
-            compared, causes_after_resume(reference, interrupted, difference), differences
-        )
+    differing_results = differences_of_results(results, Results(interrupted.directory))
+    differing_record = first_difference(reference, interrupted)
+    if differing_record is not None or differing_results:
+        causes = causes_after_resume(reference, interrupted, differing_record)
+        return failed_verdict(compared, causes, differing_results)
     lost_state = causes_of_lost_state(reference, interrupted)
     if lost_state:
         return failed_verdict(compared, lost_state, (NO_RESULT_DEPENDS_ON_IT,))

@@ -108,7 +108,8 @@ class RowObserver:
     def after_forward(self, module: nn.Module, inputs: object, output: object) -> None:
         """Watch the gradient of the model's output, if it has a row for each sample.
 
-        Of several outputs, only the first one that requires a gradient is watched.
+        Of several outputs, only the first one that requires a gradient is watched, usually the
+        logits.
         """
         if not self.is_training:
             return
