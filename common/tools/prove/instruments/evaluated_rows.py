@@ -8,7 +8,6 @@ can't be judged in this way: then no sample seems to reach the model.
 It writes an `EvaluatedRows` for each split that an evaluation reads in `run.evaluating`.
 """
 
-import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from common.data.loader import Loader
 from common.data.samples import BatchesWithWork
 from common.data.workers import MicroBatches
 from common.run import Run
+from common.storage.value_digests import digest_of_state
 from common.tools.prove.records.base import Phase
 from common.tools.prove.records.instrument_records import EvaluatedRows
 from common.tools.prove.session import Session
@@ -38,10 +38,10 @@ class Evaluation:
 
     phase: Phase | None = None  # None until a loader has given a batch
     # For each split, the digest of each sample's values by the sample's index.
-    digests: dict[str, dict[int, bytes]] = field(default_factory=dict)
+    digests: dict[str, dict[int, str]] = field(default_factory=dict)
     batches: int = 0  # the number of batches of all splits
     calls: int = 0  # how often the model was called
-    model_inputs: set[bytes] = field(default_factory=set)  # digests of values that the model got
+    model_inputs: set[str] = field(default_factory=set)  # digests of values that the model got
 
 
 class EvaluatedRowsObserver:
@@ -137,7 +137,7 @@ class EvaluatedRowsObserver:
             )
 
 
-def sample_digests(batch: object, samples: int) -> list[bytes]:
+def sample_digests(batch: object, samples: int) -> list[str]:
     """Return a digest of the values that each sample has in the largest tensor of a batch.
 
     If this tensor has no row for each sample, as with texts that are packed into one row, all
@@ -146,7 +146,7 @@ def sample_digests(batch: object, samples: int) -> list[bytes]:
     """
     tensors = tensors_with_rows(batch)
     if not tensors:
-        return [b""] * samples
+        return [""] * samples
     largest = max(tensors, key=torch.Tensor.numel)
     if len(largest) == samples:
         return [digest_of(row) for row in largest]
@@ -162,9 +162,6 @@ def tensors_with_rows(values: object) -> list[torch.Tensor]:
     ]
 
 
-def digest_of(tensor: torch.Tensor) -> bytes:
+def digest_of(tensor: torch.Tensor) -> str:
     """Return a digest of a tensor's dtype and values, whatever its shape and memory layout."""
-    values = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    return hashlib.blake2b(
-        values.numpy().tobytes(), person=str(tensor.dtype)[-16:].encode()
-    ).digest()
+    return digest_of_state(tensor.detach().reshape(-1))
